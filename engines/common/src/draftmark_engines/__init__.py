@@ -1,7 +1,7 @@
-"""What draftmark's adapters for LLM engines share. No torch, and no engine, is imported.
+"""Code that draftmark's adapters for LLM engines share. Imports neither torch nor an engine.
 
-`versions` says which releases of an engine are served, `choice` which backend serves, `geometry` turns an engine's
-numbers into a `Geometry`. Every refusal is an `EngineError` of one sentence.
+`versions` lists supported releases of an engine, `choice` selects a backend, and `geometry` builds a `Geometry` from an
+engine's numbers. Every refusal is an `EngineError` of one sentence.
 """
 
 from .choice import choose

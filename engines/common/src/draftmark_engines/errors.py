@@ -1,4 +1,4 @@
-"""The one error of an adapter, raised before an engine loads a model."""
+"""The only error class of the adapters. Adapters raise it before an engine loads a model."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from draftmark import DraftmarkError
 
 
 class EngineError(DraftmarkError):
-    """An engine asks for what cannot be served: one sentence with what, got, limit and remedy."""
+    """An engine needs something that cannot be served. One sentence: the thing, its value, the limit and the remedy."""

@@ -1,4 +1,4 @@
-"""A geometry from an engine's plain numbers."""
+"""A `Geometry` built from an engine's plain numbers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .errors import EngineError
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What an engine promises never to exceed, in its own terms.
+    """Limits that an engine promises never to exceed, in the engine's own terms.
 
     Attributes:
-        max_num_reqs: requests of one step, those of the largest captured batch included.
-        max_model_len: KV positions that a request ever has, drafts included: an engine trims them at this wall.
-        max_num_tokens: query rows of one step, padding included.
-        num_draft_tokens: rows that a verify step brings of each request, its root included; 1 without drafts.
-        branches: of a tree of drafts; 1 where drafts are chains.
-        host_lag: the host may know only bounds of the lengths (asynchronous scheduling).
-        row_budgets: rows of the steps in which the device decides how many each request has.
+        max_num_reqs: most requests of one step, padding requests of the largest captured batch included.
+        max_model_len: most KV positions of a request, drafts included. An engine trims drafts at this length.
+        max_num_tokens: most query rows of one step, padding included.
+        num_draft_tokens: rows of a request in a verify step, root included; 1 without drafts.
+        host_lag: whether the host may have only upper bounds of the lengths, as with asynchronous scheduling.
+        row_budgets: total rows of steps in which the device decides the rows of each request.
+        branches: branches of a draft tree; 1 for chains of drafts.
     """
 
     max_num_reqs: int
@@ -44,7 +44,7 @@ class EngineLimits:
 
 
 def window_left(sliding_window: int | None) -> int:
-    """Return positions visible to the left of a row, of a model's window, which counts the row itself; -1 for all."""
+    """Return the number of visible positions left of a row, -1 for all. A model's window includes the row itself."""
     return -1 if sliding_window is None or sliding_window <= 0 else sliding_window - 1
 
 
@@ -56,14 +56,14 @@ def geometry_for(
     modes: tuple[Mode, ...],
     forms: tuple[Form, ...],
 ) -> Geometry:
-    """Build the geometry of one attention shape of an engine, and ask the backend whether it serves it.
+    """Build the geometry of an engine's attention shape, and check that the backend serves it.
 
     Args:
-        modes: what the engine runs; RAGGED_VERIFY is left out where the backend does not claim it.
-        forms: what its batches bring of their own.
+        modes: modes that the engine runs. RAGGED_VERIFY is dropped if the backend does not declare it.
+        forms: forms of the engine's batches that differ from draftmark's own.
 
     Raises:
-        EngineError: a number is out of range, or the backend does not serve the geometry; with its reasons.
+        EngineError: a number is out of range, or the backend refuses the geometry; the text has its reasons.
     """
     served = tuple(mode for mode in modes if mode is not Mode.RAGGED_VERIFY or mode in backend.info.modes)
     try:

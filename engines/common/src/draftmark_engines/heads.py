@@ -1,4 +1,4 @@
-"""What the writers of draft heads share: an engine has its own names and files for a head, but the same two folders."""
+"""Shared parts of the converters for draft heads: each engine has its own output format, but equal input folders."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .errors import EngineError
 
 
 def said_of(head: Path, target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """head.json of a head's folder, and config.json of its target's.
+    """Return the contents of head.json in a head's folder, and of config.json in its target's folder.
 
     Raises:
-        EngineError: one of them is absent, or no JSON.
+        EngineError: a file is absent, or is not JSON.
     """
     return _read(head / "head.json"), _read(target / "config.json")
 
 
 def write_from_command_line(doc: str | None, write: Callable[[Path, Path, Path], object]) -> None:
-    """Call ``write(head, target, out)`` with the three folders that the command line names.
+    """Call ``write(head, target, out)`` with the three folders from the command line.
 
-    A folder that is absent, that does not fit or that cannot be written ends the program with one sentence and code 1.
+    If a folder is absent, does not fit or cannot be written, the program prints one sentence and exits with code 1.
     """
     parser = argparse.ArgumentParser(description=doc)
     for name in ("head", "target", "out"):
@@ -40,6 +40,6 @@ def _read(file: Path) -> dict[str, Any]:
         raise EngineError(f"{file} does not exist; name a head's folder, then its target's")
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSON's and UTF-8's own errors
-        raise EngineError(f"{file} is no JSON ({error}); copy the folder again") from error
+    except ValueError as error:  # raised for malformed JSON and for malformed UTF-8
+        raise EngineError(f"{file} is not JSON ({error}); copy the folder again") from error
     return found

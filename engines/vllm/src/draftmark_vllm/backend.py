@@ -1,4 +1,4 @@
-"""What vLLM's selector asks: names, capabilities, the layout of KV. Importing this refuses an unsupported vLLM."""
+"""The class that vLLM's selector reads: names, capabilities, KV layout. The import rejects an unsupported vLLM."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ check_claim()
 
 
 class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
-    """draftmark in vLLM's slot CUSTOM. It writes KV in its forward, and refuses what no backend of draftmark serves."""
+    """draftmark's backend for vLLM's slot CUSTOM. Its forward writes KV. It refuses models draftmark cannot serve."""
 
-    # Of the adapter; `supports_combination` asks the backend that serves.
+    # Dtypes that the adapter can pass on. `supports_combination` checks the chosen backend.
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
     forward_includes_kv_cache_update: bool = True
-    # K apart from V, for a backend that takes no views of packed pages. vLLM asks about the layout without a
-    # configuration, and asks behind `supports_combination`, in each of its processes.
+    # True if K and V of a layer lie in two separate halves, for a backend without STRIDED_KV. vLLM reads the layout
+    # without a configuration, so `supports_combination` sets this first, in each of vLLM's processes.
     kv_apart: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse vLLM's wrappers, which change each step for a kind of layer: prefixes that see ahead, sinks that are
-        tokens, readers of another model's KV. That of chunks cuts requests into more, so it is served.
+        """Refuse the subclasses that vLLM derives for special kinds of layers, except for chunked attention.
+
+        These subclasses change each step: for bidirectional prefixes, for sinks that are tokens, and for layers that
+        read another model's KV. Chunked attention only splits requests into more requests, so it is served.
+
+        Raises:
+            EngineError: the subclass belongs to another kind of layer.
         """
         super().__init_subclass__(**arguments)
         kind = cls.__name__.removesuffix(DraftmarkBackend.__name__).strip("_")
@@ -44,46 +49,46 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_name() -> str:
-        """The member of vLLM's enum that stands for a backend from outside."""
+        """Return the member of vLLM's enum that stands for an external backend."""
         return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> Any:
-        """What runs a layer."""
+        """Return the class that runs a layer."""
         from .impl import DraftmarkImpl
 
         return DraftmarkImpl
 
     @staticmethod
     def get_builder_cls() -> Any:
-        """What prepares a step."""
+        """Return the class that prepares a step."""
         from .builder import DraftmarkBuilder
 
         return DraftmarkBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Page sizes. vLLM asks with a spec since 0.31."""
+        """Return page sizes in tokens. Since 0.31 vLLM passes a spec."""
         return [MultipleOf(16)]
 
     @classmethod
     def supports_block_size(cls, block_size: int | None) -> bool:
-        """Multiples of 16, whatever else vLLM's rule lets through."""
+        """Return True for multiples of 16. vLLM's own rule admits more sizes."""
         return block_size is None or block_size % 16 == 0
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
-        """In positions, layer by layer."""
+        """Return True: windows count positions, and each layer may have its own."""
         return True
 
     @classmethod
     def supports_sink(cls) -> bool:
-        """Where the backend that serves counts them; `supports_combination` asks it."""
+        """Return True. `supports_combination` checks whether the chosen backend serves sinks."""
         return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """No: the runs of a step are cut by the host's row counts."""
+        """Return False: the row counts on the host decide how a step is split."""
         return False
 
     @classmethod
@@ -99,7 +104,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         *rest: Any,
         **more: Any,
     ) -> str | None:
-        """Ask the chosen backend whether it serves the model's shape; its reasons reach vLLM's message."""
+        """Return why the chosen backend does not serve the model's shape, or None. vLLM prints the reason."""
         from vllm.config import get_current_vllm_config
         from vllm.platforms import current_platform
 
@@ -128,22 +133,28 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             return f"backend {backend.info.name} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
         return None
 
-    # -- layout of KV since 0.29, and what 0.28 asks of it ----------------------------------------------
+    # -- KV layout since 0.29, and a method that 0.28 calls too ------------------------------------------
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
-        """Layer by layer, page by page, token by token; or in each layer K of all pages and then V."""
+        """Return the KV layout: layer, page, token, head; or in each layer K of all pages, then V of all pages."""
         from vllm.v1.kv_cache_layout import KVCacheLayout
 
         return (KVCacheLayout.LHBNC if cls.kv_apart else KVCacheLayout.LBNHC,)
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Of a token K heads first, then V heads, or all K in one slot and all V in another; see `pages`."""
+        """Return a spec with draftmark's page layout: K heads of a token, then its V heads.
+
+        With separate K and V, one slot holds all K heads and another holds all V heads. See `pages`.
+
+        Raises:
+            EngineError: heads of K and V differ in size.
+        """
         if spec.head_size != spec.head_size_v:
             raise EngineError(
-                f"heads of K have {spec.head_size} elements and those of V {spec.head_size_v}, but as many are served "
-                f"alone; {OTHER_BACKEND}"
+                f"heads of K have {spec.head_size} elements and heads of V have {spec.head_size_v}; draftmark serves "
+                f"equal sizes only; {OTHER_BACKEND}"
             )
         if spec.state_content_bytes is not None:
             return spec
@@ -152,34 +163,40 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def _slots(cls, num_kv_heads: int, head_size: int) -> tuple[int, int]:
-        """Slots of a token in a page, and elements of each."""
+        """Return the slots of a token in a page, and the elements of one slot."""
         return (2, num_kv_heads * head_size) if cls.kv_apart else (head_slots(num_kv_heads), head_size)
 
-    # -- layout of KV to 0.28 -----------------------------------------------------------------------------
+    # -- KV layout up to 0.28 -----------------------------------------------------------------------------
 
     @classmethod
     def get_kv_cache_shape(
         cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        """The logical page; see `pages`."""
+        """Return the logical shape of the KV memory; see `pages`."""
         slots, width = cls._slots(num_kv_heads, head_size)
         return (num_blocks, slots, block_size, width)
 
     @classmethod
     def get_kv_cache_stride_order(cls, include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """Token by token in memory, with layers each page holds all of them; or K of all pages and then V."""
+        """Return the order of the axes in memory: page, token, head; or K of all pages, then V of all pages.
+
+        With a dimension for layers, each page holds every layer.
+
+        Raises:
+            NotImplementedError: a dimension for layers, but separate K and V.
+        """
         if cls.kv_apart and include_num_layers_dimension:
-            raise NotImplementedError("K apart from V is a layer's own")
+            raise NotImplementedError("separate K and V have no layout with a dimension for layers")
         if cls.kv_apart:
             return (1, 0, 2, 3)
         return (1, 0, 3, 2, 4) if include_num_layers_dimension else (0, 2, 1, 3)
 
     @classmethod
     def get_required_kv_cache_layout(cls) -> str:
-        """vLLM's name of it."""
+        """Return vLLM's name of the layout."""
         return "NHD"
 
 
 def kv_scales(layer: Any, kv_cache_dtype: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The layer's scales of fp8 KV on the device; None where KV is not fp8."""
+    """Return the layer's fp8 scales of K and V on the device, or (None, None) if KV is not fp8."""
     return (layer._k_scale, layer._v_scale) if is_fp8(kv_cache_dtype) else (None, None)

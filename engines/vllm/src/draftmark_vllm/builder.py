@@ -1,4 +1,4 @@
-"""What prepares a step: vLLM calls a builder before each eager forward, each capture and each replay."""
+"""The builder of a step's metadata. vLLM calls it before each eager forward, each capture and each replay."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
 
 @dataclass
 class StepMetadata:
-    """What the layers of a builder read in one forward. Not frozen, as vLLM's builder of chunks adds to it.
+    """Metadata that every layer of a builder reads in one forward.
+
+    Not frozen, because vLLM's builder for chunked attention adds attributes.
 
     Attributes:
-        parts: the first row of a part of the step, its batch, and the backends that run it by the layer's shape.
-        seq_lens: vLLM's own lengths, for a refresh inside a graph.
+        parts: one entry for each run of the step: its first row, its batch, and its backends by the layer's shape.
+        seq_lens: int32 ``[R]``, vLLM's own lengths, for a refresh inside a graph.
     """
 
     parts: tuple[Part, ...]
@@ -41,7 +43,7 @@ class StepMetadata:
 
 
 class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[misc]
-    """The metadata of the layers of one KV group."""
+    """Builder of the metadata for the layers of one KV group."""
 
     supports_draft_decode_metadata_update: bool = False
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
@@ -52,7 +54,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._ask_for_order()
         self._debug = Settings.read(vllm_config.additional_config).debug
         layers = self._layers()
-        # Not the spec's: one of full layers tells the chunk of others that share its pages.
+        # From the layers, not the spec: a group of full-attention layers may share its pages with chunked layers.
         (self._chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
         self._limits = limits = limits_of_chunks(engine_limits(vllm_config), self._chunk)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
@@ -66,37 +68,40 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._replays = self._new_replays()
 
     def _ask_for_order(self) -> None:
-        """Of runner V1, where it is needed: behind a prompt a tree would be served as a chain."""
+        """Make runner V1 place decodes first if drafts are trees: after a prompt, a tree would be served as a chain."""
         if serves_trees(self.vllm_config):
             self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def _serve(self, layers: list[Any]) -> None:
-        """Bind the backends of the layers that are named so far."""
+        """Bind the backends of the layers known so far."""
         self._num_layers = len(self.layer_names)
         backend = self._backend
         self._served = Served(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
-        # Inside a graph no plan is made, and no host length is known.
+        # Inside a graph nothing can be planned, and the host has no lengths.
         self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
-        # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step; but of
-        # prompts, where it may choose by them, and which take far longer. Nor is one told anything of chunks: to 0.29
-        # vLLM gives the requests' bounds beside them.
+        # A backend that needs no host lengths gets none: computing them takes longer than the rest of a step. Prompts
+        # are an exception: they run far longer, and a backend may choose kernels by their lengths. Chunked layers get
+        # none either: up to 0.29 vLLM passes the bounds of whole requests with them.
         self._told = self._chunk is None and (self._debug or self._served.need is not HostLengthsNeed.NONE)
         if self._chunk is not None and self._served.need is HostLengthsNeed.EXACT:
             raise EngineError(
-                f"backend {backend.info.name} plans from exact lengths, which vLLM does not tell of layers that see "
-                f"chunks of {self._chunk} positions; choose another backend"
+                f"backend {backend.info.name} plans from exact lengths, but vLLM has none for layers with chunks of "
+                f"{self._chunk} positions; choose another backend"
             )
-        # Layers that read others' KV alone (Gemma 4's assistant) are told slots of some group, by runner V1.
+        # Runner V1 passes another group's slots to layers that only read other layers' KV (Gemma 4's assistant).
         self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
 
     def _new_replays(self) -> Replays | None:
-        """None where a step brings more than its tensors: lengths on the host, a chunk, a tree, a check."""
+        """Return graphs, or None if a step has host lengths, chunks, trees or debug checks next to its tensors."""
         brings_more = self._told or self._debug or self._chunk is not None or self._tails is not None
         return None if brings_more else Replays(self._served, self._buffers, self.device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """Batches in which each request has as many rows; none for a backend that plans from exact lengths."""
+        """Return UNIFORM_BATCH: graphs for batches with equal rows per request.
+
+        Return NEVER for a backend that plans from exact lengths.
+        """
         from vllm.platforms import current_platform
 
         device = current_platform.device_type
@@ -107,23 +112,23 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         return AttentionCGSupport.NEVER if exact else AttentionCGSupport.UNIFORM_BATCH
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
-        """Prepare a step: cut it, fill its batches, plan and write metadata."""
+        """Prepare a step: split it into runs, fill their batches, plan and write metadata."""
         return self._build(common_attn_metadata, capture=False)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> StepMetadata:
-        """Prepare a step to capture: what is decided on the host must hold for every replay, so it knows no length."""
+        """Prepare a step to capture, without host lengths: the host's decisions must hold for every replay."""
         return self._build(common_attn_metadata, capture=True)
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
-        """Work everything out anew from vLLM's lengths, on the device; recorded in the graph of its draft steps."""
+        """Recompute all metadata on the device from vLLM's lengths. vLLM captures this call with its draft steps."""
         for first, batch, backends in metadata.parts:
-            assert batch.mode is Mode.DECODE and not first, "a draft step decodes, every request in one part"
+            assert batch.mode is Mode.DECODE and not first, "a draft step has one part, and its mode is DECODE"
             refresh(batch, metadata.seq_lens[: batch.padded_reqs])
             for backend in backends.values():
                 backend.write_metadata(batch)
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
-        if len(self.layer_names) != self._num_layers:  # runner V1 names a draft model's to a builder that is made
+        if len(self.layer_names) != self._num_layers:  # runner V1 adds a draft model's layers to an existing builder
             self._serve(self._layers())
             self._replays = self._new_replays()
         step = _step(cam, capture or not self._told, self._exact)
@@ -131,7 +136,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         parts = []
         for span in cut:
             if span.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
-                step = replace(step, seq_bounds=_bounds(cam))  # prompts are a step's last span
+                step = replace(step, seq_bounds=_bounds(cam))  # prompts are the last run of a step
             batch = None if self._replays is None else self._replays.prepare(step, span)
             if batch is None:
                 batch = self._launch(step, span, capture)
@@ -139,7 +144,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         return StepMetadata(tuple(parts), step.seq_lens)
 
     def _launch(self, step: Step, span: Span, capture: bool) -> ForwardBatch:
-        """Prepare a span launch by launch; of a step that vLLM captures, capture that too."""
+        """Prepare a run launch by launch. If vLLM captures the step, capture these launches as a graph too."""
         batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
         if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
             batch = replace(batch, tail=self._tails.write(span, current()))
@@ -168,13 +173,13 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
 
 
 def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
-    """What vLLM's `CommonAttentionMetadata` says, with the host's lengths or without.
+    """Read vLLM's `CommonAttentionMetadata`, with the host's lengths or without.
 
     Raises:
-        EngineError: rows see keys behind them, or the device decides which do.
+        EngineError: attention is not causal, or the device decides which rows are causal.
     """
     if cam.causal is not True:
-        raise EngineError("a step asks for attention that is not causal, which is not served; " + OTHER_BACKEND)
+        raise EngineError("a step has attention that is not causal, which is not served; " + OTHER_BACKEND)
     return Step(
         query_start=cam.query_start_loc,
         query_start_host=tuple(cam.query_start_loc_cpu.tolist()),
@@ -188,13 +193,13 @@ def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
 
 
 def _bounds(cam: Any) -> tuple[int, ...] | None:
-    """What the host knows of vLLM's lengths."""
+    """Return upper bounds of the lengths, one for each request; None if the host has none."""
     bounds = cam.seq_lens_cpu_upper_bound
     return None if bounds is None else tuple(bounds.tolist())
 
 
 def _asked(backend: Any, config: Any, device: str) -> tuple[Any, ...]:
-    """The geometries of the model's usual layer, for what depends on the backend alone."""
+    """Return the geometries of the model's usual layer, for facts that depend only on the backend."""
     from .limits import layer_shape
 
     model, parallel = config.model_config, config.parallel_config
@@ -210,11 +215,11 @@ def _asked(backend: Any, config: Any, device: str) -> tuple[Any, ...]:
 
 
 def _rank_guard() -> RankGuard | None:
-    """Compares the steps of tensor-parallel ranks; None with one rank."""
+    """Return a guard that compares the steps of tensor-parallel ranks; None with one rank."""
     from vllm.distributed.parallel_state import get_tp_group
 
     try:
         group = get_tp_group()
-    except AssertionError:  # no process group: a builder by itself
+    except AssertionError:  # no process group: a test made the builder
         return None
     return RankGuard(group.device_group) if group.world_size > 1 else None

@@ -1,4 +1,4 @@
-"""The debug mode: two truths are compared wherever there are two. It reads the device, so it waits for it."""
+"""Checks of the debug mode. They compare facts that exist twice, and wait for the device to read them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from draftmark_engines import EngineError
 
 
 def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) -> None:
-    """Check a batch against its geometry, and vLLM's KV slots against those that follow from its page table.
+    """Check a batch against its geometry, and vLLM's KV slots against slots derived from its page table.
 
     Args:
-        slots: int64 ``[rows of the batch]``, vLLM's, whether the backend takes them or works them out.
+        slots: int64 ``[rows of the batch]``, vLLM's slots, also for a backend that derives them itself.
 
     Raises:
         BatchError: a tensor contradicts the geometry.
-        EngineError: a slot of a live row is another one.
+        EngineError: vLLM's slot of a live row differs from the derived slot.
     """
     validate(batch, geometry)
     starts, prefixes = batch.q_indptr.tolist(), batch.prefix_lens.tolist()
@@ -27,19 +27,19 @@ def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) ->
         if not len(given) or int(given.max()) < 0 or _is_dummy(batch, request, prefixes[request], geometry):
             continue
         positions = torch.arange(prefixes[request], prefixes[request] + rows, device=batch.device)
-        # Where the wall trims a drafter, vLLM stores nothing, and there may be no page.
+        # Where the maximum length trims drafts, vLLM stores nothing, and the request may have no page.
         there = given >= 0
         derived = slots_of(
             batch.page_table[request : request + 1], positions[there][None], geometry.attention.page_size
         )
         if not torch.equal(derived[0], given[there]):
             raise EngineError(
-                f"request {request} of a {batch.mode.value} batch stores rows {first} … {first + rows - 1} at slots "
+                f"request {request} of a {batch.mode.value} batch stores rows {first} to {first + rows - 1} at slots "
                 f"{given.tolist()}, but its page table and prefix {prefixes[request]} give {derived[0].tolist()}; "
-                "report it with vLLM's version and arguments"
+                "report this as a bug, with vLLM's version and arguments"
             )
 
 
 def _is_dummy(batch: ForwardBatch, request: int, prefix: int, geometry: Geometry) -> bool:
-    """Whether a request is one of vLLM's dummies, of warm-ups: its pages are the null page, which no live row has."""
+    """Return True for a dummy request of vLLM's warm-up: its pages are the null page, which no live request has."""
     return int(batch.page_table[request, prefix // geometry.attention.page_size]) == 0

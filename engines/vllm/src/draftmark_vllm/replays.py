@@ -1,8 +1,8 @@
-"""Steps that vLLM replays, whose metadata is written by a replay too.
+"""CUDA graphs of metadata launches, replayed next to vLLM's own graphs of the model.
 
-For each size of batch vLLM captures the model once, over tensors that stay where they are. What the builder launches
-between two replays, lengths, slots and a schedule for each shape of layer, hangs on the same tensors alone: so it is
-captured beside, and a step costs the host one launch, where one by one they are three and more.
+vLLM captures the model once for each batch size, over tensors at fixed addresses. Before each replay the builder
+launches kernels that compute lengths, slots and a schedule for each shape of layer. They read only these tensors.
+So the builder captures its launches too: a step then costs the host one launch instead of three or more.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .spans import Span
 from .step import Step, StepBuffers
 
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
-"""Of the modes that vLLM has whole graphs of: each request of a step has as many rows."""
+"""Programs by mode, for the modes with full graphs in vLLM: every request has the same number of rows."""
 
 
 class Replays:
-    """The graphs of one builder, whose backends are told no lengths: a batch of a size is the same in every step.
+    """The metadata graphs of one builder. Its backends get no host lengths, so batches of one size differ only in data.
 
     Args:
-        served, buffers: the builder's.
+        served: backends of the builder. buffers: static tensors of the builder.
     """
 
     def __init__(self, served: Served, buffers: StepBuffers, device: torch.device) -> None:
@@ -32,10 +32,10 @@ class Replays:
         self._captured: dict[tuple[int, ...], Captured] = {}
 
     def capture(self, step: Step, span: Span, batch: ForwardBatch) -> None:
-        """Capture what was launched for a batch, once for its size and the step's tensors.
+        """Capture the launches for a batch, once for its size and the step's tensors.
 
         Args:
-            batch: of the span, filled and prepared.
+            batch: batch of the run, already filled and prepared.
         """
         key = _key(span)
         if key is None or _is_capturing(self._device):
@@ -55,7 +55,7 @@ class Replays:
         captured.batches[key] = batch
 
     def prepare(self, step: Step, span: Span) -> ForwardBatch | None:
-        """Prepare a span by a replay; None if nothing was captured of its size over these tensors."""
+        """Prepare a run by a replay. Return None if no graph of its size was captured over these tensors."""
         key, captured = _key(span), self._captured.get(_tensors(step))
         if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
             return None
@@ -66,10 +66,11 @@ class Replays:
 
 
 class Captured:
-    """What was captured over the same tensors.
+    """Graphs captured over one set of tensors.
 
     Attributes:
-        batches: of each graph the batch that it was captured for.
+        graphs: the captured graphs.
+        batches: the batch of each graph.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,17 +79,17 @@ class Captured:
 
 
 def _key(span: Span) -> GraphKey | None:
-    """Of a step's first span; None of one that vLLM has no whole graph of."""
+    """Return the graph key of a step's first run; None for a later run, or for a mode without full graphs in vLLM."""
     program = PROGRAMS.get(span.mode)
     return None if program is None or span.first_req else GraphKey(program, span.padded_reqs)
 
 
 def _tensors(step: Step) -> tuple[int, ...]:
-    """All that launches take from a step's tensors, beside the sizes of its first span."""
+    """Return every fact about a step's tensors that its launches depend on, except the size of its first run."""
     table = step.page_table
     return step.seq_lens.data_ptr(), table.data_ptr(), table.stride(0), table.shape[1], step.slots.data_ptr()
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Whether the launches are part of another's graph."""
+    """Return whether a surrounding graph capture is active on the current stream."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

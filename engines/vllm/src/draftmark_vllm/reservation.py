@@ -1,7 +1,8 @@
-"""Memory that the backends will take, held while vLLM measures how much a step takes beside KV.
+"""Memory reserved for the backends while vLLM measures how much memory a step needs.
 
-vLLM makes its metadata builders, and so our arenas, after it has given the rest of the device to KV; what it measures
-before is a forward without metadata. So the first such forward allocates as much, and the first builder frees it.
+vLLM gives the rest of the device to KV after this measurement, and creates metadata builders, with their arenas, later.
+The measurement runs a forward without metadata. So the first such forward allocates the size of the arenas, and the
+first builder frees it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ _held: dict[object, torch.Tensor] = {}
 
 
 def hold(key: object, nbytes: int, device: torch.device) -> None:
-    """Hold `nbytes` for one shape of layer, once."""
+    """Allocate `nbytes` for one shape of layer. A second call with the same key does nothing."""
     if key not in _held and device.type != "cpu":
         _held[key] = torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def release() -> None:
-    """Free all that is held."""
+    """Free all reserved memory."""
     _held.clear()

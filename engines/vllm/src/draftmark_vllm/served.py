@@ -1,6 +1,6 @@
-"""The backends that serve the layers of one builder: for each shape of layer one for few rows and one for EXTEND.
+"""The bound backends of one builder. Each shape of layer has one for decode and verify, and one for EXTEND.
 
-A mixed step needs the metadata of both at a time, so they are bound apart; each is sized for its own modes only.
+A mixed step needs the metadata of both at the same time, so each is opened separately and sized for its own modes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from draftmark.runtime import AttentionBackend, ForwardBatch
 from draftmark_engines import EngineError, EngineLimits, geometry_for
 
 FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
-"""vLLM places KV itself, brings a page table of its own width, and keeps K and V in one tensor. For a backend that does
-not take one of them the adapter brings the core's own instead."""
+"""Forms of vLLM's batches: its own KV slots, a page table of its own width, K and V in one tensor. If a backend lacks
+one of these forms, the adapter passes draftmark's usual form instead."""
 
 OTHER_BACKEND = "use another backend of vLLM"
-"""The way out where no backend of draftmark serves a model."""
+"""Remedy in errors, if no backend of draftmark serves a model."""
 
 
 def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
-    """Of what vLLM brings of its own, what the backend takes as it is."""
+    """Return those of vLLM's forms that the backend accepts."""
     return tuple(form for form in FORMS if form in backend.info.forms)
 
 
 @dataclass(frozen=True)
 class Geometries:
-    """Of one shape of layer.
+    """The two geometries of one shape of layer.
 
     Attributes:
-        few: DECODE, and with drafts VERIFY and what the backend serves of RAGGED_VERIFY.
-        extend: EXTEND alone.
+        few: for DECODE; with drafts also for VERIFY, and for RAGGED_VERIFY if the backend serves it.
+        extend: for EXTEND only.
     """
 
     few: Geometry
@@ -43,36 +43,36 @@ class Geometries:
     def of(
         cls, backend: LoadedBackend, shape: AttentionShape, limits: EngineLimits, device: DeviceProfile
     ) -> Geometries:
-        """Build both, and ask the backend.
+        """Build both geometries, and check that the backend serves them.
 
         Raises:
-            EngineError: the backend does not serve them; with its reasons.
+            EngineError: the backend refuses a geometry; the text has its reasons.
         """
         verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if limits.num_draft_tokens > 1 else ()
         forms = forms_of(backend)
         if verify and Form.ENGINE_SLOTS not in forms:
             raise EngineError(
-                f"backend {backend.info.name} works KV slots out itself, but of drafts at the longest context vLLM "
-                "stores nothing; leave the drafts out, or choose a backend that takes an engine's slots"
+                f"backend {backend.info.name} derives KV slots itself, but vLLM stores no drafts past the longest "
+                "context; leave the drafts out, or choose a backend with ENGINE_SLOTS"
             )
         few = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify), forms)
         return cls(few, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), forms))
 
     def each(self) -> tuple[Geometry, Geometry]:
-        """Both."""
+        """Return both geometries."""
         return self.few, self.extend
 
     @property
     def ragged(self) -> bool:
-        """Whether steps are served in which each request has rows of its own number."""
+        """True if RAGGED_VERIFY is served: requests of one step may have different numbers of draft rows."""
         return Mode.RAGGED_VERIFY in self.few.modes
 
 
 class Served:
-    """The bound backends of several shapes.
+    """The bound backends of several shapes of layers.
 
     Args:
-        shapes: of the layers; each is served once.
+        shapes: shapes of the layers; each is bound once.
 
     Raises:
         EngineError: the backend does not serve a shape.
@@ -95,24 +95,24 @@ class Served:
 
     @property
     def any(self) -> Geometries:
-        """Of some shape: lengths and modes are the same for all."""
+        """Geometries of one shape. Lengths and modes are the same for every shape."""
         return next(iter(self.geometries.values()))
 
     def of(self, mode: Mode) -> dict[AttentionShape, AttentionBackend]:
-        """The backends that run `mode`, by shape."""
+        """Return the backends that run `mode`, by shape."""
         return self.extend if mode is Mode.EXTEND else self.few
 
     def geometry(self, mode: Mode) -> Geometry:
-        """Of some shape, for `mode`."""
+        """Return one shape's geometry for `mode`."""
         return self.any.extend if mode is Mode.EXTEND else self.any.few
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Decide for every shape what the host must decide."""
+        """Run the host part of planning for every shape."""
         for backend in self.of(batch.mode).values():
             backend.plan(batch)
 
     def write(self, batch: ForwardBatch) -> None:
-        """Write the metadata of every shape, on the device. Capturable."""
+        """Write the metadata of every shape on the device. This can be captured."""
         for backend in self.of(batch.mode).values():
             backend.write_metadata(batch)
 
@@ -123,5 +123,5 @@ class Served:
 
 
 def arena_bytes(backend: LoadedBackend, geometries: Geometries) -> int:
-    """Bytes that one shape's backends allocate."""
+    """Return the bytes that the backends of one shape allocate."""
     return sum(spec.nbytes for one in geometries.each() for spec in backend.buffers(one))

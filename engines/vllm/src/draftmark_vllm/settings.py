@@ -1,4 +1,4 @@
-"""What a user says in vLLM's own configuration: --additional-config '{"draftmark": {"backend": "cuda_triton"}}'."""
+"""User settings in vLLM's configuration: --additional-config '{"draftmark": {"backend": "cuda_triton"}}'."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from draftmark_engines import EngineError
 
 @dataclass(frozen=True)
 class Settings:
-    """The adapter's settings.
+    """Settings of the adapter.
 
     Attributes:
-        backend: the draftmark backend that serves; None for the default of the device.
-        debug: check every step: each batch against its geometry, vLLM's KV slots against those that draftmark derives,
-            and the ranks against each other. It waits for the device.
-        branches: of a tree of drafts, where the worker is one of `trees`.
+        backend: name of the draftmark backend; None for the device's default.
+        debug: check every step: each batch against its geometry, vLLM's KV slots against derived slots, and the ranks
+            against each other. These checks wait for the device.
+        branches: branches of a draft tree, for the workers of `trees`.
     """
 
     backend: str | None = None
@@ -25,24 +25,24 @@ class Settings:
 
     @classmethod
     def read(cls, additional_config: object) -> Settings:
-        """Read them from vLLM's `additional_config`.
+        """Read the settings from vLLM's `additional_config`.
 
         Raises:
-            EngineError: an unknown name or a value of another type.
+            EngineError: an unknown name, or a value of a wrong type.
         """
         given = additional_config.get("draftmark", {}) if isinstance(additional_config, Mapping) else {}
         if not isinstance(given, Mapping):
-            raise EngineError(f"additional_config has draftmark = {given!r}, but it is a table; write {cls._example()}")
+            raise EngineError(f"additional_config has draftmark = {given!r}, not a table; write {cls._example()}")
         known = [one.name for one in fields(cls)]
         for name in given:
             if name not in known:
-                raise EngineError(f"additional_config has draftmark.{name}, but there are {', '.join(known)} only")
+                raise EngineError(f"additional_config has draftmark.{name}, which is unknown; use {', '.join(known)}")
         if not isinstance(given.get("debug", False), bool):
-            raise EngineError(f"additional_config has draftmark.debug = {given['debug']!r}, but it is true or false")
+            raise EngineError(f"additional_config has draftmark.debug = {given['debug']!r}; write true or false")
         branches = given.get("branches", 2)
         if not isinstance(branches, int) or isinstance(branches, bool) or branches < 2:
-            raise EngineError(f"additional_config has draftmark.branches = {branches!r}, but a tree has 2 or more")
-        return cls(**given)  # the backend's name is judged where it is looked up
+            raise EngineError(f"additional_config has draftmark.branches = {branches!r}; write an integer of 2 or more")
+        return cls(**given)  # `choose` checks the backend's name
 
     @staticmethod
     def _example() -> str:

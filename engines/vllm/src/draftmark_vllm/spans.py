@@ -1,10 +1,12 @@
-"""A batch of vLLM's, cut into runs of requests that one mode serves. Integers only.
+"""The split of a vLLM batch into runs of requests that one mode serves. Integers only.
 
-Two runs cover any batch: requests that bring few rows, decodes and verifies, up to the first that brings more, then
-EXTEND, which serves any number of rows. Runner V2 sorts those of few rows to the front by itself. Runner V1 would for a
-builder with a `reorder_batch_threshold`, which costs its host 60 to 180 µs of every step, sorted or not, and most steps
-have no prompt: so one asks for it only with trees (`builder`), and else a decode behind a prompt is of the second run,
-where its attention takes up to an eighth longer.
+Two runs cover any batch. The first has the leading decodes and verifies, up to the first request with more rows. The
+second is EXTEND, which serves any number of rows.
+
+Runner V2 sorts decodes and verifies to the front by itself. Runner V1 does so only for a builder with a
+`reorder_batch_threshold`. That costs 60 to 180 µs of host time in every step, and most steps have no prompt. So
+`builder` sets the threshold only for trees. Otherwise a decode after a prompt belongs to the second run, where its
+attention takes up to an eighth longer.
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ from itertools import pairwise
 from draftmark import Mode
 
 REMEMBERED = 1024
-"""Steps whose cut is kept: those in which each request has as many rows come again and again."""
+"""Number of steps with a cached split. Steps with the same row counts recur often."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive requests of one step, served in one mode.
+    """A run of consecutive requests of one step, served in one mode.
 
     Attributes:
         mode: DECODE, VERIFY, RAGGED_VERIFY or EXTEND.
-        first_req, first_row: where it starts in the step.
-        num_reqs: live requests. padded_reqs: those that the launch has, of which the last may be padding.
-        q_lens: rows of each of the padded_reqs; of padding in a uniform mode as many as of the others.
+        first_req: index of the run's first request in the step.
+        first_row: index of the run's first row in the step.
+        num_reqs: number of live requests.
+        q_lens: rows of each request, padding requests last. In a uniform mode padding requests have equal rows too.
     """
 
     mode: Mode
@@ -38,30 +41,30 @@ class Span:
 
     @property
     def padded_reqs(self) -> int:
-        """Requests, padding included."""
+        """Number of requests, padding included."""
         return len(self.q_lens)
 
     @cached_property
     def num_rows(self) -> int:
-        """Query rows, padding included."""
+        """Number of query rows, padding included."""
         return sum(self.q_lens)
 
 
 @lru_cache(REMEMBERED)
 def spans(query_start: tuple[int, ...], num_rows: int, verify_rows: int, ragged: bool) -> tuple[Span, ...]:
-    """Cut a step.
+    """Split a step into runs.
 
-    A step that replays a full graph is padded: vLLM gives a padding request no rows in `query_start`, but the graph
-    was captured with `num_rows`, as many for each request. Its rows come back here.
+    A step that replays a full graph is padded. vLLM gives a padding request no rows in `query_start`, but the graph was
+    captured with `num_rows` rows, equal for every request. The returned run has rows for its padding requests.
 
     Args:
-        query_start: first row of each request, and behind the last; of vLLM's padding requests the same again.
+        query_start: first row of each request, then the end of the last. Padding requests repeat the end.
         num_rows: rows of the step, padding included.
-        verify_rows: rows that a verify brings of each request, 1 without drafts.
+        verify_rows: rows of a request in a verify step; 1 without drafts.
         ragged: whether the backend serves RAGGED_VERIFY.
 
     Returns:
-        One or two spans; none if no request has a row.
+        One or two runs; none if no request has a row.
     """
     lens = [after - before for before, after in pairwise(query_start)]
     live = len(lens)

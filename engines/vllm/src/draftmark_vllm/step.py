@@ -1,4 +1,4 @@
-"""A span of a step as a `ForwardBatch`, over vLLM's own tensors."""
+"""A run of a step as a `ForwardBatch` over vLLM's own tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .spans import REMEMBERED, Span
 
 CAUSAL = Causal()
 UNIFORM = (Mode.DECODE, Mode.VERIFY)
-"""Modes in which each request of a step has as many rows."""
+"""Modes in which every request of a step has the same number of rows."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What vLLM says of one step; it owns every tensor.
+    """vLLM's metadata of one step. vLLM owns every tensor.
 
     Attributes:
         query_start: int32 ``[R + 1]``, first query row of each request. query_start_host: the same on the host.
-        seq_lens: int32 ``[R]``, KV tokens of each request, those of this step included.
-        page_table: int32 ``[R, columns]``, of vLLM's width.
+        seq_lens: int32 ``[R]``, KV tokens of each request, including rows of this step.
+        page_table: int32 ``[R, columns]``, in vLLM's width.
         slots: int64 ``[rows]``, the KV slot of each row, -1 for a row that stores nothing.
         num_rows: query rows, padding included.
-        seq_bounds: of each request what the host knows of `seq_lens`; None if it knows nothing.
-        exact: `seq_bounds` are the lengths themselves.
+        seq_bounds: the host's upper bounds of `seq_lens`, one for each request; None if the host has none.
+        exact: whether `seq_bounds` are the exact lengths.
     """
 
     query_start: torch.Tensor
@@ -42,18 +42,18 @@ class Step:
 
 
 class StepBuffers:
-    """Static tensors of a builder, so that a captured graph finds today's numbers where it was captured with others.
+    """Static tensors of a builder. A captured graph reads them at fixed addresses, and finds each step's values there.
 
     Args:
-        max_reqs, max_rows: of the largest step.
-        table_columns: pages of a request in a table of the core's own width, for a backend that takes no other; 0 for
-            one that takes vLLM's as it is.
+        max_reqs, max_rows: requests and rows of the largest step.
+        table_columns: pages of a request in a copy of the page table, for a backend without ENGINE_TABLE; 0 for a
+            backend that takes vLLM's table.
     """
 
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
         positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        # The same rows are asked for again and again, and a view costs more than to look it up.
+        # The same views are needed in many steps, and a look-up is cheaper than a new view.
         self._prefix_lens, self._positions = (
             lru_cache(REMEMBERED)(partial(part, one)) for one in (prefix_lens, positions)
         )
@@ -63,7 +63,7 @@ class StepBuffers:
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
     def forward(self, step: Step, span: Span, geometry: Geometry) -> ForwardBatch:
-        """Give a span as a batch; launches at most five small kernels and waits for nothing."""
+        """Return a run as a batch. It launches at most five small kernels, and does not wait for the device."""
         first, reqs, row, rows = span.first_req, span.padded_reqs, span.first_row, span.num_rows
         batch = ForwardBatch(
             mode=span.mode,
@@ -72,8 +72,8 @@ class StepBuffers:
             q_indptr=self._indptr(step, span),
             page_table=self._page_table(step, span),
             tail=CAUSAL,
-            # Zeros: vLLM rotates q and k itself, tells positions in runner V1 alone, and there a draft model's first
-            # step comes with the target's. A window counts L + depth, which a backend works out.
+            # Zeros, because vLLM applies rotary embedding itself. Only runner V1 passes positions, and a draft model's
+            # first step then has the target's. A backend derives window positions as L + depth.
             positions=self._positions(0, rows),
             host=_host(step, span, geometry),
             num_reqs=span.num_reqs,
@@ -86,7 +86,7 @@ class StepBuffers:
         return batch
 
     def fill(self, batch: ForwardBatch, step: Step, span: Span) -> None:
-        """Work out on the device what a step's tensors say of a batch that was made of this span. Capturable."""
+        """Compute on the device every tensor of the run's batch that depends on the step. This can be captured."""
         first, reqs, columns = span.first_req, span.padded_reqs, self._table.shape[1]
         if columns:
             theirs = part(step.page_table, first, reqs)
@@ -94,7 +94,7 @@ class StepBuffers:
         refresh(batch, part(step.seq_lens, first, reqs))
 
     def _page_table(self, step: Step, span: Span) -> torch.Tensor:
-        """vLLM's table of a span; or a place for its first columns in memory of our own, where a graph finds it."""
+        """Return vLLM's table of a run, or our own static memory for its first columns."""
         whole = self._table if self._table.shape[1] else step.page_table
         return part(whole, span.first_req, span.padded_reqs)
 
@@ -111,16 +111,16 @@ class StepBuffers:
 
 
 def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """A tensor's rows from `first` on; the tensor itself where they are all, which saves the making of a view."""
+    """Return `count` rows from row `first`. If these are all rows, return the tensor itself, which saves a view."""
     return tensor if not first and count == tensor.shape[0] else tensor[first : first + count]
 
 
 def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
-    """Work out the prefix lengths of a batch anew, on the device, in place. Capturable.
+    """Recompute the prefix lengths of a batch in place, on the device. This can be captured.
 
     Args:
-        seq_lens: int32 ``[padded_reqs]``, KV tokens of each request, its rows of this batch included. Of a padding
-            request it is 0, or whatever was there: a prefix is never negative.
+        seq_lens: int32 ``[padded_reqs]``, KV tokens of each request, including its rows of this batch. For a padding
+            request this is 0 or a stale value, so prefixes are clamped at 0.
     """
     rows: torch.Tensor | int = batch.q_lens[0] if batch.mode in UNIFORM else batch.q_indptr.diff()
     torch.sub(seq_lens, rows, out=batch.prefix_lens)
@@ -131,8 +131,8 @@ def _host(step: Step, span: Span, geometry: Geometry) -> HostLengths:
     if step.seq_bounds is None:
         return Unknown(span.num_reqs, geometry.max_prefix_len)
     bounds = step.seq_bounds[span.first_req : span.first_req + span.num_reqs]
-    # A bound that assumes every draft accepted may pass the wall, where vLLM trims drafts. The wall is worked out once:
-    # it is a formula, and asked for each of 256 requests it took half a millisecond a step.
+    # A bound that assumes every draft accepted may exceed the maximum prefix, where vLLM trims drafts. The maximum is
+    # a formula: to evaluate it for each of 256 requests took half a millisecond a step.
     wall = geometry.max_prefix_len
     lens = tuple([max(0, min(n - rows, wall)) for n, rows in zip(bounds, span.q_lens, strict=False)])
     return Exact(lens) if step.exact else UpperBound(lens)

@@ -1,4 +1,4 @@
-"""Which vLLM is served. `tests/test_drift.py` reads what the adapter relies on from the wheels of this range."""
+"""Supported vLLM releases. `tests/test_drift.py` checks the adapter's assumptions on wheels of this range."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """python -m draftmark_vllm.heads.convert HEAD TARGET OUT: write a draft head as a folder for vLLM.
 
-HEAD is a folder with head.json and head.safetensors, TARGET the target's folder with its safetensors. Then
-``--speculative-config '{"method": "eagle3", "model": "OUT", "num_speculative_tokens": 4}'``.
+HEAD is a folder with head.json and head.safetensors. TARGET is the target model's folder with its safetensors. Pass the
+result to vLLM with ``--speculative-config '{"method": "eagle3", "model": "OUT", "num_speculative_tokens": 4}'``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ NAMES = {
     "mlp.down_proj": "layers.0.mlp.down_proj",
     "output_norm": "norm",
 }
-"""A module of the head, by vLLM's names of a Llama's modules where there are some."""
+"""vLLM's name for each module of the head. These are names of a Llama's modules where it has the module."""
 
 
 def convert(head: Path, target: Path, out: Path) -> None:
-    """Write `out`: config.json and model.safetensors, with the target's output rows and final norm that the head uses.
+    """Write `out`: config.json, and model.safetensors with the head's weights and some of the target's.
+
+    From the target come its final norm, and the output rows of the head's vocabulary.
 
     Raises:
-        EngineError: a file is absent, or the head and the target do not fit.
+        EngineError: a file is absent, or the head does not fit the target.
     """
     said, of_target = said_of(head, target)
     weights = load_file(head / "head.safetensors")
@@ -53,12 +55,12 @@ def convert(head: Path, target: Path, out: Path) -> None:
             f"{target} has {of_target['hidden_size']} and {of_target['vocab_size']}; name the head's own target"
         )
     if len(said["feature_layers"]) < 2:
-        raise EngineError("the head reads one hidden state of the target, but EAGLE-3 in vLLM fuses several; train one")
+        raise EngineError("the head reads one hidden state, but vLLM's EAGLE-3 needs several; train such a head")
     tensors = {_renamed(name): tensor for name, tensor in weights.items()}
     output = _of_target(target, "lm_head.weight", "model.embed_tokens.weight")
     if d2t is not None:
         output, first = output[d2t], torch.arange(len(d2t))
-        tensors["d2t"] = d2t - first  # vLLM adds a draft token's own number
+        tensors["d2t"] = d2t - first  # vLLM adds the draft token's index to this
     tensors["lm_head.weight"] = output.contiguous()
     tensors["target_norm.weight"] = _of_target(target, "model.norm.weight")
     out.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ def _config(said: dict[str, Any], of_target: dict[str, Any], draft_vocab_size: i
         "max_position_embeddings": of_target["max_position_embeddings"],
         "tie_word_embeddings": False,
         "eagle_aux_hidden_state_layer_ids": said["feature_layers"],
-        # Counted as transformers counts hidden states: the last one lies behind the target's final norm.
+        # feature_layers counts as transformers counts hidden states: the last follows the target's final norm.
         "draftmark_normed_feature": said["feature_layers"][-1] == of_target["num_hidden_layers"],
     }
 
@@ -91,7 +93,11 @@ def _renamed(name: str) -> str:
 
 
 def _of_target(target: Path, *names: str) -> torch.Tensor:
-    """The first of these tensors that the target's files hold."""
+    """Return the first of these tensors that the target's files hold.
+
+    Raises:
+        EngineError: they hold none of them.
+    """
     for name in names:
         for file in sorted(target.glob("*.safetensors")):
             with safe_open(file, "pt") as opened:
@@ -102,7 +108,7 @@ def _of_target(target: Path, *names: str) -> torch.Tensor:
 
 
 def main() -> None:
-    """Convert what the command line names."""
+    """Convert the head that the command line names."""
     write_from_command_line(__doc__, convert)
 
 

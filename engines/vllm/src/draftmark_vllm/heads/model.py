@@ -1,7 +1,7 @@
-"""The model of a converted head. It differs from vLLM's EAGLE-3 Llama in how it joins token and feature.
+"""vLLM's model class for a converted head. It joins token and feature differently from vLLM's EAGLE-3 Llama.
 
-Token and feature are normed, joined by one product, and added to the feature; then follows a usual Llama layer. And the
-last feature may lie behind the target's final norm, where vLLM hands out what lies before it.
+Token and feature are normalized, joined by one linear layer, and added to the feature. A usual Llama layer follows. The
+head may read the last feature after the target's final norm, but vLLM provides it before that norm.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ STACKED: dict[str, tuple[str, str | int]] = {
     ".gate_proj.": (".gate_up_proj.", 0),
     ".up_proj.": (".gate_up_proj.", 1),
 }
-"""Weights that vLLM keeps in one parameter: its name, and which part of it they are."""
+"""Weights that vLLM stacks in one parameter: the name of the parameter, and the weight's part of it."""
 
 
 class _Head(nn.Module):
-    """The layers, by vLLM's names."""
+    """The head's modules, under vLLM's names."""
 
     def __init__(self, vllm_config: Any, config: Any, first_layer: int, prefix: str) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         features = len(config.eagle_aux_hidden_state_layer_ids)
-        # What vLLM's EAGLE-3 model says of itself.
+        # Attributes that vLLM reads from its EAGLE-3 model.
         self.use_aux_hidden_state, self.norm_before_fc, self.fc_norm = True, False, None
         self.num_aux_hidden_states, self.fc_input_size = features, features * size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, prefix=maybe_prefix(prefix, "embed_tokens"))
@@ -45,14 +45,14 @@ class _Head(nn.Module):
         self.input_fc = ReplicatedLinear(2 * size, size, bias=False, return_bias=False)
         self.embed_norm, self.feature_norm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
         self.target_norm = RMSNorm(size, eps=eps)
-        # Named behind the target's layers, so that its KV is another layer's.
+        # Numbered after the target's layers, so that the layer has KV of its own.
         name = maybe_prefix(prefix, f"layers.{first_layer}")
         self.layers = nn.ModuleList([LlamaDecoderLayer(vllm_config, prefix=name, config=config)])
         self.norm = RMSNorm(size, eps=eps)
         self._normed_feature = config.draftmark_normed_feature
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Features of the target side by side ``[rows, n · hidden_size]`` → ``[rows, hidden_size]``."""
+        """Fuse the target's features, concatenated, ``[rows, n · hidden_size]``, to ``[rows, hidden_size]``."""
         if self._normed_feature:
             *others, last = features.chunk(self.num_aux_hidden_states, -1)
             features = torch.cat([*others, self.target_norm(last.contiguous())], -1)
@@ -62,7 +62,7 @@ class _Head(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, fused: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows → what is scored, and what the next draft step takes for `fused`."""
+        """Return hidden states to score, and hidden states that the next draft step takes as `fused`."""
         joined = torch.cat((self.embed_norm(self.embed_tokens(input_ids)), self.feature_norm(fused)), -1)
         hidden, residual = self.layers[0](positions, fused + self.input_fc(joined), None)
         scored, taken = self.norm(hidden, residual)
@@ -70,7 +70,7 @@ class _Head(nn.Module):
 
 
 class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
-    """A draft head in vLLM's place for EAGLE-3; scores and vocabulary are vLLM's own."""
+    """A draft head under vLLM's EAGLE-3 interface. Logits and vocabulary mapping are vLLM's own."""
 
     packed_modules_mapping = Eagle3LlamaForCausalLM.packed_modules_mapping
 
@@ -89,12 +89,12 @@ class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
         self.use_parallel_drafting = False
 
     def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """The target's embedding."""
+        """Embed tokens with the target's embedding, ``[rows]`` to ``[rows, hidden_size]``."""
         found: torch.Tensor = self.model.embed_tokens(input_ids)
         return found
 
     def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Fuse the target's features, once a step."""
+        """Fuse the target's features. vLLM calls this once a step."""
         return self.model.fuse(hidden_states)
 
     def forward(
@@ -104,12 +104,12 @@ class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
         hidden_states: torch.Tensor,
         inputs_embeds: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draft: `hidden_states` are fused features, or this function's own second result."""
+        """Run one draft step. `hidden_states` are fused features, or the second result of the previous draft step."""
         scored, taken = self.model(input_ids, positions, hidden_states)
         return scored, taken
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load what `convert` wrote; the embedding is the target's."""
+        """Load the weights that `convert` wrote. The embedding is the target's."""
         self.has_own_embed_tokens, self.has_own_lm_head = False, True
         parameters = dict(self.named_parameters())
         for name, tensor in weights:
@@ -121,7 +121,7 @@ class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
 
 
 def _place(name: str) -> tuple[str, str | int | None]:
-    """A parameter by the name of a weight, and the part of it."""
+    """Return the parameter for a weight's name, and the weight's part of a stacked parameter."""
     if name == "d2t":
         return "draft_id_to_target_id", None
     if not name.startswith("lm_head."):

@@ -1,7 +1,7 @@
-"""How vLLM finds the model class of a converted head."""
+"""Names by which vLLM finds the model class of a converted head."""
 
 from __future__ import annotations
 
 ARCHITECTURE = "Eagle3DraftmarkHeadForCausalLM"
-"""In config.json; vLLM keeps the name of an EAGLE-3 drafter that begins so."""
+"""Architecture in config.json. vLLM keeps an EAGLE-3 drafter's name if it begins with Eagle3."""
 PATH = "draftmark_vllm.heads.model:DraftmarkHeadForCausalLM"

@@ -1,4 +1,4 @@
-"""What is taken of vLLM, from wherever this release keeps it."""
+"""Objects of vLLM that the judge uses, imported from the module that this release keeps them in."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def first_of(*places: str) -> Any:
-    """The first of some ``"module:name"`` that can be imported.
+    """Return the first object in a list of ``"module:name"`` that can be imported.
 
     Raises:
-        ImportError: none can.
+        ImportError: none of them can.
     """
     said = []
     for place in places:

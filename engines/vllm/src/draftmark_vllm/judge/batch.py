@@ -1,7 +1,7 @@
 """The runner's side of a step: persistent buffers, and vLLM's `CommonAttentionMetadata` as views of them.
 
-As in vLLM's runners: buffers are filled in place from step to step; a captured size has requests without rows behind
-the live ones, with length 0, null page 0 and slots of -1; bounds on the host are what the scheduler assumed.
+This copies vLLM's runners. Buffers are filled in place in every step. A captured size has padding requests after the
+live ones: no rows, length 0, null page 0 and slots of -1. Host bounds are the lengths that the scheduler assumed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from draftmark_contract.judge.step import Step
 from .config import max_model_len, max_reqs, max_tokens, takes
 
 ALIGNMENT = 128
-"""Tokens that the width of vLLM's block tables is rounded to."""
+"""vLLM rounds the width of its block tables up to a multiple of this number of tokens."""
 
 
 class RunnerBuffers:
-    """What the runner keeps at fixed addresses.
+    """Tensors that the runner keeps at fixed addresses.
 
     Attributes:
-        slots: int64 ``[max_tokens]``. table: int32 ``[max_reqs, columns]``.
-        starts, lens: int32, ``[max_reqs + 1]`` and ``[max_reqs]``; starts_host and bounds are the host's.
-        known: the bounds are the lengths; else the host has no lengths, as in asynchronous steps with drafts.
+        slots: int64 ``[max_tokens]``. table: int32 ``[max_reqs, columns]``. positions: int64 ``[max_tokens]``.
+        starts: int32 ``[max_reqs + 1]``. lens: int32 ``[max_reqs]``.
+        starts_host, lens_host: the same on the host. bounds: int32 ``[max_reqs]`` on the host, upper bounds of `lens`.
+        known: True if the bounds are the lengths. False in asynchronous steps with drafts: the host has bounds only.
     """
 
     def __init__(self, geometry: Geometry, num_pages: int, device: str) -> None:
@@ -34,7 +35,7 @@ class RunnerBuffers:
         columns = -(-(max_model_len(geometry) + ALIGNMENT) // geometry.attention.page_size) + 1
         integers = {"dtype": torch.int32, "device": device}
         self.starts, self.lens = torch.zeros(reqs + 1, **integers), torch.zeros(reqs, **integers)  # type: ignore[call-overload]
-        # What lies behind a request's pages is left over from others: page ids that belong to nobody now.
+        # After a request's own pages vLLM's table has stale entries: page ids that no request owns now.
         self.table = torch.full((reqs, columns), num_pages - 1, **integers)  # type: ignore[call-overload]
         self.slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -43,7 +44,7 @@ class RunnerBuffers:
         self.known = True
 
     def fill(self, step: Step, padded: int) -> None:
-        """Write a step of live requests, padded to so many requests."""
+        """Write a step of live requests, padded to `padded` requests."""
         requests, wall = step.forward.requests, max_model_len(self.geometry)
         starts = [0]
         for one in requests:
@@ -66,7 +67,7 @@ class RunnerBuffers:
         self._put(self.positions, at, whole=False)
 
     def dummy(self, rows_each: int, requests: int) -> None:
-        """Write what a runner captures on: requests of nothing but their rows, which are stored nowhere."""
+        """Write a runner's dummy batch for a capture: requests without a prefix, and no KV slots."""
         self.known = True
         counts = [rows_each * n for n in range(requests + 1)]
         self._put(self.starts, counts + counts[-1:] * (len(self.starts) - len(counts)))
@@ -79,7 +80,7 @@ class RunnerBuffers:
         self.positions.zero_()
 
     def metadata(self, requests: int, rows: int, max_query_len: int, max_seq_len: int) -> Any:
-        """Views of the first requests and rows, as vLLM's builders take them."""
+        """Return `CommonAttentionMetadata` with views of the first requests and rows."""
         from .api import CommonAttentionMetadata
 
         prefixes = (self.lens_host[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0)
@@ -98,16 +99,16 @@ class RunnerBuffers:
             "positions": self.positions[:rows],
             "is_prefilling": prefixes == 0,
             "seq_lens_cpu_upper_bound": self.bounds[:requests],
-            # None where the host has bounds alone, as vLLM's runners have it: who asks for them then reads the device.
-            # FlashInfer plans from these, and with a bound it read KV behind a request's last token.
+            # None if the host has only bounds, as in vLLM's runners. A builder that reads lengths then copies them from
+            # the device. FlashInfer plans from these: given a bound, it read KV after a request's last token.
             "_seq_lens_cpu": self.bounds[:requests] if self.known else None,
             "_num_computed_tokens_cpu": computed if self.known else None,
-            # Of older releases, which have no others.
+            # Fields of older releases, which have only these.
             "seq_lens_cpu": self.bounds[:requests],
             "num_computed_tokens_cpu": computed,
         }
         return CommonAttentionMetadata(**takes(CommonAttentionMetadata, values))
 
     def _put(self, tensor: torch.Tensor, values: list[int], whole: bool = True) -> None:
-        assert not whole or len(values) == len(tensor), "a buffer is filled whole"
+        assert not whole or len(values) == len(tensor), "the values must fill the whole buffer"
         tensor[: len(values)] = torch.tensor(values, dtype=tensor.dtype).to(self.device)

@@ -1,4 +1,4 @@
-"""A `VllmConfig` for one layer's shape: of a model that is a config file alone, since no weight is ever loaded."""
+"""A `VllmConfig` for one layer's shape. Its model is only a config file, because no weights are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from draftmark import Geometry
 
 LAYER = "model.layers.0.self_attn.attn"
-"""The layer's name, as Llama has it."""
+"""Name of the first layer, as in vLLM's Llama."""
 SECOND = "model.layers.1.self_attn.attn"
 FP8 = "float8_e4m3fn"
 
@@ -26,7 +26,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
-    """A Llama's folder without weights."""
+    """Return the folder of a Llama without weights."""
     path = Path(_folder().name, f"{heads}-{kv_heads}-{head_dim}-{length}")
     if not path.exists():
         path.mkdir()
@@ -47,24 +47,24 @@ def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
 
 
 def max_model_len(geometry: Geometry) -> int:
-    """The longest request: a context and a tail behind it."""
+    """Return the longest length of a request: a context and a draft tail."""
     return geometry.limits.max_context_len + geometry.draft.num_draft_tokens
 
 
 def max_tokens(geometry: Geometry) -> int:
-    """Rows of any step, those of nobody included."""
+    """Return the most rows of any step, padding rows included."""
     limits = geometry.limits
     most = max(*limits.capture_batch_sizes, limits.max_num_reqs) * geometry.draft.num_draft_tokens
     return 64 * -(-(max(limits.max_extend_tokens, most) + 64) // 64)
 
 
 def max_reqs(geometry: Geometry) -> int:
-    """Requests of any step, those of a captured size included."""
+    """Return the most requests of any step, padding requests of captured sizes included."""
     return max(*geometry.limits.capture_batch_sizes, geometry.limits.max_num_reqs)
 
 
 def vllm_config(geometry: Geometry) -> Any:
-    """The configuration that a server with these limits would have, with full graphs for uniform batches."""
+    """Return the configuration of a server with these limits, and full graphs for uniform batches."""
     from vllm.config import CacheConfig, CompilationConfig, ModelConfig, SchedulerConfig, VllmConfig
 
     a, length = geometry.attention, max_model_len(geometry)
@@ -87,7 +87,7 @@ def vllm_config(geometry: Geometry) -> Any:
     config = VllmConfig(
         model_config=model, cache_config=cache, scheduler_config=scheduler, compilation_config=CompilationConfig()
     )
-    # What platforms change of their own accord: a CPU takes its graphs away, and larger pages than were asked for.
+    # Platforms change the configuration: on a CPU vLLM disables graphs and enlarges pages.
     config.cache_config.block_size = a.page_size
     _capture_in_full(config, geometry)
     return config
@@ -108,18 +108,18 @@ def _rows(geometry: Geometry) -> tuple[int, ...]:
 
 
 def _known(of: Any, **values: Any) -> dict[str, Any]:
-    """Those arguments that this release takes."""
+    """Return the arguments that this release accepts."""
     return takes(of, values)
 
 
 def takes(called: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that a dataclass or a function of this release takes."""
-    # Of a dataclass with those that are passed on to __post_init__ alone, which `fields` leaves out.
+    """Return the `values` that a dataclass or a function of this release accepts."""
+    # Includes fields that are only passed to __post_init__, which `fields` leaves out.
     names = called.__dataclass_fields__ if is_dataclass(called) else inspect.signature(called).parameters
     return {name: value for name, value in values.items() if name in names}
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """torch's dtype of this name."""
+    """Return torch's dtype with this name."""
     found: torch.dtype = getattr(torch, name)
     return found

@@ -1,4 +1,4 @@
-"""What only vLLM asks of a backend: layers that share metadata, KV groups that share a build, and drafters."""
+"""Items for vLLM only: layers that share metadata, KV groups that share a build, and drafters."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LAYERS, FRESH, REPLAY = (
     "history.equals_a_fresh_state",
     "graphs.replay_equals_eager",
 )
-GROUPS = "update_block_table for a second KV group leaves the first group's metadata as they were"
-DRAFTS = "draft steps are built by build_for_drafting after a verify step, and the next verify step after them"
-REFRESH = "update_draft_decode_metadata makes captured metadata those of the lengths that now stand on the device"
+GROUPS = "update_block_table for a second KV group leaves the first group's metadata unchanged"
+DRAFTS = "build_for_drafting serves draft steps after a verify step, and the next verify step is still right"
+REFRESH = "update_draft_decode_metadata updates captured metadata to the lengths on the device"
 STEPS = 3
 """Draft steps of a round."""
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Of vLLM alone."""
+    """Return the items that only vLLM has."""
     found = []
     for name, shape in {"small": SMALL, "window": replace(SMALL, window_left=19)}.items():
         geometry = fitted(caps, shape)
@@ -74,14 +74,14 @@ def _two_layers(subject: EngineSubject, step: Step) -> None:
 
     subject.assert_loaded_step(step, run)
     if not torch.equal(outs[0], outs[1]):
-        raise ContractViolation("two layers with equal caches and rows differ, of one build", batch=step)
+        raise ContractViolation("two layers share a build, caches and rows, but their outputs differ", batch=step)
 
 
 def _second_group(subject: EngineSubject, step: Step) -> None:
     driver = _driver(subject)
     builder = driver.layers.builder
     if not getattr(builder, "supports_update_block_table", False):
-        raise NotServed("update_block_table: the builder declares that it has none")
+        raise NotServed("update_block_table: the builder declares no support")
 
     def run(step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         ordered = driver.ordered(step)
@@ -95,7 +95,7 @@ def _second_group(subject: EngineSubject, step: Step) -> None:
 
 
 def _rounds(subject: EngineSubject, step: Step) -> None:
-    """A verify step, the drafts behind it, and the verify step of the next round."""
+    """Run a verify step, the draft steps after it, and the verify step of the next round."""
     subject.assert_step(step)
     for number in range(STEPS):
         subject.assert_step(_decode(step, number), partial(_draft, _driver(subject), number), seed=number)
@@ -114,7 +114,7 @@ def _refreshed(subject: EngineSubject, step: Step) -> None:
     driver = _driver(subject)
     builder = driver.layers.builder
     if not getattr(builder, "supports_draft_decode_metadata_update", False):
-        raise NotServed("update_draft_decode_metadata: the builder declares that it has none")
+        raise NotServed("update_draft_decode_metadata: the builder declares no support")
     count = len(step.forward.requests)
     captured = driver.capture(1, count)
 
@@ -129,6 +129,6 @@ def _refreshed(subject: EngineSubject, step: Step) -> None:
 
 
 def _decode(step: Step, number: int) -> Step:
-    """The drafts' step of this number: one row each, behind the tokens of the steps before."""
+    """Return draft step `number` of a round: one row for each request, after the tokens of earlier draft steps."""
     lens = [one.prefix + number for one in step.forward.requests]
     return step_of(uniform(f"draft{number}", step.geometry, Mode.DECODE, lens, len(lens)))

@@ -1,4 +1,4 @@
-"""Drives one of vLLM's backends through steps as vLLM's runner does: builder, forward context, layer."""
+"""Runs steps on one of vLLM's backends as vLLM's runner does: builder, forward context, layer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from .queries import rounds_queries
 
 @dataclass
 class Captured:
-    """A captured size.
+    """A captured batch size.
 
     Attributes:
-        metadata: what the builder made for the capture; on a CPU its tensors and numbers stand for the graph's.
-        graph: a CUDA graph; None on a CPU. q, k, v, out: its own rows.
+        rows_each: rows of each request.
+        requests: number of requests, padding included.
+        metadata: metadata that the builder made for the capture. On a CPU a replay runs with this metadata.
+        graph: a CUDA graph; None on a CPU.
+        q, k, v, out: static rows of the graph; None on a CPU.
     """
 
     rows_each: int
@@ -40,7 +43,7 @@ class Captured:
 
 
 class VllmDriver:
-    """See `draftmark_contract.judge.driver.Driver`."""
+    """Driver of a vLLM backend; see `draftmark_contract.judge.driver.Driver`."""
 
     def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
         self.geometry = geometry
@@ -53,34 +56,34 @@ class VllmDriver:
 
     @property
     def capturable(self) -> Capturable:
-        """What the builder declares."""
+        """Batches that the builder declares capturable."""
         return capturable(self.layers)
 
     @property
     def rounds_queries(self) -> bool:
-        """As the layer's own quantiser and its builder say."""
+        """True if the layer's quantizer or its builder rounds queries to e4m3."""
         return self._rounds_queries
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Of the first layer."""
+        """Write KV of the first layer."""
         self.layers.caches[LAYER].write(slots, k, v)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the first layer."""
+        """Return copies of the first layer's KV."""
         return self.layers.caches[LAYER].read(slots)
 
     def forward(self, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """One eager step: metadata of the live requests; rows of nobody lie behind theirs."""
+        """Run one eager step. The metadata covers live requests; padding rows follow the live rows."""
         ordered = self.ordered(step)
         metadata, slots = self.prepare(ordered.step)
         return ordered.back(self.layers.run(metadata, slots, *ordered.rows(q, k, v)))
 
     def ordered(self, step: Step) -> Ordered:
-        """The step with its requests where the runner puts them for this builder."""
+        """Return the step with its requests in the order that the runner uses for this builder."""
         return as_the_runner_orders(step, self.layers.builder)
 
     def prepare(self, step: Step, **more: Any) -> tuple[Any, torch.Tensor]:
-        """The builder's metadata of an eager step, and the slots of all its rows."""
+        """Return the builder's metadata of an eager step, and the slots of all its rows."""
         self.buffers.fill(step, len(step.forward.requests))
         common = self.common(step, len(step.forward.requests), step.forward.live_rows)
         with self.layers.current():
@@ -88,14 +91,14 @@ class VllmDriver:
         return metadata, self.buffers.slots[: step.num_rows]
 
     def common(self, step: Step, requests: int, rows: int) -> Any:
-        """vLLM's metadata of a step that is in the buffers."""
+        """Return vLLM's common metadata of a step that is in the buffers."""
         longest = max((one.rows for one in step.forward.requests), default=0)
         return self.buffers.metadata(requests, rows, longest, int(self.buffers.bounds.max()))
 
     # -- graphs -------------------------------------------------------------------------------------------
 
     def capture(self, rows_each: int, requests: int) -> Captured:
-        """As the runner captures at its start: on requests of nothing but their rows."""
+        """Capture a batch size as the runner does at startup, on a dummy batch."""
         rows = rows_each * requests
         self.buffers.dummy(rows_each, requests)
         common = self.buffers.metadata(requests, rows, rows_each, max_model_len(self.geometry))
@@ -107,7 +110,7 @@ class VllmDriver:
         return made
 
     def replay(self, graph: Captured, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Fill the buffers and build, padded to the captured size; then run what was captured."""
+        """Fill the buffers, build metadata padded to the captured size, then run the captured graph."""
         rows = graph.rows_each * graph.requests
         self.buffers.fill(step, graph.requests)
         common = self.buffers.metadata(graph.requests, rows, graph.rows_each, max(1, int(self.buffers.bounds.max())))
@@ -140,10 +143,10 @@ class VllmDriver:
         with torch.cuda.graph(made.graph):
             made.out = self.layers.run(made.metadata, slots, made.q, made.k, made.v)
 
-    # -- how pages are laid out ---------------------------------------------------------------------------
+    # -- page layout --------------------------------------------------------------------------------------
 
     def _store(self, page: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """One request whose rows fill a page; as many at once as a step may have."""
+        """Write a whole page through the backend: one request, in as few steps as the row limit allows."""
         a, most = self.geometry.attention, len(self.buffers.slots)
         dtype = getattr(torch, a.q_dtype)
         for first in range(0, a.page_size, most):
@@ -161,7 +164,7 @@ class VllmDriver:
 
 
 def capturable(layers: Layers) -> Capturable:
-    """What the backend's builder says of full graphs, in the words of the common questions."""
+    """Return the builder's declared support for full graphs, as the judge's enum."""
     from .api import AttentionCGSupport
 
     builder = layers.builder

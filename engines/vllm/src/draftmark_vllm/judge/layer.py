@@ -1,4 +1,4 @@
-"""One of vLLM's attention layers with a builder and KV memory, all made by vLLM's own classes."""
+"""vLLM attention layers with a builder and KV memory, all created by vLLM's own classes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .memory import Memory
 from .predicates import reasons_against
 
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
-"""What vLLM's classes raise when they are made for what they do not serve: a server ends there with the sentence."""
+"""Errors that vLLM's classes raise on inputs they do not serve. A server would stop with the same text."""
 
 
 class Layers:
-    """Two layers of one KV group: the first is run by itself, both where two are asked for.
+    """Two layers of one KV group. Most items run only the first; items about shared metadata run both.
 
     Raises:
-        NotServed: vLLM's predicates, or the classes themselves, refuse the geometry.
+        NotServed: vLLM's predicates, or the constructors of its classes, refuse the geometry.
     """
 
     def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
@@ -40,7 +40,7 @@ class Layers:
                 self.spec = self._spec()
                 self.builder = backend.get_builder_cls()(self.spec, list(self.layers), self.config, self.device)
             except REFUSALS as error:
-                raise NotServed(f"refused when it is made: {' '.join(str(error).split())[:160]}") from error
+                raise NotServed(f"its constructor refuses: {' '.join(str(error).split())[:160]}") from error
         self.caches = {}
         for name, layer in self.layers.items():
             with self.current(), torch.inference_mode(False):
@@ -50,7 +50,7 @@ class Layers:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Where vLLM looks its configuration up, and with the model's dtype and device as defaults."""
+        """Set vLLM's current configuration, and the model's dtype as torch's default."""
         from vllm.config import set_current_vllm_config
 
         before = torch.get_default_dtype()
@@ -62,7 +62,17 @@ class Layers:
             torch.set_default_dtype(before)
 
     def run(self, metadata: Any, slots: torch.Tensor, *rows: torch.Tensor, name: str = LAYER) -> torch.Tensor:
-        """One layer's forward in vLLM's forward context; `metadata` of all layers, rows of q, k and v."""
+        """Run one layer in vLLM's forward context.
+
+        Args:
+            metadata: metadata of the group, or a dict with metadata by layer.
+            slots: int64 slot of each row.
+            rows: q, k and v.
+            name: the layer.
+
+        Returns:
+            The output, in the shape of q.
+        """
         from vllm.forward_context import set_forward_context
 
         of_layers = metadata if isinstance(metadata, dict) else dict.fromkeys(self.layers, metadata)
@@ -73,12 +83,12 @@ class Layers:
 
     @property
     def writes_apart(self) -> bool:
-        """Whether the layer stores KV by a call of its own, and not inside its forward."""
+        """True if the layer stores KV by a separate call, not inside its forward."""
         inside = getattr(self.backend, "forward_includes_kv_cache_update", True)
         return not inside and hasattr(self.layers[LAYER].impl, "do_kv_cache_update")
 
     def store(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """That call, of the first layer."""
+        """Store KV in the first layer by that separate call."""
         layer = self.layers[LAYER]
         cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
         with self.current():
@@ -104,7 +114,7 @@ class Layers:
         return layer
 
     def _spec(self) -> Any:
-        """The layer's own, with the page size that is asked for; a window does not change how pages are laid out."""
+        """Return the layer's own spec with the geometry's page size. A window does not change the page layout."""
         spec = next(iter(self.layers.values())).get_kv_cache_spec(self.config)
         if spec.block_size != self.geometry.attention.page_size:
             spec = replace(spec, block_size=self.geometry.attention.page_size)
@@ -112,13 +122,16 @@ class Layers:
         return customize(spec) if customize else spec
 
     def _cache(self, num_pages: int) -> tuple[torch.Tensor, int]:
-        """Memory in the backend's own shape and layout, and the axis that counts pages."""
+        """Return KV memory in the backend's own shape and layout, and the axis that counts pages."""
         if hasattr(self.backend, "supported_kv_cache_layouts"):
             return self._by_layout(num_pages), 0
         return self._by_shape(num_pages)
 
     def _by_layout(self, num_pages: int) -> torch.Tensor:
-        """Since 0.29: logical ``[pages, head slots, tokens, content]``, in the first layout that the backend serves."""
+        """Allocate KV for 0.29 and newer.
+
+        Its logical shape is ``[pages, head slots, tokens, content]``; the backend's first layout gives its order.
+        """
         spec, layouts = self.spec, self.backend.supported_kv_cache_layouts()
         content = spec.state_content_size_bytes // spec.dtype.itemsize
         shape = (num_pages, spec.num_heads, spec.block_size, content)
@@ -126,7 +139,7 @@ class Layers:
         return _strided(shape, order, spec.dtype, self.device)
 
     def _by_shape(self, num_pages: int) -> tuple[torch.Tensor, int]:
-        """To 0.28: the backend's shape and stride order; the page axis is the one that follows the number of pages."""
+        """Allocate KV up to 0.28: the backend's shape and stride order. The page axis grows with the page count."""
         a, spec = self.geometry.attention, self.spec
         dtype = "fp8" if a.kv_dtype == FP8 else "auto"
 
@@ -146,13 +159,13 @@ class Layers:
 
 
 def _strided(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros of a logical shape whose axes lie in memory in this order, as vLLM allocates them."""
+    """Return zeros of a logical shape. `order` lists the logical axes in memory order, as vLLM allocates them."""
     physical = torch.zeros([shape[axis] for axis in order], dtype=dtype, device=device)
     return physical.permute([order.index(axis) for axis in range(len(shape))])
 
 
 def _set_scales(layer: Any) -> None:
-    """The scales of fp8 wherever this release keeps copies of them."""
+    """Set the fp8 scales in every attribute in which this release keeps a copy."""
     for letter, scale in zip("kv", SCALES, strict=True):
         for name in [one for one in vars(layer) | layer._buffers if re.fullmatch(rf"_{letter}_scale(_\w+)?", one)]:
             held = getattr(layer, name)

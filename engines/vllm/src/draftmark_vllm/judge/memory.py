@@ -1,7 +1,7 @@
-"""A layer's KV memory by token slots. Where a token lies within its page is learned from the backend's own writer.
+"""A layer's KV memory, read and written by token slots. The layout within a page is learned from the backend's writer.
 
-vLLM's backends pack a page each in their own way (K beside V, heads first, tiles for a CPU's vector units), and
-releases move it about. So a page is written through the backend with numbers that name their element, and then read.
+vLLM's backends pack a page in different ways (K next to V, heads first, tiles for a CPU's vector units), and releases
+change it. So the judge writes a page through the backend with numbers that identify each element, and reads it back.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from draftmark_contract.judge.driver import SCALES
 from .config import FP8, dtype_of
 
 BASE = 16
-"""Digits of an element's number: integers that every dtype of KV holds exactly, fp8 too."""
+"""Base of the digits in an element's number. Every KV dtype holds these digits exactly, fp8 too."""
 NOBODY = -2.0
-"""In elements that the writer leaves alone."""
+"""Value of elements that the writer leaves unchanged."""
 Writes = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""Stores k and v ``[page_size, kv_heads, head_dim]`` as the tokens of one page, through the backend."""
+"""Function that stores k and v ``[page_size, kv_heads, head_dim]`` as the tokens of one page, through the backend."""
 
 
 class Memory:
     """KV memory of one layer.
 
     Args:
-        cache: as the layer is bound to it. axis: of it, the one that counts pages.
+        cache: tensor that is bound to the layer.
+        axis: its axis that counts pages.
+        geometry: geometry of the layer.
     """
 
     def __init__(self, cache: torch.Tensor, axis: int, geometry: Geometry) -> None:
@@ -40,10 +42,10 @@ class Memory:
         self._k = self._v = torch.empty(0, dtype=torch.int64)
 
     def learn(self, write: Writes) -> None:
-        """Find the elements of each token of a page.
+        """Find the elements of each token in a page.
 
         Raises:
-            RuntimeError: an element of k or v is written nowhere or twice, or the writer touches another page.
+            RuntimeError: an element of k or v is written never or twice, or the writer changes another page.
         """
         count = 2 * self.size * self.heads * self.dim
         numbers = torch.arange(count)
@@ -66,11 +68,11 @@ class Memory:
         self._fill(0.0)
 
     def same_as(self, other: Memory) -> None:
-        """Take over what was learned of another layer of the same shape."""
+        """Copy the learned layout from another layer of equal shape."""
         self._k, self._v = other._k, other._v
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store KV ``[slots, kv_heads, head_dim]`` in kv_dtype."""
+        """Store k and v, each ``[slots, kv_heads, head_dim]`` in kv_dtype."""
         pages = self._of(slice(None))
         for where, values in ((self._k, k), (self._v, v)):
             at = (slots // self.size)[:, None].expand(-1, where.shape[1]), where[slots % self.size]
@@ -78,7 +80,7 @@ class Memory:
         self._back(pages)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """KV of some slots, copies."""
+        """Return copies of k and v at these slots."""
         pages = self._raw(self._of(slice(None)))
         found = [
             pages[(slots // self.size)[:, None], where[slots % self.size]]
@@ -89,7 +91,7 @@ class Memory:
         return found[0], found[1]
 
     def _of(self, pages: Any) -> torch.Tensor:
-        """Flat elements of one page, or of all pages, in kv_dtype; a copy where the pages are no plain memory."""
+        """Return elements of one page or all pages, flat, in kv_dtype. Pages that are not contiguous are copied."""
         part = self._pages[pages]
         flat = part.reshape(-1) if part.dim() < self._pages.dim() else part.reshape(part.shape[0], -1)
         return flat.view(self.dtype)
@@ -110,13 +112,13 @@ class Memory:
         different = len(set(used.tolist()))
         if len(used) != count or different != count:
             raise RuntimeError(
-                f"of the {count} elements of a page's k and v the backend writes {different}, {len(used)} times in "
-                "all, so where a token lies cannot be learned"
+                f"a page's k and v have {count} elements, but the backend writes {different} of them, {len(used)} "
+                "times in total, so the judge cannot find a token's place"
             )
         after = self._raw(self._of(slice(None)))
         others = [n for n in range(len(after)) if n != page and not torch.equal(after[n], self._raw(before)[n])]
         if others:
-            raise RuntimeError(f"a write of page {page} changes pages {others[:8]}")
+            raise RuntimeError(f"a write to page {page} changes pages {others[:8]}")
 
     @staticmethod
     def _raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The order that vLLM's runner gives the requests of a step whose builder asks for decodes first."""
+"""The order of a step's requests in vLLM's runner, if the builder requires decodes first."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ class Ordered:
     """A step with its requests in the runner's order.
 
     Attributes:
-        step: the step. order: for each of its rows the row that was there before.
+        step: the reordered step.
+        order: int64, for each row of `step` its row in the original step.
     """
 
     step: Step
     order: torch.Tensor
 
     def rows(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Rows in the runner's order; the tensors themselves where that is the order that they have."""
+        """Return tensors with rows in the runner's order, or the tensors themselves if the order is unchanged."""
         if torch.equal(self.order, torch.arange(len(self.order))):
             return tensors
         return tuple(tensor[self.order.to(tensor.device)] for tensor in tensors)
 
     def back(self, out: torch.Tensor) -> torch.Tensor:
-        """Rows in the order that they had before."""
+        """Return rows in the original order."""
         found = torch.empty_like(out)
         found[self.order.to(out.device)] = out
         return found
 
 
 def as_the_runner_orders(step: Step, builder: Any) -> Ordered:
-    """The step with its requests reordered.
+    """Return the step with its requests reordered, as `reorder_batch_to_split_decodes_and_prefills` does in vLLM.
 
-    Decodes, then what goes on with a context, then first chunks: `reorder_batch_to_split_decodes_and_prefills`. A
-    request without rows is in no step, since the scheduler gives every request that it names a token at least: as a
-    decode of no row FlashInfer's planner ended with a ValueError.
+    Decodes come first, then chunks with a context, then first chunks. Requests without rows are dropped, because the
+    scheduler gives each request of a step at least one token. With an empty decode FlashInfer's planner raises a
+    ValueError.
     """
     threshold = getattr(builder, "reorder_batch_threshold", None)
     requests = step.forward.requests

@@ -1,4 +1,4 @@
-"""What vLLM's own predicates say of a geometry; a refusal is a reason, not a failure."""
+"""Results of vLLM's own capability predicates for a geometry. A refusal is a reason, not a failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .config import FP8, dtype_of, takes
 
 
 def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
-    """Why vLLM's selector would refuse the backend for this layer."""
+    """Return the reasons why vLLM's selector would refuse the backend for this layer."""
     from vllm.platforms import current_platform
     from vllm.platforms.interface import DeviceCapability
 
@@ -33,12 +33,12 @@ def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
         str(reason) for reason in backend.validate_configuration(**takes(backend.validate_configuration, asked))
     ]
     if (sizes := _sizes(backend)) and not any(a.page_size % size == 0 for size in sizes):
-        found.append(f"pages of {a.page_size} tokens are no multiple of {' or '.join(map(str, sizes))}")
+        found.append(f"pages of {a.page_size} tokens are not a multiple of {' or '.join(map(str, sizes))}")
     return found
 
 
 def page_step(backend: Any) -> int:
-    """The smallest number that pages are multiples of."""
+    """Return the smallest supported page size in tokens. Page sizes are multiples of it."""
     return min(_sizes(backend), default=16)
 
 

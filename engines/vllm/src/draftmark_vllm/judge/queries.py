@@ -1,4 +1,4 @@
-"""Whether vLLM rounds the queries to e4m3 before a backend's kernel reads them, as it does where KV is fp8."""
+"""Detection of query rounding: with fp8 KV vLLM may round queries to e4m3 before a backend's kernel reads them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from draftmark_contract.judge.item import NotAsked
 
 PLANNED = ("q_data_type", "q_data_type_prefill", "q_data_type_decode")
-"""Names under which a builder keeps the dtype of queries that it plans its kernels for."""
+"""Attributes in which builders keep the dtype of queries that their kernels are planned for."""
 
 
 def rounds_queries(layer: Any, builder: Any) -> bool:
-    """Whether the layer quantises its queries, or the builder plans for queries in fp8.
+    """Return whether the layer quantizes its queries, or the builder plans for fp8 queries.
 
     Raises:
-        NotAsked: FlashInfer on Hopper rounds the queries of prefills and leaves those of decodes.
+        NotAsked: FlashInfer on Hopper rounds the queries of prefills, but not of decodes.
     """
     if getattr(layer, "query_quant", None) is not None:
         return True
     eight = {"float8" in str(getattr(builder, name)) for name in PLANNED if hasattr(builder, name)}
     if len(eight) > 1:
-        raise NotAsked("vLLM rounds the queries of prefills to fp8 here and not those of decodes, within one step")
+        raise NotAsked("within one step vLLM rounds the queries of prefills to fp8, but not the queries of decodes")
     return eight == {True}

@@ -1,4 +1,4 @@
-"""One of vLLM's backends as a target."""
+"""One vLLM backend as a target of the judge."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .config import FP8
 from .driver import VllmDriver
 from .predicates import page_step
 
-OURS = "vLLM's backends declare no buffers, so there is nothing to compare with what batches need"
+OURS = "vLLM's backends declare no buffers, so no declared size can be compared with the sizes that batches need"
 LEFT_OUT = {
     "load": "a rule about how a plugin is loaded; vLLM's backends are not plugins",
-    "supports": "a rule about supports(); what vLLM's predicates refuse is counted as not served",
+    "supports": "a rule about supports(); refusals by vLLM's predicates are counted as not served",
     "sizing": OURS,
     "tightness": OURS,
     "overflow": OURS,
     "proof": OURS,
-    "metadata": "the meaning of a backend's own metadata is not declared; outputs and KV are judged instead",
-    "guards": "its buffers are allocated by itself, so there are no guard words around them",
-    "purity": "it has no plan() and write_metadata(), which the rule is about",
+    "metadata": "a backend's own metadata has no declared meaning; outputs and KV are checked instead",
+    "guards": "the backend allocates its own buffers, so there are no guard words around them",
+    "purity": "a rule about plan() and write_metadata(), which vLLM's backends do not have",
     "tree_ops": "vLLM has no draft trees",
     "late": "the rule needs buffers that the core stages for a backend",
-    "padding": "padded rows are declared by plugins alone",
+    "padding": "only plugins declare padded rows",
     "memory": "a rule about two opened backends of one plugin",
     "engine": "a rule about forms and modes that vLLM does not have",
     "layers": "a rule about shapes that differ within one builder's layers",
@@ -39,21 +39,21 @@ LEFT_OUT = {
     "inputs": "vLLM runs a forward in one gradient mode",
     "graphs": "a rule about captures that draftmark makes itself",
     "repeats": "a rule about captures that draftmark makes itself",
-    "production": "left to a device",
-    "numerics": "needs a pool that nothing is reserved for, which vLLM's shapes do not allow here",
-    "sinks": "no scene has a layer with attention sinks yet",
+    "production": "runs on a device only",
+    "numerics": "needs a KV pool without reserved pages, which vLLM's shapes do not allow here",
+    "sinks": "no case has a layer with attention sinks yet",
 }
 
 
 class VllmTarget:
-    """See `draftmark_contract.judge.target.Target`."""
+    """Target of a vLLM backend; see `draftmark_contract.judge.target.Target`."""
 
     def __init__(self, name: str, backend: Any, device: str) -> None:
         self.name, self.backend, self.device = name, backend, device
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """vLLM, torch, the device and what runs the kernels."""
+        """Releases of vLLM and torch, and the device."""
         import vllm
 
         found = {"engine": f"vLLM {vllm.__version__}", "torch": f"torch {torch.__version__}"}
@@ -68,11 +68,11 @@ class VllmTarget:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """By module."""
+        """Reasons why rules have no item, by the name of the rule's module."""
         return LEFT_OUT
 
     def caps(self) -> EngineCapabilities:
-        """For the common questions."""
+        """Return the backend's capabilities for the common items."""
         on_gpu = self.device != "cpu"
         return EngineCapabilities(
             open=self.open,
@@ -83,15 +83,19 @@ class VllmTarget:
         )
 
     def open(self, geometry: Geometry, num_pages: int) -> VllmDriver:
-        """A driver."""
+        """Return a driver for a geometry.
+
+        Raises:
+            NotAsked: Triton's interpreter lacks the dtype.
+        """
         if self.interpreted and "bfloat16" in (geometry.attention.q_dtype, geometry.attention.kv_dtype):
-            raise NotAsked("Triton's interpreter has no arithmetic of bfloat16")
+            raise NotAsked("Triton's interpreter has no bfloat16 arithmetic")
         if self.interpreted and geometry.attention.kv_dtype == FP8:
-            raise NotAsked("vLLM's Triton kernels store fp8 KV only where the device says that it can")
+            raise NotAsked("vLLM's Triton kernels store fp8 KV only on devices that report support for it")
         return VllmDriver(self.backend, geometry, num_pages, self.device)
 
     def items(self) -> Sequence[Item]:
-        """The common ones, and vLLM's own."""
+        """Return the common items, then vLLM's own."""
         from . import drafting
 
         caps = self.caps()
@@ -99,28 +103,28 @@ class VllmTarget:
 
 
 def asked_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
-    """Names of torch dtypes in which a backend is asked, of those that it serves.
+    """Return names of the query dtypes to test, among the dtypes that a backend supports.
 
-    On a GPU float32 is not among them: Triton rounds its products to TF32 there, by 1e-3, as matrix products may be on
-    purpose, and what is asked in float32 is asked for the rounding of float32.
+    float32 is left out on a GPU. Triton rounds its products to TF32 there, an error of 1e-3, and engines may do so on
+    purpose. The float32 items need float32 precision.
     """
     names = (str(one).removeprefix("torch.") for one in supported)
     return tuple(name for name in names if not (on_gpu and name == "float32"))
 
 
 def ready_cpu(name: str, version: str) -> None:
-    """What a model's matrices have done before the first attention of a server: ask the system for AMX.
+    """Prepare the CPU as a server's matrix products do before the first attention: request AMX from the system.
 
     Raises:
-        DraftmarkError: vLLM's kernels are not there, since its library was built for another torch.
+        DraftmarkError: vLLM's kernels are absent, because its library was built for another torch.
     """
     from vllm import _custom_ops
 
     if name == "CPU_ATTN" and not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
         needed = [one for one in md.requires(version.split(" ")[0]) or () if one.startswith("torch==")]
         raise DraftmarkError(
-            f"the kernels of {version} do not load with torch {torch.__version__} ({_custom_ops.__name__} has none); "
-            f"install {needed[0].partition(';')[0] if needed else 'the torch that it requires'}"
+            f"the kernels of {version} do not load with torch {torch.__version__} ({_custom_ops.__name__} has "
+            f"none); install {needed[0].partition(';')[0] if needed else 'the torch that it requires'}"
         )
     ask = getattr(torch.cpu, "_init_amx", None)
     if ask is not None:
@@ -129,10 +133,10 @@ def ready_cpu(name: str, version: str) -> None:
 
 
 def backend_class(name: str) -> Any:
-    """vLLM's class of this name, by its registry.
+    """Return vLLM's class for a backend's name, from vLLM's registry.
 
     Raises:
-        ImportError, KeyError, AttributeError, ValueError: this release has none, or it cannot be imported.
+        ImportError, KeyError, AttributeError, ValueError: this release has no such backend, or its import fails.
     """
     from .api import BackendEnum
 

@@ -1,7 +1,7 @@
-"""The target's token after each row: its argmax, or a sample that depends on the request and the position alone.
+"""The target's token after each row: the argmax, or a sample that depends only on the request and the position.
 
-Randomness is a function of (seed, position), not a stream: a token that is sampled at a position is the same whether a
-tree, a chain or a plain step got there, so sampled texts with trees are those without.
+Random numbers are a function of (seed, position), not a stream. A tree, a chain and a plain step sample equal tokens at
+equal positions. So sampled texts with trees equal texts without.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from draftmark_speculative.sampling import uniform
 
 @dataclass(frozen=True)
 class Choice:
-    """How one request chooses.
+    """Sampling parameters of one request.
 
     Attributes:
         temperature: 0 for the argmax.
-        top_k: of the likeliest tokens, 0 for all. top_p: the fewest of them with so much probability, 1 for all.
-        seed: of the request.
+        top_k: keep the k likeliest tokens; 0 for all.
+        top_p: keep the fewest likeliest tokens with this total probability; 1 for all.
+        seed: seed of the request.
     """
 
     temperature: float = 0.0
@@ -32,33 +33,33 @@ class Choice:
 
     @classmethod
     def of(cls, params: Any, request_id: str, engine_seed: int) -> Choice | None:
-        """Read vLLM's `SamplingParams`; None for one that needs vLLM's own sampler, and so gets no trees."""
+        """Read vLLM's `SamplingParams`. Return None for a request that needs vLLM's own sampler; it gets no trees."""
         if not _plain(params):
             return None
         seed = params.seed
-        if seed is None:  # the same on every rank
+        if seed is None:  # derived, so that it is equal on every rank
             seed = int.from_bytes(hashlib.sha256(f"{engine_seed} {request_id}".encode()).digest()[:7])
         temperature = float(params.temperature)
         return cls(temperature if temperature >= 1e-5 else 0.0, max(0, params.top_k), float(params.top_p), seed)
 
 
 def _plain(params: Any) -> bool:
-    """Whether a choice needs a row's own logits, temperature, top_k and top_p, and nothing else is asked for."""
+    """Return True if sampling uses only the row's logits, temperature, top_k and top_p."""
     penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1, params.min_p)
     more = ("logprobs", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
     return not any(penalties) and not any(getattr(params, name, None) not in (None, 0, [], {}) for name in more)
 
 
 def choose(logits: torch.Tensor, choices: list[Choice], positions: torch.Tensor) -> torch.Tensor:
-    """Choose one token a row.
+    """Choose one token for each row.
 
     Args:
         logits: ``[rows, vocabulary]``.
-        choices: of each row.
-        positions: int64 ``[rows]``, of the row's own token.
+        choices: sampling parameters of each row.
+        positions: int64 ``[rows]``, position of each row's input token.
 
     Returns:
-        int64 ``[rows]``.
+        Chosen tokens, int64 ``[rows]``.
     """
     chosen: torch.Tensor = logits.argmax(-1)
     drawn = [row for row, one in enumerate(choices) if one.temperature]
@@ -78,7 +79,7 @@ def _sampled(logits: torch.Tensor, choices: list[Choice], positions: torch.Tenso
     likeliest = likeliest.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
     likeliest = likeliest / likeliest.sum(-1, keepdim=True)
     likeliest = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= column("top_p"), 0.0)
-    # In the order of token ids: two probabilities that differ in the last bit would change places in their own order.
+    # Sum in the order of token ids: in sorted order, probabilities that differ by one bit could change places.
     mass = torch.zeros_like(probs).scatter(-1, tokens, likeliest).cumsum(-1)
     draw = uniform(0, column("seed")[:, 0], positions)[:, None] * mass[:, -1:]
     found: torch.Tensor = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]

@@ -1,8 +1,8 @@
-"""Trees of an EAGLE head: at each step of vLLM's own chain the next best tokens too, as leaves beside it.
+"""Trees of an EAGLE head: a chain of drafts that has the next best tokens of each step as leaves.
 
-The head runs as often as for a chain of that many steps, in vLLM's own proposer, and never sees a leaf; a leaf that is
-accepted ends the round with its token and one more. A tree whose branches go on would need draft steps of several rows
-a request, which vLLM's proposer has no place for.
+vLLM's own proposer runs the head as often as for a chain of that length. The head never reads a leaf: an accepted leaf
+ends the round with its token and one more. Deeper branches would need draft steps with several rows per request, which
+vLLM's proposer cannot run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .step_trees import Parents
 
 
 def steps_of(drafts: int, branches: int) -> int:
-    """Draft steps of a comb of so many drafts.
+    """Return the number of draft steps of a comb with `drafts` drafts.
 
     Raises:
-        EngineError: the last step would not be whole.
+        EngineError: `drafts` is not a multiple of `branches`.
     """
     if drafts % branches:
         raise EngineError(
@@ -31,7 +31,7 @@ def steps_of(drafts: int, branches: int) -> int:
 
 
 def comb(steps: int, branches: int) -> Parents:
-    """Parents of a comb: the drafts of each step hang on the first of the step before."""
+    """Return the parents of a comb: the drafts of a step are children of the first draft of the step before."""
     found = [-1]
     for step in range(steps):
         found += [0 if step == 0 else 1 + (step - 1) * branches] * branches
@@ -39,16 +39,21 @@ def comb(steps: int, branches: int) -> Parents:
 
 
 def combing(proposer: type) -> type:
-    """Derive a proposer of combs from one of vLLM's that draft with a model, step by step."""
+    """Return a subclass of a vLLM proposer that drafts combs. The proposer must draft with a model, step by step."""
 
     class Combing(proposer):  # type: ignore[misc]
-        """vLLM's own, but for which tokens it gives."""
+        """vLLM's proposer, with the tokens of a comb as its result.
+
+        Attributes:
+            branches: drafts of each step.
+            steps: draft steps of a round.
+        """
 
         branches: int
         steps: int
 
         def propose(self, *given: Any, **more: Any) -> torch.Tensor:
-            """Drafts ``[R, steps · branches]``, step by step."""
+            """Return drafts ``[R, steps · branches]``, ordered by step."""
             self._best: list[torch.Tensor] = []
             if "num_speculative_tokens" in more:
                 more["num_speculative_tokens"] = self.steps
@@ -63,6 +68,6 @@ def combing(proposer: type) -> type:
             return best[:, 0], None
 
         def take_last_draft_probs(self) -> None:
-            """None: what is accepted is the target's own choice."""
+            """Return None: vLLM needs no draft probabilities, because acceptance compares sampled tokens."""
 
     return Combing

@@ -1,6 +1,6 @@
 """The worker that a user names on a CPU: `--worker-cls draftmark_vllm.trees.cpu_worker.CpuTreeWorker`.
 
-Apart from the GPU's: with vLLM's CPU worker comes a module that puts placeholders into `torch.cuda`.
+A module of its own, because vLLM's CPU worker imports a module that puts placeholders into `torch.cuda`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .runner import with_trees
 
 
 class CpuTreeWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's worker on a CPU."""
+    """vLLM's CPU worker, with a runner that serves trees."""
 
     def init_device(self, *given: Any, **more: Any) -> None:
-        """As vLLM does, and then its runner serves trees."""
+        """Initialize the device as vLLM does, then let the runner serve trees."""
         super().init_device(*given, **more)
         with_trees(self.model_runner)

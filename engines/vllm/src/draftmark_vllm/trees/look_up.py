@@ -1,4 +1,4 @@
-"""Trees of n-gram drafts, as a proposer that vLLM loads by name: `{"method": "custom_class", "model": NAME}`."""
+"""A proposer of n-gram draft trees. vLLM loads it by name: `{"method": "custom_class", "model": NAME}`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..settings import Settings
 from .step_trees import Parents
 
 MAX_NGRAM, MIN_NGRAM = 4, 2
-"""Recent tokens that must have stood together before; the most are tried first."""
+"""Longest and shortest run of recent tokens to find again earlier in the text. The longest is tried first."""
 
 
 class LookUpTrees:
-    """What followed when the recent tokens stood here before: several such continuations are the branches of a tree.
+    """Proposer that finds the recent tokens earlier in the text. Their continuations become branches of a tree.
 
     Attributes:
-        parents: of each request's last tree, in the order of the drafts that `propose` gave; None where it gave none.
+        parents: parents of each request's last tree, in the order of the drafts from `propose`; None without drafts.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -30,7 +30,7 @@ class LookUpTrees:
         self.parents: list[Parents | None] = []
 
     def load_model(self, *given: Any, **more: Any) -> None:
-        """There is none."""
+        """Do nothing: this proposer has no model."""
 
     def propose(
         self,
@@ -40,11 +40,12 @@ class LookUpTrees:
         *given: Any,
         **more: Any,
     ) -> list[list[int]]:
-        """Give the drafts of every request, and keep their parents.
+        """Return the drafts of every request, and keep their parents.
 
         Args:
-            sampled_token_ids: of each request, those of the last step; none where its prompt is not through.
-            num_tokens_no_spec: tokens of each request. token_ids_cpu: the tokens, one row a request.
+            sampled_token_ids: tokens that the last step sampled for each request; empty during its prefill.
+            num_tokens_no_spec: number of tokens of each request.
+            token_ids_cpu: the tokens, one row for each request.
         """
         self.parents = []
         drafts: list[list[int]] = []
@@ -61,9 +62,9 @@ class LookUpTrees:
 
 
 def look_up(tokens: np.ndarray[Any, Any], nodes: int, branches: int) -> DraftTree:
-    """Make a tree of up to `nodes` nodes, its root the newest token, with up to `branches` paths from it.
+    """Return a tree of up to `nodes` nodes. Its root is the newest token, with up to `branches` paths below.
 
-    Longer matches and, among equals, later ones come first; the paths share the nodes evenly.
+    Longer matches come first; among equal lengths, later matches come first. The paths share the nodes evenly.
     """
     tree, budget = DraftTree([int(tokens[-1])]), nodes - 1
     paths: dict[tuple[int, ...], None] = {}
@@ -77,7 +78,7 @@ def look_up(tokens: np.ndarray[Any, Any], nodes: int, branches: int) -> DraftTre
 
 
 def _matches(tokens: np.ndarray[Any, Any]) -> Iterator[int]:
-    """Where the newest tokens ended before, best first."""
+    """Yield the indices after earlier occurrences of the newest tokens, best match first."""
     for size in range(MAX_NGRAM, MIN_NGRAM - 1, -1):
         if size < len(tokens):
             windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
@@ -86,7 +87,7 @@ def _matches(tokens: np.ndarray[Any, Any]) -> Iterator[int]:
 
 
 def _continuation(tokens: np.ndarray[Any, Any], end: int, length: int) -> tuple[int, ...]:
-    """What followed `end`; past the newest token it goes on with what it has just copied, as LZ77 does."""
+    """Return the `length` tokens after index `end`. Past the newest token, copying continues as in LZ77."""
     lag, path = len(tokens) - end, [int(one) for one in tokens[end : end + length]]
     while len(path) < length:
         path.append(path[len(path) - lag])

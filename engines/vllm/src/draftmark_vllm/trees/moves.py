@@ -1,4 +1,4 @@
-"""The KV of what a tree kept, moved to where a chain would have put it."""
+"""Moves of KV: accepted nodes of a tree go to where a chain would have put them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def moved_rows(paths: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Rows of a step that are to move: from which row to which. A path ascends, so it only ever moves down."""
+    """Return source rows and target rows of the KV to move. Nodes of a path ascend, so every move is to a lower row."""
     sources, targets = [], []
     for path, first in zip(paths, starts, strict=False):
         for place, node in enumerate(path):
@@ -22,8 +22,8 @@ def move_kv(pages: Iterable[torch.Tensor], slots: torch.Tensor, sources: list[in
     """Copy K and V of rows to other rows' slots, in every layer.
 
     Args:
-        pages: of each layer, ``[pages, heads, page_size, head_dim]`` of any strides, as vLLM gives them.
-        slots: int64 ``[rows]``, of each row of the step where its KV lies.
+        pages: pages of each layer, ``[pages, heads, page_size, head_dim]`` with any strides, as vLLM allocates them.
+        slots: int64 ``[rows]``, the KV slot of each row of the step.
         sources, targets: rows. Every source is read before any target is written.
     """
     if not sources:

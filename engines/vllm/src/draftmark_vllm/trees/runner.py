@@ -1,4 +1,4 @@
-"""The steps of vLLM's runner V1 around which trees go. Whichever runner a worker has made becomes of this class too."""
+"""vLLM's runner V1, extended to steps with trees. The runner that a worker has created gets this class as a base."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from .walk import Kept, walk
 
 
 def with_trees(runner: Any) -> None:
-    """Let a runner serve trees: it becomes of a class derived from its own.
+    """Let a runner serve trees. Its class becomes a subclass of `TreeRunner` and of its own class.
 
     Raises:
-        EngineError: its configuration does not go with trees.
+        EngineError: the runner's configuration does not support trees.
     """
     if not hasattr(runner, "_prepare_inputs") or not hasattr(runner, "propose_draft_token_ids"):
         raise EngineError("trees need vLLM's runner V1; set VLLM_USE_V2_MODEL_RUNNER=0")
     if runner.use_async_scheduling:
-        raise EngineError("trees need to know on the host what was accepted; set --no-async-scheduling")
+        raise EngineError("trees need the accepted drafts on the host before the next step; set --no-async-scheduling")
     if runner.uses_mrope:
         raise EngineError("the model has M-RoPE positions, which trees do not serve; leave --worker-cls out")
-    # Its own class comes behind, so that a CPU's runner stays one.
+    # The runner's own class stays a base, because a CPU runner overrides methods.
     runner.__class__ = type(TreeRunner.__name__, (TreeRunner, type(runner)), {})
     runner.begin_trees()
 
 
 class TreeRunner(GPUModelRunner):  # type: ignore[misc]
-    """vLLM's own runner, with trees of drafts. Methods that it overrides have vLLM's names and are called by vLLM."""
+    """vLLM's runner with trees of drafts. Overridden methods keep vLLM's names, and vLLM calls them."""
 
     _tree_of: dict[str, Parents | None]
     _trees: StepTrees | None
@@ -45,10 +45,10 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
     _comb: Parents | None
 
     def begin_trees(self) -> None:
-        """Prepare; once, behind vLLM's own constructor.
+        """Set up the trees, once, after vLLM's own constructor.
 
         Raises:
-            EngineError: drafts come by a method of which no trees are made.
+            EngineError: no trees can be made of drafts by the configured method.
         """
         self._tree_of, self._trees, self._kept, self._comb = {}, None, None, None
         config = self.speculative_config
@@ -66,10 +66,10 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         self._comb = comb(steps, branches)
 
     def _prepare_inputs(self, scheduler_output: Any, *given: Any, **more: Any) -> Any:
-        """Inputs of a step, whose rows stand at their depths."""
+        """Prepare a step's inputs, then set the position of each row to the depth of its node."""
         found = super()._prepare_inputs(scheduler_output, *given, **more)
         self._trees = self._step_trees(scheduler_output)
-        # Slots are those of a chain, and are there already; what a row sees and where it stands are its node's.
+        # Slots stay those of a chain, and are written already. Positions and masks follow the nodes.
         rows, changes = self._trees.depth_changes()
         if rows:
             at = torch.tensor(rows, device=self.positions.device)
@@ -77,12 +77,12 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         return found
 
     def _build_attention_metadata(self, *given: Any, **more: Any) -> Any:
-        """Metadata by builders that see the step's trees."""
+        """Build metadata while the builders can read the step's trees."""
         with announced(self._trees):
             return super()._build_attention_metadata(*given, **more)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        """What the walk keeps, in place of vLLM's rejection sampler."""
+        """Walk the trees in place of vLLM's rejection sampler, and move the accepted KV."""
         trees = self._trees
         if logits is None or trees is None:
             return super()._sample(logits, spec_decode_metadata)
@@ -109,7 +109,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         *given: Any,
         **more: Any,
     ) -> Any:
-        """Draft behind what was kept, whose features are where a chain's would be."""
+        """Propose drafts after the accepted tokens, with features moved to where a chain's would be."""
         order = self._chain_order(len(hidden_states))
         if order is not None:
             hidden_states = hidden_states[order]
@@ -128,7 +128,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
             rows, nodes = scheduler_output.num_scheduled_tokens[name], 1 + len(drafts.get(name, ()))
             known = self._tree_of.get(name)
             lens.append(rows)
-            # vLLM's own sampler takes drafts for a chain.
+            # vLLM's own sampler reads drafts as a chain.
             whole = known is not None and choice is not None and rows == nodes <= len(known)
             found.append(trimmed(known, nodes) if known is not None and whole and nodes > 1 else None)
         return StepTrees(tuple(found), starts_of(lens))
@@ -152,7 +152,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         return walk(drafts, trees.parents, targets)
 
     def _move(self, sources: list[int], targets: list[int], trees: StepTrees) -> None:
-        """Make the step what it were if its kept drafts had been a chain: KV, tokens, positions."""
+        """Change the step to what it would be if the accepted drafts had been a chain: KV, tokens, positions."""
         layers = self.compilation_config.static_forward_context
         for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
             pages = [_pages(layers[name]) for name in group.layer_names]
@@ -169,7 +169,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
             ids[new] = ids[old]
 
     def _chain_order(self, rows: int) -> torch.Tensor | None:
-        """Of each row of the step as a chain, which row its features are."""
+        """Return, for each row of the step as a chain, the row that holds its features."""
         if self._kept is None or self._trees is None or self._comb is None:
             return None
         order = list(range(rows))
@@ -179,14 +179,14 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
 
 
 def _pages(layer: Any) -> torch.Tensor:
-    """One layer's KV."""
+    """Return one layer's KV memory."""
     cache = layer.kv_cache
     found: torch.Tensor = cache[0] if isinstance(cache, list) else cache
     return found
 
 
 def _joined(ours: torch.Tensor, theirs: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Our tokens, with vLLM's own for some requests; -1 behind the last of each."""
+    """Return our tokens with vLLM's own in `rows`. Each row is filled with -1 after its last token."""
     width = max(ours.shape[1], theirs.shape[1])
     found = ours.new_full((len(ours), width), -1)
     found[:, : ours.shape[1]] = ours

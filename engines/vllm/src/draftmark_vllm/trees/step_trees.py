@@ -1,4 +1,4 @@
-"""Which node of its request's tree each row of a step is. Integers, and the channel from the runner to the builders."""
+"""The tree node of each row of a step, as integers, and the channel that passes it from the runner to the builders."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 Parents = tuple[int, ...]
-"""Of each node its parent's index, parents before children; -1 for the root, which is node 0."""
+"""Parent index of each node, parents before children; -1 for the root, which is node 0."""
 
 
 @dataclass(frozen=True)
 class StepTrees:
-    """The trees of one step.
+    """Trees of one step.
 
     Attributes:
-        parents: of each request of the step in vLLM's order; None for one whose rows follow one another, as those of a
-            prompt, of a decode, or of a chain of drafts.
-        starts: first row of each request, and behind the last.
+        parents: the tree of each request, in vLLM's order; None for a prompt, a decode or a chain of drafts.
+        starts: first row of each request, then the end of the last.
     """
 
     parents: tuple[Parents | None, ...]
     starts: tuple[int, ...]
 
     def depth_changes(self) -> tuple[list[int], list[int]]:
-        """Rows whose node is less deep than a chain's, and by how much (negative)."""
+        """Return the rows with a depth below a chain's, and the (negative) difference of each."""
         rows, changes = [], []
         for parents, first in zip(self.parents, self.starts, strict=False):
             if parents is None:
@@ -37,17 +36,17 @@ class StepTrees:
 
 
 def chain(rows: int) -> Parents:
-    """Parents of rows that follow one another."""
+    """Return the parents of a chain of `rows` nodes."""
     return tuple(range(-1, rows - 1))
 
 
 def trimmed(parents: Parents, nodes: int) -> Parents:
-    """The first nodes of a tree: a scheduler trims drafts from the end, which leaves every parent there."""
+    """Return the first nodes of a tree. A scheduler trims drafts from the end, so every parent stays."""
     return parents[:nodes]
 
 
 def depths_of(parents: Parents) -> list[int]:
-    """Generations between each node and the root."""
+    """Return the depth of each node: its number of steps from the root."""
     found: list[int] = []
     for parent in parents:
         found.append(0 if parent < 0 else found[parent] + 1)
@@ -55,7 +54,7 @@ def depths_of(parents: Parents) -> list[int]:
 
 
 def starts_of(lens: Sequence[int]) -> tuple[int, ...]:
-    """First rows of runs of so many rows, and behind the last."""
+    """Return the first row of each run of rows, then the end of the last."""
     found = [0]
     for rows in lens:
         found.append(found[-1] + rows)
@@ -67,7 +66,7 @@ _announced: list[StepTrees] = []
 
 @contextmanager
 def announced(trees: StepTrees | None) -> Iterator[None]:
-    """Let the builders that vLLM calls meanwhile see a step's trees: its metadata has no field for them."""
+    """Let the builders read a step's trees inside this context. vLLM's metadata has no field for them."""
     _announced[:] = [] if trees is None else [trees]
     try:
         yield
@@ -76,5 +75,5 @@ def announced(trees: StepTrees | None) -> Iterator[None]:
 
 
 def current() -> StepTrees | None:
-    """The trees of the step whose metadata is being built; None where every row follows the one before it."""
+    """Return the trees of the step that is being built; None if every request is a chain."""
     return _announced[0] if _announced else None

@@ -1,4 +1,4 @@
-"""Mask and depths of a batch whose requests bring trees, in static tensors, so that a graph finds today's there."""
+"""Mask and depths of a batch with trees, in static tensors that captured graphs read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..spans import Span
 from .step_trees import Parents, StepTrees, chain
 
 REMEMBERED = 256
-"""Tails that are kept: a head's combs are the same in each step, and to work one out takes longer than to copy it."""
+"""Number of cached tails. The combs of a head repeat in every step, and a copy is faster than a new computation."""
 
 
 class TreeTails:
@@ -26,11 +26,11 @@ class TreeTails:
         self._known: dict[tuple[bool, tuple[int, ...], tuple[Parents, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, span: Span, trees: StepTrees | None) -> Tree:
-        """Fill the tail of a span. Where no tree is told, as at capture, each request's rows are a chain.
+        """Fill the tail of a run. A request without a tree is a chain; at capture every request is.
 
         Args:
-            span: VERIFY or RAGGED_VERIFY.
-            trees: of the whole step.
+            span: a run of mode VERIFY or RAGGED_VERIFY.
+            trees: trees of the whole step.
 
         Returns:
             Views of static memory, valid until the next call.
@@ -50,7 +50,7 @@ class TreeTails:
     def _tail(
         self, uniform: bool, q_lens: tuple[int, ...], each: tuple[Parents, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mask and depths of requests with these parents, row by row."""
+        """Return mask and depths of requests with these parents, row by row."""
         reach = ancestors(torch.tensor(each, dtype=torch.int64))
         mask, depth = pack_bits(reach.flatten(0, 1), self._words), depths(reach).flatten()
         if not uniform:
@@ -59,7 +59,7 @@ class TreeTails:
         return mask.to(self._mask.device), depth.to(self._depth.device)
 
     def _padded(self, span: Span, trees: StepTrees | None) -> tuple[Parents, ...]:
-        """Parents of every request of a span; nodes that a request has not hang on its root, as unused ones do."""
+        """Return the parents of every request of a run. Missing nodes become children of the root, as unused nodes."""
         found: list[Parents] = []
         for number, count in enumerate(span.q_lens):
             known: Parents | None = None

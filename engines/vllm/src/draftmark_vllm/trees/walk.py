@@ -1,4 +1,4 @@
-"""What of each request's drafts the target agrees with, by draftmark's own walk."""
+"""Acceptance of drafts: the nodes of each request's tree that equal the target's tokens, by draftmark's own walk."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .step_trees import Parents, chain
 
 @dataclass(frozen=True)
 class Kept:
-    """What a step gives.
+    """Accepted tokens and nodes of one step.
 
     Attributes:
-        tokens: int32 ``[R, most nodes]``, those to emit, then -1: what vLLM's own sampler gives.
-        paths: of each request its accepted nodes, the root first; as many as it emits tokens.
+        tokens: int32 ``[R, most nodes]``, the tokens to emit, then -1, as vLLM's own sampler returns them.
+        paths: accepted nodes of each request, root first; one for each emitted token.
     """
 
     tokens: torch.Tensor
@@ -26,11 +26,11 @@ class Kept:
 
 
 def walk(drafts: Sequence[Sequence[int]], parents: Sequence[Parents | None], targets: torch.Tensor) -> Kept:
-    """Walk every tree.
+    """Walk the tree of every request.
 
     Args:
-        drafts: of each request the drafts that it brought, without its root.
-        parents: of each request, root included; None for a chain.
+        drafts: draft tokens of each request, without its root.
+        parents: parents of each request's nodes, root included; None for a chain.
         targets: int64 ``[rows]``, the target's token after each node, request by request.
     """
     counts = [1 + len(one) for one in drafts]

@@ -10,9 +10,9 @@ from .runner import with_trees
 
 
 class TreeWorker(Worker):  # type: ignore[misc]
-    """vLLM's worker on a GPU."""
+    """vLLM's GPU worker, with a runner that serves trees."""
 
     def init_device(self, *given: Any, **more: Any) -> None:
-        """As vLLM does, and then its runner serves trees."""
+        """Initialize the device as vLLM does, then let the runner serve trees."""
         super().init_device(*given, **more)
         with_trees(self.model_runner)
