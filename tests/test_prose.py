@@ -1,0 +1,73 @@
+"""The check of words (tools/prose.py) finds what it looks for, and nothing in plain sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import prose
+
+
+def findings(name: str, source: str) -> list[str]:
+    """Return the findings in a file of this name, as text."""
+    check = prose.check_markdown if name.endswith(".md") else prose.check_python
+    return [str(finding) for finding in check(Path(name), source)]
+
+
+@pytest.mark.parametrize("word", prose.INSTEAD)
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("a.py", '"""Rows {}, tiles."""\n'),
+        ("a.py", 'class A:\n    """Rows.\n\n    Tiles {} rows.\n    """\n'),
+        ("a.py", 'x = 1\n"""Rows {} tiles."""\n'),
+        ("a.py", "x = 1  # rows {} tiles\n"),
+        ("a.md", "Rows {} tiles.\n"),
+        ("a.md", "| a | b |\n|---|---|\n| rows | {} tiles |\n"),
+        ("a.md", "* rows\n* {} tiles\n"),
+    ],
+)
+def test_each_word_is_found_wherever_sentences_are_written(word, name, source):
+    """Docstrings of modules, classes and values, comments, paragraphs, lists and tables."""
+    [found] = findings(name, source.format(word))
+    assert f"'{word}'" in found
+
+
+def test_a_finding_names_its_line():
+    """The line is that of the word, not of the docstring's beginning."""
+    [found] = findings("a.py", 'def f():\n    """Write rows.\n\n    Tiles beside rows.\n    """\n')
+    assert found.startswith("a.py:4: 'beside'")
+
+
+@pytest.mark.parametrize("first", sorted(prose.FIRST_WORDS))
+def test_a_docstring_that_begins_with_a_fragment_is_found(first):
+    """The first word of a docstring decides."""
+    found = findings("a.py", f'def f():\n    """{first} the rows."""\n')
+    assert f"begins with '{first}'" in found[0]
+
+
+def test_a_long_sentence_of_a_page_is_found():
+    """25 words pass and 26 do not; code and an address count as one word and none."""
+    words = ["row"] * 24
+    assert not findings("a.md", f"{' '.join(words)} end. {' '.join(words)} end.\n")
+    assert not findings("a.md", f"{' '.join(words)} `{' '.join(words)}`.\n")
+    assert not findings("a.md", f"{' '.join(words[1:])} [a page](https://example.org/a/b).\n")
+    [found] = findings("a.md", f"{' '.join(words)} long end.\n")
+    assert "26 words" in found
+
+
+def test_code_is_not_read_as_a_sentence():
+    """Blocks of code, code in a line and strings in code are left out."""
+    assert not findings("a.md", "Call `tile.beside()`.\n\n```python\nbeside = 1  # alone\n```\n")
+    assert not findings("a.py", '"""Call `tile.beside()` or ``alone``."""\nbeside = "alone"\n')
+
+
+def test_a_long_subject_is_refused(tmp_path, monkeypatch, capsys):
+    """72 characters pass, 73 are refused; the body may be as long as it likes."""
+    assert not prose.check_subject("a" * 72 + "\n\n" + "b" * 200)
+    message = tmp_path / "message"
+    message.write_text("a" * 73)
+    monkeypatch.setattr("sys.argv", ["prose", "--commit-message", str(message)])
+    assert prose.main() == 1
+    assert "73 characters" in capsys.readouterr().err
