@@ -71,6 +71,7 @@ def _walk(right: list[list[bool]], sample: Sample) -> tuple[int, int]:
     row, tokens, rounds = sample.prompt_len - 1, 0, 0
     left = len(sample.answer) - 1
     while tokens < left:
-        count = next((step for step in range(len(right)) if not right[step][row]), len(right)) + 1
+        drafts = next((step for step in range(len(right)) if not right[step][row]), len(right))
+        count = min(drafts + 1, left - tokens)  # the last round may yield a token after the end of the text
         row, tokens, rounds = row + count, tokens + count, rounds + 1
     return tokens, rounds

@@ -87,7 +87,8 @@ def tree_acceptance(
         for shape in shapes:
             row, last = sample.prompt_len - 1, len(sample.tokens) - 2
             while row < last:
-                count = _walk(*place.tree(row, shape), sample.tokens[row + 2 :]) + 1
+                drafts = _walk(*place.tree(row, shape), sample.tokens[row + 2 :])
+                count = min(drafts + 1, last - row)  # the last round may yield a token after the end of the text
                 kept[shape][count] += 1
                 row += count
     return kept

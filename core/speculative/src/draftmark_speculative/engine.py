@@ -221,12 +221,10 @@ class Engine:
             self._drafting.learn(forward.sent, finished, forward.report)
             for one in due:
                 self._host.settle(one, forward.at_most)
-            statistics.rounds += 1
-            statistics.plain += forward.sent.mode is Mode.DECODE
-            statistics.rows += self._rows(forward.sent)
-            statistics.verified += len(due)
-            statistics.accepted += sum(len(one.tokens) for one in due)
-        return [self._give(one.request, one.tokens) for one in due]
+        progress = [self._give(one.request, one.tokens) for one in due]
+        if forward.sent is not None:
+            statistics.count_round(forward.sent, self._rows(forward.sent), progress)
+        return progress
 
     def _give(self, request: Request, tokens: list[int]) -> Progress:
         kept = request.accept(tokens, self.geometry.limits.max_context_len)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from draftmark import Mode
+
+from .drafts import Round
+from .request import Progress
 
 
 @dataclass
@@ -15,8 +21,8 @@ class Statistics:
         extends: prefill forwards.
         verified: number of live requests, summed over rounds; accepted / verified is the mean accepted length.
             A request that ended while the round ran is not counted.
-        accepted: tokens that the rounds yielded for those requests, the target's own token included. Tokens after
-            the end of a request count too, although they are not emitted.
+        accepted: tokens that the rounds gave those requests, the target's own token included. Tokens after the end
+            of a request are not counted.
         plain: rounds that were plain decoding.
         rows: query rows that all rounds computed, padding included.
         host_syncs: waits for the device: one a round, and one for each prefill that ends a prompt.
@@ -35,7 +41,20 @@ class Statistics:
     late: int = 0
     preemptions: int = 0
 
+    def count_round(self, sent: Round, rows: int, progress: Sequence[Progress]) -> None:
+        """Count a round after its requests have taken their tokens.
+
+        Args:
+            rows: query rows of the round, padding included.
+            progress: the kept tokens of each request that was live when the results arrived.
+        """
+        self.rounds += 1
+        self.plain += sent.mode is Mode.DECODE
+        self.rows += rows
+        self.verified += len(progress)
+        self.accepted += sum(len(one.tokens) for one in progress)
+
     @property
     def mean_accepted(self) -> float:
-        """Mean number of accepted tokens per request and round; 1 without speculation."""
+        """Mean number of tokens that a request kept per round; 1 without speculation."""
         return self.accepted / self.verified if self.verified else 0.0

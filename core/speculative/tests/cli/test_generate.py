@@ -80,6 +80,8 @@ def test_json_holds_everything(generate: Run) -> None:
     assert [output["prompt_tokens"] for output in found["outputs"]] == [7, 3, 9]
     assert all(len(output["token_ids"]) == 24 and output["finish"] == "length" for output in found["outputs"])
     assert found["totals"]["tokens"] == 72
+    kept = found["totals"]["tokens"] - len(found["outputs"])  # prefill gives each prompt its first token
+    assert found["totals"]["mean_accepted_length"] == pytest.approx(kept / found["totals"]["verified"])
     assert found["totals"]["mean_accepted_length"] > 1.5
     assert found["check"]["differing"] == 0
 

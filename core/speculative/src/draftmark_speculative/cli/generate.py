@@ -36,8 +36,9 @@ copy of the model. Each token's float32 logit must lie near the best one,
 within twice transformers' own rounding error. The backend's logits may have
 at most twice the error of transformers' own.
 
-tokens/round counts the tokens that a prompt kept. The mean accepted length
-also counts tokens that a round yielded after the end of a text.
+tokens/round counts the tokens that a prompt kept. The mean accepted length is
+their mean over all prompts and rounds. Both leave out the prefill's token, and
+tokens that a round yielded after the end of a text.
 
 Ctrl-C prints the texts so far and the table, and exits with code 130."""
 
