@@ -1,8 +1,8 @@
 """Runs mutants against the contract suite. Run as ``python -m core.contract.tests.mutants``.
 
-It runs the rows that today's suite has not judged, keeps each result in kills.json, and writes the page of kills into
-build/. An interrupted run continues. A row runs the checks that killed it before, and all others only if none of these
-fails; a new row of a stranger starts with the check of its class.
+It runs the rows that today's suite has not judged, stores each result in kills.json, and writes the page of kills to
+build/. An interrupted run continues. A row first runs the checks that killed it before, and all others only if none
+of these fails. A new row of an outside author starts with the check of its class.
 ``python -m core.contract.tests.mutants W X01`` runs only mutants with ids that begin so. `--anew` also runs rows that
 today's suite has judged, and ignores the record (after a change of the mutants, or of the core).
 """
@@ -24,7 +24,7 @@ from .mutant import LAYOUTS
 
 PAGE = Path(__file__).parents[4] / "build" / "contract-kills.md"
 MOST = 2
-"""Number of killing checks that a row names."""
+"""Largest number of killing checks that a row lists."""
 DIGITS = 12
 """Number of characters of the suite's digest in the record."""
 
@@ -37,27 +37,27 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=DATA, help="record of results (default: kills.json)")
     parser.add_argument("--page", type=Path, default=PAGE, help="page to write (default: build/contract-kills.md)")
-    asked = parser.parse_args()
-    page = KillsPage(asked.data, today())
-    due = [(one.id, layout) for one, layout in catalog.pairs()] if asked.anew else page.due()
-    due = [pair for pair in due if pair[0].startswith(tuple(asked.begins) or ("",))]
-    with ProcessPoolExecutor(asked.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        running = {pool.submit(_killers, pair, () if asked.anew else page.killers(pair)): pair for pair in due}
+    args = parser.parse_args()
+    page = KillsPage(args.data, today())
+    due = [(one.id, layout) for one, layout in catalog.pairs()] if args.anew else page.due()
+    due = [pair for pair in due if pair[0].startswith(tuple(args.begins) or ("",))]
+    with ProcessPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        running = {pool.submit(_killers, pair, () if args.anew else page.killers(pair)): pair for pair in due}
         for ended in as_completed(running):
             one, layout = running[ended]
             checks = ended.result()
             print(f"{one} {layout}: {', '.join(checks) or 'SURVIVES'}", flush=True)
             page.note((one, layout), checks)
     page.save()
-    asked.page.parent.mkdir(parents=True, exist_ok=True)
-    asked.page.write_text(page.page(), encoding="utf-8")
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    args.page.write_text(page.page(), encoding="utf-8")
     survivors = [f"{one} in {layout}" for one, layout in page.survivors()]
-    print(f"{page.counts()} Survivors: {', '.join(survivors) or 'none'}. Page: {asked.page}")
+    print(f"{page.counts()} Survivors: {', '.join(survivors) or 'none'}. Page: {args.page}")
     return 1 if survivors else 0
 
 
 def today() -> str:
-    """Digest of today's suite, as the record has it."""
+    """Return the digest of today's suite, at the length that the record uses."""
     return identity_of(suite.original(next(iter(LAYOUTS))))[SUITE][:DIGITS]
 
 

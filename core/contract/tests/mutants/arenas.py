@@ -1,4 +1,4 @@
-"""Mutants of what write_metadata leaves in the arena."""
+"""Mutants of the metadata that write_metadata leaves in the arena."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from draftmark.batch import ForwardBatch
 
 from .mutant import Mutant, after, around
 
-IN_PLACE = "it reads the batch's own table and mask"
+IN_PLACE = "it reads the batch's table and mask in place"
 
 
 def edit(change: Callable[[Any, ForwardBatch], None]) -> Callable[[Any], None]:
-    """Spoil the arena after write_metadata."""
+    """Return a patch that changes the arena after write_metadata."""
     return lambda backend: after(backend, "write_metadata", lambda batch: change(backend, batch))
 
 
 def frozen_rows(name: str) -> Callable[[Any], None]:
-    """Entries of padded requests or rows stay what they were."""
+    """Return a patch that leaves the entries of padded requests or rows unchanged."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, batch: ForwardBatch) -> None:
@@ -41,7 +41,10 @@ def _pageable(backend: Any) -> None:
 
 
 def _strays(entry: Callable[[torch.Tensor], int]) -> Callable[[Any], None]:
-    """Writes an entry outside a buffer, named relative to its start; only where the arena left room for it."""
+    """Return a patch that zeroes one entry outside a buffer, at an index relative to the buffer's start.
+
+    It writes only where the arena's storage has room.
+    """
 
     def write(backend: Any, batch: ForwardBatch) -> None:
         buffer = backend.arena["slot_mapping"]
@@ -58,7 +61,7 @@ def _int32_slots(backend: Any, batch: ForwardBatch) -> None:
 
 
 def _written_once(backend: Any) -> None:
-    """Metadata is written again only when mode, step or size change."""
+    """Write metadata again only when mode, step or row counts change."""
     last: list[Any] = [None]
 
     def call(original: Any, batch: ForwardBatch) -> None:
@@ -77,26 +80,26 @@ def _units(backend: Any, batch: ForwardBatch) -> None:
 
 
 MUTANTS = (
-    Mutant("M17", "padded rows keep old slots", "sglang#24743", patch=frozen_rows("slot_mapping")),
+    Mutant("M17", "Keeps old slots in padded rows", "sglang#24743", patch=frozen_rows("slot_mapping")),
     Mutant(
         "M16",
-        "padded requests keep old lengths",
+        "Keeps old lengths in padded requests",
         "sglang#10892",
         patch=frozen_rows("kv_lens"),
         layouts=("reference",),
-        absent="M16b does it to its own lengths",
+        absent="no kv_lens; M16b keeps the last-page lengths instead",
     ),
     Mutant(
         "M16b",
-        "padded requests keep old last-page lengths",
+        "Keeps old last-page lengths in padded requests",
         "sglang#10892",
         patch=frozen_rows("kv_last_page_len"),
         layouts=("csr",),
-        absent="M16 does it to kv_lens",
+        absent="no last-page lengths; M16 keeps kv_lens instead",
     ),
     Mutant(
         "M19",
-        "padded indptr is -1",
+        "Writes -1 to the padded entries of an indptr",
         "vllm#19321",
         patch=edit(lambda b, x: b.arena["kv_indptr"][x.num_reqs + 1 : x.padded_reqs + 1].fill_(-1)),
         layouts=("csr",),
@@ -104,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "M19b",
-        "padded indptr repeats the graph's rows",
+        "Writes the size of kv_indices to the padded entries of an indptr",
         "local-inference-lab/vllm#658",
         patch=edit(
             lambda b, x: b.arena["kv_indptr"][x.num_reqs + 1 : x.padded_reqs + 1].fill_(b.arena["kv_indices"].shape[0])
@@ -114,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "M19c",
-        "padded lengths are -1",
+        "Writes -1 to the lengths of padded requests",
         "vllm#21196",
         patch=edit(lambda b, x: b.arena["kv_lens"][x.num_reqs : x.padded_reqs].fill_(-1)),
         layouts=("reference",),
@@ -122,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "M21b",
-        "indices past half the pages unwritten",
+        "Overwrites page indices after an eighth of the buffer with -1",
         "sglang#11985",
         patch=edit(lambda b, x: b.arena["kv_indices"][b.arena["kv_indices"].shape[0] // 8 :].fill_(-1)),
         layouts=("csr",),
@@ -130,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "M27",
-        "request of a row found as row // mean length",
+        "Assigns rows of a ragged batch to wrong requests",
         "sglang#32467",
         patch=edit(
             lambda b, x: (
@@ -140,20 +143,20 @@ MUTANTS = (
             )
         ),
     ),
-    Mutant("M29b", "slots computed in 32 bits", "flashinfer#3136", patch=edit(_int32_slots)),
+    Mutant("M29b", "Computes slots in 32 bits", "flashinfer#3136", patch=edit(_int32_slots)),
     Mutant(
         "M30",
-        "slots of padded rows unwritten",
+        "Writes -1 to the slots of padded rows",
         "flashinfer#5176",
         patch=edit(lambda b, x: b.arena["slot_mapping"][sum(x.q_lens[: x.num_reqs]) : x.num_rows].fill_(-1)),
     ),
-    Mutant("V30", "pageable copy in the captured region", "sglang#29415", patch=_pageable),
-    Mutant("V37", "writes past the end of a buffer", "sglang#27338", patch=_strays(torch.numel)),
-    Mutant("V73", "writes before the start of a buffer", "sglang#35969", patch=_strays(lambda buffer: -1)),
-    Mutant("V43", "page and token units mixed", "sglang#24587", patch=edit(_units)),
+    Mutant("V30", "Copies from pageable memory in the captured region", "sglang#29415", patch=_pageable),
+    Mutant("V37", "Writes after the end of a buffer", "sglang#27338", patch=_strays(torch.numel)),
+    Mutant("V73", "Writes before the start of a buffer", "sglang#35969", patch=_strays(lambda buffer: -1)),
+    Mutant("V43", "Mixes pages and tokens as units", "sglang#24587", patch=edit(_units)),
     Mutant(
         "V52",
-        "last page length 0 where it is page_size",
+        "Writes last-page length 0 instead of page_size",
         "sglang#15469",
         patch=edit(
             lambda b, x: b.arena["kv_last_page_len"][: x.padded_reqs].remainder_(b.geometry.attention.page_size)
@@ -163,7 +166,7 @@ MUTANTS = (
     ),
     Mutant(
         "V53",
-        "mask of the last tree survives a causal tail",
+        "Keeps the mask of the previous tree for a causal tail",
         "flashinfer#1028",
         patch=lambda b: around(
             b, "_write_tail", lambda original, batch: original(batch) if hasattr(batch.tail, "mask") else None
@@ -173,11 +176,11 @@ MUTANTS = (
     ),
     Mutant(
         "V54",
-        "first page of each request named twice",
+        "Writes the first page of each request twice",
         "sglang#38187",
         patch=edit(lambda b, x: b.arena["kv_indices"][1:2].copy_(b.arena["kv_indices"][:1])),
         layouts=("csr",),
         absent=IN_PLACE,
     ),
-    Mutant("V58", "metadata kept while mode and size stay", "rtp-llm#1084", patch=_written_once),
+    Mutant("V58", "Keeps the metadata while mode and size are unchanged", "rtp-llm#1084", patch=_written_once),
 )

@@ -15,7 +15,7 @@ from .mutant import Mutant, on_batch, shaped
 
 
 def prefix(change: Any, *modes: Mode, methods: tuple[str, ...] = ()) -> Any:
-    """Another prefix length, in some modes or all."""
+    """Return a patch that changes the prefix lengths, in some modes or in every mode."""
 
     def see(backend: Any, batch: ForwardBatch) -> ForwardBatch:
         if modes and batch.mode not in modes:
@@ -26,7 +26,7 @@ def prefix(change: Any, *modes: Mode, methods: tuple[str, ...] = ()) -> Any:
 
 
 def tail(change: Any) -> Any:
-    """Another mask or depth, where there is a tree."""
+    """Return a patch that changes the tail's mask or depth if the batch has a tree."""
 
     def see(backend: Any, batch: ForwardBatch) -> ForwardBatch:
         return replace(batch, tail=change(batch)) if isinstance(batch.tail, Tree) else batch
@@ -35,12 +35,12 @@ def tail(change: Any) -> Any:
 
 
 def bits(mask: torch.Tensor) -> torch.Tensor:
-    """int32 words → bool ``[rows, words, 32]``."""
+    """Unpack int32 words ``[rows, words]`` into bool ``[rows, words, 32]``."""
     return (mask[:, :, None] >> torch.arange(32, dtype=torch.int32, device=mask.device)) & 1 == 1
 
 
 def words(unpacked: torch.Tensor) -> torch.Tensor:
-    """The inverse of `bits`."""
+    """Pack bool ``[rows, words, 32]`` into int32 words; the inverse of `bits`."""
     weights = torch.bitwise_left_shift(torch.ones(32, dtype=torch.int64, device=unpacked.device), torch.arange(32))
     return (unpacked.long() * weights).sum(-1).to(torch.int32)
 
@@ -107,7 +107,7 @@ def _indptr(change: Any) -> Any:
 
 
 def _even(backend: Any, batch: ForwardBatch) -> torch.Tensor:
-    """As if all requests had the same number of rows."""
+    """Compute row offsets as if all requests had the same number of rows."""
     each = max(1, batch.num_rows // batch.padded_reqs)
     return (torch.arange(batch.padded_reqs + 1, dtype=torch.int32) * each).clamp(max=batch.num_rows)
 
@@ -127,7 +127,7 @@ def _deeper(batch: ForwardBatch) -> Tree:
 
 
 def _all_tail(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """DRAFT_EXTEND rows see the whole tail."""
+    """Let DRAFT_EXTEND rows see the whole tail."""
     if batch.mode is not Mode.DRAFT_EXTEND:
         return batch
     rows, tail = batch.num_rows, batch.tail_lens[0]
@@ -141,7 +141,7 @@ def _table(change: Any) -> Any:
 
 
 def _narrow(backend: Any, batch: ForwardBatch) -> torch.Tensor:
-    """Columns past the context wall read as the last one before it."""
+    """Clamp page columns after the context limit to the last column before it."""
     a = backend.geometry.attention
     last = -(-backend.geometry.limits.max_context_len // a.page_size) - 1
     return batch.page_table[:, torch.arange(batch.page_table.shape[1]).clamp(max=last)]
@@ -157,93 +157,104 @@ def _t(batch: ForwardBatch) -> torch.Tensor:
 
 
 MUTANTS = (
-    Mutant("M11", "rows of a ragged prefill counted as if uniform", "sglang#21987", patch=_indptr(_even)),
-    Mutant("M12", "query stride num_steps + 1", "sglang#27545", patch=_indptr(_stride_of_steps)),
-    Mutant("M13", "query stride -1 at capture", "sglang#31367", patch=_indptr(_sentinel_at_capture)),
+    Mutant(
+        "M11", "Computes row offsets of a ragged prefill as if it were uniform", "sglang#21987", patch=_indptr(_even)
+    ),
+    Mutant("M12", "Computes row offsets with stride num_steps + 1", "sglang#27545", patch=_indptr(_stride_of_steps)),
+    Mutant("M13", "Negates the row offsets at capture", "sglang#31367", patch=_indptr(_sentinel_at_capture)),
     Mutant(
         "M22",
-        "tail counted twice in DRAFT_EXTEND",
+        "Counts the tail twice in DRAFT_EXTEND",
         "sglang#26512",
         patch=prefix(lambda b, x: x.prefix_lens + _t(x), Mode.DRAFT_EXTEND),
     ),
     Mutant(
         "M28",
-        "metadata for live requests only, launch padded",
+        "Writes metadata only for live requests, though the launch is padded",
         "sglang#29262",
         patch=on_batch(live_only, "write_metadata"),
     ),
     Mutant(
         "M09",
-        "lengths not copied at capture",
+        "Uses lengths of zero at capture",
         "sglang#26521",
         patch=prefix(lambda b, x: torch.zeros_like(x.prefix_lens) if is_recording() else x.prefix_lens),
     ),
-    Mutant("V01", "tail starts one token late", "sglang#15469", patch=prefix(lambda b, x: x.prefix_lens + 1)),
+    Mutant("V01", "Starts the tail one token too late", "sglang#15469", patch=prefix(lambda b, x: x.prefix_lens + 1)),
     Mutant(
         "V02",
-        "tail starts one token early, except at 0",
+        "Starts the tail one token too early, except for empty prefixes",
         "vllm#8145",
         patch=prefix(lambda b, x: (x.prefix_lens - 1).clamp(min=0)),
     ),
     Mutant(
-        "V03", "empty prefix taken for one token", "sglang#1779", patch=prefix(lambda b, x: x.prefix_lens.clamp(min=1))
+        "V03",
+        "Treats an empty prefix as one token",
+        "sglang#1779",
+        patch=prefix(lambda b, x: x.prefix_lens.clamp(min=1)),
     ),
     Mutant(
         "V04",
-        "tail not counted in VERIFY",
+        "Leaves the tail out of the length in VERIFY",
         "sglang#26512",
         patch=prefix(lambda b, x: (x.prefix_lens - _t(x)).clamp(min=0), Mode.VERIFY),
     ),
     Mutant(
         "V05",
-        "prefix ignored in EXTEND",
+        "Ignores the prefix in EXTEND",
         "vllm#53658",
         patch=prefix(lambda b, x: torch.zeros_like(x.prefix_lens), Mode.EXTEND),
     ),
     Mutant(
         "V06",
-        "lengths clamped to the context",
+        "Clamps lengths to the context limit",
         "TRT-LLM#16280",
         patch=prefix(lambda b, x: x.prefix_lens.clamp(max=b.geometry.limits.max_context_len)),
     ),
     Mutant(
         "V07",
-        "lengths rounded down to whole pages",
+        "Rounds lengths down to whole pages",
         "sglang#15469",
         patch=prefix(lambda b, x: x.prefix_lens // b.geometry.attention.page_size * b.geometry.attention.page_size),
     ),
-    Mutant("V08", "draft step ignored", "sglang#25077", patch=on_batch(_step_zero)),
-    Mutant("V10", "mask bits in reverse order", "TRT-LLM#13006", patch=tail(_reversed)),
-    Mutant("V11", "mask bits shifted by one slot", "TRT-LLM#13006", patch=tail(_shifted)),
+    Mutant("V08", "Treats every draft step as step 0", "sglang#25077", patch=on_batch(_step_zero)),
+    Mutant("V10", "Reverses the bits of each mask word", "TRT-LLM#13006", patch=tail(_reversed)),
+    Mutant("V11", "Shifts the mask bits by one slot", "TRT-LLM#13006", patch=tail(_shifted)),
     Mutant(
         "V12",
-        "bits at and above T set",
+        "Sets the mask bits after the tail",
         "flashinfer#1028",
         patch=tail(_high_bits),
         layouts=("csr",),
-        absent="its mask is the batch's own; bits at and above T are never read",
+        absent="it reads the batch's mask in place, and never the bits at or above T",
     ),
-    Mutant("V13", "all rows take the first row's mask", "sglang#32920", patch=tail(_same_rows)),
-    Mutant("V14", "only the first mask word is read", "TRT-LLM#13081", patch=tail(_one_word)),
+    Mutant("V13", "Gives all rows the mask of the first row", "sglang#32920", patch=tail(_same_rows)),
+    Mutant("V14", "Reads only the first mask word", "TRT-LLM#13081", patch=tail(_one_word)),
     Mutant(
-        "V15", "mask dropped, tail taken as causal", "sglang#32920", patch=on_batch(_causal, "write_metadata", "attend")
+        "V15",
+        "Ignores the tree mask and treats the tail as causal",
+        "sglang#32920",
+        patch=on_batch(_causal, "write_metadata", "attend"),
     ),
-    Mutant("V16", "window in slots, not positions", "tokenspeed#613", patch=tail(_chain_depth)),
+    Mutant("V16", "Measures the window in slots instead of positions", "tokenspeed#613", patch=tail(_chain_depth)),
     Mutant(
         "V17",
-        "window one too long",
+        "Makes the window one token too long",
         "tokenspeed#613",
         patch=shaped(window_left=lambda a: a.window_left + (a.window_left >= 0)),
     ),
     Mutant(
-        "V18", "window one too short", "tokenspeed#613", patch=shaped(window_left=lambda a: max(a.window_left - 1, -1))
+        "V18",
+        "Makes the window one token too short",
+        "tokenspeed#613",
+        patch=shaped(window_left=lambda a: max(a.window_left - 1, -1)),
     ),
-    Mutant("V19", "window ignored", "vllm-ascend#8508", patch=shaped(window_left=-1)),
-    Mutant("V20", "page table read only up to the context", "sglang#35985", patch=_table(_narrow)),
-    Mutant("V21", "padded rows on the first request's pages", "lmdeploy#4569", patch=_table(_padding_on_live)),
+    Mutant("V19", "Ignores the window", "vllm-ascend#8508", patch=shaped(window_left=-1)),
+    Mutant("V20", "Reads the page table only up to the context limit", "sglang#35985", patch=_table(_narrow)),
+    Mutant("V21", "Stores padded rows on the first request's pages", "lmdeploy#4569", patch=_table(_padding_on_live)),
     Mutant(
         "V22",
-        "first two pages swapped",
+        "Swaps the first two pages",
         "sglang#38187",
         patch=_table(
             lambda b, x: (
@@ -255,23 +266,23 @@ MUTANTS = (
     ),
     Mutant(
         "V23",
-        "page ids in 16 bits",
+        "Truncates page ids to 16 bits",
         "sglang#27840",
         patch=_table(lambda b, x: x.page_table.to(torch.int16).to(torch.int32)),
     ),
     Mutant(
         "V24",
-        "every request reads the first one's pages",
+        "Reads the first request's pages for every request",
         "sglang#26019",
         patch=_table(lambda b, x: x.page_table[:1].expand_as(x.page_table)),
     ),
     Mutant(
         "V64",
-        "no causal mask in DRAFT_EXTEND",
+        "Applies no causal mask in DRAFT_EXTEND",
         "flashinfer#1028",
         patch=on_batch(_all_tail, "attend"),
         layouts=("reference",),
-        absent="its kernel is causal in that mode without reading a mask",
+        absent="its kernel is causal in that mode and reads no mask",
     ),
-    Mutant("V65", "depth counted from one", "tokenspeed#613", patch=tail(_deeper)),
+    Mutant("V65", "Counts depths from one", "tokenspeed#613", patch=tail(_deeper)),
 )

@@ -1,52 +1,59 @@
-"""All mutants, and the known bugs that no mutant can imitate here."""
+"""The list of all mutants, and the known bugs that cannot be imitated by a mutant here."""
 
 from __future__ import annotations
 
 from . import (
-    answers,
     arenas,
-    attention_strangers,
+    attention_parts,
     batches,
+    boundaries,
     conditions,
-    corners,
-    edges,
+    declarations,
     kernels,
     late,
-    moments,
+    limits_and_logits,
     museum,
-    order_strangers,
     plans,
+    rare_sizes,
+    scales_and_strides,
     sinks,
     sizes,
-    strangers,
-    third_strangers,
+    state_and_order,
+    timing,
     trees,
 )
 from .mutant import Mutant
 
 MODULES = (
-    *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late, museum, sinks),
-    *(strangers, attention_strangers, order_strangers, third_strangers),
+    *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
+    *(trees, conditions, late, museum, sinks),
+    *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
-KILLER = strangers.KILLER | attention_strangers.KILLER | order_strangers.KILLER | third_strangers.KILLER | sinks.KILLER
-"""Of strangers' mutants and those of sinks, the check of each one's class."""
+KILLER = (
+    limits_and_logits.KILLER
+    | attention_parts.KILLER
+    | state_and_order.KILLER
+    | scales_and_strides.KILLER
+    | sinks.KILLER
+)
+"""Check that must kill a mutant, by mutant id. Covers mutants of outside authors and of attention sinks."""
 INAPPLICABLE = {
-    "M32": "cross-attention planned with the decoder's lengths: the contract has no cross-attention, so a backend is "
-    "given one length per request and cannot take the other",
+    "M32": "Plans cross-attention with the decoder's lengths. The contract has no cross-attention: a backend "
+    "receives one length per request",
 }
 
 GUARDS = {
-    "load.imports_lightly": "asks an installed plugin in a process of its own, which no mutant of an object has; "
+    "load.imports_lightly": "imports an installed plugin in a new process, but a mutant is only an object; "
     "core/contract/tests/test_frame_pytest.py installs bad plugins",
     "load.known_failures_are_current": "reads the contract.toml of an installed plugin; tested in "
     "core/contract/tests/test_frame_pytest.py",
 }
-"""Checks that no mutant can need, and why they are there."""
+"""Checks that cannot kill any mutant, and how they are tested instead."""
 
 
 def pairs() -> list[tuple[Mutant, str]]:
-    """Every mutant in every layout that it can be made in."""
+    """Return every mutant with each layout that it supports."""
     return [(one, layout) for one in MUTANTS for layout in one.layouts]

@@ -13,21 +13,21 @@ from draftmark.batch import ForwardBatch, Tree
 from draftmark.graphs import is_recording
 
 from .batches import bits, live_only, tail, words
-from .edges import placed
+from .boundaries import placed
 from .mutant import Mutant, around, on_batch
 
 TILE = 64
-"""Tokens of the tile of a kernel that has not heard of larger pages."""
-IN_PLACE = "it reads the batch's own table and mask"
+"""Tile size, in tokens, of a kernel that was written for smaller pages."""
+IN_PLACE = "it reads the batch's table and mask in place"
 
 
 def _live_at_capture(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """A graph holds the metadata of the rows that were live when it was captured; eager forwards write all."""
+    """At capture, write metadata only for the requests that are live then. Eager forwards write all."""
     return live_only(backend, batch) if is_recording() else batch
 
 
 def _baked_padding(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """A graph takes every request that was padding at its capture for padding ever after."""
+    """Capture the padding: requests that were padding at capture keep length 0 in every replay."""
     if not is_recording():
         return batch
     live = torch.arange(batch.padded_reqs, dtype=torch.int32, device=batch.device) < batch.num_reqs
@@ -35,7 +35,7 @@ def _baked_padding(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _page_before_whole_pages(*modes: Mode) -> Any:
-    """Where L is a multiple of the page size, the tail begins a page too early."""
+    """Store the tail one page too early when the prefix length is a multiple of the page size."""
 
     def change(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         size, prefix = backend.geometry.attention.page_size, batch.prefix_lens[request].long()
@@ -47,7 +47,7 @@ def _page_before_whole_pages(*modes: Mode) -> Any:
 
 
 def _within_a_tile(*modes: Mode) -> Any:
-    """Offsets in a page are those in a tile: pages of more tokens have aliases."""
+    """Compute offsets in a page modulo a tile, so slots of larger pages alias each other."""
 
     def change(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         size = backend.geometry.attention.page_size
@@ -66,7 +66,7 @@ def _later_words_reversed(batch: ForwardBatch) -> Tree:
 
 
 def _never_shrinks(name: str) -> Callable[[Any], None]:
-    """An entry keeps the largest value that it has held, unless that can be none."""
+    """Keep the largest value that an entry has held, unless it exceeds the largest possible value."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, batch: ForwardBatch) -> None:
@@ -82,7 +82,7 @@ def _never_shrinks(name: str) -> Callable[[Any], None]:
 
 
 def _with_window(change: Callable[[ForwardBatch, int], int]) -> Callable[[Any], None]:
-    """attend() with another window where there is one."""
+    """Return a patch that attends with another window when the geometry has a window."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
@@ -100,7 +100,7 @@ def _with_window(change: Callable[[ForwardBatch, int], int]) -> Callable[[Any], 
 
 
 def _flat_depth(batch: ForwardBatch) -> Tree:
-    """All of a tail has the root's position: a window never ends inside it."""
+    """Give all tail slots the root's position, so a window never ends inside the tail."""
     return Tree(batch.tail.mask, torch.zeros_like(batch.tail.depth))
 
 
@@ -109,12 +109,12 @@ def _first_depth(batch: ForwardBatch) -> Tree:
 
 
 def _short_depth(batch: ForwardBatch) -> Tree:
-    """Depths in four bits."""
+    """Truncate depths to four bits."""
     return Tree(batch.tail.mask, batch.tail.depth & 15)
 
 
 def _stride_of_verify(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Rows of a draft step find their mask as if each request had D of them."""
+    """Look up the mask rows of a draft step with the row stride of VERIFY (D rows per request)."""
     if batch.mode is not Mode.DRAFT or not isinstance(batch.tail, Tree):
         return batch
     request = torch.arange(batch.num_rows) // batch.q_lens[0]
@@ -123,7 +123,7 @@ def _stride_of_verify(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _stride_of_context(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """The page table as one line whose rows are as wide as the context alone would need."""
+    """Index the flat page table with a row width that covers only max_context_len."""
     table, size = batch.page_table, backend.geometry.attention.page_size
     columns = -(-backend.geometry.limits.max_context_len // size)
     reqs, width = table.shape
@@ -132,7 +132,7 @@ def _stride_of_context(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _wrapped_reads(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Pages whose flat element offset passes 2**31 are read from where it wraps to."""
+    """Truncate flat element offsets to 32 bits, so pages after 2**31 elements are read from a wrong place."""
     a = backend.geometry.attention
     page = a.page_size * a.num_kv_heads * a.head_dim
     offset = (batch.page_table.long() * page).to(torch.int32)
@@ -140,7 +140,7 @@ def _wrapped_reads(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _scaled_twice_where_padded(backend: Any) -> None:
-    """Heads that a kernel pads to a power of two are scaled in its load and again in its softmax, in VERIFY."""
+    """In VERIFY, scale queries twice if head_dim is not a power of two: once in the load, once in the softmax."""
 
     def call(original: Any, q: torch.Tensor, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         dim = q.shape[-1]
@@ -151,34 +151,35 @@ def _scaled_twice_where_padded(backend: Any) -> None:
 
 
 MUTANTS = (
-    Mutant("Z01", "captured metadata covers the requests that were live at capture", "sglang#29262",
+    Mutant("Z01", "Captures metadata only for the requests that are live at capture", "sglang#29262",
            patch=on_batch(_live_at_capture, "write_metadata")),
-    Mutant("Z02", "requests that were padding at capture stay padding", "TRT-LLM#17110",
+    Mutant("Z02", "Treats requests that were padding at capture as padding in every replay", "TRT-LLM#17110",
            patch=on_batch(_baked_padding, "write_metadata", "attend")),
-    Mutant("Z03", "verify rows stored a page early where L fills its pages", "sglang#15469",
+    Mutant("Z03", "Stores verify rows one page too early when the prefix fills its pages", "sglang#15469",
            patch=_page_before_whole_pages(Mode.VERIFY)),
-    Mutant("Z03b", "draft rows stored a page early where L fills its pages", "sglang#15469",
+    Mutant("Z03b", "Stores draft rows one page too early when the prefix fills its pages", "sglang#15469",
            patch=_page_before_whole_pages(Mode.DRAFT, Mode.DRAFT_EXTEND)),
-    Mutant("Z04", "mask bits reversed behind the first word", "TRT-LLM#13006", patch=tail(_later_words_reversed)),
-    Mutant("Z05", "lengths that only grow", "sglang#10892", patch=_never_shrinks("kv_lens"),
+    Mutant("Z04", "Reverses the bits of mask words after the first",
+           "TRT-LLM#13006", patch=tail(_later_words_reversed)),
+    Mutant("Z05", "Never decreases a length", "sglang#10892", patch=_never_shrinks("kv_lens"),
            layouts=("reference",), absent="no kv_lens; Z05b does it to last-page lengths"),
-    Mutant("Z05b", "last-page lengths that only grow", "sglang#10892", patch=_never_shrinks("kv_last_page_len"),
+    Mutant("Z05b", "Never decreases a last-page length", "sglang#10892", patch=_never_shrinks("kv_last_page_len"),
            layouts=("csr",), absent="no last-page lengths"),
-    Mutant("Z06", "window one too long from the third draft step on", "tokenspeed#613",
+    Mutant("Z06", "Makes the window one token too long from the third draft step on", "tokenspeed#613",
            patch=_with_window(lambda x, left: left + (x.mode is Mode.DRAFT and x.step >= 2))),
-    Mutant("Z07", "window never ends inside a tree", "tokenspeed#613", patch=tail(_flat_depth)),
-    Mutant("Z08", "every request has the first one's depths", "vllm-ascend#8508", patch=tail(_first_depth)),
-    Mutant("Z09", "draft rows find their mask by verify's stride", "sglang#27545",
+    Mutant("Z07", "Never ends a window inside a tree", "tokenspeed#613", patch=tail(_flat_depth)),
+    Mutant("Z08", "Gives every request the depths of the first one", "vllm-ascend#8508", patch=tail(_first_depth)),
+    Mutant("Z09", "Looks up the mask of draft rows with the stride of VERIFY", "sglang#27545",
            patch=on_batch(_stride_of_verify, "write_metadata", "attend")),
-    Mutant("Z10", "page table read with the context's row width", "sglang#35985",
+    Mutant("Z10", "Reads the page table with a row width for the context limit", "sglang#35985",
            patch=on_batch(_stride_of_context, "write_metadata", "attend")),
-    Mutant("Z11", "reads wrap where element offsets pass 2**31", "vllm#47671",
-           patch=on_batch(_wrapped_reads, "attend"), layouts=("reference",), absent="attend() reads no page table"),
-    Mutant("Z12", "verify rows in the second half of a page alias the first", "sglang#24587",
+    Mutant("Z11", "Wraps reads at element offsets of 2**31", "vllm#47671",
+           patch=on_batch(_wrapped_reads, "attend"), layouts=("reference",), absent="attend reads no page table"),
+    Mutant("Z12", "Stores verify rows of a page's second half in the first half", "sglang#24587",
            patch=_within_a_tile(Mode.VERIFY)),
-    Mutant("Z12b", "draft rows in the second half of a page alias the first", "sglang#24587",
+    Mutant("Z12b", "Stores draft rows of a page's second half in the first half", "sglang#24587",
            patch=_within_a_tile(Mode.DRAFT, Mode.DRAFT_EXTEND)),
-    Mutant("Z13", "scale applied twice to heads of 80 or 96 in VERIFY", "sglang#32062",
+    Mutant("Z13", "Applies the scale twice to heads of 80 or 96 elements in VERIFY", "sglang#32062",
            patch=_scaled_twice_where_padded),
-    Mutant("Z14", "depths of a tree in four bits", "tokenspeed#613", patch=tail(_short_depth)),
+    Mutant("Z14", "Truncates tree depths to four bits", "tokenspeed#613", patch=tail(_short_depth)),
 )  # fmt: skip

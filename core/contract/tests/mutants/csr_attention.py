@@ -1,4 +1,4 @@
-"""Attention over gathered pages, for the CSR twin: a softmax under a visibility mask, in float32."""
+"""Attention of the `csr` test backend over gathered pages: a float32 softmax under a visibility mask."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from draftmark import AttentionShape
 
 
 def causal_bits(q_len: int, tail_len: int, device: torch.device) -> torch.Tensor:
-    """bool ``[1, q_len, tail_len]``: row j is tail slot tail_len - q_len + j and sees the slots up to its own."""
+    """Return bool ``[1, q_len, tail_len]``: row j is tail slot tail_len - q_len + j and sees all slots up to it."""
     own = torch.arange(tail_len - q_len, tail_len, device=device)
     return (torch.arange(tail_len, device=device) <= own[:, None]).unsqueeze(0)
 
 
 def mask_bits(words: torch.Tensor, tail_len: int) -> torch.Tensor:
-    """int32 ``[R, q, words]`` → bool ``[R, q, tail_len]``."""
+    """Unpack int32 ``[R, q, words]`` into bool ``[R, q, tail_len]``."""
     slot = torch.arange(tail_len, device=words.device)
     return (words[..., slot // 32] >> (slot % 32).int()) & 1 == 1
 
@@ -22,7 +22,15 @@ def mask_bits(words: torch.Tensor, tail_len: int) -> torch.Tensor:
 def visible(
     prefix: torch.Tensor, width: int, bits: torch.Tensor, depth: torch.Tensor, window_left: int
 ) -> torch.Tensor:
-    """bool ``[R, q, width]``: prefix positions, and tail slots by their bits, within the window in positions."""
+    """Return bool ``[R, q, width]``: the keys that each row sees, within the window in positions.
+
+    Args:
+        prefix: prefix length of each request, ``[R]``.
+        width: number of keys, in tokens.
+        bits: visibility of tail slots, bool ``[R, q, tail_len]``.
+        depth: depth of each tail slot, ``[R, tail_len]`` or ``[1, tail_len]``.
+        window_left: tokens to the left that a row sees, or -1 without a window.
+    """
     r, q_len, tail = bits.shape
     key = torch.arange(width, device=bits.device)
     tail_slot = key - prefix[:, None]
@@ -38,24 +46,24 @@ def visible(
 
 
 def indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, as bytes where torch indexes no such dtype."""
+    """View 8-bit dtypes as int8, because torch cannot index fp8 tensors."""
     return tensor.view(torch.int8) if tensor.element_size() == 1 else tensor
 
 
 def stored(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """What the cache holds for some rows: value / scale."""
+    """Convert rows to the cache's dtype: value / scale."""
     return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
 
 
 def gathered(pool: torch.Tensor, table: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Pages ``[R, n]`` of a pool as ``[R, n · P, heads, dim]``, with the scale applied."""
+    """Return pages ``[R, n]`` of a pool as ``[R, n · P, heads, dim]``, multiplied by the scale."""
     pages = indexable(pool)[table].view(pool.dtype).flatten(1, 2)
-    pages = pages.float() if pages.element_size() == 1 else pages  # torch computes nothing in fp8
+    pages = pages.float() if pages.element_size() == 1 else pages  # torch has no fp8 arithmetic
     return pages if scale is None else pages.float() * scale
 
 
 def sunk(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Weights of scores ``[R, heads, q, width]`` beside a sink of each head: a softmax from its definition."""
+    """Return softmax weights of scores ``[R, heads, q, width]`` that leave a share to each head's sink."""
     sink = sinks[:, None, None]
     top = torch.maximum(scores.amax(-1, keepdim=True), sink)
     mass = (scores - top).exp()
@@ -70,8 +78,12 @@ def attend(
     shape: AttentionShape,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q ``[R, q, heads, dim]``, k and v ``[R, width, kv_heads, dim]``, seen ``[R, q, width]``, sinks ``[heads]`` → like
-    q.
+    """Return attention of q ``[R, q, heads, dim]`` over k and v, in the shape and dtype of q.
+
+    Args:
+        k, v: ``[R, width, kv_heads, dim]``.
+        seen: keys that each row sees, bool ``[R, q, width]``.
+        sinks: attention sinks, ``[heads]``.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
     keys, values = (one.float().repeat_interleave(group, dim=2) for one in (k, v))

@@ -1,7 +1,7 @@
-"""A correct backend in the other layout: pages of all requests concatenated by an indptr, and a mask of its own.
+"""A correct backend in the CSR layout: concatenated pages of all requests, an indptr, and its own tail mask.
 
-The reference keeps lengths and reads the batch's page table and mask in place. This one copies everything that its
-attention reads into its own buffers, as engines with CSR kernels do, so that each of those buffers can be got wrong.
+The reference reads the batch's page table and mask in place. This backend copies everything that attention reads to
+its own buffers, as engines with CSR kernels do. Mutants can then break each buffer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from draftmark_contract.layouts import Layout, LengthConvention, Level, Metadata
 from . import csr_attention as kernel
 
 MASKED = (Mode.VERIFY, Mode.DRAFT)
-"""Modes whose tail mask is re-encoded, chains too; the others are causal in the kernel."""
+"""Modes with a tail mask in `tail_mask`, for chains too. The other modes use a causal mask without a buffer."""
 ROLES = {
     "kv_indptr": "kv_indptr",
     "kv_indices": "kv_indices",
@@ -39,7 +39,7 @@ ROLES = {
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """Index buffers per request, per page and per row."""
+    """Declare index buffers per request, per page and per row."""
     reqs, pages, words = geometry.max_reqs, geometry.max_pages_per_req, geometry.mask_words
     own = [
         BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.PAGES, "max_reqs + 1"),
@@ -61,7 +61,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One level of pages over prefix and tail; the mask is re-encoded where there is one."""
+    """Declare one level of pages over prefix and tail, and the tail mask for modes that have one."""
     found = {}
     for mode in geometry.modes:
         extra = {"tail_mask": "tail_mask", "tail_depth": "tail_depth"} if mode in MASKED else {}
@@ -71,7 +71,7 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 
 class CsrBackend:
-    """The four methods. `attend` reads nothing of the batch's tensors; all it needs is in the arena."""
+    """Step methods of the CSR backend. `attend` reads only the arena, no tensor of the batch."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self.geometry = geometry
@@ -79,13 +79,13 @@ class CsrBackend:
         self._widths: tuple[int, ...] = ()
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Pages to gather per request, from the host's bound."""
+        """Compute the number of pages to gather for each request, from the host's length bounds."""
         live = zip(batch.host.upper_bound(), batch.tail_lens, strict=False)
         widths = [self.geometry.pages_for(n, t) for n, t in live]
         self._widths = (*widths, *(self.geometry.pages_for(0, t) for t in batch.tail_lens[batch.num_reqs :]))
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """All of the arena."""
+        """Write all buffers of the arena for this batch."""
         r, size = batch.padded_reqs, self.geometry.attention.page_size
         q_lens = batch.q_indptr.diff()
         tails = q_lens if batch.uniform is None else torch.full_like(q_lens, batch.uniform.tail_len)
@@ -131,14 +131,14 @@ class CsrBackend:
         depth.copy_(torch.arange(tail, device=batch.device).expand(r, tail))
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots."""
+        """Write the rows to their slots."""
         slots = self.arena["slot_mapping"][: batch.num_rows]
         for rows, pages, scale in ((k, cache.k, cache.k_scale), (v, cache.v, cache.v_scale)):
             stored = kernel.stored(rows, scale, pages.dtype)
             kernel.indexable(pages).flatten(0, 1).index_copy_(0, slots, kernel.indexable(stored))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Uniform modes as one block, EXTEND request by request."""
+        """Attend uniform modes as one block, and EXTEND request by request."""
         r, first = batch.padded_reqs, 0
         if batch.uniform is not None:
             bits, depth = self._tail(batch)
@@ -153,7 +153,7 @@ class CsrBackend:
             first += n
 
     def _tail(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Visibility and depth of a uniform batch's tail."""
+        """Return visibility ``[R, q, T]`` and depth ``[R, T]`` of a uniform batch's tail."""
         r, rows, tail = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         if batch.mode in MASKED:
             words = self.arena["tail_mask"][: batch.num_rows].view(r, rows, -1)
@@ -169,7 +169,7 @@ class CsrBackend:
         start, stop = indptr[:-1][one], indptr[1:][one]
         lens = (stop - start - 1) * shape.page_size + last
         index = (start[:, None] + torch.arange(pages, device=q.device)).clamp(max=self.arena["kv_indices"].shape[0] - 1)
-        # Entries behind the live part may be poison; any page will do there, since it is masked.
+        # Entries after the live part may be poison. They are masked, so any valid page will do.
         table = self.arena["kv_indices"][index.long()].clamp(0, cache.k.shape[0] - 1).long()
         k = kernel.gathered(cache.k, table, cache.k_scale)
         v = kernel.gathered(cache.v, table, cache.v_scale)
@@ -180,7 +180,7 @@ class CsrBackend:
 
 
 class CsrPlugin(BackendPlugin):
-    """A test's backend."""
+    """Plugin of the CSR test backend."""
 
     info = BackendInfo(
         "csr", "any", CONTRACT_MINOR, host_kernels=True, sinks=True, summary="the reference's CSR twin, for tests"
@@ -188,7 +188,7 @@ class CsrPlugin(BackendPlugin):
     buffers = staticmethod(buffers)
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """No more pages than an int32 offset counts."""
+        """Refuse geometries with more pages than an int32 offset can count."""
         reasons = []
         if geometry.max_reqs * geometry.max_pages_per_req > 2**31 - 1:
             most = "2**31 - 1, the largest offset of kv_indptr: lower either"
@@ -196,9 +196,9 @@ class CsrPlugin(BackendPlugin):
         return reasons
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> CsrBackend:
-        """Bind to the arena."""
+        """Return a backend that uses this arena."""
         return CsrBackend(geometry, arena)
 
     def contract_notes(self) -> object:
-        """This module's `layouts`."""
+        """Return this module, for its `layouts`."""
         return sys.modules[__name__]

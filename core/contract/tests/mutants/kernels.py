@@ -15,7 +15,7 @@ from .mutant import Mutant, after, around, shaped
 
 
 def _sees_q(change: Callable[[Any, torch.Tensor], torch.Tensor], back: Any = None) -> Callable[[Any], None]:
-    """attend() with other queries, and perhaps another order of heads in its output."""
+    """Return a patch that changes the queries of attend and, if `back` is given, reorders its output."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, q: Any, cache: Any, batch: Any, out: Any) -> None:
@@ -76,7 +76,7 @@ def _accumulates(backend: Any) -> None:
 
 
 def _nan_times_zero(backend: Any) -> None:
-    """Masked values meet weight 0, whatever they are."""
+    """Add the last page's V times zero to the output, so NaN in unused slots reaches it."""
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
         original(q, cache, batch, out)
@@ -88,12 +88,12 @@ def _nan_times_zero(backend: Any) -> None:
 
 
 def _consumes(backend: Any) -> None:
-    """attend() leaves its metadata spent."""
+    """Set the slot mapping to 0 after attend, so the next layer finds no metadata."""
     after(backend, "attend", lambda q, cache, batch, out: backend.arena["slot_mapping"][: batch.num_rows].fill_(0))
 
 
 def _int32_offsets(backend: Any) -> None:
-    """Flat element offsets wrap at 2**31, so a slot far up is another one."""
+    """Compute flat element offsets in int32: slots with offsets of 2**31 or more become other slots."""
 
     def call(original: Any, k: Any, v: Any, cache: Any, batch: ForwardBatch) -> None:
         slots = backend.arena["slot_mapping"][: batch.num_rows]
@@ -106,7 +106,7 @@ def _int32_offsets(backend: Any) -> None:
 
 
 def _pads_out(backend: Any) -> None:
-    """Zeroes the output of padded rows, by the host's count of live ones."""
+    """Zero the output of padded rows, located by the host's number of live requests."""
 
     def call(q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         out[sum(batch.q_lens[: batch.num_reqs]) :] = 0
@@ -115,7 +115,7 @@ def _pads_out(backend: Any) -> None:
 
 
 def _stores_live(backend: Any) -> None:
-    """Stores live rows only, by the host's count."""
+    """Store only live rows; the host's number of live requests decides which ones."""
 
     def call(original: Any, k: Any, v: Any, cache: Any, batch: ForwardBatch) -> None:
         slots = backend.arena["slot_mapping"][: batch.num_rows].clone()
@@ -145,53 +145,53 @@ def _nan_padding(backend: Any) -> None:
 MUTANTS = (
     Mutant(
         "V33",
-        "queries scaled in place",
+        "Scales the caller's queries in place",
         "ROCm/ATOM#2267",
         patch=lambda b: after(b, "attend", lambda q, cache, batch, out: q.mul_(2)),
     ),
-    Mutant("V35", "uses num_reqs in attend: padded out unwritten", "vllm#56922", patch=_live_out),
-    Mutant("V36", "adds to out instead of writing it", "vllm-plugin-FL#429", patch=_accumulates),
-    Mutant("V38", "NaN of unused V times zero", "vllm#43961", patch=_nan_times_zero),
-    Mutant("V39", "metadata spent by the first layer", "flashinfer#3582", patch=_consumes),
-    Mutant("V40", "KV not stored at capture", "ROCm/ATOM#2267", patch=_skips_in_graph),
-    Mutant("V41", "K and V swapped in EXTEND", "sglang#31367", patch=_swaps_kv),
-    Mutant("V42", "last row's KV not stored", "sglang#25529", patch=_drops_row),
+    Mutant("V35", "Leaves the output of padded rows unwritten", "vllm#56922", patch=_live_out),
+    Mutant("V36", "Adds to the output buffer instead of writing it", "vllm-plugin-FL#429", patch=_accumulates),
+    Mutant("V38", "Multiplies NaN of unused V slots by zero", "vllm#43961", patch=_nan_times_zero),
+    Mutant("V39", "Overwrites the metadata in the first layer's attend", "flashinfer#3582", patch=_consumes),
+    Mutant("V40", "Does not store KV at capture", "ROCm/ATOM#2267", patch=_skips_in_graph),
+    Mutant("V41", "Swaps K and V in EXTEND", "sglang#31367", patch=_swaps_kv),
+    Mutant("V42", "Does not store the KV of the last row", "sglang#25529", patch=_drops_row),
     Mutant(
         "V44",
-        "query heads mapped to KV heads crosswise",
+        "Maps query heads to KV heads with groups and heads exchanged",
         "sglang#32062",
         patch=_sees_q(lambda b, q: q[:, _heads(b)], lambda b, out: out[:, _heads(b).argsort()]),
     ),
-    Mutant("V45", "scale missing", "ROCm/ATOM#1591", patch=shaped(softmax_scale=1.0)),
+    Mutant("V45", "Does not apply the softmax scale", "ROCm/ATOM#1591", patch=shaped(softmax_scale=1.0)),
     Mutant(
         "V46",
-        "scale from head_dim, not from the geometry",
+        "Uses the softmax scale of head_dim instead of the geometry's scale",
         "ROCm/ATOM#1591",
         patch=shaped(softmax_scale=lambda a: a.head_dim**-0.5),
     ),
     Mutant(
         "V47",
-        "soft cap before the scale",
+        "Applies the soft cap before the softmax scale",
         "ROCm/ATOM#1591",
         patch=shaped(logits_soft_cap=lambda a: a.logits_soft_cap * a.softmax_scale),
     ),
-    Mutant("V48", "soft cap ignored", "ROCm/ATOM#1591", patch=shaped(logits_soft_cap=0.0)),
-    Mutant("V49", "queries narrowed to bfloat16", "vllm#34043", patch=_sees_q(lambda b, q: q.bfloat16().to(q.dtype))),
+    Mutant("V48", "Ignores the soft cap", "ROCm/ATOM#1591", patch=shaped(logits_soft_cap=0.0)),
+    Mutant("V49", "Rounds queries to bfloat16", "vllm#34043", patch=_sees_q(lambda b, q: q.bfloat16().to(q.dtype))),
     Mutant(
         "V50",
-        "queries narrowed to 8 bits",
+        "Rounds queries to 8-bit floats",
         "vllm#34043",
         patch=_sees_q(lambda b, q: q.to(torch.float8_e4m3fn).to(q.dtype)),
     ),
     Mutant(
         "V56",
-        "rows read row-major over requests",
+        "Reads the rows in reverse order",
         "TRT-LLM#13081",
         patch=_sees_q(lambda b, q: q.flip(0), lambda b, out: out),
     ),
-    Mutant("V62", "element offsets in 32 bits", "flashinfer#3136", patch=_int32_offsets),
-    Mutant("V57", "padded out zeroed by num_reqs of the capture", "TRT-LLM#17110", patch=_pads_out),
-    Mutant("V67", "all query heads read the first KV head", "sglang#32062", patch=_one_head),
-    Mutant("V71", "NaN in padded rows", "vllm#37442", patch=_nan_padding),
-    Mutant("V72", "live rows stored by num_reqs of the capture", "TRT-LLM#17110", patch=_stores_live),
+    Mutant("V62", "Computes element offsets in 32 bits when it stores KV", "flashinfer#3136", patch=_int32_offsets),
+    Mutant("V57", "Zeroes padded outputs by the num_reqs of the capture", "TRT-LLM#17110", patch=_pads_out),
+    Mutant("V67", "Lets all query heads read the first KV head", "sglang#32062", patch=_one_head),
+    Mutant("V71", "Writes NaN to the output of padded rows", "vllm#37442", patch=_nan_padding),
+    Mutant("V72", "Stores live rows by the num_reqs of the capture", "TRT-LLM#17110", patch=_stores_live),
 )

@@ -1,4 +1,4 @@
-"""Mutants of what the host does while the device is late: all of them are right where nothing is late."""
+"""Mutants in how the host overlaps with a late device. Without a delay on the device they are all correct."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .staging import HOOKS, Launched, Staging, staged
 
 @contextmanager
 def _on_another_stream(target: torch.Tensor) -> Iterator[None]:
-    """What the block does to `target` runs at once, in no order with what was sent: a stream that waits for nobody."""
+    """Run the block on a stream that waits for no other stream, so its writes to `target` are unordered."""
     token = LATE.set(None)
     try:
         with torch.cuda.stream(torch.cuda.Stream()) if target.is_cuda else nullcontext():
@@ -28,28 +28,28 @@ def _on_another_stream(target: torch.Tensor) -> Iterator[None]:
 
 
 class Unfenced(Staging):
-    """Two slots by turns, and nobody waits."""
+    """Two slots that alternate, without waiting for a fence."""
 
     def wait(self, index: int) -> None:
-        """Two rounds in flight, it is thought, is all there can be."""
+        """Do nothing, in the wrong belief that at most two rounds are in flight."""
 
 
 class OneSlot(Unfenced):
-    """One slot for all rounds."""
+    """One slot for all rounds, without waiting for a fence."""
 
     def choose(self, batch: ForwardBatch) -> int:
         return 0
 
 
 class SlotOfMode(Unfenced):
-    """A slot for the captured modes and one for the others."""
+    """One slot for the captured modes and one for the others, without waiting for a fence."""
 
     def choose(self, batch: ForwardBatch) -> int:
         return int(batch.uniform is None)
 
 
 class EarlyFence(Staging):
-    """The fence is recorded before the copy is sent."""
+    """Records the fence before the copy."""
 
     def copy(self, index: int) -> None:
         self.fences[index].record()
@@ -63,7 +63,7 @@ class EarlyFence(Staging):
 
 
 class OtherFence(Staging):
-    """It waits for the slot that was used last, and writes the other."""
+    """Waits for the fence of one slot and writes the other."""
 
     def choose(self, batch: ForwardBatch) -> int:
         self.turn += 1
@@ -74,7 +74,7 @@ class OtherFence(Staging):
 
 
 class FirstFence(Staging):
-    """The fence is recorded when a slot is used first."""
+    """Records a slot's fence only when the slot is used for the first time."""
 
     def send(self, batch: ForwardBatch, numbers: Sequence[int]) -> None:
         if self.turn < len(self.slots):
@@ -87,7 +87,7 @@ class FirstFence(Staging):
 
 
 class Cleared(Staging):
-    """The slot is cleared when the copy is sent."""
+    """Clears the slot right after the copy is enqueued."""
 
     def copy(self, index: int) -> None:
         super().copy(index)
@@ -95,24 +95,24 @@ class Cleared(Staging):
 
 
 class Forgotten(Launched):
-    """Nothing keeps the slots when the backend goes."""
+    """Keeps no reference to the slots after the backend is deleted."""
 
     def keep(self, slots: torch.Tensor) -> None:
-        """The arena does, it is thought."""
+        """Do nothing, in the wrong belief that the arena keeps the slots."""
 
 
 class CopiedInGraph(OneSlot):
-    """The copy is part of the captured region; plan() writes the pinned slot and no more."""
+    """The copy is part of the captured region; plan() only writes the pinned slot."""
 
     def copy(self, index: int) -> None:
-        """Later."""
+        """Do nothing: `before_use` copies."""
 
     def before_use(self) -> None:
         self.target.copy_(self.slots[0], non_blocking=True)
 
 
 class AskedLate(Staging):
-    """A launch takes the numbers from the live object when it runs, as a host function in a stream does."""
+    """A launch reads the numbers from the live Python object when it runs, as a host function in a stream does."""
 
     def send(self, batch: ForwardBatch, numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)
@@ -125,7 +125,7 @@ class AskedLate(Staging):
 
 
 class OtherStream(Staging):
-    """The copy is made by a stream of its own that waits for nobody."""
+    """The copy runs on its own stream, which waits for no other stream."""
 
     def copy(self, index: int) -> None:
         with _on_another_stream(self.target):
@@ -133,7 +133,7 @@ class OtherStream(Staging):
 
 
 def _clears_slots(backend: Any) -> None:
-    """plan() clears the slot mapping for its round, on a stream of its own."""
+    """Clear the slot mapping in plan(), on an unordered stream."""
 
     def clear(batch: ForwardBatch) -> None:
         slots = backend.arena["slot_mapping"]
@@ -144,7 +144,7 @@ def _clears_slots(backend: Any) -> None:
 
 
 def _written_by_plan(name: str) -> Callable[[Any], None]:
-    """A buffer that takes host numbers alone is written by plan(), on a stream of its own."""
+    """Return a patch: plan() writes a buffer that depends only on host numbers, on an unordered stream."""
 
     def patch(backend: Any) -> None:
         planned: list[torch.Tensor] = []
@@ -167,10 +167,10 @@ def _written_by_plan(name: str) -> Callable[[Any], None]:
 
 
 def _width_not_awaited(backend: Any) -> None:
-    """How many pages to gather is copied down, and read where it will be, without waiting for it."""
+    """Copy the number of pages to gather to the host, and read it without waiting for the copy."""
     down = torch.zeros(1, dtype=torch.int64, pin_memory=backend.arena["slot_mapping"].is_cuda)
     page = backend.geometry.attention.page_size
-    seen = down.numpy()  # what a pointer sees: no call on a tensor betrays the read
+    seen = down.numpy()  # reads through numpy do not go through torch, so the suite cannot intercept them
 
     def write(batch: ForwardBatch) -> None:
         longest = batch.prefix_lens.max() + max(batch.tail_lens)
@@ -190,19 +190,21 @@ def _staged(name: str, what: str, source: str, kind: type[Staging]) -> Mutant:
 
 
 MUTANTS = (
-    _staged("L01", "one staging slot, rewritten while its copy waits", "vllm#25279", OneSlot),
-    _staged("L02", "two staging slots by turns, and no fence", "vllm#36013", Unfenced),
-    _staged("L03", "a staging slot for each kind of batch, and no fence", "vllm#31841", SlotOfMode),
-    _staged("L04", "the fence recorded before the copy is sent", "sglang#28034", EarlyFence),
-    _staged("L05", "the other slot's fence waited for", "sglang#37980", OtherFence),
-    _staged("L06", "the fence recorded when a slot is used first", "sglang#37318", FirstFence),
-    _staged("L07", "staging cleared behind the copy", "vllm#29288", Cleared),
-    _staged("L08", "pinned memory dropped while a library's copy waits", "mini-sglang#103", Forgotten),
-    _staged("L09", "pinned memory copied by the graph, rewritten by the next plan", "vllm-ascend#15719", CopiedInGraph),
-    _staged("L10", "numbers taken from the live host object when the device gets there", "sglang#22113", AskedLate),
-    _staged("L11", "plan's copy on a stream that waits for nobody", "sglang#40025", OtherStream),
-    Mutant("L12", "plan clears the slots on a stream that waits for nobody", "sglang#40025", patch=_clears_slots),
-    Mutant("L13", "row offsets of round n + 1 written into round n's", "sglang#32432",
-           patch=_written_by_plan("qo_indptr"), layouts=("csr",), absent="no buffer holds host numbers alone"),
-    Mutant("L14", "a width read where its copy has not arrived", "sglang#18746", patch=_width_not_awaited),
+    _staged("L01", "Rewrites the only staging slot while its copy is pending", "vllm#25279", OneSlot),
+    _staged("L02", "Alternates two staging slots without a fence", "vllm#36013", Unfenced),
+    _staged("L03", "Uses one staging slot per kind of batch without a fence", "vllm#31841", SlotOfMode),
+    _staged("L04", "Records the fence before it enqueues the copy", "sglang#28034", EarlyFence),
+    _staged("L05", "Waits for the fence of the other slot", "sglang#37980", OtherFence),
+    _staged("L06", "Records a fence only at the first use of a slot", "sglang#37318", FirstFence),
+    _staged("L07", "Clears the staging slot right after it enqueues the copy", "vllm#29288", Cleared),
+    _staged("L08", "Frees pinned memory while a library's copy is pending", "mini-sglang#103", Forgotten),
+    _staged("L09", "Copies pinned memory in the graph, while the next plan rewrites it",
+            "vllm-ascend#15719", CopiedInGraph),
+    _staged("L10", "Reads numbers from a live host object when the device gets there", "sglang#22113", AskedLate),
+    _staged("L11", "Copies the plan on a stream that waits for no other stream", "sglang#40025", OtherStream),
+    Mutant("L12", "Clears the slots in plan on a stream that waits for no other stream",
+           "sglang#40025", patch=_clears_slots),
+    Mutant("L13", "Writes the row offsets of round n + 1 while round n still reads them", "sglang#32432",
+           patch=_written_by_plan("qo_indptr"), layouts=("csr",), absent="no buffer depends only on host numbers"),
+    Mutant("L14", "Reads a width before its copy to the host ends", "sglang#18746", patch=_width_not_awaited),
 )  # fmt: skip

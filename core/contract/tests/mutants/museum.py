@@ -1,4 +1,4 @@
-"""Known bugs that the museum took in later: one mutant for each class that had none."""
+"""Mutants M34 … M42: classes of known bugs that the museum added later."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .plain_attention import Parts, attending
 
 Tensor = torch.Tensor
 _FIRST: dict[str, int] = {}
-BEYOND = {"layouts": ("reference",), "absent": "it serves the five core modes alone"}
+BEYOND = {"layouts": ("reference",), "absent": "it serves only the five core modes"}
 
 
 def _stale_padding(backend: Any) -> None:
-    """Padded requests have the page table's rows of the batch before."""
+    """Give padded requests the page-table rows of the previous batch of that size."""
     kept: dict[int, Tensor] = {}
 
     def change(_: Any, batch: ForwardBatch) -> ForwardBatch:
@@ -38,13 +38,13 @@ def _stale_padding(backend: Any) -> None:
 
 
 def _first_group(shape: Any) -> Tensor:
-    """The head group of the geometry that was opened first in the process."""
+    """Map query heads with the group size of the first geometry that the process opened."""
     group = _FIRST.setdefault("group", shape.group_size)
     return (torch.arange(shape.num_qo_heads) // group).clamp(max=shape.num_kv_heads - 1)
 
 
 def _first_page_size(backend: Any) -> None:
-    """Slots by the page size of the geometry that was opened first in the process."""
+    """Compute slots with the page size of the first geometry that the process opened."""
     size = backend.geometry.attention.page_size
     first = _FIRST.setdefault("page", size)
 
@@ -56,7 +56,7 @@ def _first_page_size(backend: Any) -> None:
 
 
 def _weighs_the_tile(scores: Tensor, shape: Any) -> Tensor:
-    """Keys from the request's length to the end of a tile of 128 have logit 0, not -inf, and value 0."""
+    """Give keys from the request's length to the end of a tile of 128 the logit 0 instead of -inf, and value 0."""
     place = torch.arange(1, scores.shape[-1] + 1)
     length = torch.where(scores.isfinite(), place, 0).amax((1, 2, 3), keepdim=True)
     top = scores.amax(-1, keepdim=True).clamp(min=0)
@@ -65,14 +65,14 @@ def _weighs_the_tile(scores: Tensor, shape: Any) -> Tensor:
 
 
 def _shifted(q: Tensor, cache: Any, batch: ForwardBatch, out: Tensor) -> None:
-    """With padding, each live request has the output of the one before."""
+    """When the batch has padding, give each live request the output of the previous request."""
     if batch.uniform is not None and batch.num_reqs < batch.padded_reqs:
         live = batch.num_reqs * batch.uniform.q_len
         out[:live] = out[:live].roll(batch.uniform.q_len, 0)
 
 
 def _one_row_more(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """A draft step dispatched with the rows of the largest mode."""
+    """Describe a draft step with topk + 1 rows per request."""
     if batch.mode is not Mode.DRAFT:
         return batch
     rows = backend.geometry.draft.topk + 1
@@ -99,7 +99,7 @@ def _blocks_are_not_captured(batch: ForwardBatch) -> None:
 
 
 def _uniform_graph(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """What is captured for a ragged batch has as many rows for each request."""
+    """At capture, describe a ragged batch as if every request had the mean number of rows."""
     if batch.mode is not Mode.RAGGED_VERIFY or not is_recording() or not isinstance(batch.tail, Tree):
         return batch
     rows = batch.num_rows // batch.padded_reqs
@@ -107,21 +107,21 @@ def _uniform_graph(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 MUTANTS = (
-    Mutant("M34", "padded requests write to the pages of the batch before", "vllm#56734", patch=_stale_padding),
-    Mutant("M35", "head group of the first geometry of the process", "vllm#53002",
+    Mutant("M34", "Stores padded requests on the pages of the previous batch", "vllm#56734", patch=_stale_padding),
+    Mutant("M35", "Maps query heads by the head group of the process's first geometry", "vllm#53002",
            patch=attending(Parts(heads=_first_group))),
-    Mutant("M36", "slots by the page size of the first geometry of the process", "vllm-ascend#13372",
+    Mutant("M36", "Computes slots by the page size of the process's first geometry", "vllm-ascend#13372",
            patch=_first_page_size, layouts=("reference", "csr")),
-    Mutant("M37", "keys behind the length weigh exp(0) to the end of a tile", "vllm#57432",
+    Mutant("M37", "Gives keys after the length weight exp(0) up to the end of a tile", "vllm#57432",
            patch=attending(Parts(weights=_weighs_the_tile))),
-    Mutant("M38", "live rows shifted by a request where there is padding", "vllm#54893",
+    Mutant("M38", "Shifts the outputs of live rows by one request when there is padding", "vllm#54893",
            patch=lambda b: after(b, "attend", _shifted)),
-    Mutant("M39", "a draft step dispatched with the rows of another mode", "vllm-ascend#12296",
+    Mutant("M39", "Describes a draft step with the row count of another mode", "vllm-ascend#12296",
            patch=on_batch(_one_row_more, "write_metadata")),
-    Mutant("M40", "a block's rows all have the window of its first row", "sglang#35209",
+    Mutant("M40", "Gives all rows of a draft block the window of its first row", "sglang#35209",
            patch=_window_of_the_first_row, **BEYOND),
-    Mutant("M41", "draft blocks served, but not in a capture", "vllm#48167",
+    Mutant("M41", "Serves draft blocks in eager mode but raises at capture", "vllm#48167",
            patch=lambda b: after(b, "write_metadata", _blocks_are_not_captured), **BEYOND),
-    Mutant("M42", "a uniform graph captured for a ragged batch", "vllm#47808",
+    Mutant("M42", "Captures a uniform graph for a ragged batch", "vllm#47808",
            patch=on_batch(_uniform_graph, "write_metadata", "attend"), **BEYOND),
 )  # fmt: skip

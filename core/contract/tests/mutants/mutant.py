@@ -1,4 +1,4 @@
-"""What a mutant is: a correct plugin whose hooks or step methods are changed in one place."""
+"""`Mutant`: a correct plugin with one defect in a hook or step method; also helpers that patch a backend."""
 
 from __future__ import annotations
 
@@ -26,33 +26,41 @@ LAYOUTS: dict[str, BackendPlugin] = {
     "csr": CsrPlugin(),
     "tutorial": tutorial.Plugin(),
 }
-"""Correct backends: the batch's page table read in place, indptr with indices, and what a newcomer begins with."""
+"""Correct backends to mutate, by layout.
+
+``reference`` reads the batch's page table in place, ``csr`` copies it to an indptr and indices, ``tutorial`` is the
+backend of the tutorial.
+"""
 USUAL = ("reference", "csr")
 ONLY = "a subclass of the tutorial's backend"
 NOTES = ("layouts", "usage")
-"""What a plugin tells the suite alone; a mutant changes them like hooks."""
+"""Contract notes: functions that a plugin declares to the suite only. Mutants can change them as they change hooks."""
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
-KINDS = {"M": "known bugs", **dict.fromkeys("VWXYZLN", "the suite's authors"), **dict.fromkeys("RST", "strangers")}
-"""Who thought of a mutant, by the first letter of its id. Strangers had not read the suite when they did."""
+KINDS = {
+    "M": "known bugs",
+    **dict.fromkeys("VWXYZLN", "the suite's authors"),
+    **dict.fromkeys("RST", "outside authors"),
+}
+"""Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""
 BY_CLASS = "ST"
-"""First letters of those that are held against the check of their class alone."""
+"""First letters of the ids that must be killed by the check of their class; no other check runs on them."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect.
+    """A correct backend with one defect.
 
     Attributes:
-        id: ``M01`` … ``M33`` as in the collection of known bugs; the first letter of others says whose they are
-            (`KINDS`).
-        what: the defect, in a few words.
-        source: a public thread with such a bug.
+        id: ``M01`` … ``M33`` as in the collection of known bugs; other first letters name the author's group (`KINDS`).
+        what: one sentence that says what the wrong code does, without a full stop.
+        source: a public thread about such a bug, or the reason for the mutant.
         hooks: hook name (without prefix), ``layouts`` or ``usage`` → function of (geometry, result) that returns the
-            broken result; one that takes three arguments is given the hook's second one too.
-        patch: changes an opened backend in place.
-        layouts: where the defect can be made.
-        absent: layout → why it cannot, for the others.
-        plugin, usage: in place of `hooks` and `patch`, a subclass of the tutorial's plugin, and its `usage`.
+            broken result. A function with three parameters also receives the hook's second argument.
+        patch: function that changes an opened backend in place.
+        layouts: keys of `LAYOUTS` in which the defect is possible.
+        absent: the reason why the defect is impossible in the other layouts.
+        plugin: a subclass of the tutorial's plugin; replaces `hooks` and `patch`.
+        usage: the `usage` function of `plugin`.
     """
 
     id: str
@@ -66,7 +74,7 @@ class Mutant:
     usage: Callable[..., dict[str, int]] | None = None
 
     def build(self, layout: str) -> LoadedBackend:
-        """The broken plugin, loaded."""
+        """Return the broken plugin, loaded."""
         if self.plugin is not None:
             made = self.plugin()
             made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
@@ -78,7 +86,7 @@ class Mutant:
         given = base.contract_notes()
         notes = {name: getattr(given, name, _no_usage) for name in NOTES}
         changes = dict(self.hooks or {})
-        if "tree_ops" in changes:  # the optional hook: both layouts leave it to the core
+        if "tree_ops" in changes:  # an optional hook that both layouts leave to the core
             found["draftmark_tree_ops"] = lambda geometry, device: TorchTreeOps(geometry)
         if self.patch is not None:
             patch = self.patch
@@ -94,7 +102,7 @@ class Mutant:
 
 
 def _no_usage(geometry: Geometry, batch: Any) -> dict[str, int]:
-    """Both layouts have no buffer of their own role."""
+    """Return no usage: both layouts own no workspace buffer."""
     return {}
 
 
@@ -105,14 +113,14 @@ def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callab
     def call(*args: Any) -> Any:
         return change(*(args or (None,))[:1], original(*args), *args[1:given])
 
-    # pluggy reads argument names, so a wrapper needs the hook's own ones.
+    # pluggy reads argument names, so the wrapper needs the argument names of the hook.
     scope: dict[str, Any] = {"call": call}
     exec(f"def hook({', '.join(names)}):\n    return call({', '.join(names)})", scope)
     return scope["hook"]
 
 
 class BrokenMutant(BaseException):
-    """A mutant that no longer fits what it changes. Not an Exception: every check would take it for a kill."""
+    """A mutant changes a method that no longer exists. Not an Exception, because checks count those as kills."""
 
 
 def _method(owner: Any, name: str) -> Any:
@@ -122,7 +130,7 @@ def _method(owner: Any, name: str) -> Any:
 
 
 def after(backend: Any, method: str, then: Callable[..., None]) -> None:
-    """Run `then` with the method's arguments after it."""
+    """Replace a method by one that also runs `then`, with the same arguments, after it."""
     original = _method(backend, method)
 
     def changed(*args: Any) -> None:
@@ -139,7 +147,7 @@ def around(backend: Any, method: str, call: Callable[..., None]) -> None:
 
 
 def new_slots(backend: Any) -> None:
-    """Give the backend a slot mapping in memory of its own, in the arena and wherever it keeps it."""
+    """Move the backend's slot mapping to newly allocated memory, in the arena and in the backend's attribute."""
     block = backend.arena._blocks["slot_mapping"]
     fresh = replace(block, tensor=torch.empty_like(block.tensor))
     backend.arena._blocks["slot_mapping"] = fresh
@@ -148,7 +156,7 @@ def new_slots(backend: Any) -> None:
 
 
 def forgets_cap(*modes: Mode) -> Callable[[Any], None]:
-    """The soft cap is forgotten in these modes."""
+    """Return a patch that ignores the soft cap in these modes."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
@@ -164,7 +172,7 @@ def forgets_cap(*modes: Mode) -> Callable[[Any], None]:
 
 
 def on_batch(change: Callable[[Any, ForwardBatch], ForwardBatch], *methods: str) -> Callable[[Any], None]:
-    """A patch that shows another batch to some methods (all four unless named)."""
+    """Return a patch that passes a changed batch to some methods (all four by default)."""
 
     def patch(backend: Any) -> None:
         for method in methods or METHODS:
@@ -180,7 +188,7 @@ def on_batch(change: Callable[[Any, ForwardBatch], ForwardBatch], *methods: str)
 
 
 def resized(name: str, shape: Callable[[Geometry, tuple[int, ...]], tuple[int, ...]]) -> dict[str, Any]:
-    """A `buffers` hook that gives one buffer another shape, where it exists."""
+    """Return a `buffers` hook that changes the shape of one buffer if the buffer exists."""
 
     def change(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
         return [replace(one, shape=shape(geometry, one.shape)) if one.name == name else one for one in specs]
@@ -189,7 +197,10 @@ def resized(name: str, shape: Callable[[Geometry, tuple[int, ...]], tuple[int, .
 
 
 def shaped(**fields: Any) -> Callable[[Any], None]:
-    """A patch that gives the opened backend another attention shape; values may be functions of the right one."""
+    """Return a patch that changes fields of the opened backend's attention shape.
+
+    A callable value receives the correct attention shape.
+    """
 
     def patch(backend: Any) -> None:
         attention = backend.geometry.attention

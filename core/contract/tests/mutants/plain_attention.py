@@ -1,6 +1,6 @@
-"""Attention over the batch's own tensors in plain torch, with a place for one defect in each part of it.
+"""Attention over the batch's tensors in plain torch, in parts that a mutant can replace one by one.
 
-Both layouts can be given it: it reads page table, mask, depth and lengths of the batch, and nothing of the arena.
+It works for both layouts: it reads the batch's page table, mask, depth and lengths, and nothing of the arena.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ Tensor = torch.Tensor
 
 
 def right_weights(scores: Tensor, shape: AttentionShape) -> Tensor:
-    """A softmax; a row that sees nothing weighs nothing."""
+    """Return the softmax of the scores. A row that sees no key gets zero weights."""
     return scores.softmax(-1).nan_to_num(0.0)
 
 
 def right_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Weights ``[R, heads, q, width]`` of the keys beside a sink of each head; see `csr_attention.sunk`."""
+    """Return weights ``[R, heads, q, width]`` of the keys with one sink per head; see `csr_attention.sunk`."""
     return kernel.sunk(scores, sinks).nan_to_num(0.0)
 
 
 def right_cap(scores: Tensor, cap: float) -> Tensor:
-    """cap · tanh(score / cap)."""
+    """Return cap · tanh(score / cap)."""
     return cap * torch.tanh(scores / cap)
 
 
 def right_heads(shape: AttentionShape) -> Tensor:
-    """KV head of each query head."""
+    """Return the KV head of each query head, int64 ``[num_qo_heads]``."""
     return torch.arange(shape.num_qo_heads) // shape.group_size
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What attention is made of; a mutant replaces one.
+    """The replaceable parts of attention; a mutant replaces one.
 
     Attributes:
         seen: (visibility bool ``[R, q, width]``, prefix ``[R]``, shape) → visibility.
         heads: shape → KV head of each query head.
         cap: (scores, cap) → capped scores.
         weights: (scores ``[R, heads, q, width]`` with -inf where nothing is seen, shape) → weights.
-        sinks: in place of `weights` where a layer has sinks: (the same scores, sinks ``[heads]``) → weights.
+        sinks: replaces `weights` in layers with sinks: (scores as above, sinks ``[heads]``) → weights.
         values: (weights, values ``[R, width, heads, dim]``, q_dtype) → outputs ``[R, q, heads, dim]``.
     """
 
@@ -65,7 +65,7 @@ class Parts:
 
 
 def attending(parts: Parts) -> Callable[[Any], None]:
-    """A patch: the backend attends by these parts."""
+    """Return a patch that makes the backend attend with these parts."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
@@ -77,7 +77,7 @@ def attending(parts: Parts) -> Callable[[Any], None]:
 
 
 def _attend(shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-    """All requests of a uniform batch at once; an EXTEND request by request."""
+    """Attend all requests of a uniform batch at once, and EXTEND request by request."""
     if batch.mode is not Mode.EXTEND:
         r, n, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         if isinstance(batch.tail, Tree):
@@ -107,7 +107,7 @@ def _block(
     bits: Tensor,
     depth: Tensor,
 ) -> Tensor:
-    """``[R, q, heads, dim]``, in q's dtype."""
+    """Return the attention output ``[R, q, heads, dim]`` in the dtype of q."""
     table, prefix = where[0].long().clamp(0, cache.k.shape[0] - 1), where[1]
     pools = (cache.k, cache.k_scale), (cache.v, cache.v_scale)
     k, v = (kernel.gathered(pool, table, scale).float() for pool, scale in pools)

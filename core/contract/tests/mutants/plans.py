@@ -1,4 +1,4 @@
-"""Mutants of plan, capture and ownership: what is known, kept, shared, read and captured."""
+"""Mutants of plan, capture and ownership: host lengths, cached plans, shared tensors, host reads and missing keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATES: dict[str, Any] = {}
 
 
 def _bound_as_exact(backend: Any) -> None:
-    """kv length from the host's bound."""
+    """Use the host's upper bound as the exact prefix length."""
 
     def see(backend: Any, batch: ForwardBatch) -> ForwardBatch:
         lens = torch.zeros_like(batch.prefix_lens)
@@ -35,14 +35,14 @@ def _bound_as_exact(backend: Any) -> None:
 
 def _needs_exact(backend: Any) -> None:
     def call(original: Any, batch: ForwardBatch) -> None:
-        batch.host.lens  # noqa: B018 - Unknown has none
+        batch.host.lens  # noqa: B018 - raises for Unknown lengths
         original(batch)
 
     around(backend, "plan", call)
 
 
 def _first_size(backend: Any) -> None:
-    """Whatever batch size was seen first in a mode is what every later batch gets."""
+    """Write metadata only for the number of requests of a mode's first batch."""
     seen: dict[Mode, int] = {}
 
     def call(original: Any, batch: ForwardBatch) -> None:
@@ -71,7 +71,7 @@ def _plan_once(backend: Any) -> None:
 
 
 def _plan_by_size(backend: Any) -> None:
-    """The plan is cached by batch size, whatever the mode."""
+    """Cache the plan by batch size and ignore the mode."""
     kept: dict[int, Any] = {}
 
     def call(original: Any, batch: ForwardBatch) -> None:
@@ -82,7 +82,7 @@ def _plan_by_size(backend: Any) -> None:
 
 
 def _device_width(backend: Any) -> None:
-    """The width comes from the lengths that the device has now."""
+    """Plan with the lengths that are on the device at the time of the plan."""
 
     def call(original: Any, batch: ForwardBatch) -> None:
         lens = tuple(batch.prefix_lens[: batch.num_reqs].tolist())
@@ -92,7 +92,7 @@ def _device_width(backend: Any) -> None:
 
 
 def _baked(backend: Any) -> None:
-    """Lengths as Python numbers, taken when the plan was made."""
+    """Read lengths as Python numbers in plan, and use them in write_metadata."""
 
     def plan(original: Any, batch: ForwardBatch) -> None:
         backend.numbers = [int(n) for n in batch.prefix_lens]
@@ -109,7 +109,7 @@ def _baked(backend: Any) -> None:
 
 
 def _new_buffer(backend: Any) -> None:
-    """plan() makes the slot mapping anew."""
+    """Allocate a new slot mapping in plan."""
 
     def call(original: Any, batch: ForwardBatch) -> None:
         new_slots(backend)
@@ -124,7 +124,7 @@ def _keeps(backend: Any) -> None:
 
 
 def _shared(geometry: Any, backend: Any) -> Any:
-    """All geometries use the slot mapping of the first (largest kept)."""
+    """Use one slot mapping for all geometries."""
     block = backend.arena._blocks["slot_mapping"]
     device = str(block.tensor.device)
     if device not in _COMMON:
@@ -137,7 +137,7 @@ def _shared(geometry: Any, backend: Any) -> Any:
 
 
 def _half_pages(backend: Any) -> None:
-    """The page loop counts tokens as if they were pages."""
+    """Gather only half of the pages of each request, rounded up."""
 
     def narrow() -> None:
         backend._widths = tuple(max(1, -(-width // 2)) if width > 2 else width for width in backend._widths)
@@ -190,39 +190,39 @@ def _refuses_late(geometry: Any, backend: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("M07", "host bound taken for the length", "sglang#26753", patch=_bound_as_exact),
-    Mutant("M08", "raises unless host lengths are known", "sglang#26738", patch=_needs_exact),
-    Mutant("M10", "the first batch size's slice is kept", "sglang#26655", patch=_first_size),
-    Mutant("M14", "plan made once per batch shape", "sglang#26019", patch=_plan_once),
-    Mutant("M14b", "plan cached by batch size, whatever the mode", "sglang#32062", patch=_plan_by_size),
-    Mutant("M15", "captured width from the lengths at capture", "vllm#20301", patch=_device_width),
+    Mutant("M07", "Uses the host's upper bound as the length", "sglang#26753", patch=_bound_as_exact),
+    Mutant("M08", "Raises when host lengths are unknown", "sglang#26738", patch=_needs_exact),
+    Mutant("M10", "Keeps the slice of the first batch's size", "sglang#26655", patch=_first_size),
+    Mutant("M14", "Runs the plan once per batch shape", "sglang#26019", patch=_plan_once),
+    Mutant("M14b", "Caches the plan by batch size and ignores the mode", "sglang#32062", patch=_plan_by_size),
+    Mutant("M15", "Captures a width from the lengths at capture", "vllm#20301", patch=_device_width),
     Mutant(
         "M18",
-        "declares padded length 1, writes 0",
+        "Declares padded length 1 and writes 0",
         "vllm#38436",
         {"layouts": lambda g, found: {mode: replace(one, pad_fill=1) for mode, one in found.items()}},
     ),
-    Mutant("M20", "plan makes a new buffer", "sglang#27664", patch=_new_buffer),
-    Mutant("M21", "page loop stops early", "sglang#11985", patch=_half_pages),
-    Mutant("M23", "a wrapper forwards everything but plan", "sglang#30846", patch=_no_plan),
-    Mutant("M24", "host read in write_metadata", "sglang#29413", patch=_reads("write_metadata")),
-    Mutant("M24b", "host read in attend", "sglang#3987", patch=_reads("attend")),
-    Mutant("M26", "target and draft share a buffer", "vllm#48261", {"open_backend": _shared}),
-    Mutant("M31", "the largest key is never captured", "sglang#40396", {"graph_state": _drop_odd_key}),
+    Mutant("M20", "Allocates a new buffer in plan", "sglang#27664", patch=_new_buffer),
+    Mutant("M21", "Ends the page loop too early", "sglang#11985", patch=_half_pages),
+    Mutant("M23", "Forwards every method except plan", "sglang#30846", patch=_no_plan),
+    Mutant("M24", "Reads device memory on the host in write_metadata", "sglang#29413", patch=_reads("write_metadata")),
+    Mutant("M24b", "Reads device memory on the host in attend", "sglang#3987", patch=_reads("attend")),
+    Mutant("M26", "Shares a buffer between target and draft", "vllm#48261", {"open_backend": _shared}),
+    Mutant("M31", "Never captures the largest key", "sglang#40396", {"graph_state": _drop_odd_key}),
     Mutant(
         "M31b",
-        "one graph state for everybody",
+        "Shares one graph state among all geometries",
         "vllm-ascend#3892",
         {"graph_state": lambda g, state: _STATES.setdefault("one", state)},
     ),
-    Mutant("M33", "capture zeroes q_indptr in place", "vllm#53821", patch=_zero_indptr),
-    Mutant("V31", "lengths baked as Python numbers", "xLLM#1466", patch=_baked),
-    Mutant("V32", "batch's page table cleaned in place", "vllm#53821", patch=_clamps_table),
-    Mutant("V34", "keeps a new tensor every step", "TRT-LLM#16290", patch=_keeps),
-    Mutant("V51", "open_backend refuses what supports serves", "sglang#15664", {"open_backend": _refuses_late}),
+    Mutant("M33", "Zeroes q_indptr in place at capture", "vllm#53821", patch=_zero_indptr),
+    Mutant("V31", "Captures lengths as Python numbers", "xLLM#1466", patch=_baked),
+    Mutant("V32", "Zeroes unused columns of the batch's page table in place", "vllm#53821", patch=_clamps_table),
+    Mutant("V34", "Keeps a new tensor in every step", "TRT-LLM#16290", patch=_keeps),
+    Mutant("V51", "Refuses in open_backend what supports accepts", "sglang#15664", {"open_backend": _refuses_late}),
     Mutant(
         "V55",
-        "exact lengths needed but not declared",
+        "Needs exact lengths without declaring it",
         "sglang#30217",
         patch=lambda b: around(
             b,

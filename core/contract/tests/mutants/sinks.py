@@ -1,4 +1,4 @@
-"""Attention sinks got wrong: left out, counted twice, in other units, of another head, by value, as a value."""
+"""Mutants of attention sinks: missing, counted twice, in wrong units, of a wrong head, copied, or with a value."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .mutant import Mutant, around
 from .plain_attention import Parts, attending
 
 Tensor = torch.Tensor
-PIECE = 512
-"""Keys that a split goes through."""
+SPLIT = 512
+"""Number of keys in a split of the split-KV kernel."""
 
 
-def _shown(change: Callable[[Tensor, Geometry, ForwardBatch], Tensor]) -> Callable[[Any], None]:
-    """A patch: `attend` is shown other sinks."""
+def _with_sinks(change: Callable[[Tensor, Geometry, ForwardBatch], Tensor]) -> Callable[[Any], None]:
+    """Return a patch that passes changed sinks to `attend`."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
@@ -41,11 +41,11 @@ def _none(sinks: Tensor) -> Tensor:
 
 
 def _left_out(when: Callable[[Geometry, ForwardBatch], bool]) -> Callable[[Any], None]:
-    return _shown(lambda sinks, geometry, batch: _none(sinks) if when(geometry, batch) else sinks)
+    return _with_sinks(lambda sinks, geometry, batch: _none(sinks) if when(geometry, batch) else sinks)
 
 
 def _times(factor: Callable[[Geometry], float]) -> Callable[[Any], None]:
-    return _shown(lambda sinks, geometry, batch: sinks * factor(geometry))
+    return _with_sinks(lambda sinks, geometry, batch: sinks * factor(geometry))
 
 
 def _scale(geometry: Geometry) -> float:
@@ -65,7 +65,7 @@ def _by_kv_head(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tenso
 
 
 def _transposed(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tensor:
-    """Head h' of KV head n is looked up at h' · KV heads + n."""
+    """Read the sink of query head h' of KV head n at index h' · num_kv_heads + n."""
     a = geometry.attention
     return sinks.view(a.group_size, a.num_kv_heads).T.reshape(-1)
 
@@ -75,7 +75,7 @@ def _backwards(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tensor
 
 
 def _by_value(backend: Any) -> None:
-    """A copy of each layer's sinks, made when they are first seen, as a graph keeps what was passed by value."""
+    """Capture copies of the sinks from eager forwards, as if a graph received them by value."""
     copies: dict[int, Tensor] = {}
 
     def change(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tensor:
@@ -83,11 +83,11 @@ def _by_value(backend: Any) -> None:
             copies[sinks.data_ptr()] = sinks.clone()
         return copies.get(sinks.data_ptr(), sinks) if is_recording() else sinks
 
-    _shown(change)(backend)
+    _with_sinks(change)(backend)
 
 
 def _first_layers(backend: Any) -> None:
-    """The sinks of a forward's first layer serve all that share its metadata."""
+    """Use the sinks of a forward's first layer in every layer that shares its metadata."""
     first: list[Tensor] = []
 
     def change(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tensor:
@@ -95,26 +95,26 @@ def _first_layers(backend: Any) -> None:
             first.append(sinks)
         return first[0]
 
-    _shown(change)(backend)
+    _with_sinks(change)(backend)
     around(backend, "write_metadata", lambda original, batch: (first.clear(), original(batch))[1])
 
 
-def _once_a_piece(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Each piece of a row's keys counts the sink, as where a split kernel adds it before the merge."""
-    pieces = -(-(scores > float("-inf")).sum(-1, keepdim=True) // PIECE)
+def _once_per_split(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Count the sink once for each split of a row's keys, as a split-KV kernel that adds it before the combine."""
+    splits = -(-(scores > float("-inf")).sum(-1, keepdim=True) // SPLIT)
     top, sink = scores.amax(-1, keepdim=True), sinks[:, None, None]
     mass = (scores - top).exp()
-    return mass / (mass.sum(-1, keepdim=True) + pieces * (sink - top).exp())
+    return mass / (mass.sum(-1, keepdim=True) + splits * (sink - top).exp())
 
 
-def _not_beside_the_largest(scores: Tensor, sinks: Tensor) -> Tensor:
-    """exp(sink), where the keys' sum is of exp(logit - largest)."""
+def _without_row_maximum(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Add exp(sink) without subtracting the row maximum, which the keys' sum does subtract."""
     mass = (scores - scores.amax(-1, keepdim=True)).exp()
     return mass / (mass.sum(-1, keepdim=True) + sinks[:, None, None].exp())
 
 
 def _as_a_quotient(scores: Tensor, sinks: Tensor) -> Tensor:
-    """exp(sink) / exp(largest), which is no number where both are large."""
+    """Compute the sink's share as exp(sink) / exp(maximum), which is NaN if both overflow."""
     top = scores.amax(-1, keepdim=True)
     mass = (scores - top).exp()
     return mass / (mass.sum(-1, keepdim=True) + sinks[:, None, None].exp() / top.exp())
@@ -125,8 +125,8 @@ def _of_value_one(weights: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.einsum("rhqk,rkhd->rqhd", weights, v) + rest[..., None]
 
 
-def _unasked(backend: Any) -> None:
-    """Sinks that are missing count nothing, and those of a layer without are passed over."""
+def _no_sink_checks(backend: Any) -> None:
+    """Ignore missing sinks, and sinks in a layer that must have none, instead of raising an error."""
 
     def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         a = backend.geometry.attention
@@ -138,31 +138,35 @@ def _unasked(backend: Any) -> None:
 
 
 def _mutant(name: str, what: str, patch: Callable[[Any], None]) -> Mutant:
-    return Mutant(name, f"sinks: {what}", "gpt-oss", patch=patch)
+    return Mutant(name, what, "gpt-oss", patch=patch)
 
 
 MUTANTS = (
-    _mutant("N01", "left out", _left_out(lambda geometry, batch: True)),
-    _mutant("N02", "counted twice", _shown(lambda sinks, geometry, batch: sinks + math.log(2))),
-    _mutant("N03", f"counted once per piece of {PIECE} keys", attending(Parts(sinks=_once_a_piece))),
-    _mutant("N04", "multiplied by the softmax scale", _times(_scale)),
-    _mutant("N05", "soft-capped as a key's logit is", _shown(_capped)),
-    _mutant("N06", "of the KV head, not of the query head", _shown(_by_kv_head)),
-    _mutant("N07", "looked up with heads and groups exchanged", _shown(_transposed)),
-    _mutant("N08", "in reverse order within a group", _shown(_backwards)),
-    _mutant("N09", "a graph keeps a copy from before its capture", _by_value),
-    _mutant("N10", "taken for base 2", _times(lambda geometry: math.log(2))),
-    _mutant("N11", "brought to base 2 twice", _times(lambda geometry: 1 / math.log(2))),
-    _mutant("N12", "in eager forwards alone", _left_out(lambda geometry, batch: is_recording())),
-    _mutant("N13", "of the first layer for all layers of its shape", _first_layers),
-    _mutant("N14", "with a value of one", attending(Parts(values=_of_value_one))),
-    _mutant("N15", "left out under a window", _left_out(lambda geometry, batch: geometry.attention.window_left >= 0)),
-    _mutant("N16", "left out in EXTEND", _left_out(lambda geometry, batch: batch.mode is Mode.EXTEND)),
-    _mutant("N17", "left out in VERIFY", _left_out(lambda geometry, batch: batch.mode is Mode.VERIFY)),
-    _mutant("N18", "not taken relative to the largest logit", attending(Parts(sinks=_not_beside_the_largest))),
-    _mutant("N19", "a quotient of two exponentials", attending(Parts(sinks=_as_a_quotient))),
-    _mutant("N20", "missing or foreign ones are passed over", _unasked),
-    _mutant("N21", "held to ±100", _shown(lambda sinks, geometry, batch: sinks.clamp(-100, 100))),
+    _mutant("N01", "Leaves out the attention sinks", _left_out(lambda geometry, batch: True)),
+    _mutant("N02", "Counts each sink twice", _with_sinks(lambda sinks, geometry, batch: sinks + math.log(2))),
+    _mutant("N03", f"Counts the sink once per split of {SPLIT} keys", attending(Parts(sinks=_once_per_split))),
+    _mutant("N04", "Multiplies the sinks by the softmax scale", _times(_scale)),
+    _mutant("N05", "Applies the soft cap to the sinks", _with_sinks(_capped)),
+    _mutant("N06", "Uses the sink of the KV head instead of the query head", _with_sinks(_by_kv_head)),
+    _mutant("N07", "Indexes the sinks with KV heads and groups exchanged", _with_sinks(_transposed)),
+    _mutant("N08", "Reverses the sinks within a head group", _with_sinks(_backwards)),
+    _mutant("N09", "Replays with a copy of the sinks from before the capture", _by_value),
+    _mutant("N10", "Treats the sinks as base-2 logarithms", _times(lambda geometry: math.log(2))),
+    _mutant("N11", "Converts the sinks to base 2 twice", _times(lambda geometry: 1 / math.log(2))),
+    _mutant("N12", "Leaves out the sinks in captured graphs", _left_out(lambda geometry, batch: is_recording())),
+    _mutant("N13", "Uses the first layer's sinks in all layers of its shape", _first_layers),
+    _mutant("N14", "Gives the sink a value of one instead of zero", attending(Parts(values=_of_value_one))),
+    _mutant(
+        "N15",
+        "Leaves out the sinks when the layer has a window",
+        _left_out(lambda geometry, batch: geometry.attention.window_left >= 0),
+    ),
+    _mutant("N16", "Leaves out the sinks in EXTEND", _left_out(lambda geometry, batch: batch.mode is Mode.EXTEND)),
+    _mutant("N17", "Leaves out the sinks in VERIFY", _left_out(lambda geometry, batch: batch.mode is Mode.VERIFY)),
+    _mutant("N18", "Does not subtract the row maximum from the sink", attending(Parts(sinks=_without_row_maximum))),
+    _mutant("N19", "Divides two exponentials that can both overflow", attending(Parts(sinks=_as_a_quotient))),
+    _mutant("N20", "Accepts missing sinks and sinks of the wrong shape", _no_sink_checks),
+    _mutant("N21", "Clamps the sinks to ±100", _with_sinks(lambda sinks, geometry, batch: sinks.clamp(-100, 100))),
 )
 
 KILLER = {
@@ -173,4 +177,4 @@ KILLER = {
     **dict.fromkeys(("N19", "N21"), "sinks.may_lie_far_from_all_logits"),
     "N20": "sinks.that_do_not_fit_are_refused",
 }
-"""The check of each mutant's class."""
+"""Check that must kill each mutant."""

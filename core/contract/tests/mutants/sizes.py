@@ -1,4 +1,4 @@
-"""Mutants of sizing: buffers too small, too large, or of the wrong type. Integers only."""
+"""Mutants of sizing: buffers that are too small, too large, or of the wrong dtype. They need only integers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,18 @@ def _dtype(name: str, dtype: str) -> dict[str, Any]:
 
 
 CSR = ("csr",)
-IN_PLACE = "it reads the batch's own page table and mask, which the core sizes"
+IN_PLACE = "it reads the batch's page table and mask in place, and the core sizes those"
 
 MUTANTS = (
-    Mutant("M01", "topk dropped from the rows of a draft", "sglang#27338", resized("slot_mapping", _rows_without_topk)),
+    Mutant(
+        "M01",
+        "Leaves topk out of the row count of a draft step",
+        "sglang#27338",
+        resized("slot_mapping", _rows_without_topk),
+    ),
     Mutant(
         "M02",
-        "KV pages sized without the tail",
+        "Sizes KV pages without the tail",
         "sglang#22778",
         resized("kv_indices", lambda g, s: _pages(g, g.max_prefix_len)),
         layouts=CSR,
@@ -54,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "M03",
-        "KV pages sized from the context, not from the table's width",
+        "Sizes KV pages from the context limit instead of the page table's width",
         "sglang#29665",
         resized("kv_indices", lambda g, s: _pages(g, g.limits.max_context_len + g.max_tail)),
         layouts=CSR,
@@ -62,13 +67,13 @@ MUTANTS = (
     ),
     Mutant(
         "M04",
-        "a per-token buffer sized in pages",
+        "Sizes a per-token buffer in pages",
         "sglang#24587",
         resized("slot_mapping", lambda g, s: (ceil_div(s[0], g.attention.page_size),)),
     ),
     Mutant(
         "M05",
-        "verify mask without the draft tokens' rows",
+        "Sizes the verify mask without the rows of the draft tokens",
         "sglang#29450",
         resized("tail_mask", lambda g, s: (g.max_reqs, s[1])),
         layouts=CSR,
@@ -76,21 +81,21 @@ MUTANTS = (
     ),
     Mutant(
         "M05b",
-        "verify rows without the draft tokens",
+        "Leaves the draft tokens out of the verify rows",
         "sglang#38746",
         resized("slot_mapping", _rows_of_verify),
     ),
     Mutant(
         "M06",
-        "per-request buffer sized by the live limit, not the largest captured size",
+        "Sizes a per-request buffer by max_num_reqs instead of the largest captured size",
         "sglang#25124",
         resized("kv_lens", lambda g, s: (g.limits.max_num_reqs,)),
         layouts=("reference",),
-        absent="no kv_lens here; M06b shrinks kv_indptr instead",
+        absent="no kv_lens; M06b shrinks kv_indptr instead",
     ),
     Mutant(
         "M06b",
-        "indptr sized by the live limit plus one",
+        "Sizes an indptr by max_num_reqs + 1",
         "sglang#25124",
         resized("kv_indptr", lambda g, s: (g.limits.max_num_reqs + 1,)),
         layouts=CSR,
@@ -98,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "M06c",
-        "indptr without its last entry",
+        "Sizes an indptr without its last entry",
         "dlinfer#148",
         resized("qo_indptr", lambda g, s: (s[0] - 1,)),
         layouts=CSR,
@@ -106,19 +111,24 @@ MUTANTS = (
     ),
     Mutant(
         "M25",
-        "index buffer times page_size",
+        "Multiplies the size of an index buffer by page_size",
         "tokenspeed#125",
         resized("kv_indices", lambda g, s: (s[0] * g.attention.page_size,)),
         layouts=CSR,
         absent="no page-indexed buffer; M25b enlarges the slot mapping",
     ),
-    Mutant("M25b", "slot mapping times topk", "aiter#3855", resized("slot_mapping", lambda g, s: (s[0] * 8,))),
-    Mutant("M25c", "a buffer that nothing reads", "sglang#31527", _twice("slot_mapping")),
-    Mutant("M29", "slots stored in 32 bits", "vllm#47671", _dtype("slot_mapping", "int32")),
-    Mutant("V60", "slots stored in 16 bits", "sglang#27840", _dtype("slot_mapping", "int16")),
+    Mutant(
+        "M25b",
+        "Makes the slot mapping eight times too large",
+        "aiter#3855",
+        resized("slot_mapping", lambda g, s: (s[0] * 8,)),
+    ),
+    Mutant("M25c", "Declares a buffer that no step reads", "sglang#31527", _twice("slot_mapping")),
+    Mutant("M29", "Stores slots in 32 bits", "vllm#47671", _dtype("slot_mapping", "int32")),
+    Mutant("V60", "Stores slots in 16 bits", "sglang#27840", _dtype("slot_mapping", "int16")),
     Mutant(
         "V61",
-        "one mask word for any tail",
+        "Sizes the mask with one word for tails of any length",
         "TRT-LLM#13006",
         {**resized("tail_mask", lambda g, s: (s[0], 1))},
         layouts=CSR,

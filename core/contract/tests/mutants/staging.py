@@ -1,8 +1,9 @@
-"""A correct plan that reaches the device through pinned memory, on either layout, for the mutants of a late device.
+"""A correct `plan` that sends numbers to the device through pinned memory; base of the late-device mutants.
 
-plan() writes the number of live requests and the host's bound of each into a pinned slot and sends it up;
-write_metadata takes no length above its bound. Where the numbers are a round's own they change nothing; those of
-another round cut its lengths. The slots are used by turns, each behind a fence, and outlive the copies from them.
+plan() writes the number of live requests and the host's length bound of each request to a pinned slot, and enqueues
+its copy to the device. write_metadata then clamps each prefix length to its bound. A round's own numbers change
+nothing; numbers of another round make lengths too short. Slots alternate, each has a fence, and they stay alive until
+their copies end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NUMBERS, STAGED = "plan_numbers", "plan_staging"
 
 
 def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
-    """The layout's own, the numbers on the device, and the slots from which they come."""
+    """Add the numbers on the device and the pinned staging slots to the layout's buffers."""
     count = geometry.max_reqs + 1
     staged = BufferSpec(
         STAGED, Role.HOST_STAGING, (SLOTS, count), "int32", Unit.BYTES, "slots × numbers", memory=Memory.PINNED
@@ -37,7 +38,7 @@ def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
 
 
 def usage(geometry: Geometry, found: dict[str, int], batch: Any) -> dict[str, int]:
-    """Every batch sends all numbers, from one slot."""
+    """Return the usage of a batch: every batch copies all numbers, from one slot."""
     size = 4 * (geometry.max_reqs + 1)
     return {**found, NUMBERS: size, STAGED: SLOTS * size}
 
@@ -46,7 +47,7 @@ HOOKS: dict[str, Callable[..., Any]] = {"buffers": buffers, "usage": usage}
 
 
 class Staging:
-    """How numbers go up. The mutants override one method each.
+    """Sends numbers to the device. Each mutant overrides one method.
 
     Args:
         slots: int32 ``[SLOTS, numbers]``, pinned.
@@ -60,11 +61,11 @@ class Staging:
         self.keep(slots)
 
     def keep(self, slots: torch.Tensor) -> None:
-        """Hold the memory until its last copies are through."""
+        """Keep the pinned memory alive until its last copies end."""
         weakref.finalize(self, _drain, self.fences, slots).atexit = False
 
     def send(self, batch: ForwardBatch, numbers: Sequence[int]) -> None:
-        """Send a plan's numbers."""
+        """Copy a plan's numbers to the device."""
         index = self.choose(batch)
         self.wait(index)
         self.slots[index].copy_(torch.tensor(numbers, dtype=torch.int32))
@@ -72,37 +73,37 @@ class Staging:
         self.fences[index].record()
 
     def choose(self, batch: ForwardBatch) -> int:
-        """The slot to use."""
+        """Return the index of the slot to use."""
         self.turn += 1
         return self.turn % SLOTS
 
     def wait(self, index: int) -> None:
-        """Wait for what was sent from a slot before."""
+        """Wait for the previous copy from a slot."""
         self.fences[index].synchronize()
 
     def copy(self, index: int) -> None:
-        """Enqueue the copy."""
+        """Enqueue the copy from a slot to the device."""
         self.target.copy_(self.slots[index], non_blocking=True)
 
     def before_use(self) -> None:
-        """Called where write_metadata is about to read the numbers on the device."""
+        """Do nothing. write_metadata calls this right before it reads the numbers on the device."""
 
 
 class Launched(Staging):
-    """The copy is a library's own, as FlashInfer's plan makes one: torch's allocator does not know of it."""
+    """The copy is a library call, as in FlashInfer's plan, so torch's allocator does not track it."""
 
     def copy(self, index: int) -> None:
         record_call(_copy, self.slots[index], self.target, mutates=(self.target,))
 
 
 class Blocking(Staging):
-    """One slot and a copy that the host waits for: slow, and right."""
+    """One slot, and the host waits for each copy: slow but correct."""
 
     def choose(self, batch: ForwardBatch) -> int:
         return 0
 
     def wait(self, index: int) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no copy is pending."""
 
     def copy(self, index: int) -> None:
         self.target.copy_(self.slots[index])
@@ -112,7 +113,7 @@ RIGHT: dict[str, type[Staging]] = {"fenced": Staging, "launched": Launched, "blo
 
 
 def staged(kind: type[Staging]) -> Callable[[Any], None]:
-    """A patch: plan() sends numbers by `kind`, write_metadata uses them."""
+    """Return a patch: plan() sends numbers with `kind`, and write_metadata uses them."""
 
     def patch(backend: Any) -> None:
         arena, geometry = backend.arena, backend.geometry

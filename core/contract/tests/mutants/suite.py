@@ -1,4 +1,4 @@
-"""Runs the contract's checks on a plugin in this process, and says which of them fail."""
+"""Runs contract checks on a plugin in this process and reports the checks that fail."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ ORDER = (
     *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
     *("sinks", "late", "memory", "repeats", "sizing", "graphs", "history", "proof"),
 )
-"""Modules of checks, quick and telling ones first."""
+"""Modules of checks in the order in which they run: quick ones, and ones that fail often, first."""
 SAMPLE = {
     **{"graphs": 4, "history": 6, "late": 2, "proof": 0, "memory": 999},
     **{"supports": 999, "load": 999, "sizing.covers_processors": 999},
 }
-"""Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
+"""Number of cases to sample, by check or module; 12 by default. A mutant that survives its sample runs all cases."""
 FAR = ("V62", "Z11")
-"""Mutants that are shown to the check with a pool of 2**31 elements."""
+"""Mutants on which the check with a pool of 2**31 elements runs."""
 HOOK_TIER = ("buffers", "layouts", "requirements", "supports", "usage", "describe")
-"""Hooks that the sizing tier sees. A mutant of the step path is not shown to it: it could not tell."""
+"""Hooks that the sizing tier reads. Other mutants skip that tier, because it could not see their defect."""
 TREE_OPS = "tree_ops"
-"""The optional hook, and the module of its checks."""
+"""Name of the optional hook, and of the module with its checks."""
 
 Failure = tuple[str, str, BaseException]
 
 
 def original(layout: str) -> LoadedBackend:
-    """The correct backend of a layout, loaded."""
+    """Return the correct backend of a layout, loaded."""
     return LoadedBackend(layout, LAYOUTS[layout])
 
 
 def checks_for(mutant: Mutant | None = None) -> list[Check]:
-    """Checks that can see a mutant's defect, quick ones first."""
+    """Return the checks that can see a mutant's defect, quick ones first."""
     hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
-    # The 2**31 pool costs a gigabyte copy in a backend that does not gather in place: kept out of the matrix.
+    # The 2**31 pool costs a copy of a gigabyte in a backend that does not gather in place.
     wanted = [one for one in wanted if mutant is None or mutant.id in FAR or one.name != "numerics.reach_past_int32"]
     if mutant is not None:
-        # Tree operations are their own world: nobody else calls them, and they call nobody.
+        # Only the tree_ops checks call tree operations, and tree operations call no other hook.
         of_trees = set(mutant.hooks or {}) == {TREE_OPS}
         wanted = [one for one in wanted if (_module(one) == TREE_OPS) == of_trees]
     return sorted(wanted, key=lambda one: (ORDER.index(_module(one)) if _module(one) in ORDER else 99, one.name))
 
 
 def failures(backend: LoadedBackend, checks: Iterable[Check] | None = None, sampled: bool = False) -> Iterator[Failure]:
-    """(check, case, error) of the first failing case of each check that fails."""
+    """Yield (check, case, error) of the first failing case of each check that fails."""
     for check in checks_for() if checks is None else checks:
         for case in _cases(check, sampled):
             error = outcome(backend, check, case)
@@ -65,13 +65,13 @@ def failures(backend: LoadedBackend, checks: Iterable[Check] | None = None, samp
 
 
 def killing_case(backend: LoadedBackend, check: Check) -> Case | None:
-    """The first case of the check that fails: of its sample, else of all its cases."""
+    """Return the first failing case of the check, from its sample, then from all its cases."""
     cases = [*_cases(check, sampled=True), *_cases(check, sampled=False)]
     return next((case for case in cases if outcome(backend, check, case) is not None), None)
 
 
 def first_failure(mutant: Mutant, layout: str) -> Failure | None:
-    """What kills a mutant first: on a sample of the cases, else on all."""
+    """Return the first check, case and error that kill a mutant, on a sample of the cases, then on all."""
     for sampled in (True, False):
         found = next(failures(mutant.build(layout), checks_for(mutant), sampled), None)
         if found is not None:
@@ -80,12 +80,14 @@ def first_failure(mutant: Mutant, layout: str) -> Failure | None:
 
 
 def killed_by(mutant: Mutant, layout: str, most: int, known: Sequence[str] = ()) -> list[str]:
-    """The first `most` of the `known` checks that fail; where none does, those of all checks that fail on a sample of
-    their cases, else the first that fails at all. Mutants of the later attacks meet the known checks alone.
+    """Return the names of at most `most` checks that kill a mutant.
+
+    The `known` checks run first. If none of them fails, all checks run on a sample of their cases, then on all cases
+    until one fails. Mutants of the later attacks (`BY_CLASS`) run only the known checks.
     """
     backend, every = mutant.build(layout), {one.name: one for one in checks_for()}
-    asked = (every[name] for name in known if name in every)
-    found = list(islice((one.name for one in asked if killing_case(backend, one) is not None), most))
+    first = (every[name] for name in known if name in every)
+    found = list(islice((one.name for one in first if killing_case(backend, one) is not None), most))
     if found or mutant.id[0] in BY_CLASS:  # subclasses of the tutorial's backend are slow, and each has its check
         return found
     found = [name for name, _, _ in islice(failures(mutant.build(layout), checks_for(mutant), sampled=True), most)]
@@ -94,14 +96,14 @@ def killed_by(mutant: Mutant, layout: str, most: int, known: Sequence[str] = ())
 
 
 def outcome(backend: LoadedBackend, check: Check, case: Case) -> BaseException | None:
-    """What one item raised, if it fails."""
+    """Return the error of one item, or None if it passes or the backend refuses the case."""
     try:
-        said = io.StringIO()
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.redirect_stdout(said):
+        printed = io.StringIO()
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.redirect_stdout(printed):
             warnings.simplefilter("ignore")
             check.run(BackendUnderTest(backend, "cpu", check.tier), case)
-        if said.getvalue():
-            return ContractViolation("the backend printed", got=said.getvalue()[:200])
+        if printed.getvalue():
+            return ContractViolation("the backend printed", got=printed.getvalue()[:200])
     except Refused:
         return None
     except ContractViolation as violation:

@@ -1,4 +1,4 @@
-"""What a backend may freely choose must not fail it: declarations that the suite has to follow."""
+"""Tests that a backend's free choices, such as its declarations, never fail it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark import HostLengthsNeed
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 
-from . import catalog, corners, suite
+from . import catalog, rare_sizes, suite
 from .mutant import USUAL, Mutant
 from .test_opaque import OPAQUE
 
@@ -21,28 +21,28 @@ MODULES = ("metadata", "padding", "lengths", "guards", "graphs")
 
 
 def requiring(**fields: Any) -> dict[str, Any]:
-    """A requirements hook that asks for something else."""
+    """Return a `requirements` hook that changes these fields."""
     return {"requirements": lambda g, found: replace(found, **fields)}
 
 
 def without_kernels(layout: str, mutant: Mutant | None = None) -> Any:
-    """A backend whose kernels need a device that is not here: its metadata is all there is to test."""
+    """Return a backend with kernels that need another device; only its metadata can be tested here."""
     backend = (mutant or Mutant("none", "", "")).build(layout)
     backend.info = replace(backend.info, host_kernels=False)
     return backend
 
 
 def wrong(backend: Any, *modules: str) -> str:
-    """The first failing item of some modules, on the matrix's sample."""
+    """Return the first failing item of some modules on the sample, or an empty string."""
     checks = [one for one in suite.checks_for() if one.name.partition(".")[0] in modules]
     found = next(suite.failures(backend, checks, sampled=True), None)
     return "" if found is None else f"{found[0]}[{found[1]}]: {found[2]}"
 
 
 @pytest.mark.parametrize("layout", USUAL)
-def test_a_workspace_that_is_right_passes(layout: str) -> None:
-    """The plugin's own buffers, sized as its usage() says for every device."""
-    backend = Mutant("none", "", "", corners.RIGHT).build(layout)
+def test_correct_workspace_passes(layout: str) -> None:
+    """A plugin's own workspace passes when its size matches usage() on every device."""
+    backend = Mutant("none", "", "", rare_sizes.RIGHT).build(layout)
     names = ("tightness.own_buffers", "sizing.covers_processors", "load.declares_types")
     checks = [one for one in suite.checks_for() if one.name in names]
     assert not list(suite.failures(backend, checks))
@@ -50,7 +50,7 @@ def test_a_workspace_that_is_right_passes(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", USUAL)
 def test_interpreted_metadata_passes(layout: str) -> None:
-    """A backend whose kernels cannot run here is judged by its metadata; the quick part of the slow test below."""
+    """The metadata of a backend without kernels for this machine passes; the quick part of a slow test below."""
     assert not wrong(without_kernels(layout), "metadata", "padding")
 
 
@@ -66,9 +66,10 @@ def test_interpreted_metadata_passes(layout: str) -> None:
     ids=["unique-slots", "upper-bound", "exact"],
 )
 def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
-    """Unique null pages, and any need for host lengths, lead to other batches, not to failures.
+    """Unique null pages and stricter needs for host lengths change the test batches and cause no failure.
 
-    A backend that needs exact lengths must refresh its graphs itself at a replay; these two would keep the capture's.
+    A backend that needs exact lengths must refresh its graphs in a replay. These two backends do not, so the graph
+    checks are left out for them.
     """
     exact = fields.get("host_lengths") is HostLengthsNeed.EXACT
     modules = [one for one in MODULES if one != "graphs" or not exact]
@@ -78,7 +79,7 @@ def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", USUAL)
 def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
-    """Metadata, graphs and histories are checked all the same, and the item says that it was interpreted."""
+    """Metadata, graphs and histories are checked without kernels, and the item is marked as interpreted."""
     backend = without_kernels(layout)
     assert not wrong(backend, *MODULES, "history", "purity")
     subject = BackendUnderTest(backend, "cpu", Tier.HOST)
@@ -91,14 +92,14 @@ def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
 @pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("name", ["M09", "M10", "M17", "M19", "M20", "M29b", "V01", "V13", "V20", "V22", "V31", "V32"])
 def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
-    """Defects of metadata and capture do not need the device."""
+    """Defects in metadata and capture are found without kernels."""
     mutant = next(one for one in catalog.MUTANTS if one.id == name)
     if layout not in mutant.layouts or (layout == "reference" and name == "V13"):
-        pytest.skip("the defect is in what only a kernel reads")
+        pytest.skip("only a kernel reads the data that this mutant breaks")
     assert wrong(without_kernels(layout, mutant), *MODULES, "history", "purity")
 
 
 @pytest.mark.slow
 def test_opaque_levels_are_left_to_numerics() -> None:
-    """A layout that cannot be decoded passes by its outputs."""
+    """A backend with an opaque layout passes by its outputs."""
     assert not wrong(Mutant("none", "", "", OPAQUE).build("csr"), *MODULES)

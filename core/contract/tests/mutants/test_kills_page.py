@@ -1,4 +1,4 @@
-"""The record of kills keeps each result with its suite, and the page counts them."""
+"""Tests of the record of kills and its page."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from . import catalog
 from .kills_page import DATA, NOT_RUN, KillsPage
-from .strangers import MUTANTS as STRANGERS
+from .limits_and_logits import MUTANTS as OUTSIDE
 
-FIRST, SECOND = [(one.id, layout) for one in STRANGERS for layout in one.layouts][:2]
+FIRST, SECOND = [(one.id, layout) for one in OUTSIDE for layout in one.layouts][:2]
 
 
 def test_rows_that_no_suite_has_judged_are_due_first(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_survivor_is_counted_and_named(tmp_path: Path) -> None:
 
 
 def test_every_mutant_has_a_recorded_kill() -> None:
-    """kills.json has a row for each mutant and layout, and some check failed in each."""
+    """kills.json has one row for each mutant and layout, and each row names a check that failed."""
     kills = KillsPage(DATA, "today")
     assert set(kills.rows) == {(one.id, layout) for one, layout in catalog.pairs()}
     assert not kills.survivors()

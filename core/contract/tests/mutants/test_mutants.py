@@ -1,4 +1,4 @@
-"""The suite is judged here: every mutant must fail some check that its correct original passes."""
+"""Tests of the suite: every mutant fails some check that the correct backend passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COVERING = {
         "W41": "load.declares_types", "W44": "metadata.decodes_to_the_token_history", "W48": "load.describes_itself",
     },
 }  # fmt: skip
-"""Mutants that every run meets, by class, each with a check that kills it in every layout. H needs a second rank."""
+"""Mutants of the quick run, by class, each with a check that kills it in every layout. Class H needs two ranks."""
 QUICK = {name: check for names in COVERING.values() for name, check in names.items()}
 PAIRS = [pytest.param(one, layout, id=f"{one.id}-{layout}") for one, layout in catalog.pairs()]
 CHECKS = {one.name: one for one in suite.checks_for()}
@@ -38,7 +38,7 @@ CHECKS = {one.name: one for one in suite.checks_for()}
 
 @pytest.mark.parametrize(("mutant", "layout"), [pair for pair in PAIRS if pair.values[0].id in QUICK])
 def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
-    """The check fails on a case of its sample on which the correct backend passes."""
+    """The check fails on the mutant in a case that the correct backend passes."""
     check = CHECKS[QUICK[mutant.id]]
     killing = suite.killing_case(mutant.build(layout), check)
     assert killing is not None, f"{mutant.id} survives {check.name} in {layout}: {mutant.what}"
@@ -49,8 +49,8 @@ def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "layout"), [pair for pair in PAIRS if pair.values[0].id in catalog.KILLER])
-def test_strangers_mutant_is_killed_by_the_check_of_its_class(mutant: Mutant, layout: str) -> None:
-    """Nobody who thought of it had read the suite; the check speaks of a class, not of the mutant."""
+def test_outside_mutant_is_killed_by_its_class_check(mutant: Mutant, layout: str) -> None:
+    """A mutant of an outside author, or of sinks, fails the check of its class of defects."""
     check = CHECKS[catalog.KILLER[mutant.id]]
     assert suite.killing_case(mutant.build(layout), check) is not None, f"{mutant.id} survives {check.name}"
 
@@ -58,7 +58,7 @@ def test_strangers_mutant_is_killed_by_the_check_of_its_class(mutant: Mutant, la
 @pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "layout"), [pair for pair in PAIRS if pair.values[0].plugin is None])
 def test_mutant_is_killed(mutant: Mutant, layout: str) -> None:
-    """Some check fails."""
+    """At least one check fails on the mutant."""
     assert suite.first_failure(mutant, layout) is not None, f"{mutant.id} survives in {layout}: {mutant.what}"
 
 
@@ -66,13 +66,13 @@ def test_mutant_is_killed(mutant: Mutant, layout: str) -> None:
 @pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in suite.checks_for()])
 def test_original_passes(layout: str, check: Check) -> None:
-    """No check fails on any of its cases, so a failing mutant fails for its defect."""
+    """The correct backend passes every case of every check, so a mutant fails only for its defect."""
     wrong = [f"{name}[{case}]: {error}" for name, case, error in suite.failures(suite.original(layout), [check])]
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_known_bug_is_accounted_for() -> None:
-    """M01 to M33 each have a mutant or a reason, and a mutant that is missing in a layout says why."""
+    """M01 to M33 each have a mutant or a reason, and every mutant states why a layout is missing."""
     ids = {one.id[:3] for one in catalog.MUTANTS} | set(catalog.INAPPLICABLE)
     assert not {f"M{n:02}" for n in range(1, 34)} - ids
     assert not [one.id for one in catalog.MUTANTS if set(one.layouts) != set(USUAL) and not one.absent]

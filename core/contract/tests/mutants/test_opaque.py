@@ -1,4 +1,4 @@
-"""A backend whose layout nobody can decode: what was not judged is said, and counts as nothing that passed."""
+"""Tests with a backend that declares an opaque layout: what the suite cannot decode counts as unjudged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,12 @@ OPAQUE = {"layouts": _undecodable}
 
 
 def backend(defect: str = "", *, kernels: bool) -> LoadedBackend:
-    """The CSR twin with an opaque layout, and with a mutant's defect; `kernels`: whether they run on this machine."""
+    """Return the CSR backend with an opaque layout and a mutant's defect.
+
+    Args:
+        defect: the mutant's id; empty for a correct backend.
+        kernels: True if the backend's kernels run on this machine.
+    """
     mutant = next((one for one in catalog.MUTANTS if one.id == defect), Mutant("none", "", ""))
     built = replace(mutant, hooks={**(mutant.hooks or {}), **OPAQUE}).build("csr")
     built.info = replace(built.info, host_kernels=kernels)
@@ -48,27 +53,27 @@ def backend(defect: str = "", *, kernels: bool) -> LoadedBackend:
 
 
 def end(item: str, subject: LoadedBackend) -> Result:
-    """How one item ends for it."""
+    """Run one item on the backend and return its result."""
     return run_item(ITEMS[item], BackendUnderTest(subject, "cpu", Tier.HOST), [])
 
 
 @pytest.mark.parametrize("item", BY_BOTH)
 def test_what_rows_see_is_not_judged_without_kernels(item: str) -> None:
-    """Neither metadata nor outputs decide: the item says so, and has not passed."""
+    """An item that can read neither metadata nor outputs ends as unjudged, and its message names the layout."""
     result = end(item, backend(kernels=False))
     assert result.outcome is Outcome.UNJUDGED
     assert "opaque" in result.message
 
 
 def test_kernels_decide_by_their_outputs() -> None:
-    """An item that compares outputs passes; one that looks at metadata alone still has nothing to judge."""
+    """An item that compares outputs passes. An item that reads only metadata stays unjudged."""
     assert end(BY_OUTPUT, backend(kernels=True)).outcome is Outcome.PASSED
     assert end(BY_METADATA, backend(kernels=True)).outcome is Outcome.UNJUDGED
 
 
 @pytest.mark.parametrize("item", BY_BOTH)
 def test_defect_in_what_is_hidden_does_not_pass(item: str) -> None:
-    """A mask in reverse (V10) is unjudged without kernels, and found with them where outputs count."""
+    """A reversed mask (V10) is unjudged without kernels. With kernels, the output check finds it."""
     assert end(item, backend("V10", kernels=False)).outcome is Outcome.UNJUDGED
     found = Outcome.FAILED if item == BY_OUTPUT else Outcome.UNJUDGED
     assert end(item, backend("V10", kernels=True)).outcome is found
@@ -76,12 +81,12 @@ def test_defect_in_what_is_hidden_does_not_pass(item: str) -> None:
 
 @pytest.mark.parametrize("item", BY_BOTH)
 def test_what_is_not_hidden_is_judged(item: str) -> None:
-    """Slots that rows write are in plain sight: a tail that starts one token late (V01) fails all the same."""
+    """Slot mappings are not opaque, so a tail that starts one token late (V01) fails without kernels too."""
     assert end(item, backend("V01", kernels=False)).outcome is Outcome.FAILED
 
 
 def test_verdict_counts_what_was_not_judged() -> None:
-    """It is counted apart; a verdict on the metadata of an opaque layout does not name the profiles that hold it."""
+    """A verdict counts unjudged items separately and does not list profiles with such items."""
     subject = backend(kernels=False)
     ran = {name: end(name, subject) for name in (*BY_BOTH, BY_HOOKS)}
     results = [ran.get(item.id, Result(item.id, item.tier.value, Outcome.PASSED)) for item in ITEMS.values()]
@@ -92,7 +97,7 @@ def test_verdict_counts_what_was_not_judged() -> None:
 
 
 def test_decoded_layouts_are_judged() -> None:
-    """With its layout declared the metadata passes; an output that the suite itself computed from it is not judged."""
+    """The metadata of a declared layout passes without kernels; outputs that the suite computed are unjudged."""
     for kernels, by_output in ((True, Outcome.PASSED), (False, Outcome.UNJUDGED)):
         plain = Mutant("none", "", "").build("csr")
         plain.info = replace(plain.info, host_kernels=kernels)

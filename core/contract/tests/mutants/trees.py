@@ -1,4 +1,4 @@
-"""Mutants of the tree operations that a plugin may offer: tail, walk and compaction."""
+"""Mutants of the tree operations that a plugin may offer: write_tail, verify_tree and compact."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from draftmark.tree import TorchTreeOps, VerifyResult, ancestors, pack_bits
 from .mutant import Mutant, after, around
 
 _LAST: list[torch.Tensor] = []
-ABSENT = "tree operations know no layout"
+ABSENT = "tree operations do not depend on the layout"
 
 
 def _ops(patch: Callable[[Any], None]) -> dict[str, Any]:
-    """A `tree_ops` hook whose operations are changed in place; `geometry` is put on them."""
+    """Return a `tree_ops` hook that patches the operations in place and stores the geometry on them."""
 
     def change(geometry: Geometry, ops: TorchTreeOps) -> TorchTreeOps:
         ops.geometry = geometry  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ def _ops(patch: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def _tail(change: Callable[[Any, ForwardBatch, torch.Tensor], None]) -> dict[str, Any]:
-    """Something is done to a tree's tail once it is written."""
+    """Return a `tree_ops` hook that changes a tree's tail after write_tail."""
 
     def patch(ops: Any) -> None:
         def then(batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
@@ -62,7 +62,7 @@ def _walk(call: Callable[..., VerifyResult]) -> dict[str, Any]:
 
 
 def _last_child(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-    """Of children with one token the last is kept: the first ones are hidden."""
+    """Keep the last of several children with the same token, by hiding the earlier ones."""
     later = (parents[:, :, None] == parents[:, None]) & (drafts[:, :, None] == drafts[:, None])
     hidden = later.triu(1).any(2)
     return original(drafts.masked_fill(hidden, -1), parents, targets)  # type: ignore[no-any-return]
@@ -80,7 +80,7 @@ def _short_tokens(original: Any, drafts: torch.Tensor, parents: torch.Tensor, ta
 
 
 def _warm_up(original: Any, *inputs: torch.Tensor) -> VerifyResult:
-    """The graph returns copies of what the run before the capture found."""
+    """At capture, return clones of the verdict of the warm-up run."""
     if is_recording():
         return VerifyResult(*(tensor.clone() for tensor in _LAST))
     found: VerifyResult = original(*inputs)
@@ -89,7 +89,7 @@ def _warm_up(original: Any, *inputs: torch.Tensor) -> VerifyResult:
 
 
 def _compact(call: Callable[..., None]) -> dict[str, Any]:
-    """`call` of (operations, pool, batch, verdict) in the place of compact."""
+    """Return a `tree_ops` hook that replaces compact by ``call(operations, pool, batch, verdict)``."""
 
     def patch(ops: Any) -> None:
         around(ops, "compact", lambda original, *args: call(ops, *args))
@@ -98,7 +98,7 @@ def _compact(call: Callable[..., None]) -> dict[str, Any]:
 
 
 def _slots(ops: Any, batch: ForwardBatch, kept: VerifyResult) -> tuple[torch.Tensor, torch.Tensor]:
-    """Source and target slots ``[R, D - 1]``."""
+    """Return source and target slots, each ``[R, D - 1]``."""
     size, prefix = ops.geometry.attention.page_size, batch.prefix_lens.long()[:, None]
     place = torch.arange(1, kept.accept_index.shape[1], device=prefix.device).expand(len(prefix), -1)
     sources = slots_of(batch.page_table, prefix + kept.accept_index[:, 1:], size)
@@ -106,7 +106,7 @@ def _slots(ops: Any, batch: ForwardBatch, kept: VerifyResult) -> tuple[torch.Ten
 
 
 def _last_first(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
-    """One node at a time, the last one first: it lands where another still has to be read."""
+    """Move one node at a time, the last first, so a move overwrites a node that must still be read."""
     source, target = _slots(ops, batch, kept)
     for place in reversed(range(source.shape[1])):
         pool.move(source[:, place], target[:, place])
@@ -124,14 +124,14 @@ def _first_half(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult)
 
 
 def _narrow(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
-    """Element offsets in 32 bits: what lies beyond wraps."""
+    """Compute element offsets in 32 bits, so larger offsets wrap."""
     row = pool.k[0, 0, 0].numel()
     source, target = (slots.reshape(-1) % (2**31 // row) for slots in _slots(ops, batch, kept))
     pool.move(source, target)
 
 
 def _same_tree(ops: Any) -> None:
-    """The tail is written once for a batch and a tree at one address."""
+    """Write the tail only once for each batch and tree address."""
     seen: set[tuple[int, ...]] = set()
 
     def call(original: Any, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
@@ -148,16 +148,16 @@ def _mutant(name: str, what: str, source: str, hooks: dict[str, Any]) -> Mutant:
 
 
 MUTANTS = (
-    _mutant("Y01", "a draft step's mask is that of its first rows", "sglang#32920", _tail(_first_rows)),
-    _mutant("Y02", "positions pass the context's end", "TRT-LLM#16280", _tail(_past_the_wall)),
-    _mutant("Y03", "mask words that the tail does not reach are stale", "TRT-LLM#13081", _tail(_stale_word)),
-    _mutant("Y04", "of equal children the last is kept", "–", _walk(_last_child)),
-    _mutant("Y05", "nodes behind the 64th never kept", "–", _walk(_word_of_nodes)),
-    _mutant("Y06", "tokens compared in 32 bits", "vllm#47671", _walk(_short_tokens)),
-    _mutant("Y07", "the last kept node moves first", "–", _compact(_last_first)),
-    _mutant("Y08", "K moves and V does not", "–", _compact(_keys_only)),
-    _mutant("Y09", "kept nodes behind the 32nd stay where they are", "–", _compact(_first_half)),
-    _mutant("Y10", "element offsets of the pool in 32 bits", "vllm#47671", _compact(_narrow)),
-    _mutant("Y11", "a tree at a known address is not looked at again", "sglang#26655", _ops(_same_tree)),
-    _mutant("Y12", "a graph's verdict is that of the warm-up", "sglang#26521", _walk(_warm_up)),
+    _mutant("Y01", "Uses the mask of a draft tree's first rows in later steps", "sglang#32920", _tail(_first_rows)),
+    _mutant("Y02", "Writes positions beyond the context limit", "TRT-LLM#16280", _tail(_past_the_wall)),
+    _mutant("Y03", "Leaves stale bits in mask words after the tail", "TRT-LLM#13081", _tail(_stale_word)),
+    _mutant("Y04", "Keeps the last of several children with the same token", "–", _walk(_last_child)),
+    _mutant("Y05", "Never keeps nodes after the 64th", "–", _walk(_word_of_nodes)),
+    _mutant("Y06", "Compares tokens as 32-bit integers", "vllm#47671", _walk(_short_tokens)),
+    _mutant("Y07", "Moves the last kept node first", "–", _compact(_last_first)),
+    _mutant("Y08", "Moves K but not V", "–", _compact(_keys_only)),
+    _mutant("Y09", "Does not move kept nodes after the 32nd", "–", _compact(_first_half)),
+    _mutant("Y10", "Computes element offsets of the pool in 32 bits", "vllm#47671", _compact(_narrow)),
+    _mutant("Y11", "Ignores changes of a tree at a known address", "sglang#26655", _ops(_same_tree)),
+    _mutant("Y12", "Returns the verdict of the warm-up run from every replay", "sglang#26521", _walk(_warm_up)),
 )

@@ -1,6 +1,6 @@
-"""The tutorial's backend, as `draftmark new-backend` writes it, and what it takes to make a mutant of it.
+"""The tutorial's backend, as `draftmark new-backend` writes it, as a base class for mutants.
 
-Somebody who has read the tutorial alone changes this one, so the mutants of the second attack are subclasses of it.
+Authors of the second attack had read only the tutorial, so their mutants are subclasses of its classes.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ __all__ = ["Backend", "Plugin", "notes"]
 
 
 def notes(usage: Callable[..., dict[str, int]] | None) -> Any:
-    """The tutorial's contract notes, with a `usage` for a mutant that has buffers of its own."""
+    """Return the tutorial's contract notes, with the `usage` of a mutant that adds buffers."""
     return SimpleNamespace(layouts=contract.layouts, **({"usage": usage} if usage else {}))

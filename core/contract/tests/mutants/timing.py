@@ -1,4 +1,4 @@
-"""Mutants of when something is known: in plan or on the device, at capture or at replay, at the first call or later."""
+"""Mutants of timing: data read in plan instead of on the device, at capture instead of at replay, or only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GLOBAL: dict[str, Any] = {}
 
 
 def _in_plan(backend: Any) -> None:
-    """The metadata is written by plan(), from what the device holds then."""
+    """Write the metadata in plan(), from the device's data at that time."""
     write, plan = backend.write_metadata, backend.plan
 
     def both(batch: ForwardBatch) -> None:
@@ -30,7 +30,7 @@ def _in_plan(backend: Any) -> None:
 
 
 def _lengths_in_plan(backend: Any) -> None:
-    """Lengths are copied to a tensor of the backend's by plan(), and write_metadata takes them from there."""
+    """Copy lengths to a backend tensor in plan(), and use the copy in write_metadata."""
     kept = torch.zeros(1024, dtype=torch.int32)
 
     def plan(original: Any, batch: ForwardBatch) -> None:
@@ -46,7 +46,7 @@ def _lengths_in_plan(backend: Any) -> None:
 
 
 def _unless_same(key: Callable[[ForwardBatch], Any]) -> Callable[[Any], None]:
-    """write_metadata is skipped while `key` stays."""
+    """Return a patch that skips write_metadata while `key` is unchanged."""
 
     def patch(backend: Any) -> None:
         last: list[Any] = [None]
@@ -62,7 +62,7 @@ def _unless_same(key: Callable[[ForwardBatch], Any]) -> Callable[[Any], None]:
 
 
 def _padding_once(backend: Any) -> None:
-    """Slots of padded rows are set up when a size is seen first."""
+    """Write the slots of padded rows only for the first batch of each size."""
     seen: set[Any] = set()
 
     def call(original: Any, batch: ForwardBatch) -> None:
@@ -79,7 +79,7 @@ def _padding_once(backend: Any) -> None:
 
 
 def _zeroes_padding(backend: Any) -> None:
-    """Slots of padded rows become 0, by the host's count of live requests."""
+    """Set the slots of padded rows to 0, located by the host's number of live requests."""
 
     def call(batch: ForwardBatch) -> None:
         if batch.num_reqs < batch.padded_reqs:
@@ -89,7 +89,7 @@ def _zeroes_padding(backend: Any) -> None:
 
 
 def _first_table(backend: Any) -> None:
-    """The page table of the first batch of a size is taken for all later ones."""
+    """Use the page table of the first batch of a size for all later batches of that size."""
     backend.tables = {}
 
     def call(original: Any, batch: ForwardBatch) -> None:
@@ -109,7 +109,7 @@ def _first_lengths(backend: Any) -> None:
 
 
 def _lazy_scratch(backend: Any) -> None:
-    """attend() works in a tensor that it makes when it first meets a shape."""
+    """Attend into a tensor that is allocated when an output shape occurs for the first time."""
     backend.scratch = {}
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ def _lazy_scratch(backend: Any) -> None:
 
 
 def _grown_scratch(backend: Any) -> None:
-    """The same, one tensor that grows."""
+    """Attend into one tensor that is reallocated for larger outputs."""
     backend.work = None
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
@@ -134,19 +134,19 @@ def _grown_scratch(backend: Any) -> None:
 
 
 def _planned_batch(backend: Any) -> None:
-    """write_metadata describes the batch that plan() saw last."""
+    """Write the metadata of the batch that plan() received last."""
     after(backend, "plan", lambda batch: setattr(backend, "planned", batch))
     around(backend, "write_metadata", lambda original, batch: original(backend.planned))
 
 
 def _written_batch(backend: Any) -> None:
-    """attend() serves the step of the batch that was planned last."""
+    """Attend with the batch that plan() received last."""
     after(backend, "plan", lambda batch: setattr(backend, "planned", batch))
     around(backend, "attend", lambda original, q, cache, batch, out: original(q, cache, backend.planned, out))
 
 
 def _global_plan(backend: Any) -> None:
-    """What plan() decided lies in a global of the module."""
+    """Keep the plan in a global of the module."""
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         backend._widths = _GLOBAL["widths"]
@@ -201,7 +201,7 @@ def _reads_in(method: str, mode: Mode, at: int, read: Callable[[ForwardBatch], A
 
 
 def _regrown(backend: Any) -> None:
-    """The slot mapping is made anew whenever a batch is larger than all before."""
+    """Allocate a new slot mapping whenever a batch is larger than all earlier ones."""
     most = [0]
 
     def call(original: Any, batch: ForwardBatch) -> None:
@@ -218,7 +218,7 @@ def _not_in_graph(backend: Any) -> None:
 
 
 def _warm_shape(backend: Any) -> None:
-    """Rows beyond those of the first batch of a mode are not attended."""
+    """Zero the outputs of rows after the live rows of a mode's first batch."""
     first: dict[Any, int] = {}
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
@@ -231,38 +231,39 @@ def _warm_shape(backend: Any) -> None:
 
 
 MUTANTS = (
-    Mutant("W63", "metadata written in plan", "sglang#27193", patch=_in_plan),
-    Mutant("W64", "lengths taken from the device in plan", "sglang#21987", patch=_lengths_in_plan),
-    Mutant("W65", "metadata kept while the host's lengths stay", "rtp-llm#1084",
+    Mutant("W63", "Writes the metadata in plan", "sglang#27193", patch=_in_plan),
+    Mutant("W64", "Reads device lengths in plan and uses them later", "sglang#21987", patch=_lengths_in_plan),
+    Mutant("W65", "Keeps the metadata while the host's lengths are unchanged", "rtp-llm#1084",
            patch=_unless_same(lambda x: (x.mode, x.step, x.q_lens, x.host.upper_bound()))),
-    Mutant("W66", "metadata kept while the number of live requests stays", "TRT-LLM#17110",
+    Mutant("W66", "Keeps the metadata while the number of live requests is unchanged", "TRT-LLM#17110",
            patch=_unless_same(lambda x: (x.mode, x.step, x.num_reqs, x.padded_reqs))),
-    Mutant("W67", "padding prepared when a size is seen first", "sglang#24743", patch=_padding_once),
-    Mutant("W68", "padded slots zeroed by the capture's num_reqs", "TRT-LLM#17110", patch=_zeroes_padding),
-    Mutant("W69", "the first batch's page table kept", "sglang#26655", patch=_first_table),
-    Mutant("W70", "the first batch's lengths kept", "sglang#26655", patch=_first_lengths),
-    Mutant("W71", "scratch allocated when a shape is met first", "sglang#27664", patch=_lazy_scratch),
-    Mutant("W72", "scratch that grows", "rtp-llm#1259", patch=_grown_scratch),
-    Mutant("W73", "metadata of the batch that was planned last", "sglang#32467", patch=_planned_batch),
-    Mutant("W74", "attention of the batch that was planned last", "sglang#32467", patch=_written_batch),
-    Mutant("W75", "the plan in a global", "vllm#48261", patch=_global_plan),
-    Mutant("W76", "a bound taken to include the tail", "sglang#26753", patch=_host(_no_tail)),
-    Mutant("W77", "a bound taken to be exclusive", "sglang#26753", patch=_host(_page_less)),
-    Mutant("W78", "unknown lengths taken for 0", "sglang#26738", patch=_host(_zero_unknown)),
-    Mutant("W79", "the first request's bound for all", "sglang#26738", patch=_host(_first_bound)),
-    Mutant("W80", "the mean bound for all", "sglang#32467", patch=_host(_mean_bound)),
-    Mutant("W81", "bounds cut at the context, though the device is ahead", "sglang#30217", patch=_host(_context_bound)),
-    Mutant("W82", "host read in EXTEND's write_metadata", "sglang#29413",
+    Mutant("W67", "Writes padding only for the first batch of a size", "sglang#24743", patch=_padding_once),
+    Mutant("W68", "Zeroes padded slots by the num_reqs of the capture", "TRT-LLM#17110", patch=_zeroes_padding),
+    Mutant("W69", "Keeps the page table of the first batch", "sglang#26655", patch=_first_table),
+    Mutant("W70", "Keeps the lengths of the first batch", "sglang#26655", patch=_first_lengths),
+    Mutant("W71", "Allocates scratch when a shape occurs for the first time", "sglang#27664", patch=_lazy_scratch),
+    Mutant("W72", "Reallocates scratch for larger batches", "rtp-llm#1259", patch=_grown_scratch),
+    Mutant("W73", "Writes the metadata of the last planned batch", "sglang#32467", patch=_planned_batch),
+    Mutant("W74", "Attends the last planned batch", "sglang#32467", patch=_written_batch),
+    Mutant("W75", "Stores the plan in a global", "vllm#48261", patch=_global_plan),
+    Mutant("W76", "Treats a host bound as including the tail", "sglang#26753", patch=_host(_no_tail)),
+    Mutant("W77", "Treats a host bound as exclusive", "sglang#26753", patch=_host(_page_less)),
+    Mutant("W78", "Treats unknown lengths as 0", "sglang#26738", patch=_host(_zero_unknown)),
+    Mutant("W79", "Uses the first request's bound for all requests", "sglang#26738", patch=_host(_first_bound)),
+    Mutant("W80", "Uses the mean bound for all requests", "sglang#32467", patch=_host(_mean_bound)),
+    Mutant("W81", "Clamps bounds to the context limit, though the device may be ahead",
+           "sglang#30217", patch=_host(_context_bound)),
+    Mutant("W82", "Reads device memory on the host in EXTEND's write_metadata", "sglang#29413",
            patch=_reads_in("write_metadata", Mode.EXTEND, 0, lambda x: x.prefix_lens.max().item())),
-    Mutant("W83", "host read in EXTEND's attend", "vllm#51171",
+    Mutant("W83", "Reads device memory on the host in EXTEND's attend", "vllm#51171",
            patch=_reads_in("attend", Mode.EXTEND, 2, lambda x: x.q_indptr.tolist())),
-    Mutant("W84", "host read in write_kv", "sglang#3987",
+    Mutant("W84", "Reads device memory on the host in write_kv", "sglang#3987",
            patch=_reads_in("write_kv", Mode.DECODE, 3, lambda x: x.prefix_lens.sum().item())),
-    Mutant("W85", "selects live requests by a device mask in plan", "sglang#29415",
+    Mutant("W85", "Selects live requests by a device mask in plan", "sglang#29415",
            patch=_reads_in("plan", Mode.EXTEND, 0, lambda x: x.prefix_lens[x.prefix_lens > 0])),
-    Mutant("W85b", "selects live requests by a device mask in write_metadata", "sglang#29415",
+    Mutant("W85b", "Selects live requests by a device mask in write_metadata", "sglang#29415",
            patch=_reads_in("write_metadata", Mode.EXTEND, 0, lambda x: x.q_indptr.nonzero())),
-    Mutant("W86", "slot mapping re-allocated for a larger batch", "sglang#27664", patch=_regrown),
-    Mutant("W87", "metadata not written at capture", "sglang#26521", patch=_not_in_graph),
-    Mutant("W88", "rows beyond the first batch's live ones not attended", "TRT-LLM#17110", patch=_warm_shape),
+    Mutant("W86", "Reallocates the slot mapping for a larger batch", "sglang#27664", patch=_regrown),
+    Mutant("W87", "Does not write metadata at capture", "sglang#26521", patch=_not_in_graph),
+    Mutant("W88", "Does not attend rows after the live rows of the first batch", "TRT-LLM#17110", patch=_warm_shape),
 )  # fmt: skip

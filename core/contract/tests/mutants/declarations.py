@@ -1,4 +1,4 @@
-"""Mutants of what a plugin says: refusals, descriptions, declarations and graph states that do not hold."""
+"""Mutants of a plugin's answers: wrong refusals, descriptions, declarations and graph states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _levels(**fields: Any) -> dict[str, Any]:
 
 
 def _unnamed(role: str) -> dict[str, Any]:
-    """No level names the buffer of a role."""
+    """Return a `layouts` hook in which no level names the buffer of a role."""
 
     def change(geometry: Geometry, found: Declared) -> Declared:
         return {
@@ -71,7 +71,7 @@ def _misnamed(geometry: Geometry, found: Declared) -> Declared:
 
 
 def _forgets(geometry: Geometry, reasons: list[str]) -> list[str]:
-    """Refuses windows the first time only."""
+    """Refuse windows only on the first call for a geometry."""
     new = repr(geometry) not in _ASKED
     _ASKED.add(repr(geometry))
     return ["windows are not served by these kernels"] if new and geometry.attention.window_left >= 0 else reasons
@@ -87,10 +87,10 @@ def _one_list(geometry: Geometry, found: list[Any]) -> list[Any]:
 
 
 def _grows(geometry: Geometry, specs: list[Any]) -> list[Any]:
-    return [replace(one, formula=f"{one.formula} (asked {next(_CALLS)} times)") for one in specs]
+    return [replace(one, formula=f"{one.formula} (call {next(_CALLS)})") for one in specs]
 
 
-def _says(**fields: Any) -> dict[str, Any]:
+def _described(**fields: Any) -> dict[str, Any]:
     def change(_: None, info: Any) -> Any:
         return replace(info, **{name: one() if callable(one) else one for name, one in fields.items()})
 
@@ -107,7 +107,7 @@ def _graphs(change: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def _eager(state: Any) -> None:
-    """A replay calls the step again, and copies what it returns."""
+    """Make a replay call the step again and copy its results to the outputs."""
     from torch.utils._pytree import tree_map
 
     steps: dict[Any, Any] = {}
@@ -150,7 +150,7 @@ def _twice(state: Any) -> None:
 
 
 def _typed(**values: Any) -> dict[str, Any]:
-    """A graph state whose properties lie."""
+    """Return a `graph_state` hook with properties that return wrong values."""
 
     def change(state: Any) -> None:
         state.__class__ = type("Lies", (type(state),), {k: property(lambda self, v=v: v) for k, v in values.items()})
@@ -163,62 +163,66 @@ def _windowed(geometry: Geometry) -> bool:
 
 
 MUTANTS = (
-    Mutant("W30", "supports says yes, buffers raises", "sglang#15664",
+    Mutant("W30", "Accepts a geometry in supports and raises in buffers", "sglang#15664",
            _raises("buffers", _windowed, RuntimeError("no windows"))),
-    Mutant("W30b", "supports says yes, buffers refuses", "sglang#15664",
+    Mutant("W30b", "Accepts a geometry in supports and refuses it in buffers", "sglang#15664",
            _raises("buffers", _windowed, BackendRefusal("late", ["windows are not served here"]))),
-    Mutant("W31", "supports says yes, layouts raises", "sglang#15664",
+    Mutant("W31", "Accepts a geometry in supports and raises in layouts", "sglang#15664",
            _raises("layouts", lambda g: g.draft.topk > 9, RuntimeError("topk"))),
-    Mutant("W32", "mandatory profile refused where padding exceeds the live limit", "sglang#25124",
+    Mutant("W32", "Refuses the mandatory profile when padding exceeds max_num_reqs", "sglang#25124",
            _refuses(lambda g: g.max_reqs > g.limits.max_num_reqs, "captured sizes above max_num_reqs are not served")),
-    Mutant("W32b", "mandatory profile refused if eager", "sglang#35932",
+    Mutant("W32b", "Refuses the mandatory profile without captured sizes", "sglang#35932",
            _refuses(lambda g: not g.limits.capture_batch_sizes, "eager runs are not served: name a captured size")),
-    Mutant("W33", "a reason of one word", "sglang#32920", _refuses(lambda g: g.attention.page_size == 3, "no")),
-    Mutant("W34", "an empty reason", "sglang#32920", _refuses(lambda g: g.attention.page_size == 3, "")),
-    Mutant("W35", "a reason that counts the calls", "sglang#31198",
-           {"supports": lambda g, found: [f"windows are not served, said {next(_CALLS)} times"]
+    Mutant("W33", "Gives a refusal reason of one word",
+           "sglang#32920", _refuses(lambda g: g.attention.page_size == 3, "no")),
+    Mutant("W34", "Gives an empty refusal reason", "sglang#32920", _refuses(lambda g: g.attention.page_size == 3, "")),
+    Mutant("W35", "Gives a refusal reason that counts the calls", "sglang#31198",
+           {"supports": lambda g, found: [f"windows are not served, call {next(_CALLS)}"]
             if _windowed(g) else found}),
-    Mutant("W36", "refuses when asked first, serves when asked again", "sglang#31198", {"supports": _forgets}),
-    Mutant("W37", "supports prints", "sglang#32920", {"supports": _prints}),
-    Mutant("W38", "buffers returns one list to everybody", "sglang#31198", {"buffers": _one_list}),
-    Mutant("W39", "buffers depend on the number of calls", "sglang#31198", {"buffers": _grows}),
-    Mutant("W40", "mask stride -1", "sglang#31367", _declares(mask_stride=-1)),
-    Mutant("W41", "declares a mask stride that is not the mask's", "TRT-LLM#13006",
+    Mutant("W36", "Refuses a geometry on the first call and accepts it on the second",
+           "sglang#31198", {"supports": _forgets}),
+    Mutant("W37", "Prints in supports", "sglang#32920", {"supports": _prints}),
+    Mutant("W38", "Returns one shared list from buffers on every call", "sglang#31198", {"buffers": _one_list}),
+    Mutant("W39", "Returns buffers that depend on the number of calls", "sglang#31198", {"buffers": _grows}),
+    Mutant("W40", "Declares a mask stride of -1", "sglang#31367", _declares(mask_stride=-1)),
+    Mutant("W41", "Declares a mask stride that differs from the mask's stride", "TRT-LLM#13006",
            {"layouts": lambda g, found: {m: replace(s, mask_stride=g.mask_words + 1) for m, s in found.items()}}),
-    Mutant("W42", "declares another mask dtype", "TRT-LLM#13006", _declares(mask_dtype="uint8")),
-    Mutant("W43", "names a buffer under another role", "vllm#17394", {"layouts": _misnamed}),
-    Mutant("W44", "declares prefix lengths, writes prefix plus tail", "sglang#26512",
+    Mutant("W42", "Declares a wrong mask dtype", "TRT-LLM#13006", _declares(mask_dtype="uint8")),
+    Mutant("W43", "Declares a buffer under a wrong role", "vllm#17394", {"layouts": _misnamed}),
+    Mutant("W44", "Declares prefix lengths and writes prefix plus tail", "sglang#26512",
            _levels(lengths=LengthConvention.PREFIX)),
-    Mutant("W45", "declares token slots, writes pages", "sglang#24587", _levels(layout=Layout.CSR_TOKENS),
+    Mutant("W45", "Declares token slots and writes pages", "sglang#24587", _levels(layout=Layout.CSR_TOKENS),
            layouts=("csr",), absent="no CSR; W45b declares an absent level"),
-    Mutant("W45b", "declares that a level does not exist", "sglang#24587", _levels(layout=Layout.NONE)),
-    Mutant("W46", "a slot mapping that no level names", "vllm#17394", _unnamed("slot_mapping")),
-    Mutant("W47", "declares that no mask applies", "sglang#32920", _levels(masked=False)),
-    Mutant("W48", "targets a contract of the future", "vllm#57566", _says(contract_minor=99)),
-    Mutant("W48b", "targets a contract before the first", "vllm#57566", _says(contract_minor=-1)),
-    Mutant("W49", "a runtime without a name", "vllm#57566", _says(runtime=("torch", ""))),
-    Mutant("W49b", "describes itself anew each time", "vllm#57566", _says(summary=lambda: str(next(_CALLS)))),
-    Mutant("W50", "no formula", "vllm#17394",
+    Mutant("W45b", "Declares that an existing level does not exist", "sglang#24587", _levels(layout=Layout.NONE)),
+    Mutant("W46", "Declares no level with the slot mapping", "vllm#17394", _unnamed("slot_mapping")),
+    Mutant("W47", "Declares that no mask applies", "sglang#32920", _levels(masked=False)),
+    Mutant("W48", "Targets a contract version that does not exist yet", "vllm#57566", _described(contract_minor=99)),
+    Mutant("W48b", "Targets a contract version before the first", "vllm#57566", _described(contract_minor=-1)),
+    Mutant("W49", "Declares a runtime module with an empty name", "vllm#57566", _described(runtime=("torch", ""))),
+    Mutant("W49b", "Describes itself differently on each call",
+           "vllm#57566", _described(summary=lambda: str(next(_CALLS)))),
+    Mutant("W50", "Declares a buffer without a formula", "vllm#17394",
            {"buffers": lambda g, specs: [replace(one, formula="") for one in specs]}),
-    Mutant("W51", "exact lengths declared without overlap only", "sglang#30217", {"requirements": _dodges}),
-    Mutant("W52", "refuses by None", "sglang#32920", {"supports": lambda g, found: None}),
-    Mutant("W53", "pad_fill 2", "vllm#38436", _declares(pad_fill=2)),
-    Mutant("W54", "live_extent of another word", "vllm#38436", _declares(live_extent="all")),
-    Mutant("W55", "open_backend returns no backend", "sglang#30846", {"open_backend": lambda g, backend: object()}),
-    Mutant("W56", "a replay runs the step eagerly", "sglang#36658", _graphs(_eager)),
-    Mutant("W57", "a replay returns other outputs than the capture", "vllm#53658", _graphs(_copies)),
-    Mutant("W58", "replaying an unknown key does nothing", "sglang#40396", _graphs(_quiet)),
-    Mutant("W59", "capturing a key again replaces its graph", "TRT-LLM#17110", _graphs(_twice)),
-    Mutant("W60", "a graph state that knows no keys", "sglang#40396", _typed(keys=())),
-    Mutant("W61", "a graph state of negative size", "sglang#24453", _typed(pool_bytes=-1)),
-    Mutant("W62", "unique slots declared, shared null pages written", "lmdeploy#4569",
+    Mutant("W51", "Requires exact lengths only when overlap is off", "sglang#30217", {"requirements": _dodges}),
+    Mutant("W52", "Returns None from supports instead of a list", "sglang#32920", {"supports": lambda g, found: None}),
+    Mutant("W53", "Declares pad_fill 2", "vllm#38436", _declares(pad_fill=2)),
+    Mutant("W54", "Declares an unknown live_extent", "vllm#38436", _declares(live_extent="all")),
+    Mutant("W55", "Returns an object that is not a backend from open_backend",
+           "sglang#30846", {"open_backend": lambda g, backend: object()}),
+    Mutant("W56", "Runs the step eagerly in a replay", "sglang#36658", _graphs(_eager)),
+    Mutant("W57", "Returns other output tensors from a replay than from the capture", "vllm#53658", _graphs(_copies)),
+    Mutant("W58", "Does nothing when an unknown key is replayed", "sglang#40396", _graphs(_quiet)),
+    Mutant("W59", "Replaces a graph when its key is captured again", "TRT-LLM#17110", _graphs(_twice)),
+    Mutant("W60", "Declares a graph state without keys", "sglang#40396", _typed(keys=())),
+    Mutant("W61", "Declares a graph state of negative size", "sglang#24453", _typed(pool_bytes=-1)),
+    Mutant("W62", "Requires unique slots and writes shared null pages", "lmdeploy#4569",
            {"requirements": lambda g, found: replace(found, unique_slots=True)},
            patch=lambda b: _null_slots(b)),
 )  # fmt: skip
 
 
 def _null_slots(backend: Any) -> None:
-    """Padded rows go to slot 0, whatever their page table says."""
+    """Write padded rows to slot 0 and ignore their page table."""
     original = backend.write_metadata
 
     def write(batch: Any) -> None:

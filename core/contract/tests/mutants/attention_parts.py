@@ -1,6 +1,6 @@
-"""The second attack, first half: kernels, arithmetic, layout, sizing and `supports`, by a reader of the tutorial alone.
+"""Mutants S01 … S24, by outside authors who knew only the tutorial: arithmetic, masks, launches, sizing, `supports`.
 
-`Parts` is the tutorial's attention cut into overridable pieces, and right as it stands; most mutants replace one.
+`Parts` is the tutorial's attention in overridable parts, and correct; most mutants override one part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 class Parts(Backend):
-    """Tugboat's attention in pieces. Nothing here is faulty."""
+    """Tugboat's attention in overridable parts. This class has no defect."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -30,7 +30,7 @@ class Parts(Backend):
         self.window = self.shape.window_left
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-        """Request by request, as tugboat."""
+        """Attend request by request, as tugboat does."""
         first = 0
         for request, (q_len, tail_len) in enumerate(zip(batch.q_lens, batch.tail_lens, strict=True)):
             rows = slice(first, first + q_len)
@@ -50,15 +50,15 @@ class Parts(Backend):
             out[rows] = torch.einsum("hqn,nhd->hqd", weights, v).transpose(0, 1).to(out.dtype)
 
     def pages(self, one: Tensor, table: Tensor) -> Tensor:
-        """Gathered keys or values of one request, ``[width, kv_heads, head_dim]``."""
+        """Return the gathered keys or values of one request, ``[width, kv_heads, head_dim]``."""
         return one[table].flatten(0, 1)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """``[heads, q, width]``, scaled."""
+        """Return scaled scores, ``[heads, q, width]``."""
         return torch.einsum("qhd,nhd->hqn", q, k) * self.scale
 
     def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
-        """Softmax over the visible keys."""
+        """Return the softmax over the visible keys, ``[heads, q, width]``."""
         return scores.masked_fill(~seen, float("-inf")).softmax(-1)
 
     def _visible(self, batch: ForwardBatch, request: int, rows: slice, prefix: Tensor, tail_len: int) -> Tensor:
@@ -76,16 +76,16 @@ class Parts(Backend):
         return seen
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
-        """Tail visibility, bool ``[q, tail]``."""
+        """Return the visibility of the tail, bool ``[q, tail]``."""
         return (words[:, slot // 32] >> (slot % 32).int()) & 1 == 1
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
-        """Which of the key positions lie in the window of the row positions."""
+        """Return the key positions that lie in the window of each row position, bool ``[q, width]``."""
         return row - key <= self.window
 
 
 def plugin(backend: type[Backend], base: type[Plugin] = Plugin) -> type[Plugin]:
-    """A plugin that opens `backend`."""
+    """Return a plugin class that opens `backend`."""
 
     def open_backend(self: Plugin, geometry: Geometry, arena: Arena) -> Backend:
         return backend(geometry, arena)
@@ -93,11 +93,11 @@ def plugin(backend: type[Backend], base: type[Plugin] = Plugin) -> type[Plugin]:
     return type(f"{backend.__name__}Plugin", (base,), {"open_backend": open_backend, "__module__": Plugin.__module__})
 
 
-# -- numbers whose magnitude matters --------------------------------------------------------------------------
+# -- magnitudes that overflow or underflow --------------------------------------------------------------------
 
 
 class HalfLogits(Parts):
-    """q·k is kept in fp16 and scaled afterwards: past 65504 it is infinite, and inf - inf is NaN."""
+    """Keeps q·k in fp16 and scales it afterwards: values above 65504 become infinite, and inf - inf is NaN."""
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         if self.shape.q_dtype != "float16":
@@ -106,7 +106,7 @@ class HalfLogits(Parts):
 
 
 class TileMax(Parts):
-    """One maximum for all rows and heads of an MMA tile: rows whose logits lie ~100 below it underflow to zero."""
+    """Uses one maximum for all rows and heads of an MMA tile: rows with logits about 100 below it underflow."""
 
     def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
         masked = scores.masked_fill(~seen, float("-inf"))
@@ -116,7 +116,7 @@ class TileMax(Parts):
 
 
 class HalfWeights(Parts):
-    """Normalised weights in fp16 with subnormals flushed: even attention over more than 16k keys adds up to nothing."""
+    """Keeps softmax weights in fp16 and flushes subnormals: even attention over more than 16k keys sums to zero."""
 
     def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
         weights = super().weights(scores, seen)
@@ -127,7 +127,7 @@ class HalfWeights(Parts):
 
 
 class CapIgnored(Plugin):
-    """`supports` no longer refuses a soft cap, and the softmax still has none."""
+    """`supports` accepts a soft cap, but the softmax does not apply it."""
 
     def supports(self, geometry: Geometry) -> list[str]:
         attention = replace(geometry.attention, logits_soft_cap=0.0)
@@ -135,7 +135,7 @@ class CapIgnored(Plugin):
 
 
 class LogBase(Parts):
-    """Splits of 1024 keys; their LSEs are natural logarithms, and the merge raises 2 to them."""
+    """Splits of 1024 keys: computes LSEs with base e, but combines them with base 2."""
 
     SPLIT = 1024
 
@@ -150,18 +150,18 @@ class LogBase(Parts):
         return (part * share / share.sum(-2, keepdim=True)).flatten(-2)[..., :width]
 
 
-# -- integers too narrow --------------------------------------------------------------------------------------
+# -- integers that are too narrow -----------------------------------------------------------------------------
 
 
 class ShortPageIds(Parts):
-    """The kernel's copy of the page table has 16 bits a page: ids from 65536 on wrap."""
+    """Copies the page table with 16 bits per page: ids of 65536 and more wrap."""
 
     def pages(self, one: Tensor, table: Tensor) -> Tensor:
         return super().pages(one, table & 0xFFFF)
 
 
 class TwoGiB(Parts):
-    """Buffer loads take 32-bit byte offsets; what lies past 2 GiB of a layer's K or V is out of range and reads 0."""
+    """Loads with 32-bit byte offsets: data after 2 GiB of a layer's K or V reads as 0."""
 
     def pages(self, one: Tensor, table: Tensor) -> Tensor:
         page_bytes = one[0].numel() * one.element_size()
@@ -170,7 +170,7 @@ class TwoGiB(Parts):
 
 
 class RoundedDistance(Parts):
-    """Window distances from positions in q's dtype: bf16 counts exactly to 256, fp16 to 2048."""
+    """Computes window distances from positions in q's dtype: bf16 counts exactly to 256, fp16 to 2048."""
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
         dtype = getattr(torch, self.shape.q_dtype)
@@ -178,7 +178,7 @@ class RoundedDistance(Parts):
 
 
 class MagicDivision(Backend):
-    """position // P as (position · ceil(2**20 / P)) >> 20: exact for powers of two, else only for short contexts."""
+    """Computes position // P as (position · ceil(2**20 / P)) >> 20: wrong at long contexts unless P is a power of 2."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         size = self.shape.page_size
@@ -195,14 +195,14 @@ class MagicDivision(Backend):
 
 
 class Mask64(Parts):
-    """A mask row is loaded as one 64-bit word: slots from 64 on read bit s % 64."""
+    """Loads a mask row as one 64-bit word: slots from 64 on read bit s % 64."""
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
         return super().tree_bits(words, slot % 64, depth, prefix)
 
 
 class PathOnly(Parts):
-    """The mask becomes a list of ancestors with depth + 1 entries, nearest first; a mask that is no tree loses bits."""
+    """Converts a mask row to its nearest depth + 1 visible slots; a mask that is no tree loses bits."""
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
         bits = super().tree_bits(words, slot, depth, prefix)
@@ -210,7 +210,7 @@ class PathOnly(Parts):
 
 
 class TailTile(Parts):
-    """The masked tail is taken from one aligned tile of 128 keys; what lies in the next tile is dropped."""
+    """Reads the masked tail from one aligned tile of 128 keys and drops the part in the next tile."""
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
         bits = super().tree_bits(words, slot, depth, prefix)
@@ -218,7 +218,7 @@ class TailTile(Parts):
 
 
 class PackedGroup(Parts):
-    """Rows × group packed into tiles; past one tile of 64 the mask row is found by a shift, which rounds 7 up to 8."""
+    """Packs rows × group into tiles of 64 and finds later mask rows by a shift, which treats group 7 as 8."""
 
     def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
         q_len, group = len(seen), self.shape.group_size
@@ -233,14 +233,14 @@ class PackedGroup(Parts):
 
 
 class ClampedPositions(Parts):
-    """The row's place in the window is read from `batch.positions`, which stop at max_context_len - 1."""
+    """Takes a row's position for the window from `batch.positions`, which is clamped to max_context_len - 1."""
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
         return batch.positions[rows, None] - key <= self.window
 
 
 class LastToken(Parts):
-    """A chunk of one token goes to the decode kernel's prefill entry, which was never given the window."""
+    """Sends an EXTEND chunk of one token to a decode kernel that does not receive the window."""
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
         inside = super().in_window(batch, rows, row, key)
@@ -248,7 +248,7 @@ class LastToken(Parts):
 
 
 class Cascade(Parts):
-    """From 8 requests and 256 shared tokens on, the shared prefix is attended once for all: without the window."""
+    """Attends a prefix that 8 requests or more share over 256 tokens or more once for all, without the window."""
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
         inside = super().in_window(batch, rows, row, key)
@@ -261,7 +261,7 @@ class Cascade(Parts):
 
 
 class Compiled:
-    """A compiled kernel with its window baked in."""
+    """A compiled kernel with a compile-time window."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -271,7 +271,7 @@ _COMPILED: WeakValueDictionary[tuple[object, ...], Compiled] = WeakValueDictiona
 
 
 class KernelCache(Parts):
-    """Compiled kernels are shared by a key that omits the window: the second layer group gets the first one's."""
+    """Caches compiled kernels by a key without the window, so a second layer group uses the window of the first."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -286,7 +286,7 @@ class KernelCache(Parts):
 
 
 class GridLimit(Backend):
-    """One block per row and head in gridDim.y: past 65535 the launch fails, nobody asks, and `out` stays as it was."""
+    """Launches one block per row and head in gridDim.y: beyond 65535 the launch fails and `out` stays unwritten."""
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         if batch.num_rows * self.shape.num_qo_heads <= 65535:
@@ -294,7 +294,7 @@ class GridLimit(Backend):
 
 
 class DenseValues(Backend):
-    """k comes fresh from RoPE, but v is often a view of the fused QKV rows, and the kernel takes it for contiguous."""
+    """Reads v as contiguous. v is often a view of fused QKV rows, while RoPE makes k contiguous."""
 
     def write_kv(self, k: Tensor, v: Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         heads, dim = v.shape[1:]
@@ -302,7 +302,7 @@ class DenseValues(Backend):
 
 
 class RowsOfEight(Backend):
-    """write_kv stores eight rows a block, unpredicated: the surplus rows take slots that a larger batch left behind."""
+    """Stores eight rows per block without predication: surplus rows use slots that a larger batch left."""
 
     def write_kv(self, k: Tensor, v: Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         rows = batch.num_rows
@@ -314,7 +314,7 @@ class RowsOfEight(Backend):
 
 
 class ZeroedSlots(Plugin):
-    """Zeroes once at the start "send surplus rows to the null page"; they do, until a batch shrinks."""
+    """Zeroes the slots once at the start, so surplus rows go to the null page only until a batch shrinks."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         rows = ceil_div(geometry.max_rows_any, 8) * 8
@@ -323,7 +323,7 @@ class ZeroedSlots(Plugin):
 
 
 class ScaledInPlace(Parts):
-    """`q.float()` copies, except where q is float32 already: there the scale is multiplied into the caller's q."""
+    """Multiplies the scale into q.float(), which is the caller's own tensor if q is float32."""
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         return torch.einsum("qhd,nhd->hqn", q.mul_(self.scale), k)
@@ -333,12 +333,12 @@ class ScaledInPlace(Parts):
 
 
 def splits_of(geometry: Geometry, requests: int) -> int:
-    """KV splits of a decode batch: enough blocks for every SM."""
+    """Return the number of KV splits of a decode batch that gives every SM a block."""
     return maximum(1, geometry.device.num_sms // (requests * geometry.attention.num_kv_heads))
 
 
 class FewerSplitMore(Plugin):
-    """Partials sized for the largest batch, as if R · splits(R) never fell: 64 requests in 2 splits pass 100 in 1."""
+    """Sizes partial outputs for the largest batch, though 64 requests in 2 splits need more than 100 in 1."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         a = geometry.attention
@@ -349,14 +349,14 @@ class FewerSplitMore(Plugin):
 
 
 def partials_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """R · splits(R) partial outputs of a decode batch."""
+    """Return the bytes of a decode batch's partial outputs: R · splits(R) of them."""
     a, decodes = geometry.attention, batch.mode is Mode.DECODE
     parts = batch.padded_reqs * splits_of(geometry, batch.padded_reqs) if decodes else 0
     return {"partials": parts * a.num_qo_heads * a.head_dim * 4}
 
 
 class SplitDecode(Parts):
-    """Decodes through the partials. Slices stop at the buffer's end, where a kernel would write on."""
+    """Decodes through the partial outputs. A slice stops at the buffer's end, where a kernel would write beyond it."""
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         super().attend(q, cache, batch, out)
@@ -369,7 +369,7 @@ class SplitDecode(Parts):
 
 
 class TiledQueries(Plugin):
-    """Each request's rows are padded to 16; the buffer has that for uniform modes, but EXTEND's sum padded once."""
+    """Pads each request to 16 rows in uniform modes, but pads only the total in EXTEND."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         rows = 16 * ceil_div(geometry.limits.max_extend_tokens, 16)
@@ -381,14 +381,14 @@ class TiledQueries(Plugin):
 
 
 def tiles_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Every request's rows, each rounded up to a tile of 16."""
+    """Return the bytes of all requests' rows, each rounded up to a tile of 16."""
     rows = sum(16 * ceil_div(n, 16) for n in batch.q_lens)
     a = geometry.attention
     return {"tiles": rows * a.num_qo_heads * a.head_dim * (4 if a.q_dtype == "float32" else 2)}
 
 
 class TileStaging(Parts):
-    """Queries pass through the padded tiles."""
+    """Copies queries through the padded tiles."""
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         tiles, staged = self.arena["tiles"], torch.empty_like(q)
@@ -404,7 +404,7 @@ CHUNK = 256
 
 
 class ChunkSchedule(Plugin):
-    """All requests' chunks of 256 keys, sized from max_prefix_len: at the wall a tail opens one chunk more."""
+    """Sizes the list of 256-key chunks from max_prefix_len, so a tail at the context limit needs one chunk more."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         chunks = geometry.max_reqs * ceil_div(geometry.max_prefix_len, CHUNK)
@@ -416,13 +416,13 @@ class ChunkSchedule(Plugin):
 
 
 def chunks_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Chunks of all requests, by the host's bounds."""
+    """Return the bytes of the chunk list, from the host's length bounds."""
     bounds = (*batch.host.upper_bound(), *[0] * (batch.padded_reqs - batch.num_reqs))
     return {"chunks": 4 * sum(ceil_div(n + t, CHUNK) for n, t in zip(bounds, batch.tail_lens, strict=True))}
 
 
 class Chunked(Backend):
-    """Writes the list: the request of each chunk, requests one after another."""
+    """Writes the chunk list: the request of each chunk, in request order."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -436,161 +436,161 @@ class Chunked(Backend):
         at = (counts.cumsum(0) - counts)[:, None] + number
         request = torch.arange(len(counts), device=batch.device)[:, None].expand_as(at)
         live = number < counts[:, None]
-        some = counts.argmax().view(1)  # what is no chunk writes again the first one of a request that has some
+        some = counts.argmax().view(1)  # unused entries rewrite the first chunk of a request that has chunks
         at = torch.where(live, at, at[:, 0].index_select(0, some))
         request = torch.where(live, request, some)
         self.chunks.index_copy_(0, at.flatten(), request.flatten().int())
 
 
 def _mutant(name: str, what: str, why: str, made: type, usage: Any = None) -> Mutant:
-    return Mutant(name, what, f"a stranger: {why}", plugin=made, usage=usage, layouts=("tutorial",), absent=ONLY)
+    return Mutant(name, what, f"outside author; {why}", plugin=made, usage=usage, layouts=("tutorial",), absent=ONLY)
 
 
 MUTANTS = (
     _mutant(
         "S01",
-        "q·k is kept in fp16 before it is scaled and overflows at 65504",
+        "Keeps q·k in fp16 before it is scaled, so it overflows at 65504",
         "Qwen2's large K biases in fp16 gave inf and '!!!!' in several engines; ordinary random inputs stay below 100",
         plugin(HalfLogits),
     ),
     _mutant(
         "S02",
-        "one softmax maximum for all rows and group heads of a tile",
-        "a head or row with small logits beside one with large ones (attention sinks) underflows to zero output",
+        "Uses one softmax maximum for all rows and group heads of a tile",
+        "a head or row with small logits next to one with large logits (attention sinks) outputs zero",
         plugin(TileMax),
     ),
     _mutant(
         "S03",
-        "normalised weights in fp16 with subnormals flushed to zero",
-        "even attention over a 20k prompt returns zeros; eager fp16 softmax on hardware that flushes",
+        "Keeps softmax weights in fp16 with subnormals flushed to zero",
+        "even attention over a 20k prompt returns zeros; eager fp16 softmax on hardware that flushes subnormals",
         plugin(HalfWeights),
     ),
     _mutant(
         "S04",
-        "supports() accepts a logits soft cap that the softmax ignores",
-        "Gemma-2 with cap 50: random logits near 3 hardly show it, real ones of 60 do",
+        "Accepts a logits soft cap in supports and ignores it in the softmax",
+        "Gemma 2 with cap 50: random logits near 3 hardly show it, real logits of 60 do",
         CapIgnored,
     ),
     _mutant(
         "S05",
-        "LSEs in natural logarithm, merged with exp2, once there are more than 1024 keys",
-        "mixing FlashInfer's base-2 and FlashAttention's base-e LSE; nearly right where all splits weigh the same",
+        "Combines base-e LSEs with exp2 when there are more than 1024 keys",
+        "FlashInfer's LSE has base 2, FlashAttention's base e; nearly right if all splits have equal weight",
         plugin(LogBase),
     ),
     _mutant(
         "S06",
-        "page ids cut to 16 bits",
-        "page size 1 with a pool of more than 65536 tokens, which is any server",
+        "Truncates page ids to 16 bits",
+        "page size 1 with a pool of more than 65536 tokens, as on every server",
         plugin(ShortPageIds),
     ),
     _mutant(
         "S07",
-        "KV past 2 GiB of a layer reads as zero",
+        "Reads zeros after the first 2 GiB of a layer's KV",
         "32-bit byte offsets of buffer loads (ROCm paged attention, Triton int32 offsets) with a large pool",
         plugin(TwoGiB),
     ),
     _mutant(
         "S08",
-        "window distances computed in q's dtype",
-        "aranges in bf16 as in HF's RoPE bug; a window model in bf16 past position 256",
+        "Computes window distances in the dtype of q",
+        "arange in bf16 as in HF's RoPE bug; a window model in bf16 after position 256",
         plugin(RoundedDistance),
     ),
     _mutant(
         "S09",
-        "page of a position by a 20-bit multiplier instead of a division",
-        "page sizes of hybrid models (vLLM's 544, 784, 1056), which are no powers of two, from some 2500 tokens on",
+        "Computes the page of a position by a 20-bit multiplier instead of a division",
+        "page sizes of hybrid models (vLLM's 544, 784, 1056) are no powers of two; wrong from about 2500 tokens on",
         plugin(MagicDivision),
     ),
     _mutant(
         "S10",
-        "tail masks read as 64 bits",
-        "topk 8 with 10 steps drafts over 72 slots; masks to 64 are right",
+        "Reads tail masks as 64 bits",
+        "topk 8 with 10 steps drafts over 72 slots; masks up to 64 slots are right",
         plugin(Mask64),
     ),
     _mutant(
         "S11",
-        "a mask row is turned into a path of depth + 1 ancestors",
-        "lookahead and n-gram pools whose rows see more than a root path, with the same depths",
+        "Converts a mask row to a path of depth + 1 ancestors",
+        "lookahead and n-gram pools have rows that see more than a root path, at equal depths",
         plugin(PathOnly),
     ),
     _mutant(
         "S12",
-        "a tree tail that crosses a multiple of 128 keys loses what lies beyond it",
-        "block-aligned mask tiles; only where L % 128 + T > 128, so never for short prefixes",
+        "Loses the part of a tree tail after a multiple of 128 keys",
+        "block-aligned mask tiles; only if L % 128 + T > 128, so never for short prefixes",
         plugin(TailTile),
     ),
     _mutant(
         "S13",
-        "mask rows of packed GQA tiles found by a shift, for groups that are no power of two",
+        "Finds mask rows of packed GQA tiles by a shift, for groups that are no power of two",
         "Qwen 28/4 (group 7) with 10 or more draft tokens",
         plugin(PackedGroup),
     ),
     _mutant(
         "S14",
-        "the window starts from positions that are clamped at the context wall",
-        "a window model whose last draft rows pass max_context_len: they see too far left",
+        "Computes the window from positions that are clamped at the context limit",
+        "a window model with draft rows beyond max_context_len, which then see too far left",
         plugin(ClampedPositions),
     ),
     _mutant(
         "S15",
-        "a prefill chunk of exactly one token ignores the window",
+        "Ignores the window for a prefill chunk of exactly one token",
         "the last chunk of a prompt, or a decode mixed into prefill, of Gemma, Mistral, gpt-oss",
         plugin(LastToken),
     ),
     _mutant(
         "S16",
-        "cascade attention over a shared prefix (8 requests, 256 tokens) ignores the window",
+        "Ignores the window in cascade attention over a shared prefix (8 requests, 256 tokens)",
         "vLLM's cascade heuristics with a sliding window; needs requests that share pages",
         plugin(Cascade),
     ),
     _mutant(
         "S17",
-        "the kernel cache's key omits the window",
-        "two layer groups in one engine (full and sliding); either alone is right",
+        "Omits the window from the key of the kernel cache",
+        "two layer groups in one engine (full and sliding); each is right in its own process",
         plugin(KernelCache),
     ),
     _mutant(
         "S18",
-        "rows × heads past gridDim.y = 65535 writes no output",
-        "2048 prefill rows × 32 heads: one more than fits, and launch errors that nobody reads",
+        "Writes no output when rows × heads exceed gridDim.y = 65535",
+        "2048 prefill rows × 32 heads are one more than fits, and the launch error is ignored",
         plugin(GridLimit),
     ),
     _mutant(
         "S19",
-        "v is taken for contiguous",
-        "v as a view of the fused QKV projection, while RoPE made k and q contiguous",
+        "Reads v as contiguous",
+        "v is a view of the fused QKV projection, while RoPE makes k and q contiguous",
         plugin(DenseValues),
     ),
     _mutant(
         "S20",
-        "write_kv stores rows in eights, the surplus to slots that an earlier batch left",
+        "Stores rows in groups of eight, with surplus rows in slots of an earlier batch",
         "a batch that shrinks: the last row's KV overwrites a token of another request",
         plugin(RowsOfEight, ZeroedSlots),
     ),
     _mutant(
         "S21",
-        "attend scales q in place where q is float32",
-        "aliasing of .float(); whoever reads q again (a second attend, a warm-up run, a log) gets scaled queries",
+        "Scales q in place when q is float32",
+        "aliasing of .float(); a second read of q (second attend, warm-up run, log) sees scaled queries",
         plugin(ScaledInPlace),
     ),
     _mutant(
         "S22",
-        "partials of split decode sized as if the largest batch took most",
+        "Sizes the partial outputs of split decode by the largest batch",
         "num_kv_splits by SM count: capture sizes 64 and 100 on 132 SMs with one KV head (TP 8)",
         plugin(SplitDecode, FewerSplitMore),
         usage=partials_used,
     ),
     _mutant(
         "S23",
-        "padded query tiles of EXTEND sized as one request's",
+        "Pads the query tiles of EXTEND once instead of per request",
         "chunked prefill with many one-token decodes beside a long chunk",
         plugin(TileStaging, TiledQueries),
         usage=tiles_used,
     ),
     _mutant(
         "S24",
-        "the list of 256-key chunks has no room for tails at the wall",
-        "max_context_len is a multiple of 256 in production: a full batch at the wall needs a chunk more each",
+        "Sizes the list of 256-key chunks without the tails at the context limit",
+        "max_context_len is a multiple of 256 in production: a full batch at the limit needs one chunk more each",
         plugin(Chunked, ChunkSchedule),
         usage=chunks_used,
     ),
@@ -614,4 +614,4 @@ KILLER = {
     "S22": "sizing.covers_processors",
     **dict.fromkeys(("S23", "S24"), "purity.nothing_is_kept_or_moved"),
 }
-"""The check of each mutant's class."""
+"""Check that must kill each mutant."""

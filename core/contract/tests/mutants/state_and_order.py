@@ -1,4 +1,7 @@
-"""The second attack, second half: state and order, metadata, graphs, trees, by a reader of the tutorial alone."""
+"""Mutants S31 … S54, by outside authors who knew only the tutorial: plans, metadata, graphs and tree operations.
+
+Each subclasses the tutorial's backend, called tugboat.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ from .mutant import ONLY, Mutant
 from .tutorial import Backend
 from .tutorial import Plugin as Tutorial
 
-# -- what the mutants share: each of these is right by itself ----------------------------------------------------
+# -- base classes that several mutants share; each of them is correct --------------------------------------------
 
 
 class Mapped(Backend):
-    """tugboat with `write_metadata` in three parts: the request of each row, its tail length, and the slots."""
+    """Tugboat with `write_metadata` in three parts: the request of each row, its tail length, and the slots."""
 
     def request_of(self, batch: ForwardBatch) -> torch.Tensor:
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
@@ -53,7 +56,7 @@ class Mapped(Backend):
 
 
 class Planned(Backend):
-    """`plan` brings the host's bound of each prefix to the device, and `attend` reads no key behind it and the tail."""
+    """Tugboat with a plan: `plan` copies the host's length bounds to the device, `attend` ignores keys beyond them."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -77,12 +80,12 @@ class Planned(Backend):
 
 
 def bounds_of(batch: ForwardBatch) -> tuple[int, ...]:
-    """The host's bound of every prefix, 0 for padded requests."""
+    """Return the host's upper bound of every prefix, 0 for padded requests."""
     return (*batch.host.upper_bound(), *[0] * (batch.padded_reqs - batch.num_reqs))
 
 
 def schedule(geometry: Geometry) -> list[BufferSpec]:
-    """The buffer of `Planned`. Zeros at first, and nobody clears it between steps: a plan stays until the next one."""
+    """Declare the buffer of `Planned`. It starts with zeros and is not cleared between steps."""
     shape = (geometry.max_reqs,)
     return [BufferSpec("bounds", Role.SPLIT_SCHEDULE, shape, "int32", Unit.TOKENS, "max_reqs", init=Init.ZEROS)]
 
@@ -97,7 +100,7 @@ def plugin(
     tree: type[TorchTreeOps] | None = None,
     graphs: type[KeyedGraphState] | None = None,
 ) -> type[Tutorial]:
-    """tugboat's plugin with another backend, further buffers, other tree operations or another graph state."""
+    """Return tugboat's plugin with another backend, more buffers, other tree operations or another graph state."""
 
     class Plugin(Tutorial):
         def buffers(self, geometry: Geometry) -> list[BufferSpec]:
@@ -119,7 +122,7 @@ def plugin(
 
 
 class PlanMemo(Planned):
-    """A plan is skipped while its totals are those of the last one: two requests that swap places share them."""
+    """Skips a plan when the sum and maximum of the lengths are unchanged, so swapped requests keep the old plan."""
 
     last: tuple[object, ...] = ()
 
@@ -135,7 +138,7 @@ RING = 8
 
 
 class StagingRing(Planned):
-    """Eight pinned rows in turn, no fence: fine until the device is nine plans behind (two rounds of five steps)."""
+    """Eight pinned rows in turn, without a fence: correct until the device is nine plans late."""
 
     turn = 0
 
@@ -164,7 +167,7 @@ SHARED: dict[torch.device, torch.Tensor] = {}
 
 
 class SharedWorkspace(Planned):
-    """One integer workspace per device for every backend of the process: planning the draft undoes the target's."""
+    """All backends of the process share one workspace per device: the draft's plan overwrites the target's."""
 
     def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
         device = arena["slots"].device
@@ -174,7 +177,7 @@ class SharedWorkspace(Planned):
 
 
 class WorstCaseOnce(Planned):
-    """Unknown lengths mean a constant plan, which is sent once; an Exact batch in between overwrites it."""
+    """Sends the constant plan for Unknown lengths only once, although an Exact batch can overwrite it."""
 
     sent = -1
 
@@ -187,7 +190,7 @@ class WorstCaseOnce(Planned):
 
 
 class TailCell(Mapped):
-    """`plan` leaves the tail length in one cell: a graph of all draft steps is planned whole, the last stays."""
+    """`plan` stores the tail length in one cell, so all steps of a multi-step draft graph use the last step's value."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -206,7 +209,7 @@ def cell_buffer(geometry: Geometry) -> list[BufferSpec]:
 
 
 class GrownWorkspace(Planned):
-    """As large as the largest graph, outside the arena, and made anew for a larger eager batch: graphs keep the old."""
+    """A workspace outside the arena that is reallocated for larger eager batches; captured graphs read the old one."""
 
     def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
         self.retired: list[torch.Tensor] = []
@@ -221,7 +224,7 @@ class GrownWorkspace(Planned):
 
 
 class InferenceScratch(Planned):
-    """Host scratch made by the first plan: made in inference mode (warm-up), it may be written in no other mode."""
+    """The first plan allocates host scratch. In inference mode, later plans outside that mode cannot write it."""
 
     scratch: torch.Tensor | None = None
 
@@ -240,7 +243,7 @@ class InferenceScratch(Planned):
 
 
 class RowMapCache(Mapped):
-    """EXTEND's map of rows to requests is kept by (rows, requests, longest): chunks of 3 + 5 are not those of 5 + 3."""
+    """Caches EXTEND's row-to-request map by rows, requests and longest chunk, so chunks 5 + 3 use the map of 3 + 5."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -256,7 +259,7 @@ class RowMapCache(Mapped):
 
 
 class RowMapByMarks(Mapped):
-    """Rows to requests as a running sum of marks at each first row; an empty request shares its mark with the next."""
+    """Maps rows to requests by a running sum of marks at first rows; an empty request shares its mark with the next."""
 
     def request_of(self, batch: ForwardBatch) -> torch.Tensor:
         marks = torch.zeros(batch.num_rows + 1, dtype=torch.int64, device=batch.device)
@@ -265,7 +268,7 @@ class RowMapByMarks(Mapped):
 
 
 class WrittenOnce(Mapped):
-    """Metadata is written once per plan: where a step warms up before its capture, the graph has no metadata in it."""
+    """Writes metadata once per plan, so a capture after a warm-up run contains no metadata kernels."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -281,10 +284,10 @@ class WrittenOnce(Mapped):
 
 
 class IncrementalTable(Mapped):
-    """Only new columns of the page table are copied while a row holds "the same" request: same first page, no shorter.
+    """Copies only new page-table columns while a row's first page is unchanged and its length did not shrink.
 
-    A request that was preempted and comes back to its row finds its first page in the prefix cache and gets new pages
-    behind it; so does another request with the same prompt.
+    A preempted request can return to its row with the same first page from the prefix cache and other pages after it.
+    Another request with the same prompt does the same.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -318,7 +321,7 @@ def table_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 class StaticViews(Backend):
-    """The tensors of the first batch of each (mode, step, size) are kept; engines may alternate two sets."""
+    """Keeps the tensors of the first batch of each (mode, step, size), though engines may alternate two buffers."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -343,7 +346,7 @@ POSITIONS: dict[tuple[int, torch.device], torch.Tensor] = {}
 
 
 class CapturedConstant(Backend):
-    """Key positions are made once per width in a module's cache: made in a capture, they are that graph's memory."""
+    """Caches key positions by width in a module; if a capture creates them, they live in that graph's memory pool."""
 
     def _visible(
         self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
@@ -356,9 +359,9 @@ class CapturedConstant(Backend):
 
 
 class FirstLayerByAddress(Backend):
-    """Masks are made in layer 0 and kept for the others; layer 0 is the first cache ever seen.
+    """Computes masks in layer 0, recognised by the address of the first KV cache ever seen, for all layers.
 
-    Engines profile their memory with a small pool and allocate the real one afterwards.
+    Engines profile memory with a small KV pool and allocate the real one afterwards, so the address changes.
     """
 
     layer0: int | None = None
@@ -382,7 +385,7 @@ class FirstLayerByAddress(Backend):
 
 
 class SubBatches(Backend):
-    """An eager batch larger than any graph runs in parts of that graph's size; `depth` stays the first part's."""
+    """Splits eager batches larger than any graph, and slices all tensors except the tree's `depth`."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -408,7 +411,7 @@ class SubBatches(Backend):
 
 
 class TopkOneIsChain(Backend):
-    """topk 1 is taken for a chain: the trees of an n-gram or suffix drafter, which has no topk, are read as causal."""
+    """Reads tails as causal if topk is 1, although n-gram and suffix drafters make trees without a topk."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -428,13 +431,13 @@ class TopkOneIsChain(Backend):
 
 
 def pack(bits: torch.Tensor, words: int) -> torch.Tensor:
-    """bool ``[rows, T]`` → int32 ``[rows, words]``."""
+    """Pack bool ``[rows, T]`` into int32 ``[rows, words]``."""
     padded = torch.nn.functional.pad(bits, (0, words * 32 - bits.shape[1])).view(len(bits), words, 32)
     return (padded.long() << torch.arange(32, device=bits.device)).sum(-1).to(torch.int32)
 
 
 class IdleRank(Backend):
-    """A batch without live requests returns at once and leaves `out` as it was, which an all-to-all then spreads."""
+    """Returns without writing `out` when a batch has no live request; a later all-to-all reads those rows."""
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         if batch.num_reqs:
@@ -445,9 +448,9 @@ CHUNK = 128
 
 
 class EmptySplit(Backend):
-    """Parts of 128 prefix keys, as many as the host's bound has, merged with the tail: an empty one gives NaN.
+    """Splits the prefix into parts of 128 keys by the host's bound; a part without keys on the device gives NaN.
 
-    Exact lengths leave none empty, Unknown ones (every capture) are not split; a bound that a round in flight pushed
+    Exact lengths give no empty part, and Unknown lengths (every capture) are not split. A bound that overlap pushed
     over a multiple of 128 gives one.
     """
 
@@ -481,7 +484,7 @@ WIDTHS: dict[tuple[object, int], int] = {}
 
 
 class WidthByContext(Backend):
-    """KV width is kept by (attention, max_context_len); a second open with longer drafts or overlap needs more."""
+    """Caches the KV width by (attention, max_context_len); a geometry with longer drafts or overlap needs more."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -495,7 +498,7 @@ class WidthByContext(Backend):
     def _visible(
         self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
     ) -> torch.Tensor:
-        kept, self.width = self.width, self.width + tail_len  # a tail may pass the width; keys behind it are cut off
+        kept, self.width = self.width, self.width + tail_len  # a tail may pass the width; its keys are cut off below
         try:
             return super()._visible(batch, request, rows, prefix, tail_len)[:, :kept]
         finally:
@@ -508,7 +511,7 @@ OUTPUTS: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 class PooledRecording:
-    """Outputs lie in a pool by shape and dtype that all graphs of the process share, to save memory."""
+    """A graph with outputs in a process-wide pool by shape and dtype, which all graphs share to save memory."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self.graph = RecordedGraph(step)
@@ -532,7 +535,7 @@ class PooledRecording:
 
 
 class PooledOutputs(KeyedGraphState):
-    """See `PooledRecording`."""
+    """A graph state that records with `PooledRecording`."""
 
     def _record(self, step: Callable[[], Any]) -> PooledRecording:
         return PooledRecording(step)
@@ -542,7 +545,7 @@ CAPACITY = 16
 
 
 class EvictedRecording:
-    """A graph that may be dropped and captured anew; its outputs stay those of the first capture."""
+    """A graph that may be evicted and captured again, but keeps the outputs of its first capture."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self.step, self.graph = step, RecordedGraph(step)
@@ -554,7 +557,7 @@ class EvictedRecording:
 
 
 class BoundedGraphs(KeyedGraphState):
-    """At most 16 graphs live at once; the oldest is dropped, and recaptured by its next replay."""
+    """Keeps at most 16 graphs: evicts the oldest, and captures it again at its next replay."""
 
     def _record(self, step: Callable[[], Any]) -> EvictedRecording:
         alive = [one for one in self._recordings.values() if one.graph is not None]
@@ -567,7 +570,7 @@ class BoundedGraphs(KeyedGraphState):
 
 
 class ShortTokens(TorchTreeOps):
-    """Tokens are compared as 16 bits: in a vocabulary of 128k two of them look alike."""
+    """Compares tokens as 16 bits, so two tokens of a larger vocabulary can look equal."""
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
         short = super().verify_tree(torch.where(drafts < 0, -1, drafts & 0xFFFF), parents, targets & 0xFFFF)
@@ -576,7 +579,7 @@ class ShortTokens(TorchTreeOps):
 
 
 class FirstPool(TorchTreeOps):
-    """The addresses of the layers are gathered once, from the first pool: another layer group's is never moved."""
+    """Stores the first pool and compacts it in every call, so the pool of another layer group is never moved."""
 
     pool: KVPool | None = None
 
@@ -589,7 +592,7 @@ WARP = 32
 
 
 class OneWarp(TorchTreeOps):
-    """One warp a request, a lane for each node of the path: what is accepted behind the 32nd stays where it is."""
+    """One warp per request with one lane per path node: accepted nodes after the 32nd are not moved."""
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
         path = accepted.accept_index[:, :WARP]
@@ -602,7 +605,7 @@ class OneWarp(TorchTreeOps):
 
 
 def _mutant(number: int, what: str, why: str, made: type, usage: Any = None) -> Mutant:
-    source = f"a stranger: {why}"
+    source = f"outside author; {why}"
     return Mutant(f"S{number}", what, source, plugin=made, usage=usage, layouts=("tutorial",), absent=ONLY)
 
 
@@ -613,152 +616,152 @@ def _cell_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 MUTANTS = (
     _mutant(
         31,
-        "a plan is skipped while mode, size, total and longest length are unchanged",
-        "plan memo keyed on totals; bites when requests swap places in the batch (leave and join)",
+        "Skips the plan while mode, size, total length and longest length are unchanged",
+        "a plan cache keyed on totals; fails when requests swap places in the batch (leave and join)",
         plugin(PlanMemo, schedule),
         schedule_usage,
     ),
     _mutant(
         32,
-        "pinned staging is a ring of eight rows without a fence",
-        "vllm#25279, sglang#28034: bites when the device is more than eight plans behind",
+        "Stages plans in a ring of eight pinned rows without a fence",
+        "vllm#25279, sglang#28034: fails when the device is more than eight plans behind the host",
         plugin(StagingRing, ring_buffers),
         ring_usage,
     ),
     _mutant(
         33,
-        "the planned lengths lie in one workspace that all backends of the process share",
+        "Stores planned lengths in one workspace that all backends of the process share",
         "FlashInfer wrappers on one workspace: plan(target), plan(draft), run(target)",
         plugin(SharedWorkspace),
     ),
     _mutant(
         34,
-        "the worst-case plan for Unknown lengths is sent once, and an Exact batch overwrites it",
-        "prefill with exact lengths between decodes without a host read",
+        "Sends the worst-case plan for Unknown lengths once, though an Exact batch overwrites it",
+        "an Exact prefill between decodes with Unknown lengths",
         plugin(WorstCaseOnce, schedule),
         schedule_usage,
     ),
     _mutant(
         35,
-        "plan leaves the tail length of the last planned draft step for all steps",
+        "Uses the tail length of the last planned draft step in all steps",
         "EAGLE's multi-step graph with one metadata object for all steps",
         plugin(TailCell, cell_buffer),
         _cell_usage,
     ),
     _mutant(
         36,
-        "a workspace grows for an eager batch larger than any graph, and graphs keep reading the old one",
+        "Reallocates a workspace for a large eager batch, while graphs read the old one",
         "workspace resize after capture (vLLM, TensorRT-LLM)",
         plugin(GrownWorkspace),
     ),
     _mutant(
         37,
-        "EXTEND's row map is cached by rows, requests and the longest chunk",
-        "metadata keyed on (num_tokens, num_reqs, max_query_len): chunks of 3+5, then 5+3",
+        "Caches EXTEND's row map by rows, requests and the longest chunk",
+        "metadata keyed on (num_tokens, num_reqs, max_query_len): chunks of 3 + 5, then 5 + 3",
         plugin(RowMapCache),
     ),
     _mutant(
         38,
-        "the row map is a running sum of marks, which an empty request in the middle shifts",
-        "scatter-and-cumsum of indptr; a preempted or fully cached request with no new token between others",
+        "Computes the row map as a running sum of marks, which an empty request shifts",
+        "scatter and cumsum of an indptr; a preempted or fully cached request without new tokens between others",
         plugin(RowMapByMarks),
     ),
     _mutant(
         39,
-        "metadata is written once per plan, so a graph captured after its warm-up run has none",
-        "a dirty flag on the host; device graph states run a step once before capturing it",
+        "Writes metadata once per plan, so a capture after a warm-up run contains none",
+        "a dirty flag on the host; device graph states run a step once before they capture it",
         plugin(WrittenOnce),
     ),
     _mutant(
         40,
-        "the backend's own page table is updated by new columns only while a row's first page stays",
-        "incremental block tables; preemption and return with a cached first page",
+        "Copies only new columns of the page table while a row's first page is unchanged",
+        "incremental block tables; a preempted request returns with a cached first page",
         plugin(IncrementalTable, own_table),
         table_usage,
     ),
     _mutant(
         41,
-        "lengths and tables are those of the first batch of a size, though buffers alternate",
+        "Keeps lengths and page tables of the first batch of a size, though engines alternate buffers",
         "persistent views of an engine's buffers; overlap schedulers fill two sets in turn",
         plugin(StaticViews),
     ),
     _mutant(
         42,
-        "a constant cached per module is born in whichever graph is captured first",
-        "lru_cache on a helper that makes a tensor; first use inside a capture",
+        "Caches a constant per module that the first captured graph may allocate",
+        "lru_cache on a helper that creates a tensor; its first use is in a capture",
         plugin(CapturedConstant),
     ),
     _mutant(
         43,
-        "work of the first layer is tied to the address of the first KV cache ever seen",
-        "memory profiling or sleep mode replaces the pool; masks are then never made again",
+        "Recomputes masks only for the address of the first KV cache ever seen",
+        "memory profiling or sleep mode replaces the pool, and the masks are never computed again",
         plugin(FirstLayerByAddress),
     ),
     _mutant(
         44,
-        "batches larger than any graph are split, but the tree's depths are not",
-        "micro-batching of eager steps; shows with a window, trees and more requests than the largest graph",
+        "Splits batches larger than any graph, but not the depths of their trees",
+        "micro-batches of eager steps; needs a window, trees and more requests than the largest graph",
         plugin(SubBatches),
     ),
     _mutant(
         45,
-        "topk 1 is taken for a chain, whatever the batch's tail says",
+        "Treats topk 1 as a chain, even if the batch has a tree",
         "n-gram, suffix and Medusa trees with a drafter that has no topk",
         plugin(TopkOneIsChain),
     ),
     _mutant(
         46,
-        "an eager batch without live requests leaves the output unwritten",
-        "idle data-parallel rank: uninitialised rows reach the experts' all-to-all",
+        "Leaves the output unwritten in an eager batch without live requests",
+        "an idle data-parallel rank: uninitialised rows reach the all-to-all of the experts",
         plugin(IdleRank),
     ),
     _mutant(
         47,
-        "KV parts are counted by the host's bound, and one that is empty on the device gives NaN",
-        "split-KV merge with an empty part; overlap scheduling at a chunk's edge",
+        "Splits KV by the host's bound, and gives NaN for a part that is empty on the device",
+        "split-KV combine with an empty part; overlap scheduling near a multiple of the part size",
         plugin(EmptySplit),
     ),
     _mutant(
         48,
-        "KV width is cached by attention and context length, not by what the drafts add",
-        "lru_cache keyed on too little; the second of two geometries, at the context wall",
+        "Caches the KV width by attention and context limit, without the draft tokens",
+        "lru_cache with an incomplete key; the second of two geometries, at the context limit",
         plugin(WidthByContext),
     ),
     _mutant(
         49,
-        "scratch is made by the first plan, in inference mode if that was a warm-up",
+        "Allocates scratch in the first plan, as an inference tensor if that is a warm-up",
         "Inplace update to inference tensor outside InferenceMode: training loops that also generate",
         plugin(InferenceScratch, schedule),
         schedule_usage,
     ),
     _mutant(
         50,
-        "graph outputs share one pool by shape over all graphs and graph states",
-        "one global graph memory pool for target and draft, outputs held weakly",
+        "Shares graph outputs of one shape among all graphs and graph states",
+        "one global graph memory pool for target and draft, with weakly held outputs",
         plugin(graphs=PooledOutputs),
     ),
     _mutant(
         51,
-        "more than 16 graphs evict the oldest, which is recaptured and returns its old outputs",
+        "Evicts the oldest of more than 16 graphs, and returns its old outputs after recapture",
         "bounded graph caches (TensorRT-LLM); the 17th graph",
         plugin(graphs=BoundedGraphs),
     ),
     _mutant(
         52,
-        "verify_tree compares tokens as 16 bits",
+        "Compares tokens as 16-bit integers in verify_tree",
         "uint16 tokens; vocabularies above 65536",
         plugin(tree=ShortTokens),
     ),
     _mutant(
         53,
-        "compact gathers the layers' addresses once, from the first pool it is given",
-        "kv_cache pointer table built lazily; hybrid models with two layer groups, target and draft pools",
+        "Gathers the layers' addresses in compact only once, from the first pool",
+        "a table of KV cache pointers built lazily; hybrid models with two layer groups, target and draft pools",
         plugin(tree=FirstPool),
     ),
     _mutant(
         54,
-        "compact moves at most the first 32 nodes of a path",
-        "one warp a request; long accepted paths of suffix decoding",
+        "Moves at most the first 32 nodes of a path in compact",
+        "one warp per request; long accepted paths of suffix decoding",
         plugin(tree=OneWarp),
     ),
 )
@@ -783,4 +786,4 @@ KILLER = {
     "S53": "tree_ops.every_pool_is_served",
     "S54": "tree_ops.kept_path_is_made_contiguous",
 }
-"""The check of each mutant's class."""
+"""Check that must kill each mutant."""

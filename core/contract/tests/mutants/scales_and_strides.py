@@ -1,7 +1,7 @@
-"""The third attack: what survived of 86 defects by people who had read the tutorial and no line of the suite.
+"""Mutants T01 … T14, by outside authors: scales, strides, number ranges and pools of several layer groups.
 
-69 were killed when they came; of the 17 others ten were real faults, and are here, with two others of their classes.
-Each is held against the check of its class.
+Their authors knew the tutorial and had not read the suite. Of 86 defects in this third attack 69 were killed at
+once. Ten of the other 17 were real faults; they are here, with related ones.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVCache, KVPool
 from draftmark.tree import TorchTreeOps, VerifyResult
 
+from .limits_and_logits import CSR, QUANTISED, TREES
 from .mutant import Mutant, around, on_batch, shaped
 from .plain_attention import Parts, attending, right_cap
-from .strangers import CSR, QUANTISED, TREES
 from .trees import _compact as compacting
 from .trees import _walk as walking
 
 Tensor = torch.Tensor
-IN_PLACE = {"layouts": ("reference",), "absent": "its attention reads no page table of the batch's"}
-CLAIMS = {"layouts": ("reference",), "absent": "it claims the five core modes alone"}
-BYTE = {"layouts": CSR, "absent": "one layout shows it: the counter is the mutant's own"}
+IN_PLACE = {"layouts": ("reference",), "absent": "attend does not read the batch's page table"}
+CLAIMS = {"layouts": ("reference",), "absent": "it serves only the five core modes"}
+BYTE = {"layouts": CSR, "absent": "the counter belongs to the mutant, so one layout is enough"}
 
 
 def _capless_window(backend: Any) -> None:
@@ -35,7 +35,7 @@ def _capless_window(backend: Any) -> None:
 
 
 def _scale_behind_the_cap(backend: Any) -> None:
-    """cap · tanh(q·stored / cap) · k_scale."""
+    """Compute cap · tanh(q·stored / cap) · k_scale, with the scale outside the soft cap."""
     scale: list[Tensor | None] = [None]
 
     def cap(scores: Tensor, value: float) -> Tensor:
@@ -52,7 +52,7 @@ def _scale_behind_the_cap(backend: Any) -> None:
 
 
 def _on_cache(change: Callable[[KVCache], KVCache], *methods: str) -> Callable[[Any], None]:
-    """A patch that shows another cache to `write_kv` and `attend`, or to one of them."""
+    """Return a patch that passes a changed cache to `write_kv` and `attend`, or to one of them."""
 
     def patch(backend: Any) -> None:
         for method in methods or ("write_kv", "attend"):
@@ -73,7 +73,7 @@ def _both_scales_or_none(cache: KVCache) -> KVCache:
 
 
 def _copied_scales(backend: Any) -> None:
-    """The first layer's scales are copied, and the copies serve the other layers: nobody's tensor is kept."""
+    """Copy the scales of the first layer after each write_metadata, and use the copies in every layer."""
     copies: list[KVCache] = []
 
     def attend(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
@@ -99,7 +99,7 @@ def _byte(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
 
 
 def _counted(backend: Any) -> None:
-    """Steps are counted in a signed byte; below zero the tail is taken for what an earlier step left."""
+    """Count steps in a signed byte. After it overflows to negative values, hide the tail."""
     steps = backend.arena["steps"]
 
     def write_metadata(original: Any, batch: ForwardBatch) -> None:
@@ -123,7 +123,7 @@ def _half_offsets(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _mask_of_the_last(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Of more than 8 requests with more than 32 slots each: the mask of the request before."""
+    """For more than 8 requests with more than 32 slots each, use the mask of the previous request."""
     if batch.mode is not Mode.VERIFY or not isinstance(batch.tail, Tree):
         return batch
     slots = batch.tail_lens[0]
@@ -140,7 +140,7 @@ def _strides_of_drafts(original: Any, drafts: Tensor, parents: Tensor, targets: 
 
 
 def _restored(part: Callable[[Geometry], tuple[Any, ...]]) -> Callable[..., None]:
-    """compact, but a part of the pool ``[layers, pages, P, heads, dim]`` is as it was."""
+    """Run compact, then restore one part of the pool ``[layers, pages, P, heads, dim]``."""
 
     def call(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
         before = [one.clone() for one in (pool.k, pool.v)]
@@ -154,41 +154,43 @@ def _restored(part: Callable[[Geometry], tuple[Any, ...]]) -> Callable[..., None
 
 
 def _planned(geometry: Geometry, reasons: list[str]) -> list[str]:
-    late = ["mode ragged_verify is not served: it is still to be written"]
+    late = ["mode ragged_verify is not served: it is not written yet"]
     return late if Mode.RAGGED_VERIFY in geometry.modes else reasons
 
 
 def _mutant(name: str, what: str, like: str, **how: Any) -> Mutant:
-    return Mutant(name, what, f"a stranger; {like}", **how)
+    return Mutant(name, what, f"outside author; {like}", **how)
 
 
 MUTANTS = (
-    _mutant("T01", "soft cap skipped on layers that have a window", "Gemma 2 has both", patch=_capless_window),
-    _mutant("T02", "k_scale multiplied in behind the cap", "the order of fp8 and soft cap",
+    _mutant("T01", "Skips the soft cap on layers with a window", "Gemma 2 has both", patch=_capless_window),
+    _mutant("T02", "Multiplies by k_scale after the soft cap", "the order of fp8 and soft cap",
             patch=_scale_behind_the_cap, **QUANTISED),
-    _mutant("T03", "scales applied only if both are there", "k_scale without v_scale",
+    _mutant("T03", "Applies fp8 scales only if both k_scale and v_scale exist", "k_scale without v_scale",
             patch=_on_cache(_both_scales_or_none), **QUANTISED),
-    _mutant("T04", "the first layer's scales copied, and used for the others", "A20 without a kept tensor",
+    _mutant("T04", "Copies the first layer's scales and uses them in all layers", "A20 without a kept tensor",
             patch=_copied_scales, **QUANTISED),
-    _mutant("T05", "v read with k's row stride", "RoPE makes k contiguous, v stays a view of the projection",
+    _mutant("T05", "Reads v with the row stride of k", "RoPE makes k contiguous, v stays a view of the projection",
             patch=lambda b: around(b, "write_kv", _strides_of_k)),
-    _mutant("T06", "steps counted in a signed byte of the arena", "an epoch that turns over",
+    _mutant("T06", "Counts steps in a signed byte that overflows", "an epoch that turns over",
             hooks={"buffers": _byte, "usage": lambda geometry, found: {**found, "steps": 1}}, patch=_counted, **BYTE),
-    _mutant("T07", "page columns from the 512th on read as the 511th", "a table in shared memory",
+    _mutant("T07", "Reads page columns after the 512th as the 512th", "a table in shared memory",
             patch=on_batch(_table_of_512, "attend"), **IN_PLACE),
-    _mutant("T08", "row offsets in half floats", "index arithmetic in q's dtype",
+    _mutant("T08", "Computes row offsets in float16", "index arithmetic in q's dtype",
             patch=on_batch(_half_offsets, "write_metadata")),
-    _mutant("T09", "more than 8 requests with more than 32 slots: the mask of the request before", "two conditions",
+    _mutant("T09", "Uses the previous request's mask for more than 8 requests with more than 32 slots",
+            "two conditions",
             patch=on_batch(_mask_of_the_last)),
-    _mutant("T10", "verify_tree reads parents with the stride of drafts", "one stride argument",
+    _mutant("T10", "Reads parents in verify_tree with the stride of drafts", "one stride argument",
             hooks=walking(_strides_of_drafts), **TREES),
-    _mutant("T11", "compact moves the heads of its own geometry alone", "a layer group with more heads",
+    _mutant("T11", "Moves only as many heads in compact as its own geometry has", "a layer group with more heads",
             hooks=compacting(_restored(lambda g: (..., slice(g.attention.num_kv_heads, None), slice(None)))), **TREES),
-    _mutant("T12", "compact moves the head_dim of its own geometry alone", "a layer group with wider heads",
+    _mutant("T12", "Moves only as many head elements in compact as its own geometry has",
+            "a layer group with wider heads",
             hooks=compacting(_restored(lambda g: (..., slice(g.attention.head_dim, None)))), **TREES),
-    _mutant("T13", "compact moves the first 8 layers alone", "a grid that is too small",
+    _mutant("T13", "Moves only the first 8 layers in compact", "a grid that is too small",
             hooks=compacting(_restored(lambda g: (slice(8, None),))), **TREES),
-    _mutant("T14", "RAGGED_VERIFY claimed, and refused whatever the geometry", "a plan declared as a capability",
+    _mutant("T14", "Declares RAGGED_VERIFY and refuses every geometry with it", "a plan declared as a capability",
             hooks={"supports": _planned}, **CLAIMS),
 )  # fmt: skip
 
@@ -205,4 +207,4 @@ KILLER = {
     **dict.fromkeys(("T11", "T12", "T13"), "tree_ops.every_pool_is_served"),
     "T14": "supports.claims_are_served",
 }
-"""The check of each mutant's class."""
+"""Check that must kill each mutant."""

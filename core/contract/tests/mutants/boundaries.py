@@ -1,4 +1,4 @@
-"""Mutants at one edge: full pages, a third mask word, many requests, long contexts, odd heads, a window of 0."""
+"""Mutants that break one boundary: full pages, a third mask word, many requests, long contexts, odd heads, window 0."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .batches import bits, prefix, tail, words
 from .mutant import Mutant, after, around, forgets_cap, on_batch, shaped
 
 CSR = ("csr",)
-IN_PLACE = "it reads the batch's own table and mask"
+IN_PLACE = "it reads the batch's table and mask in place"
 
 
 def placed(change: Callable[[Any, ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
-    """Positions in KV of a batch's rows → slots, by another formula."""
+    """Return a patch that computes the slots of a batch's rows from their KV positions by another formula."""
 
     def write(backend: Any, batch: ForwardBatch) -> None:
         row = torch.arange(batch.num_rows, dtype=torch.int32)
@@ -53,14 +53,14 @@ def _by_positions(*modes: Mode) -> Any:
 
 
 def _page_before(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """The first token of a new page looks for its page by its left neighbour."""
+    """Look up the page of each position by the position before it, so a page's first token uses the wrong page."""
     size = backend.geometry.attention.page_size
     page = (position - 1).clamp(min=0) // size if size > 1 else position // size
     return batch.page_table[request, page].long() * size + position % size
 
 
 def _two_pages(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """A tail touches two pages at most."""
+    """Store a tail in at most two pages; slots of a third page land in the second."""
     size = backend.geometry.attention.page_size
     if batch.uniform is None:
         return _slot(backend, batch, request, position)
@@ -74,7 +74,7 @@ def _empty_is_padding(backend: Any, batch: ForwardBatch, request: torch.Tensor, 
 
 
 def _small_ids(limit: int) -> Any:
-    """Request numbers wrap."""
+    """Compute request numbers modulo `limit`."""
 
     def change(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         return _slot(backend, batch, request % limit, position)
@@ -126,7 +126,7 @@ def _all_branches(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _unused_alone(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Rows that hang on the root behind the third see themselves only."""
+    """Let rows at depth 1, except the first two, see only themselves."""
     if batch.mode is not Mode.VERIFY or not isinstance(batch.tail, Tree):
         return batch
     seen, each = bits(batch.tail.mask), batch.q_lens[0]
@@ -137,7 +137,7 @@ def _unused_alone(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _siblings(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Step 0 of a draft is causal over its branches."""
+    """Make step 0 of a draft causal over its branches."""
     if batch.mode is not Mode.DRAFT or batch.step or not isinstance(batch.tail, Tree):
         return batch
     each = batch.q_lens[0]
@@ -147,12 +147,12 @@ def _siblings(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _late_chain(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """A tree over the request with the longest prefix is read as a chain."""
+    """Read the tree of a batch with one live request as a chain."""
     return replace(batch, tail=Causal()) if batch.mode is Mode.VERIFY and batch.num_reqs == 1 else batch
 
 
 def _heads(condition: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """KV heads in reverse order, for some shapes."""
+    """Return a patch that reverses the KV heads of attention shapes that meet the condition."""
 
     def patch(backend: Any) -> None:
         if not condition(backend.geometry.attention):
@@ -168,7 +168,7 @@ def _heads(condition: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def _dims(condition: Callable[[int], Any]) -> Callable[[Any], None]:
-    """The last element of each head is left zero, for some head sizes."""
+    """Return a patch that zeroes the last element of each head, for head sizes that meet the condition."""
 
     def patch(backend: Any) -> None:
         if condition(backend.geometry.attention.head_dim):
@@ -178,7 +178,7 @@ def _dims(condition: Callable[[int], Any]) -> Callable[[Any], None]:
 
 
 def _empty_out(backend: Any) -> None:
-    """Rows of an empty prefix come out as zeros, as kernels leave rows without keys."""
+    """Write zeros for DECODE rows with an empty prefix, as kernels do for rows without keys."""
 
     def call(q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         if batch.mode is Mode.DECODE:
@@ -198,7 +198,7 @@ def _full_page(backend: Any, batch: ForwardBatch) -> None:
 
 
 def _page_too_many(backend: Any) -> None:
-    """Lengths that fill their last page are given one page more."""
+    """Count one page too many when the only request fills its last page."""
 
     def see(batch: ForwardBatch) -> None:
         size, last = backend.geometry.attention.page_size, backend.arena["kv_last_page_len"][: batch.padded_reqs]
@@ -209,7 +209,7 @@ def _page_too_many(backend: Any) -> None:
 
 
 def _stale(name: str, columns: slice, later: bool = False) -> Callable[[Any], None]:
-    """Part of a buffer is written by the first batch only."""
+    """Return a patch that writes part of a buffer only for the first batch of a mode."""
 
     def patch(backend: Any) -> None:
         seen: set[Any] = set()
@@ -237,51 +237,60 @@ def _stride(backend: Any, batch: ForwardBatch) -> None:
 
 
 MUTANTS = (
-    Mutant("X01", "pages found by a shift, right for powers of two", "sglang#15664", patch=placed(_by_shift)),
-    Mutant("X02", "mask words behind the second one not read", "TRT-LLM#13081", patch=_mask(_third)),
-    Mutant("X03", "bit 31 lost as a sign", "TRT-LLM#13006", patch=_mask(lambda m: m & 0x7FFFFFFF)),
-    Mutant("X04", "bit 32 lost", "TRT-LLM#13006", patch=_mask(_bit_32)),
-    Mutant("X05", "a window of 0 taken for none", "vllm-ascend#8508",
+    Mutant("X01", "Computes pages by a shift, which is right only for powers of two",
+           "sglang#15664", patch=placed(_by_shift)),
+    Mutant("X02", "Ignores mask words after the second", "TRT-LLM#13081", patch=_mask(_third)),
+    Mutant("X03", "Clears bit 31 of each mask word", "TRT-LLM#13006", patch=_mask(lambda m: m & 0x7FFFFFFF)),
+    Mutant("X04", "Clears bit 32 of the tail mask", "TRT-LLM#13006", patch=_mask(_bit_32)),
+    Mutant("X05", "Treats a window of 0 as no window", "vllm-ascend#8508",
            patch=shaped(window_left=lambda a: a.window_left or -1)),
-    Mutant("X06", "window one short behind the root", "tokenspeed#613", patch=tail(_bound_depth)),
-    Mutant("X07", "window in slots in DRAFT only", "tokenspeed#613", patch=on_batch(_chain_in_draft)),
-    Mutant("X08", "later draft steps see all branches", "sglang#32920", patch=on_batch(_all_branches)),
-    Mutant("X09", "branches of the first draft step see each other", "sglang#32920", patch=on_batch(_siblings)),
-    Mutant("X10", "unused rows see themselves only", "sglang#32920", patch=on_batch(_unused_alone)),
-    Mutant("X11", "a single live request's tree taken for a chain", "sglang#32920",
+    Mutant("X06", "Makes the window one token too short for slots after the root",
+           "tokenspeed#613", patch=tail(_bound_depth)),
+    Mutant("X07", "Measures the window in slots instead of positions in DRAFT",
+           "tokenspeed#613", patch=on_batch(_chain_in_draft)),
+    Mutant("X08", "Lets later draft steps see all branches", "sglang#32920", patch=on_batch(_all_branches)),
+    Mutant("X09", "Lets branches of the first draft step see each other", "sglang#32920", patch=on_batch(_siblings)),
+    Mutant("X10", "Lets unused rows see only themselves", "sglang#32920", patch=on_batch(_unused_alone)),
+    Mutant("X11", "Reads the tree as a chain when one request is live", "sglang#32920",
            patch=on_batch(_late_chain, "write_metadata", "attend")),
-    Mutant("X12", "KV heads reversed for a group of 3", "sglang#32062", patch=_heads(lambda a: a.group_size == 3)),
-    Mutant("X13", "KV heads reversed for 3 of them", "sglang#32062", patch=_heads(lambda a: a.num_kv_heads == 3)),
-    Mutant("X14", "KV heads reversed for MHA", "sglang#32062", patch=_heads(lambda a: a.group_size == 1)),
-    Mutant("X15", "last element lost above head_dim 128", "vllm#34043", patch=_dims(lambda d: d > 128)),
-    Mutant("X16", "last element lost unless head_dim is a multiple of 8", "vllm#34043", patch=_dims(lambda d: d % 8)),
-    Mutant("X17", "soft cap forgotten in EXTEND", "ROCm/ATOM#1591", patch=forgets_cap(Mode.EXTEND)),
-    Mutant("X18", "soft cap forgotten in VERIFY", "ROCm/ATOM#1591", patch=forgets_cap(Mode.VERIFY)),
-    Mutant("X19", "slot from the clamped position in DECODE", "TRT-LLM#16280",
+    Mutant("X12", "Reverses the KV heads for groups of 3 query heads",
+           "sglang#32062", patch=_heads(lambda a: a.group_size == 3)),
+    Mutant("X13", "Reverses the KV heads when there are 3",
+           "sglang#32062", patch=_heads(lambda a: a.num_kv_heads == 3)),
+    Mutant("X14", "Reverses the KV heads for MHA", "sglang#32062", patch=_heads(lambda a: a.group_size == 1)),
+    Mutant("X15", "Loses the last element of heads with more than 128 elements",
+           "vllm#34043", patch=_dims(lambda d: d > 128)),
+    Mutant("X16", "Loses the last element of heads unless head_dim is a multiple of 8",
+           "vllm#34043", patch=_dims(lambda d: d % 8)),
+    Mutant("X17", "Ignores the soft cap in EXTEND", "ROCm/ATOM#1591", patch=forgets_cap(Mode.EXTEND)),
+    Mutant("X18", "Ignores the soft cap in VERIFY", "ROCm/ATOM#1591", patch=forgets_cap(Mode.VERIFY)),
+    Mutant("X19", "Computes slots from the clamped positions in DECODE", "TRT-LLM#16280",
            patch=placed(_by_positions(Mode.DECODE))),
-    Mutant("X20", "slot from the depth in VERIFY", "sglang#38187", patch=placed(_by_positions(Mode.VERIFY))),
-    Mutant("X21", "slot from the depth in DRAFT", "sglang#38187", patch=placed(_by_positions(Mode.DRAFT))),
-    Mutant("X22", "the first token of a page looked up in the page before", "sglang#15469", patch=placed(_page_before)),
-    Mutant("X23", "a tail touches two pages at most", "sglang#15469", patch=placed(_two_pages)),
-    Mutant("X24", "an empty live prefix taken for padding", "sglang#1779", patch=placed(_empty_is_padding)),
-    Mutant("X25", "request numbers in 7 bits", "vllm#47671", patch=placed(_small_ids(128))),
-    Mutant("X26", "request numbers in 8 bits", "vllm#47671", patch=placed(_small_ids(256))),
-    Mutant("X27", "page numbers in 8 bits", "vllm#47671", patch=placed(_small_pages)),
-    Mutant("X28", "row numbers in 7 bits", "vllm#47671", patch=edit(_small_rows)),
-    Mutant("X29", "lengths in 16 bits", "vllm#47671", patch=_wrap(torch.int16)),
-    Mutant("X30", "lengths through bfloat16", "vllm#34043", patch=_wrap(torch.bfloat16)),
-    Mutant("X31", "lengths through float16", "vllm#34043", patch=_wrap(torch.float16)),
-    Mutant("X32", "full last page counted as 0, with pages of several tokens", "sglang#15469",
+    Mutant("X20", "Computes slots from the depths in VERIFY", "sglang#38187", patch=placed(_by_positions(Mode.VERIFY))),
+    Mutant("X21", "Computes slots from the depths in DRAFT", "sglang#38187", patch=placed(_by_positions(Mode.DRAFT))),
+    Mutant("X22", "Looks up the first token of a page in the page before", "sglang#15469", patch=placed(_page_before)),
+    Mutant("X23", "Stores a tail in at most two pages", "sglang#15469", patch=placed(_two_pages)),
+    Mutant("X24", "Treats a live request with an empty prefix as padding",
+           "sglang#1779", patch=placed(_empty_is_padding)),
+    Mutant("X25", "Truncates request numbers to 7 bits", "vllm#47671", patch=placed(_small_ids(128))),
+    Mutant("X26", "Truncates request numbers to 8 bits", "vllm#47671", patch=placed(_small_ids(256))),
+    Mutant("X27", "Truncates page columns to 8 bits", "vllm#47671", patch=placed(_small_pages)),
+    Mutant("X28", "Truncates row numbers to 7 bits", "vllm#47671", patch=edit(_small_rows)),
+    Mutant("X29", "Truncates lengths to 16 bits", "vllm#47671", patch=_wrap(torch.int16)),
+    Mutant("X30", "Rounds lengths to bfloat16", "vllm#34043", patch=_wrap(torch.bfloat16)),
+    Mutant("X31", "Rounds lengths to float16", "vllm#34043", patch=_wrap(torch.float16)),
+    Mutant("X32", "Writes last-page length 0 for a full page of several tokens", "sglang#15469",
            patch=edit(_full_page), layouts=CSR, absent="no last-page lengths"),
-    Mutant("X33", "a page more where the last one is full", "sglang#15469", patch=_page_too_many, layouts=CSR,
+    Mutant("X33", "Counts one page too many when the last page is full",
+           "sglang#15469", patch=_page_too_many, layouts=CSR,
            absent="no indptr"),
-    Mutant("X34", "query indptr of the first batch kept", "sglang#26655", patch=_stale("qo_indptr", slice(None)),
+    Mutant("X34", "Keeps the query indptr of the first batch", "sglang#26655", patch=_stale("qo_indptr", slice(None)),
            layouts=CSR, absent="no query indptr"),
-    Mutant("X35", "query indptr with stride num_steps + 1", "sglang#27545", patch=edit(_stride), layouts=CSR,
+    Mutant("X35", "Writes the query indptr with stride num_steps + 1", "sglang#27545", patch=edit(_stride), layouts=CSR,
            absent="no query indptr"),
-    Mutant("X36", "second mask word of the first batch kept", "TRT-LLM#13081",
+    Mutant("X36", "Keeps the second mask word of the first batch", "TRT-LLM#13081",
            patch=_stale("tail_mask", slice(1, None)), layouts=CSR, absent=IN_PLACE),
-    Mutant("X37", "depths of the first batch kept", "tokenspeed#613", patch=_stale("tail_depth", slice(None)),
+    Mutant("X37", "Keeps the depths of the first batch", "tokenspeed#613", patch=_stale("tail_depth", slice(None)),
            layouts=CSR, absent=IN_PLACE),
-    Mutant("X38", "an empty prefix gives zeros", "sglang#1779", patch=_empty_out),
+    Mutant("X38", "Returns zeros for rows with an empty prefix", "sglang#1779", patch=_empty_out),
 )  # fmt: skip

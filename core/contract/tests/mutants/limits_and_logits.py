@@ -1,7 +1,7 @@
-"""Regression mutants: defects thought of by people who had not read the suite, of which 24 survived contract 1.2.
+"""Mutants R01 … R28, by outside authors: fixed limits, logits, cached tensors and the order of events.
 
-kills.json has the checks that kill each. None was written for one mutant: each rule holds for sizes,
-contents or an order of events of which the mutant is one instance.
+24 of them survived the suite of contract 1.2. The checks that kill them now test a whole class of defects, not one
+mutant; kills.json lists them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from draftmark.cache import KVCache
 from draftmark.graphs import GraphKey, GraphState, Program
 from draftmark.tree import VerifyResult
 
-from .corners import own
 from .mutant import Mutant, after, around, forgets_cap, on_batch, resized
 from .plain_attention import Parts, attending
+from .rare_sizes import own
 from .trees import _walk as walk
 
 Tensor = torch.Tensor
@@ -41,7 +41,7 @@ def _keys_below(limit: int) -> Parts:
 
 
 def _key_lost(at: int) -> Parts:
-    """The last key before a split is in neither part."""
+    """Hide key `at - 1` from every prefix longer than `at`, as a split-KV kernel that loses a split's last key."""
     return Parts(
         seen=lambda seen, prefix, shape: (
             seen & ~((torch.arange(seen.shape[2]) == at - 1) & (prefix[:, None] > at))[:, None]
@@ -63,7 +63,7 @@ def _sixteen_heads(shape: Any) -> Tensor:
 
 
 def _tile_rounded_up(seen: Tensor, prefix: Tensor, shape: Any) -> Tensor:
-    """From 256 tokens on, a window's first tile of 64 keys begins where the window has begun already."""
+    """Start a window at the next multiple of 64 keys when the prefix has 256 tokens or more."""
     if shape.window_left < 0:
         return seen
     start = (prefix - shape.window_left).clamp(min=0)
@@ -80,7 +80,7 @@ WORKSPACE = 1 << 16
 
 
 def _partials(backend: Any) -> None:
-    """Long contexts are split, and the parts' outputs written into a workspace that nobody measured."""
+    """Fill 4 bytes per output element in a workspace that is too small, when contexts may pass 2,048 tokens."""
     scratch, geometry = backend.arena["scratch"], backend.geometry
     memory = torch.empty(0, dtype=torch.uint8).set_(scratch.untyped_storage())
     start = scratch.storage_offset()
@@ -102,7 +102,7 @@ def _walks(requests: int, nodes: int) -> Any:
 
 
 def _shift_modulo(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """A mask row is a 64-bit number; a shift by more starts again at its first bit."""
+    """Read a mask row as one 64-bit number: slots from 64 on read the bits of slots 0, 1, …"""
     if not isinstance(batch.tail, Tree):
         return batch
     word = torch.arange(batch.tail.mask.shape[1]) % 2
@@ -123,7 +123,7 @@ def _exponential_cap(scores: Tensor, cap: float) -> Tensor:
 
 
 def _from(start: float) -> Parts:
-    """A running maximum that starts at a number which logits may lie below: rows' best ones are -3e4 at least."""
+    """Clamp the row maximum of the softmax at `start` or above. Rows with smaller logits then underflow."""
 
     def weights(scores: Tensor, shape: Any) -> Tensor:
         power = torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=start))
@@ -142,7 +142,7 @@ def _rounded_scores(scores: Tensor, shape: Any) -> Tensor:
 
 
 def _rounded_sums(weights: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """Partial outputs of 16 keys each are added up in the queries' dtype."""
+    """Compute partial outputs of 16 keys each and add them in the dtype of the queries."""
     parts = zip(weights.split(16, -1), v.split(16, 1), strict=True)
     found = [torch.einsum("rhqk,rkhd->rqhd", weight, value).to(dtype) for weight, value in parts]
     total = found[0]
@@ -151,7 +151,7 @@ def _rounded_sums(weights: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
-# -- whose tensors ---------------------------------------------------------------------------------------------
+# -- tensors of another layer or geometry ----------------------------------------------------------------------
 
 
 def _first_cache(backend: Any) -> None:
@@ -186,7 +186,7 @@ def _scales_on_the_host(backend: Any) -> None:
 
 
 def _noise(q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-    """Atomics add up in any order: the last bit differs from run to run."""
+    """Add one ulp to random output elements, as atomic additions in a varying order do."""
     up = (torch.rand_like(out.float()) < 0.5).to(out.dtype)
     out.add_(out * up * torch.finfo(out.dtype).eps)
 
@@ -204,14 +204,14 @@ def _int32_in_decode(backend: Any) -> None:
 
 
 def _scale_by_heads(backend: Any) -> None:
-    """A module keeps the scale of each head shape that it has met."""
+    """Use the softmax scale of the first geometry with this head shape, from a module-level cache."""
     a = backend.geometry.attention
     scale = _SCALES.setdefault((a.num_qo_heads, a.num_kv_heads, a.head_dim), a.softmax_scale)
     backend.geometry = replace(backend.geometry, attention=replace(a, softmax_scale=scale))
 
 
 def _words_by_heads(backend: Any) -> None:
-    """A module keeps the words of a mask row for each head shape that it has met."""
+    """Use the number of mask words of the first geometry with this head shape, from a module-level cache."""
     a = backend.geometry.attention
     key, own_words = (a.num_qo_heads, a.num_kv_heads, a.head_dim), int(backend.geometry.mask_words)
 
@@ -241,7 +241,7 @@ def _plan_by_lengths(backend: Any) -> None:
 
 
 def _offsets_by_totals(backend: Any) -> None:
-    """The row offsets of an EXTEND are made anew when its number of requests or of rows changes, and not else."""
+    """Update the row offsets of EXTEND only when the number of requests or of rows changes."""
     kept: dict[tuple[int, int], Tensor] = {}
 
     def change(_: Any, batch: ForwardBatch) -> ForwardBatch:
@@ -256,7 +256,7 @@ def _offsets_by_totals(backend: Any) -> None:
 
 
 def _filed_by_rows(geometry: Geometry, state: GraphState) -> GraphState:
-    """Graphs are found by the number of their rows, whatever program they are of."""
+    """Look up graphs by their number of rows and ignore the program."""
     each = {Program.DECODE: 1, Program.DRAFT: geometry.draft.topk}
     files: dict[int, GraphKey] = {}
     outputs: dict[GraphKey, Any] = {}
@@ -283,50 +283,54 @@ def _attends(parts: Parts) -> Any:
 
 
 def _mutant(name: str, what: str, bug: str, **how: Any) -> Mutant:
-    return Mutant(name, what, f"a stranger; {bug}" if bug else "a stranger", **how)
+    return Mutant(name, what, f"outside author; {bug}" if bug else "outside author", **how)
 
 
-TREES = {"layouts": ("reference",), "absent": "tree operations know no layout"}
+TREES = {"layouts": ("reference",), "absent": "tree operations do not depend on the layout"}
 QUANTISED = {"layouts": CSR, "absent": NO_FP8}
 MUTANTS = (
-    _mutant("R01", "requests from the 9th on are not attended", "llm-scaler#368",
+    _mutant("R01", "Leaves the output of requests after the eighth at zero", "llm-scaler#368",
             patch=lambda b: after(b, "attend", _eight_requests)),
-    _mutant("R02", "keys from the 1024th on are not read", "llm-scaler#368", patch=_attends(_keys_below(1024))),
-    _mutant("R03", "one key lost at a split of 512", "", patch=_attends(_key_lost(512))),
-    _mutant("R03b", "one key lost at a split of 128", "", patch=_attends(_key_lost(128))),
-    _mutant("R04", "groups of 5 to 7 heads mapped as 8", "flashinfer#4316", patch=_attends(_groups_as_eight(5, 7))),
-    _mutant("R05", "groups of 16 heads and more mapped as 8", "flashinfer#3563, vllm#40792",
+    _mutant("R02", "Ignores keys from the 1024th on", "llm-scaler#368", patch=_attends(_keys_below(1024))),
+    _mutant("R03", "Loses the last key before a split at 512 keys", "", patch=_attends(_key_lost(512))),
+    _mutant("R03b", "Loses the last key before a split at 128 keys", "", patch=_attends(_key_lost(128))),
+    _mutant("R04", "Maps query heads as if groups of 5 to 7 had 8 heads",
+            "flashinfer#4316", patch=_attends(_groups_as_eight(5, 7))),
+    _mutant("R05", "Maps query heads as if groups of 16 or more had 8 heads", "flashinfer#3563, vllm#40792",
             patch=_attends(_groups_as_eight(16, 999))),
-    _mutant("R06", "query heads from the 17th on read the first KV head", "",
+    _mutant("R06", "Lets query heads from the 17th on read the first KV head", "",
             patch=_attends(Parts(heads=_sixteen_heads))),
-    _mutant("R07", "soft cap by exponentials, NaN on large logits", "vllm#56579",
+    _mutant("R07", "Computes the soft cap from exponentials, which gives NaN for large logits", "vllm#56579",
             patch=_attends(Parts(cap=_exponential_cap))),
-    _mutant("R08", "running maximum starts at -1e4", "flashinfer#4267, flashinfer#4401",
+    _mutant("R08", "Starts the running maximum of the softmax at -1e4", "flashinfer#4267, flashinfer#4401",
             patch=_attends(_from(-1e4))),
-    _mutant("R09", "no maximum subtracted", "", patch=_attends(Parts(weights=_no_maximum))),
-    _mutant("R10", "scores rounded to q_dtype", "", patch=_attends(Parts(weights=_rounded_scores))),
-    _mutant("R11", "partial sums rounded to q_dtype", "", patch=_attends(Parts(values=_rounded_sums))),
-    _mutant("R12", "the first layer's KV cache serves all layers", "TRT-LLM#16801", patch=_first_cache),
-    _mutant("R13", "the first layer's fp8 scales serve all layers", "vllm#25513", patch=_first_scales, **QUANTISED),
-    _mutant("R14", "fp8 scales read on the host in every step", "", patch=_scales_on_the_host, **QUANTISED),
-    _mutant("R15", "outputs differ from run to run", "sglang#10278", patch=lambda b: after(b, "attend", _noise)),
-    _mutant("R16", "plan skipped while lengths stay, whatever the mode", "", patch=_plan_by_lengths),
-    _mutant("R17", "32-bit element offsets in DECODE only", "vllm#47671", patch=_int32_in_decode),
-    _mutant("R18", "soft cap forgotten in draft modes", "", patch=forgets_cap(*DRAFTING)),
-    _mutant("R19", "window's first tile rounded up from 256 tokens on", "",
+    _mutant("R09", "Does not subtract the row maximum in the softmax", "", patch=_attends(Parts(weights=_no_maximum))),
+    _mutant("R10", "Rounds scores to q_dtype before the softmax", "", patch=_attends(Parts(weights=_rounded_scores))),
+    _mutant("R11", "Rounds partial sums of the output to q_dtype", "", patch=_attends(Parts(values=_rounded_sums))),
+    _mutant("R12", "Reads the first layer's KV cache in all layers", "TRT-LLM#16801", patch=_first_cache),
+    _mutant("R13", "Uses the first layer's fp8 scales in all layers", "vllm#25513", patch=_first_scales, **QUANTISED),
+    _mutant("R14", "Reads fp8 scales on the host in every step", "", patch=_scales_on_the_host, **QUANTISED),
+    _mutant("R15", "Returns outputs that differ from run to run",
+            "sglang#10278", patch=lambda b: after(b, "attend", _noise)),
+    _mutant("R16", "Skips the plan while lengths are unchanged, even if the mode changes", "", patch=_plan_by_lengths),
+    _mutant("R17", "Computes element offsets in 32 bits in DECODE", "vllm#47671", patch=_int32_in_decode),
+    _mutant("R18", "Ignores the soft cap in draft modes", "", patch=forgets_cap(*DRAFTING)),
+    _mutant("R19", "Rounds a window's first tile up when the prefix has 256 tokens or more", "",
             patch=_attends(Parts(seen=_tile_rounded_up))),
-    _mutant("R20", "open_backend raises where nothing is captured", "", patch=_captures_something),
-    _mutant("R21", "slots short where a geometry serves VERIFY and DRAFT", "",
+    _mutant("R20", "Raises in open_backend when no graph size is captured", "", patch=_captures_something),
+    _mutant("R21", "Sizes the slot mapping too small for a geometry with VERIFY and DRAFT", "",
             hooks=resized("slot_mapping", _short_with_both)),
-    _mutant("R22", "a fixed workspace of 64 KiB, which usage() repeats", "vllm#40383, sglang#14173",
+    _mutant("R22", "Declares a fixed workspace of 64 KiB, which usage() repeats", "vllm#40383, sglang#14173",
             hooks=own(lambda g: WORKSPACE, lambda g, x: WORKSPACE), patch=_partials),
-    _mutant("R23", "the walk ignores requests from the 9th on", "", hooks=_walks(8, 1000), **TREES),
-    _mutant("R23b", "the walk ignores nodes from the 97th on", "", hooks=_walks(1000, 96), **TREES),
-    _mutant("R24", "graphs filed by their number of rows", "vllm#26499", hooks={"graph_state": _filed_by_rows}),
-    _mutant("R25", "softmax scale cached by head shape in a global", "flashinfer#4014", patch=_scale_by_heads),
-    _mutant("R26", "mask words cached by head shape in a global", "flashinfer#4014", patch=_words_by_heads),
-    _mutant("R27", "mask shifts modulo 64", "", patch=on_batch(_shift_modulo)),
-    _mutant("R28", "EXTEND offsets kept while totals stay", "vllm-ascend#5711", patch=_offsets_by_totals),
+    _mutant("R23", "Ignores requests after the eighth in verify_tree", "", hooks=_walks(8, 1000), **TREES),
+    _mutant("R23b", "Ignores nodes after the 96th in verify_tree", "", hooks=_walks(1000, 96), **TREES),
+    _mutant("R24", "Looks up graphs by their number of rows only", "vllm#26499", hooks={"graph_state": _filed_by_rows}),
+    _mutant("R25", "Caches the softmax scale in a global by head shape", "flashinfer#4014", patch=_scale_by_heads),
+    _mutant("R26", "Caches the number of mask words in a global by head shape",
+            "flashinfer#4014", patch=_words_by_heads),
+    _mutant("R27", "Shifts mask words modulo 64", "", patch=on_batch(_shift_modulo)),
+    _mutant("R28", "Keeps EXTEND's row offsets while the numbers of requests and rows are unchanged",
+            "vllm-ascend#5711", patch=_offsets_by_totals),
 )  # fmt: skip
 
 
@@ -351,4 +355,4 @@ KILLER = {
     "R27": "production.wide_tails_are_right",
     "R28": "history.equals_a_fresh_state",
 }
-"""The check of each mutant's class."""
+"""Check that must kill each mutant."""
