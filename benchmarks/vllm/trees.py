@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.vllm.tests.engine_models import smollm2, smollm2_head
-from engines.vllm.tests.engine_run import Asked
+from engines.vllm.tests.engine_run import RunRequest
 
 ROOT = Path(__file__).parents[2]
 TREES = {"worker_cls": "draftmark_vllm.trees.cpu_worker.CpuTreeWorker", "async_scheduling": False}
@@ -55,18 +55,18 @@ def main() -> None:
     prompts = [tokenizer(text.strip() + "\n")["input_ids"] for text in texts]
     usual = {"block_size": 16, "max_model_len": 512, "max_num_batched_tokens": 512}
     new = {"prompts": prompts, "new_tokens": asked.new_tokens}
-    plain = Asked(model, "reference", arguments=usual, **new).run()
+    plain = RunRequest(model, "reference", arguments=usual, **new).run()
     rows = []
     for name, (drafts, more) in engines(head).items():
-        said = Asked(model, "reference", arguments={**usual, **more, "speculative_config": drafts}, **new).run()
-        equal = sum(a == b for a, b in zip(said.tokens, plain.tokens, strict=True))
+        result = RunRequest(model, "reference", arguments={**usual, **more, "speculative_config": drafts}, **new).run()
+        equal = sum(a == b for a, b in zip(result.tokens, plain.tokens, strict=True))
         rows.append(
             {
                 "drafts": name,
                 "rows_verified": 1 + drafts["num_speculative_tokens"],
-                "tokens_per_round": round(1 + said.accepted / said.rounds, 3),
-                "rounds": said.rounds,
-                "accepted": said.accepted,
+                "tokens_per_round": round(1 + result.accepted / result.rounds, 3),
+                "rounds": result.rounds,
+                "accepted": result.accepted,
                 "texts": len(prompts),
                 "equal": equal,
             }

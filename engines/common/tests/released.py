@@ -1,4 +1,4 @@
-"""Files of an engine's package in several releases, read without importing them: of the installed one and of wheels."""
+"""Readers of an engine's files in several releases, installed or in wheels, without importing them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import pytest
 from draftmark_engines import SupportedVersions
 
 Read = Callable[[str], str]
-"""The text of a file of the package, by its path."""
+"""Function that returns the text of a package's file, by its path in the package."""
 
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of one engine that can be read here.
+    """The releases of one engine that can be read on this machine.
 
     Attributes:
-        supported: the engine's range, with the distributions that bring it.
-        package: what they install. variable: of the environment, which names a folder of wheels.
+        supported: the engine's supported range, with the distributions that provide it.
+        package: name of the installed package.
+        variable: environment variable with the folder of wheels.
     """
 
     supported: SupportedVersions
@@ -32,7 +33,7 @@ class Releases:
     variable: str
 
     def installed(self) -> dict[str, Read]:
-        """The installed release by its name; none where there is none."""
+        """Return a reader of the installed release by its name; an empty dict if none is installed."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             return {}
@@ -40,20 +41,20 @@ class Releases:
         return {f"installed {self.supported.installed()[1]}": lambda path: (root / path).read_text(encoding="utf-8")}
 
     def wheels(self) -> dict[str, Read]:
-        """Each wheel of the folder by its version."""
+        """Return a reader of each wheel in the folder, by version."""
         folder = os.environ.get(self.variable)
         names = [f"{one.replace('-', '_')}-*.whl" for one in self.supported.distributions] if folder else []
         found = sorted(wheel for name in names for wheel in Path(folder or "").glob(name))
         return {wheel.name.split("-")[1]: self._of_wheel(wheel) for wheel in found}
 
     def each(self) -> pytest.MarkDecorator:
-        """Of a test with an argument `read`: it runs on every release."""
+        """Parametrize a test with an argument `read` by every release."""
         sources = self.installed() | self.wheels()
         values = [*sources.values()] or [pytest.param(None, marks=self._none())]
         return pytest.mark.parametrize("read", values, ids=[*sources] or None)
 
     def each_wheel(self) -> pytest.MarkDecorator:
-        """Of a test with an argument `version`: it runs on the version of every wheel."""
+        """Parametrize a test with an argument `version` by the version of every wheel."""
         return pytest.mark.parametrize("version", [*self.wheels()] or [pytest.param("", marks=self._none())])
 
     def _of_wheel(self, wheel: Path) -> Read:
@@ -69,24 +70,24 @@ class Releases:
 
 
 def defined(source: str, *names: str) -> ast.FunctionDef | ast.ClassDef:
-    """A function, class or method of a module by the names that lead to it."""
+    """Return a function, class or method of a module. `names` is the path to it, e.g. class and method."""
     found: ast.AST = ast.parse(source)
     for name in names:
         inside = (one for one in ast.walk(found) if isinstance(one, ast.FunctionDef | ast.ClassDef))
         found = next(one for one in inside if one.name == name)
-    assert isinstance(found, ast.FunctionDef | ast.ClassDef), "a module is no definition; give a name"
+    assert isinstance(found, ast.FunctionDef | ast.ClassDef), "give the name of a function or class"
     return found
 
 
 def arguments(function: ast.AST) -> list[str]:
-    """Names of what a function takes by position, but for self and cls."""
+    """Return the names of a function's positional parameters, except self and cls."""
     assert isinstance(function, ast.FunctionDef)
     return [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A name that a file of ours takes from an engine: ``from module import name``."""
+    """A name that one of our files imports from an engine: ``from module import name``."""
 
     file: str
     module: str
@@ -97,7 +98,7 @@ class Imported:
 
 
 def imported(folder: Path, package: str) -> list[Imported]:
-    """Every name that the files of a folder take from a package, wherever they import it, but under ``try``."""
+    """Return every name that a folder's files import from a package, at any depth, except inside ``try``."""
     found = []
     for path in sorted(folder.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -110,7 +111,7 @@ def imported(folder: Path, package: str) -> list[Imported]:
 
 
 def offered(read: Read, module: str, name: str) -> bool:
-    """Whether a module of the package binds a name, or has a submodule of it."""
+    """Return whether a module of the package binds a name, or has a submodule with that name."""
     path = "/".join(module.split(".")[1:])
     if _first(read, f"{path}/{name}.py", f"{path}/{name}/__init__.py") is not None:
         return True
@@ -128,7 +129,7 @@ def _first(read: Read, *paths: str) -> str | None:
 
 
 def _bound(body: list[ast.stmt]) -> set[str]:
-    """Names that a module's statements bind, also under ``if`` and ``try``."""
+    """Return names that a module's statements bind, also inside ``if`` and ``try``."""
     found: set[str] = set()
     for one in body:
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

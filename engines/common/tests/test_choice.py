@@ -8,42 +8,42 @@ from draftmark_engines import EngineError, choice, choose
 
 
 def test_a_device_has_a_default() -> None:
-    """Without a name a CPU is served by the reference."""
+    """Without a name, the reference is chosen on a CPU."""
     assert choose(None, "cpu").name == "reference"
 
 
-def test_a_name_is_taken() -> None:
-    """A named backend that runs on the device serves."""
+def test_named_backend_is_chosen() -> None:
+    """A named backend is chosen if it runs on the device."""
     assert choose("cuda_triton", "cpu").name == "cuda_triton"
 
 
-def test_an_unknown_backend_is_refused_with_those_installed() -> None:
-    """The sentence lists what is there."""
-    with pytest.raises(EngineError, match=r"there is no backend 'nonsense'; give one of those installed: .*reference"):
+def test_unknown_backend_is_refused() -> None:
+    """The error lists the installed backends."""
+    with pytest.raises(EngineError, match=r"backend 'nonsense' does not exist; give an installed backend: .*reference"):
         choose("nonsense", "cpu")
 
 
-def test_a_plugin_that_is_not_installed_is_refused_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend of draftmark's own is known by its package."""
+def test_absent_plugin_is_refused_with_a_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend of draftmark that is not installed is named with its package."""
     monkeypatch.setattr(choice, "available", lambda: [])
     with pytest.raises(EngineError, match="backend cuda_triton is not installed; pip install draftmark-cuda-triton"):
         choose(None, "cuda")
 
 
 def test_a_backend_of_another_device_is_refused() -> None:
-    """A backend without kernels for the device says on what it runs."""
+    """A backend without kernels for the device is refused, and the error names its own devices."""
     with pytest.raises(EngineError, match=r"it runs on cuda, not on cpu|is not installed"):
         choose("cuda_flashinfer", "cpu")
 
 
 @pytest.mark.parametrize("named", [7, "", ["reference"]])
 def test_a_name_is_a_string(named: object) -> None:
-    """Anything else is refused with its value."""
-    with pytest.raises(EngineError, match="but it is a name"):
+    """A value that is not a string, or is empty, is refused."""
+    with pytest.raises(EngineError, match="is not a name; give an installed backend"):
         choose(named, "cpu")
 
 
 def test_a_device_without_a_default_is_refused() -> None:
-    """The sentence names the device."""
+    """The error names the device."""
     with pytest.raises(EngineError, match="device tpu has no default backend"):
         choose(None, "tpu")

@@ -1,4 +1,4 @@
-"""Geometries of an engine's numbers."""
+"""Geometries built from an engine's numbers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ LIMITS = EngineLimits(6, 256, 96, num_draft_tokens=5, host_lag=True, row_budgets
 MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY)
 
 
-def test_the_wall_is_the_engines() -> None:
-    """No position past max_model_len is addressed, so that the engine's own page table is wide enough."""
+def test_longest_request_is_the_engines() -> None:
+    """No position past max_model_len is addressed, so the engine's own page table is wide enough."""
     geometry = geometry_for(load("reference"), SHAPE, LIMITS, DeviceProfile(), MODES, tuple(Form))
     assert geometry.max_kv_len == geometry.max_prefix_len == 256
     assert geometry.max_pages_per_req == 16 and geometry.max_rows(Mode.RAGGED_VERIFY) == 16
     assert geometry.extent(Mode.VERIFY).q_len == 5 and geometry.limits.host_lags
 
 
-def test_ragged_verify_is_left_out_where_the_backend_lacks_it() -> None:
-    """A backend of the five core modes serves the rest."""
+def test_ragged_verify_is_dropped_if_undeclared() -> None:
+    """A backend with only the core modes serves the other modes of the engine."""
     backend = load("reference")
     backend.info = replace(backend.info, modes=(Mode.EXTEND, Mode.DECODE, Mode.VERIFY))
     geometry = geometry_for(backend, SHAPE, LIMITS, DeviceProfile(), MODES, ())
     assert Mode.RAGGED_VERIFY not in geometry.modes and geometry.limits.row_budgets == ()
 
 
-def test_a_refusal_carries_the_backends_reason() -> None:
-    """What a backend says of a shape reaches the engine's user."""
+def test_refusal_has_the_backends_reason() -> None:
+    """The backend's reason appears in the error."""
     with pytest.raises(EngineError, match=r"reference.*float8_e4m3fn is not served"):
         geometry_for(
             load("reference"), replace(SHAPE, kv_dtype="float8_e4m3fn"), LIMITS, DeviceProfile(), MODES, tuple(Form)
@@ -39,12 +39,12 @@ def test_a_refusal_carries_the_backends_reason() -> None:
 
 
 def test_a_number_out_of_range_is_named() -> None:
-    """The field, the value and the limit."""
+    """The error names the field with a bad value."""
     with pytest.raises(EngineError, match="page_size"):
         geometry_for(load("reference"), replace(SHAPE, page_size=0), LIMITS, DeviceProfile(), MODES, ())
 
 
 @pytest.mark.parametrize(("window", "left"), [(None, -1), (0, -1), (-1, -1), (1, 0), (4096, 4095)])
 def test_a_window_counts_the_row_itself(window: int | None, left: int) -> None:
-    """A model's window of one sees the row alone."""
+    """A model's window of one sees only the row itself."""
     assert window_left(window) == left

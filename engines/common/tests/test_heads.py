@@ -1,4 +1,4 @@
-"""What the writers of draft heads say of folders that they cannot use."""
+"""Errors of the converters for draft heads, about folders that cannot be used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from draftmark_engines.errors import EngineError
-from draftmark_engines.heads import said_of, write_from_command_line
+from draftmark_engines.heads import read_configs, write_from_command_line
 
 
 def _copy(head: Path, target: Path, out: Path) -> None:
-    said, of_target = said_of(head, target)
-    out.write_text(json.dumps([said, of_target]))
+    out.write_text(json.dumps(read_configs(head, target)))
 
 
 def _folders(folder: Path, head: str, target: str) -> list[str]:
@@ -30,10 +29,10 @@ def _folders(folder: Path, head: str, target: str) -> list[str]:
     [
         ("", "{}", "head.json does not exist; name a head's folder, then its target's"),
         ("{}", "", "config.json does not exist; name a head's folder, then its target's"),
-        ("{", "{}", "head.json is no JSON"),
+        ("{", "{}", "head.json is not JSON"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_one_sentence(
+def test_unusable_folder_is_one_sentence(
     head: str,
     target: str,
     cause: str,
@@ -41,19 +40,19 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit code 1, and no traceback."""
+    """The program prints one sentence without a traceback, and exits with code 1."""
     monkeypatch.setattr(sys, "argv", ["convert", *_folders(tmp_path, head, target)])
     with pytest.raises(SystemExit) as ended:
         write_from_command_line(__doc__, _copy)
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert ended.value.code == 1
-    assert said.startswith("convert: ") and cause in said and said.count("\n") == 1
+    assert printed.startswith("convert: ") and cause in printed and printed.count("\n") == 1
 
 
-def test_an_output_that_cannot_be_written_is_one_sentence(
+def test_unwritable_output_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the system's own words."""
+    """The error has the operating system's text."""
     folders = _folders(tmp_path, "{}", "{}")
     Path(folders[2]).mkdir()
     monkeypatch.setattr(sys, "argv", ["convert", *folders])
@@ -63,10 +62,10 @@ def test_an_output_that_cannot_be_written_is_one_sentence(
 
 
 def test_folders_that_fit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer is given the three folders, and reads both files."""
+    """The converter gets three folders, and reads both files."""
     folders = _folders(tmp_path, '{"a": 1}', '{"b": 2}')
     monkeypatch.setattr(sys, "argv", ["convert", *folders])
     write_from_command_line(__doc__, _copy)
     assert json.loads(Path(folders[2]).read_text()) == [{"a": 1}, {"b": 2}]
     with pytest.raises(EngineError, match="does not exist"):
-        said_of(tmp_path / "nowhere", tmp_path / "target")
+        read_configs(tmp_path / "nowhere", tmp_path / "target")

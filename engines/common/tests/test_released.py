@@ -1,4 +1,4 @@
-"""What the drift tests of the adapters read releases with."""
+"""Readers of releases that the adapters' drift tests use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = "class A:\n    def f(self, x, y=1): ...\n\nclass B:\n    def f(cls, z):
 
 
 def test_wheels_of_a_folder_are_read_by_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels of every distribution of the engine are, each with its own text, and those of others are not."""
+    """Wheels of the engine's distributions are read, each with its own text; other wheels are not."""
     for name in ("no_such_sun-1.2-py3-none-any", "no_such_moon-2.0-py3-none-any", "no_such_sunday-9.9-py3-none-any"):
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
             wheel.writestr("no_such_sun/deep/file.py", f"# of {name}")
@@ -27,16 +27,16 @@ def test_wheels_of_a_folder_are_read_by_their_versions(tmp_path: Path, monkeypat
     assert RELEASES.installed() == {}
 
 
-def test_without_a_release_tests_say_why_they_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason names the engine and the variable."""
+def test_skips_without_a_release_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for a skip names the engine and the variable."""
     monkeypatch.delenv(VARIABLE, raising=False)
     for mark in (RELEASES.each(), RELEASES.each_wheel()):
         (left_out,) = mark.args[1]
         assert left_out.marks[0].args == (f"no Sun is installed, and {VARIABLE} names no folder of wheels",)
 
 
-def test_definitions_are_found_by_the_names_that_lead_to_them() -> None:
-    """A method of one class is not that of another, and of its arguments those that are given count."""
+def test_definitions_are_found_by_their_path() -> None:
+    """Equal method names in two classes are distinguished, and parameters exclude self and cls."""
     assert arguments(defined(SOURCE, "A", "f")) == ["x", "y"]
     assert arguments(defined(SOURCE, "B", "f")) == ["z"]
     assert isinstance(defined(SOURCE, "B"), ast.ClassDef)

@@ -1,4 +1,4 @@
-"""What vLLM asks for and no test installs, and models that are too large for a copy in each worker."""
+"""A stand-in for a package that vLLM imports, and models too large for a copy in each worker."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM's suffix decoding asks for."""
+    """Put a stand-in for the package of vLLM's suffix decoding on the path."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
 
 
 @pytest.fixture(scope="session")
 def trained(shared: Callable[[str], AbstractContextManager[Path]]) -> tuple[str, str]:
-    """SmolLM2 and the head of this repository; the first worker that asks writes their 0.6 GB for all workers."""
+    """Return SmolLM2 and this repository's head. The first worker writes them, 0.6 GB, for all workers."""
     from engines.vllm.tests.engine_models import smollm2, smollm2_head
 
     with shared("trained") as folder:

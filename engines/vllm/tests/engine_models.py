@@ -1,4 +1,4 @@
-"""Models for tests with the engine: made or converted once, in a folder that the tests share."""
+"""Models for tests with an engine, created or converted once in a shared folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def smollm2(folder: Path) -> str:
 
 
 def smollm2_head(folder: Path) -> str:
-    """Convert the head that was trained for it."""
+    """Convert the head that was trained for SmolLM2-135M-Instruct."""
     from draftmark_vllm.heads.convert import convert
 
     path = folder / "smollm2-head"
@@ -71,7 +71,7 @@ def smollm2_head(folder: Path) -> str:
 
 
 def eagle_head(folder: Path, target: str) -> str:
-    """Write a random EAGLE head for a tiny Llama: one layer behind a projection of token and feature."""
+    """Write a random EAGLE head for a tiny Llama: a projection of token and feature, then one layer."""
     from safetensors.torch import load_file, save_file
 
     path, generator = folder / "eagle-head", torch.Generator().manual_seed(0)
@@ -92,7 +92,7 @@ def eagle_head(folder: Path, target: str) -> str:
 
 
 def gemma4_assistant(folder: Path, target: str) -> str:
-    """Write a random assistant of a Gemma 4: two layers that have no KV and read their target's."""
+    """Write a random assistant of a Gemma 4: two layers without KV of their own, which read the target's KV."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = folder / "gemma4-assistant"
@@ -105,7 +105,7 @@ def gemma4_assistant(folder: Path, target: str) -> str:
             "hidden_size_per_layer_input": 0,
             "vocab_size_per_layer_input": 0,
         }
-        if "per_layer_config" in text:  # of the target's four layers
+        if "per_layer_config" in text:  # describes the target's four layers
             text["per_layer_config"] = {"1": text["per_layer_config"]["1"]}
         config = AutoConfig.for_model("gemma4_assistant", text_config=text, backbone_hidden_size=text["hidden_size"])
         AutoModelForCausalLM.from_config(config).float().save_pretrained(path)

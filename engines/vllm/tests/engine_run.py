@@ -1,4 +1,4 @@
-"""One vLLM engine in a process of its own: what it says of prompts."""
+"""Runs a vLLM engine in a process of its own, and returns its results."""
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ USUAL = {
 }
 NEW_TOKENS = 24
 SLOW_NEW_TOKENS = 8
-"""Of what Triton's interpreter runs."""
+"""Tokens of a text in Triton's interpreter."""
 
 
 def token_prompts(seed: int = 1) -> list[list[int]]:
-    """Prompts of other lengths than pages and chunks have, each twice over, so that n-gram drafts find something."""
+    """Return prompts for n-gram drafts: each repeats its tokens once. No length is a multiple of a page or chunk."""
     rng = random.Random(seed)
     return [2 * [rng.randrange(3, 250) for _ in range(n)] for n in (5, 20, 50, 9, 33, 61)]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What an engine said.
+class RunResult:
+    """Results of an engine.
 
     Attributes:
-        tokens: of every prompt. ahead: of each token how much its log-probability passes the next best.
-        drafted, accepted: tokens, over the whole run. rounds: in which a request brought drafts.
-        logprobs: of each token, then of each prompt's where they were asked for.
+        tokens: tokens of each text.
+        ahead: for each token, its log-probability minus the second best token's.
+        drafted, accepted: number of draft tokens in the whole run. rounds: verify rounds, counted for each request.
+        logprobs: log-probabilities of each text's tokens, then of each prompt's tokens if requested.
     """
 
     tokens: list[list[int]]
@@ -71,11 +72,16 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An engine and what it is asked.
+class RunRequest:
+    """An engine and its input.
 
-    `arguments` are vLLM's own, beside those that every test has, and `sampling` its `SamplingParams`; `settings` are
-    draftmark's.
+    Attributes:
+        model: folder of the model. backend: draftmark backend; None for vLLM's own attention.
+        prompts: token ids of each prompt. new_tokens: tokens of each text.
+        logprobs: whether to return log-probabilities.
+        sampling: arguments of `SamplingParams`, added to the usual ones.
+        settings: draftmark's settings. environment: variables of the process.
+        arguments: arguments of vLLM's `LLM`, added to the usual ones.
     """
 
     model: str
@@ -88,8 +94,12 @@ class Asked:
     environment: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
 
-    def run(self) -> Said:
-        """Run it in a fork, and raise RuntimeError with what went wrong."""
+    def run(self) -> RunResult:
+        """Run the engine in a fork and return its result.
+
+        Raises:
+            RuntimeError: the engine failed; with its traceback or exit code.
+        """
         import_engine()
         context = multiprocessing.get_context("fork")
         receive, send = context.Pipe(duplex=False)
@@ -104,47 +114,47 @@ class Asked:
             found = f"the process ended without a result, with exit code {process.exitcode}"
         if isinstance(found, str):
             raise RuntimeError(found)
-        assert isinstance(found, Said)
+        assert isinstance(found, RunResult)
         return found
 
 
 @cache
 def import_engine() -> None:
-    """Import what every engine needs, once in front of all forks: it takes longer than a tiny engine does."""
+    """Import the modules that every engine needs, once before all forks. The import takes longer than a tiny engine."""
     os.environ.update(ENVIRONMENT)
     for name in ENGINE:
         importlib.import_module(name)
-    # vLLM looks at a model's class in a process of its own, for CUDA's sake: on a CPU that is ten seconds for nothing.
+    # vLLM inspects a model's class in a subprocess, because of CUDA. On a CPU that only costs ten seconds.
     importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
     gc.collect()
-    gc.freeze()  # vLLM collects garbage several times a start, and there is none in what was imported
+    gc.freeze()  # vLLM collects garbage several times at startup, and the imports left none
 
 
-def _child(asked: Asked, send: Any) -> None:
+def _child(request: RunRequest, send: Any) -> None:
     try:
-        os.environ.update({**ENVIRONMENT, **asked.environment})
-        send.send(_said(asked))
+        os.environ.update({**ENVIRONMENT, **request.environment})
+        send.send(_run(request))
     except BaseException as error:
         send.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     send.close()
-    os._exit(0)  # vLLM's own shutdown may wait for what is gone
+    os._exit(0)  # vLLM's own shutdown may wait for a process that has ended
 
 
-def _said(asked: Asked) -> Said:
+def _run(request: RunRequest) -> RunResult:
     from vllm import LLM, SamplingParams
 
     ours: dict[str, Any] = {}
-    if asked.backend is not None:
-        settings = {"backend": asked.backend, "debug": True, **asked.settings}
+    if request.backend is not None:
+        settings = {"backend": request.backend, "debug": True, **request.settings}
         ours = {"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}}
-    llm = LLM(model=asked.model, **{**USUAL, **ours, **asked.arguments})
-    prompts = [{"prompt_token_ids": one} for one in asked.prompts]
-    usual = {"temperature": 0, "max_tokens": asked.new_tokens, "ignore_eos": True, "detokenize": False}
-    sampling = SamplingParams(**{**usual, "logprobs": 2 if asked.logprobs else None, **asked.sampling})
+    llm = LLM(model=request.model, **{**USUAL, **ours, **request.arguments})
+    prompts = [{"prompt_token_ids": one} for one in request.prompts]
+    usual = {"temperature": 0, "max_tokens": request.new_tokens, "ignore_eos": True, "detokenize": False}
+    sampling = SamplingParams(**{**usual, "logprobs": 2 if request.logprobs else None, **request.sampling})
     requests = llm.generate(prompts, sampling, use_tqdm=False)
     outs = [out for request in requests for out in request.outputs]
     counts = {one.name: int(getattr(one, "value", 0)) for one in llm.get_metrics() if "spec_decode" in one.name}
-    return Said(
+    return RunResult(
         [list(out.token_ids) for out in outs],
         [[_ahead(entry) for entry in out.logprobs or ()] for out in outs],
         counts.get("vllm:spec_decode_num_draft_tokens", 0),
@@ -156,7 +166,7 @@ def _said(asked: Asked) -> Said:
 
 
 def _logprobs(tokens: Any, entries: Any) -> list[float]:
-    """Of tokens that have one; the first of a prompt has none."""
+    """Return log-probabilities of tokens. A prompt's first token has none."""
     return [one[token].logprob for token, one in zip(tokens, entries or (), strict=False) if one]
 
 

@@ -1,4 +1,4 @@
-"""Decoders of many families, tiny and with random weights, and what of vLLM each needs on a CPU."""
+"""Decoders of many families, tiny and with random weights, and the vLLM arguments that each needs on a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USUAL = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 512,
-    "initializer_range": 0.1,  # so that attention is far from even, and a wrong key is seen
+    "initializer_range": 0.1,  # large, so that attention is uneven and a wrong key changes the result
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -27,10 +27,11 @@ class Family:
     """A family of decoders.
 
     Attributes:
-        kind: transformers' `model_type`. config: what differs from `USUAL`; None leaves a name out.
-        architecture: vLLM's name of it, where nothing but a configuration is written, as vLLM refuses it.
-        arguments: vLLM's, without which its CPU does not serve the family.
-        since: the release from which vLLM's own CPU runs what is written here: before it ends in an error, without us.
+        kind: transformers' `model_type`.
+        config: differences from `USUAL`; a value of None leaves a name out.
+        architecture: vLLM's name, for families that vLLM refuses. Only their configuration is written, no weights.
+        arguments: vLLM arguments that the family needs on a CPU.
+        since: first release in which vLLM's own CPU attention runs this family.
     """
 
     kind: str
@@ -40,14 +41,14 @@ class Family:
     since: str = ""
 
     def write(self, folder: Path, name: str) -> str:
-        """Write it to a folder of its own, once."""
+        """Write the model to a folder of its own, once, and return the folder."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         path = folder / f"family-{name}"
         if not (path / "config.json").exists():
-            told = {name: value for name, value in {**USUAL, **self.config}.items() if value is not None}
-            config = AutoConfig.for_model(self.kind, **told)
+            values = {name: value for name, value in {**USUAL, **self.config}.items() if value is not None}
+            config = AutoConfig.for_model(self.kind, **values)
             torch.manual_seed(0)
             if self.architecture is None:
                 AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(path)
@@ -58,12 +59,12 @@ class Family:
 
 
 def heads(queries: int, keys: int, head_dim: int) -> Family:
-    """A Qwen 3 of some heads."""
+    """Return a Qwen 3 with these heads."""
     return Family("qwen3", {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": head_dim})
 
 
 def by_turns(*kinds: str) -> dict[str, Any]:
-    """Four layers of two kinds."""
+    """Return a configuration of four layers that alternate between two kinds."""
     return {"num_hidden_layers": 4, "layer_types": 2 * list(kinds)}
 
 
@@ -73,8 +74,8 @@ WINDOWS = {**WINDOW, **by_turns("sliding_attention", "full_attention")}
 PARTIAL = {"partial_rotary_factor": 0.5}
 PER_LAYER = {"vocab_size_per_layer_input": 256, "hidden_size_per_layer_input": 32}
 FALCON = {"head_dim": None, "alibi": False}
-# States larger than 16 tokens of KV: vLLM makes pages as large, and lays them apart. Its CPU takes no prompt in pieces
-# beside them.
+# States larger than 16 tokens of KV, so that vLLM uses larger pages with gaps. With them its CPU attention takes only
+# whole prompts.
 STATES = {"mamba_d_state": 128, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1}
 WHOLE = {"max_num_seqs": 1, "max_num_batched_tokens": 512, "enable_prefix_caching": False, "speculative_config": None}
 
@@ -141,7 +142,7 @@ SERVED: dict[str, Family] = {
     "arcee": Family("arcee"),
     "apertus": Family("apertus"),
     "hunyuan": Family("hunyuan_v1_dense"),
-    # Groups of 1 to 16 query heads, one KV head and several, each size of head that vLLM's own CPU kernel has.
+    # Groups of 1 to 16 query heads, one or more KV heads, and each head size of vLLM's own CPU kernel.
     "heads-4-4-64": heads(4, 4, 64),
     "heads-4-2-64": heads(4, 2, 64),
     "heads-3-1-80": heads(3, 1, 80),

@@ -1,4 +1,4 @@
-"""Steps as vLLM would bring them, made by hand, and dense attention in float64 that shares nothing with the adapter."""
+"""Handmade steps in vLLM's form, and dense float64 attention that shares no code with the adapter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from draftmark import AttentionShape, DeviceProfile, Form, load
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineLimits
+from draftmark_vllm.batch_runs import split_decodes_prefills
+from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.pages import kv_cache
-from draftmark_vllm.served import Served
-from draftmark_vllm.spans import spans
 from draftmark_vllm.step import Step, StepBuffers
 
 MAX_REQS, MAX_LEN, MAX_TOKENS = 6, 96, 160
@@ -21,7 +21,7 @@ MAX_REQS, MAX_LEN, MAX_TOKENS = 6, 96, 160
 
 @dataclass(frozen=True)
 class Request:
-    """L committed tokens, and the rows of this step behind them. unstored: rows whose KV the engine has already."""
+    """L committed tokens, then this step's rows. unstored: rows with KV already stored, so their slot is -1."""
 
     prefix: int
     rows: int
@@ -33,9 +33,9 @@ class Problem:
     """One step.
 
     Attributes:
-        padding: requests that a full graph has beside the live ones, each with as many rows in it.
-        surplus: rows of slot -1 behind the last request's, as a captured size of rows brings them.
-        loose: by how much the host's bounds pass the lengths; None: it knows nothing.
+        padding: padding requests of a full graph, each with the rows of a live request.
+        surplus: rows of slot -1 after the last request, as in a captured number of rows.
+        loose: host bounds minus lengths; None if the host has no bounds.
     """
 
     shape: AttentionShape
@@ -54,12 +54,12 @@ class Problem:
 
 
 def limits(verify_rows: int) -> EngineLimits:
-    """Of every problem."""
+    """Return limits that hold for every problem."""
     return EngineLimits(MAX_REQS, MAX_LEN, MAX_TOKENS, verify_rows, host_lag=verify_rows > 1)
 
 
 def random_problem(seed: int, **attention: object) -> Problem:
-    """Any kind of step, by its seed: decodes, verifies, uneven rows, chunks, mixes in any order and padded captures."""
+    """Return a step by its seed: decodes, verifies, uneven rows, chunks, mixes in any order, or a padded capture."""
     rng = random.Random(seed)
     verify_rows = rng.choice((1, 3, 5))
     shape = AttentionShape(
@@ -87,7 +87,7 @@ def random_problem(seed: int, **attention: object) -> Problem:
     lens = [rows() for _ in range(rng.randint(1, MAX_REQS - 1))]
     if kind == "mixed":
         lens = lens[: MAX_REQS - 2] + [rng.randint(verify_rows + 1, 30) for _ in range(rng.randint(1, 2))]
-        if rng.random() < 0.5:  # as runner V1 leaves them
+        if rng.random() < 0.5:  # runner V1 leaves requests in any order
             rng.shuffle(lens)
     requests = []
     for count in lens:
@@ -100,12 +100,12 @@ def random_problem(seed: int, **attention: object) -> Problem:
     return Problem(shape, tuple(requests), verify_rows, padding, surplus, rng.choice((0, 0, 4, 200, None)), seed)
 
 
-class Made:
-    """A problem's tensors, as vLLM owns them, and its answer.
+class StepData:
+    """A problem's tensors in vLLM's form, and the right answer.
 
     Attributes:
-        step: what the adapter is given. pages: vLLM's KV memory ``[pages, 2 · KV heads, page_size, head_dim]``.
-        q, k, v: rows of the step, surplus and padding included. wanted: of the live rows, float64.
+        step: input of the adapter. pages: vLLM's KV memory ``[pages, 2 · KV heads, page_size, head_dim]``.
+        q, k, v: rows of the step, surplus and padding included. wanted: right output of the live rows, float64.
     """
 
     def __init__(self, problem: Problem, device: str = "cpu") -> None:
@@ -129,7 +129,7 @@ class Made:
         ids = torch.randperm(len(problem.requests) * each, generator=generator).view(-1, each) + 1
         table = torch.zeros(reqs, width, dtype=torch.int32)
         table[: len(ids), :each] = ids.int()
-        # What nobody wrote is no number: a row that sees it says so. Page 0 starts as zeros, as vLLM's memory does.
+        # Unwritten memory is NaN, so a row that reads it becomes NaN. Page 0 starts as zeros, as in vLLM.
         memory = torch.full((int(ids.max()) + 1, a.page_size, 2 * a.num_kv_heads, a.head_dim), float("nan"))
         memory[0] = 0
         memory = memory.to(dtype)
@@ -190,37 +190,39 @@ class Made:
         return torch.cat(found)
 
 
-def served(
+def bound_backends(
     problem: Problem, backend: str = "reference", device: str = "cpu", forms: tuple[Form, ...] = tuple(Form)
-) -> Served:
-    """The backends of a problem, of which a backend takes no more than `forms` of what vLLM brings of its own."""
+) -> BoundBackends:
+    """Bind backends for a problem, with at most `forms` of vLLM's own forms."""
     loaded = copy(load(backend))
     loaded.info = replace(loaded.info, forms=tuple(one for one in loaded.info.forms if one in forms))
-    return Served(loaded, [problem.shape], limits(problem.verify_rows), DeviceProfile(), torch.device(device))
+    return BoundBackends(loaded, [problem.shape], limits(problem.verify_rows), DeviceProfile(), torch.device(device))
 
 
-def apart(pages: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
-    """vLLM's memory of the same KV, with K of all pages in front of V of all pages."""
+def separate_halves(pages: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Return the same KV in memory that has K of all pages before V of all pages."""
     halves = [one.transpose(1, 2).flatten(2) for one in (pages[:, :num_kv_heads], pages[:, num_kv_heads:])]
     return torch.stack(halves).transpose(0, 1)
 
 
 def attention(
-    made: Made,
-    ours: Served,
+    made: StepData,
+    ours: BoundBackends,
     buffers: StepBuffers,
     cache: KVCache | None = None,
     shape: AttentionShape | None = None,
 ) -> torch.Tensor:
-    """Run a step as builder and layer do, over other pages than its own where some are given; return its live rows."""
+    """Run a step as builder and layer do, over `cache` if given, else over its own pages; return its live rows."""
     shape, out = shape or made.problem.shape, torch.full_like(made.q, float("nan"))
     cache = replace(cache or kv_cache(made.pages, shape.num_kv_heads, None, None), sinks=made.sinks)
-    cut = spans(made.step.query_start_host, made.step.num_rows, made.problem.verify_rows, ours.any.ragged)
+    cut = split_decodes_prefills(
+        made.step.query_start_host, made.step.num_rows, made.problem.verify_rows, ours.any.ragged
+    )
     parts = []
-    for span in cut:
-        batch = buffers.forward(made.step, span, ours.geometry(span.mode))
+    for run in cut:
+        batch = buffers.forward(made.step, run, ours.geometry(run.mode))
         ours.prepare(batch)
-        parts.append((slice(span.first_row, span.first_row + span.num_rows), batch, ours.of(span.mode)[shape]))
+        parts.append((slice(run.first_row, run.first_row + run.num_rows), batch, ours.of(run.mode)[shape]))
     for rows, batch, one in parts:
         one.write_kv(made.k[rows], made.v[rows], cache, batch)
     for rows, batch, one in parts:

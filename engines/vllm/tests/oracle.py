@@ -1,4 +1,4 @@
-"""A proposer that knows the texts, for tests: a wrong branch first, then the right one."""
+"""A proposer for tests that has the expected texts. It drafts a wrong branch first, then the right one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftmark_vllm.trees.step_trees import Parents
 
 
 class SecondBranch:
-    """Of each tree the odd nodes are wrong, the even ones the text's next tokens."""
+    """Proposer of trees with wrong tokens in odd nodes, and the text's next tokens in even nodes."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._drafts = vllm_config.speculative_config.num_speculative_tokens
@@ -19,14 +19,14 @@ class SecondBranch:
         self.parents: list[Parents | None] = []
 
     def load_model(self, *given: Any, **more: Any) -> None:
-        """There is none."""
+        """Do nothing: this proposer has no model."""
 
     def propose(self, sampled: list[list[int]], counts: Any, tokens: Any, *given: Any, **more: Any) -> list[list[int]]:
-        """Find the text that goes on as this request does, and draft the rest of it behind as many wrong tokens."""
+        """Find the text that continues this request. Draft its next tokens, each after a wrong sibling."""
         self.parents, drafts = [], []
         for number, given_tokens in enumerate(sampled):
-            said = [int(one) for one in tokens[number, : int(counts[number])]]
-            ahead = self._ahead(said)[: self._drafts // 2] if given_tokens else []
+            text_so_far = [int(one) for one in tokens[number, : int(counts[number])]]
+            ahead = self._ahead(text_so_far)[: self._drafts // 2] if given_tokens else []
             nodes, parents = [], [-1]
             for place, token in enumerate(ahead):
                 nodes += [(token + 1) % self._vocabulary, token]
@@ -35,10 +35,10 @@ class SecondBranch:
             drafts.append(nodes)
         return drafts
 
-    def _ahead(self, said: list[int]) -> list[int]:
-        """What follows; of several texts that fit the longest match counts."""
-        for size in range(min(len(said), 24), 0, -1):
+    def _ahead(self, text_so_far: list[int]) -> list[int]:
+        """Return the tokens that follow in the text with the longest match."""
+        for size in range(min(len(text_so_far), 24), 0, -1):
             for text in self._texts:
-                if text[:size] == said[-size:]:
+                if text[:size] == text_so_far[-size:]:
                     return list(text[size:])
         return []

@@ -1,4 +1,4 @@
-"""What the benchmark of vLLM relies on in packages that come with vLLM."""
+"""Behaviour of packages next to vLLM that vLLM's benchmark relies on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-# Looked for, not imported: in a process with numba vLLM 0.32 starts no engine on a CPU. It takes the `vars` of whatever
-# any module names, and llvmlite has an object that has others for them.
+# Searched, not imported. Once numba is imported, vLLM 0.32 cannot start an engine on a CPU: it calls `vars` on objects
+# of all modules, and this fails for an object of llvmlite.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
 ROOT = Path(__file__).parents[3]
 LOOKS_UP = """
 import torch
-torch.set_num_threads(1)  # as vLLM does for ranks of several GPUs
-torch.get_num_threads()  # and reads, after which torch sets no number by itself
+torch.set_num_threads(1)  # vLLM does this for ranks of several GPUs
+torch.get_num_threads()  # vLLM reads the number; after that torch chooses none by itself
 import numba
 
 @numba.njit(parallel=True)
@@ -27,7 +27,7 @@ def look_up(numbers):
         numbers[n] += 1
 
 import numpy
-threads = numba.get_num_threads()  # in the order of vLLM's proposer
+threads = numba.get_num_threads()  # same order of calls as in vLLM's proposer
 numba.set_num_threads(1)
 look_up(numpy.zeros(8))
 numba.set_num_threads(threads)
@@ -36,7 +36,7 @@ print(torch.get_num_threads())
 
 
 def _threads(before: str, **environment: str) -> int:
-    """Torch's threads of the host when n-grams have been looked up."""
+    """Return torch's number of host threads after an n-gram look-up."""
     kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")}
     done = subprocess.run(
         [sys.executable, "-c", before + LOOKS_UP], cwd=ROOT, env=kept | environment, capture_output=True, text=True
@@ -45,11 +45,11 @@ def _threads(before: str, **environment: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-def test_torch_keeps_one_thread_where_the_benchmark_looks_up_n_grams() -> None:
-    """Else an operation of one number a request is one of as many threads, which wait for cores that others have."""
+def test_benchmark_keeps_torch_at_one_thread() -> None:
+    """With more threads, torch would split tiny operations over threads that wait for busy cores."""
     assert _threads("import benchmarks.vllm.__main__") == 1
 
 
-def test_numba_gives_torch_as_many_threads_as_it_has_itself() -> None:
-    """Why the benchmark tells numba of one. If this fails, it need not any more."""
+def test_numba_sets_torchs_number_of_threads() -> None:
+    """The benchmark limits numba to one thread for this reason. If this test fails, remove that limit."""
     assert _threads("", NUMBA_NUM_THREADS="3") == 3

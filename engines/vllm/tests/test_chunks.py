@@ -1,4 +1,4 @@
-"""Layers whose rows see their own chunk of positions (Llama 4): vLLM presents each chunk as a request; needs vLLM."""
+"""Layers in which a row sees only its own chunk (Llama 4). vLLM turns each chunk into a request. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vllm.v1.attention.backends.utils import make_local_attention_virtual_batche
 from draftmark import AttentionShape, HostLengthsNeed
 from draftmark.lengths import Unknown
 from draftmark_engines import EngineError, EngineLimits
+from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.builder import DraftmarkBuilder
 from draftmark_vllm.limits import limits_of_chunks
-from draftmark_vllm.served import Served
 
 PAGE = 16
 SHAPE = AttentionShape(4, 2, 16, PAGE, "float32", "float32")
@@ -27,7 +27,7 @@ SHAPE = AttentionShape(4, 2, 16, PAGE, "float32", "float32")
 def builder(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None, debug: bool = True
 ) -> DraftmarkBuilder:
-    """One of a layer that sees chunks or all; the spec may be one of both kinds of layer."""
+    """Return the builder of a layer with or without chunks. Its spec may come from the other kind of layer."""
     layer = SimpleNamespace(impl=SimpleNamespace(shape=lambda page_size, dtype: SHAPE), attention_chunk_size=chunk)
     monkeypatch.setattr(DraftmarkBuilder, "_layers", lambda self: [layer])
     config = SimpleNamespace(
@@ -43,8 +43,8 @@ def builder(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_step_has_no_more_chunks_than_the_limits_say(seed: int) -> None:
-    """Nor is a chunk's page table of another width, whatever the requests bring."""
+def test_chunk_requests_stay_within_the_limits(seed: int) -> None:
+    """Chunk requests keep to the request and length limits, and their page tables have the width of a chunk."""
     rng = random.Random(seed)
     chunk, requests = PAGE * rng.randint(1, 4), rng.randint(1, 6)
     rows = [rng.choice((0, 1, 1, 5, rng.randint(1, 150))) for _ in range(requests)]
@@ -69,22 +69,23 @@ def test_a_step_has_no_more_chunks_than_the_limits_say(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("chunk", "wall"), [(None, 256), (32, 32)])
-def test_a_builder_takes_the_chunk_of_its_layers(monkeypatch: pytest.MonkeyPatch, chunk: int | None, wall: int) -> None:
-    """Not that of the spec, which one of full layers may share; and of chunks it takes no lengths from the host, since
-    to 0.29 vLLM leaves those of the requests there.
+def test_builder_reads_the_chunk_from_its_layers(monkeypatch: pytest.MonkeyPatch, chunk: int | None, wall: int) -> None:
+    """The builder reads the chunk from its layers, since layers without chunks may share the spec.
+
+    For chunks the builder reads no host lengths. Up to 0.29 vLLM provides the lengths of whole requests there.
     """
     made = builder(monkeypatch, chunk, 32)
-    assert made._served.any.few.max_kv_len == wall
-    assert made._told is (chunk is None)
+    assert made._bound.any.decode_verify.max_kv_len == wall
+    assert made._host_lengths is (chunk is None)
 
 
-@pytest.mark.parametrize(("rows", "chunk", "told"), [
+@pytest.mark.parametrize(("rows", "chunk", "bounds"), [
     ((1, 1), None, [None]), ((1, 9), None, [None, (32,)]), ((9, 9), None, [(22, 32)]), ((9, 9), 32, [None]),
 ])  # fmt: skip
-def test_of_prompts_a_backend_that_asks_for_no_lengths_is_told_bounds(
-    monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], chunk: int | None, told: list[tuple[int, ...] | None]
+def test_prompts_have_host_bounds_except_in_chunks(
+    monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], chunk: int | None, bounds: list[tuple[int, ...] | None]
 ) -> None:
-    """It may choose by them, and to work them out costs nothing beside a prompt; of chunks it is told nothing."""
+    """A backend without a need for host lengths gets bounds of prompts, but no bounds of decodes or chunks."""
     made = builder(monkeypatch, chunk, chunk, debug=False)
     start = torch.tensor([0, *rows]).cumsum(0).int()
     lens = torch.tensor([30, 40], dtype=torch.int32)
@@ -101,22 +102,22 @@ def test_of_prompts_a_backend_that_asks_for_no_lengths_is_told_bounds(
         seq_lens_cpu_upper_bound=lens + 1,
     )
     batches = [batch for _, batch, _ in made.build(0, step).parts]
-    assert [None if isinstance(one.host, Unknown) else one.host.upper_bound() for one in batches] == told
+    assert [None if isinstance(one.host, Unknown) else one.host.upper_bound() for one in batches] == bounds
 
 
-def test_a_backend_that_needs_exact_lengths_serves_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence, with what to do."""
-    monkeypatch.setattr(Served, "need", HostLengthsNeed.EXACT, raising=False)
+def test_chunks_refuse_a_backend_with_exact_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the chunk and a remedy."""
+    monkeypatch.setattr(BoundBackends, "need", HostLengthsNeed.EXACT, raising=False)
     monkeypatch.setattr(
-        Served, "__setattr__", lambda self, name, value: name == "need" or vars(self).update({name: value})
+        BoundBackends, "__setattr__", lambda self, name, value: name == "need" or vars(self).update({name: value})
     )
     with pytest.raises(
-        EngineError, match="plans from exact lengths, which vLLM does not tell of layers that see chunks of 32"
+        EngineError, match="plans from exact lengths, but vLLM has none for layers with chunks of 32 positions; choose"
     ):
         builder(monkeypatch, 32, 32)
 
 
 def test_other_layers_keep_their_limits() -> None:
-    """No chunk, no other limit."""
+    """Layers without a chunk get the same limits object back."""
     limits = EngineLimits(4, 512, 64)
     assert limits_of_chunks(limits, None) is limits

@@ -1,4 +1,4 @@
-"""A draft head as a folder for vLLM."""
+"""Conversion of a draft head to a folder for vLLM."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HIDDEN, VOCABULARY, LAYERS = 8, 20, 3
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A target's folder, as far as it is read."""
+    """Return a target's folder with the files that the converter reads."""
     path = tmp_path / "target"
     path.mkdir()
-    said = {
+    config = {
         "hidden_size": HIDDEN,
         "vocab_size": VOCABULARY,
         "num_hidden_layers": LAYERS,
         "max_position_embeddings": 64,
     }
-    (path / "config.json").write_text(json.dumps(said))
+    (path / "config.json").write_text(json.dumps(config))
     tensors = {"model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN), "model.norm.weight": torch.randn(HIDDEN)}
     save_file(tensors, path / "model.safetensors")
     return path
@@ -34,7 +34,7 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
-    """A head that drafts six tokens of the target's."""
+    """Return a head that drafts six of the target's tokens."""
     speculative = pytest.importorskip("draftmark_speculative.eagle.head")
     from draftmark_speculative.eagle.config import HeadConfig
 
@@ -44,8 +44,8 @@ def head(tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
-def test_a_head_is_written_by_vllms_names(head: Path, target: Path, tmp_path: Path) -> None:
-    """Its weights, the output rows that it scores, the target's final norm, and each token's offset."""
+def test_head_is_written_with_vllms_names(head: Path, target: Path, tmp_path: Path) -> None:
+    """The folder has the head's weights, its output rows, the target's final norm, and token offsets."""
     convert(head, target, tmp_path / "out")
     written, own = load_file(tmp_path / "out/model.safetensors"), load_file(head / "head.safetensors")
     of_target = load_file(target / "model.safetensors")
@@ -55,19 +55,19 @@ def test_a_head_is_written_by_vllms_names(head: Path, target: Path, tmp_path: Pa
     assert torch.equal(written["lm_head.weight"], of_target["model.embed_tokens.weight"][own["d2t"]])
     assert torch.equal(written["target_norm.weight"], of_target["model.norm.weight"])
     assert (written["d2t"] + torch.arange(6)).tolist() == own["d2t"].tolist()
-    said = json.loads((tmp_path / "out/config.json").read_text())
-    assert said["eagle_aux_hidden_state_layer_ids"] == [1, LAYERS] and said["draftmark_normed_feature"] is True
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, LAYERS] and config["draftmark_normed_feature"] is True
 
 
 def test_a_head_of_another_target_is_refused(head: Path, target: Path, tmp_path: Path) -> None:
-    """The sentence has both sizes."""
-    said = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**said, "vocab_size": 21}))
+    """The error names the sizes of both models."""
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "vocab_size": 21}))
     with pytest.raises(EngineError, match=r"hidden_size 8 and vocab_size 20, but .* has 8 and 21"):
         convert(head, target, tmp_path / "out")
 
 
 def test_an_absent_file_is_named(head: Path, tmp_path: Path) -> None:
-    """With what to name instead."""
+    """The error names the absent file and the remedy."""
     with pytest.raises(EngineError, match=r"config.json does not exist; name a head's folder, then its target's"):
         convert(head, tmp_path, tmp_path / "out")

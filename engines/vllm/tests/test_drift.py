@@ -1,6 +1,6 @@
-"""What the adapter relies on, in each release of the supported range, read from its files without importing them.
+"""vLLM interfaces that the adapter relies on, read from the files of each supported release without importing them.
 
-Of the installed vLLM, and of the wheels in the folder that DRAFTMARK_VLLM_WHEELS names (`make test-vllm` fills it).
+The tests read the installed vLLM, and the wheels in the folder DRAFTMARK_VLLM_WHEELS. `make engines` fills the folder.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import pytest
 from draftmark_vllm.versions import VLLM
 from engines.common.tests.released import Read, Releases, arguments, defined, imported, offered
 
-OURS = Path(__file__).parents[1] / "src" / "draftmark_vllm"
+SOURCES = Path(__file__).parents[1] / "src" / "draftmark_vllm"
 BACKEND = "v1/attention/backend.py"
 RELEASES = Releases(VLLM, "vllm", "DRAFTMARK_VLLM_WHEELS")
 EACH = RELEASES.each()
 LATER = {"KVCacheLayout"}
-"""Names of newer releases, which alone call what imports them."""
+"""Names that only newer releases have. The code that imports them runs only there."""
 
 
 def class_of(source: str, name: str) -> ast.ClassDef:
-    """A class of a module by its name."""
+    """Return a class of a module by its name."""
     found = defined(source, name)
     assert isinstance(found, ast.ClassDef)
     return found
 
 
 def methods(cls: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    """Its methods by name."""
+    """Return the methods of a class by name."""
     return {node.name: node for node in cls.body if isinstance(node, ast.FunctionDef)}
 
 
 def fields(cls: ast.ClassDef) -> set[str]:
-    """Annotated and assigned names of its body."""
+    """Return the annotated and assigned names in the body of a class."""
     found = {
         node.target.id for node in cls.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
@@ -43,7 +43,7 @@ def fields(cls: ast.ClassDef) -> set[str]:
 
 
 def abstract(cls: ast.ClassDef) -> set[str]:
-    """Methods that a subclass must bring."""
+    """Return the abstract methods that a subclass must implement."""
     return {
         name
         for name, node in methods(cls).items()
@@ -52,9 +52,9 @@ def abstract(cls: ast.ClassDef) -> set[str]:
 
 
 @EACH
-def test_every_name_that_is_imported_is_there(read: Read) -> None:
-    """But for those that older releases do not ask for."""
-    names = imported(OURS, "vllm")
+def test_every_imported_name_exists(read: Read) -> None:
+    """vLLM has every name that the adapter imports, except names of newer releases."""
+    names = imported(SOURCES, "vllm")
     assert len(names) > 30
     assert {one.name for one in names if not offered(read, one.module, one.name)} <= LATER
 
@@ -68,12 +68,12 @@ def test_every_name_that_is_imported_is_there(read: Read) -> None:
         (("AttentionMetadataBuilder",), "builder.py", "DraftmarkBuilder"),
     ],
 )
-def test_what_is_abstract_is_brought(read: Read, theirs: tuple[str, ...], file: str, own: str) -> None:
-    """Every abstract method has one of ours."""
+def test_abstract_methods_are_implemented(read: Read, theirs: tuple[str, ...], file: str, own: str) -> None:
+    """The adapter implements every abstract method."""
     source = read(BACKEND)
     needed = set().union(*(abstract(class_of(source, name)) for name in theirs))
     assert needed, theirs
-    assert needed <= set(methods(class_of((OURS / file).read_text(), own)))
+    assert needed <= set(methods(class_of((SOURCES / file).read_text(), own)))
 
 
 @EACH
@@ -95,34 +95,34 @@ def test_what_is_abstract_is_brought(read: Read, theirs: tuple[str, ...], file: 
         ("AttentionBackend", "backend.py", "DraftmarkBackend", "get_kv_cache_stride_order"),
     ],
 )
-def test_arguments_have_their_names_and_order(read: Read, theirs: str, file: str, own: str, method: str) -> None:
-    """What vLLM passes, ours takes: by name and by position; what a release lacks it does not call."""
+def test_overridden_methods_accept_vllms_arguments(read: Read, theirs: str, file: str, own: str, method: str) -> None:
+    """Overridden methods accept vLLM's arguments by name and by position. Methods that a release lacks are skipped."""
     other = methods(class_of(read(BACKEND), theirs)).get(method)
     if other is None:
         return
-    mine = methods(class_of((OURS / file).read_text(), own))[method]
+    mine = methods(class_of((SOURCES / file).read_text(), own))[method]
     passed, taken = arguments(other), arguments(mine)
     assert passed[: len(taken)] == taken[: len(passed)]
     assert len(passed) <= len(taken) or mine.args.vararg is not None
 
 
 @EACH
-def test_steps_are_sorted_for_a_builder_that_asks(read: Read) -> None:
-    """As one does that serves trees; no other by default."""
+def test_requests_are_sorted_only_with_a_threshold(read: Read) -> None:
+    """Requests are unsorted by default, and the builder for trees can change the threshold."""
     theirs = class_of(read(BACKEND), "AttentionMetadataBuilder")
     defaults = {ast.unparse(one.target): one.value for one in theirs.body if isinstance(one, ast.AnnAssign)}
     usual = defaults["reorder_batch_threshold"]
     assert isinstance(usual, ast.Constant) and usual.value is None
-    ask = methods(theirs)["_init_reorder_batch_threshold"]
-    assert arguments(ask)[:2] == ["reorder_batch_threshold", "supports_spec_as_decode"]
+    method = methods(theirs)["_init_reorder_batch_threshold"]
+    assert arguments(method)[:2] == ["reorder_batch_threshold", "supports_spec_as_decode"]
 
 
 @EACH
-def test_a_step_has_what_is_read_of_it(read: Read) -> None:
-    """Every attribute that the builder reads of vLLM's metadata."""
+def test_metadata_has_the_fields_that_are_read(read: Read) -> None:
+    """vLLM's metadata has every attribute that the builder reads."""
     reads = {
         node.attr
-        for node in ast.walk(ast.parse((OURS / "builder.py").read_text()))
+        for node in ast.walk(ast.parse((SOURCES / "builder.py").read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cam"
     }
     assert len(reads) > 5
@@ -130,8 +130,8 @@ def test_a_step_has_what_is_read_of_it(read: Read) -> None:
 
 
 @EACH
-def test_kv_can_be_laid_out_token_by_token(read: Read) -> None:
-    """By the backend's own shape, as to 0.28, or by the layer's spec and a layout, as since 0.29."""
+def test_backend_can_set_the_kv_layout(read: Read) -> None:
+    """The backend sets the KV layout: by its shape up to 0.28, by the layer's spec and a layout since 0.29."""
     names = set(methods(class_of(read(BACKEND), "AttentionBackend")))
     if "get_kv_cache_shape" in names:
         assert {"get_kv_cache_stride_order", "get_required_kv_cache_layout"} <= names
@@ -144,8 +144,8 @@ def test_kv_can_be_laid_out_token_by_token(read: Read) -> None:
 
 
 @EACH
-def test_custom_can_be_claimed(read: Read) -> None:
-    """The slot for a backend from outside, and how it is claimed."""
+def test_custom_can_be_registered(read: Read) -> None:
+    """vLLM has the slot CUSTOM and the function that registers a backend for it."""
     registry = read("v1/attention/backends/registry.py")
     enum = class_of(registry, "AttentionBackendEnum")
     assert "CUSTOM" in fields(enum)
@@ -154,18 +154,18 @@ def test_custom_can_be_claimed(read: Read) -> None:
 
 
 @EACH
-def test_the_cpu_platform_asks_as_the_cuda_platform_does(read: Read) -> None:
-    """What the selector says of a layer is what the predicates take."""
-    asks = methods(class_of(read("platforms/cpu.py"), "CpuPlatform"))["get_attn_backend_cls"]
-    assert arguments(asks) == ["selected_backend", "attn_selector_config", "num_heads"]
-    said = fields(class_of(read("v1/attention/selector.py"), "AttentionSelectorConfig"))
+def test_selector_fields_equal_predicate_arguments(read: Read) -> None:
+    """The selector's fields about a layer equal the arguments of the predicates."""
+    method = methods(class_of(read("platforms/cpu.py"), "CpuPlatform"))["get_attn_backend_cls"]
+    assert arguments(method) == ["selected_backend", "attn_selector_config", "num_heads"]
+    result = fields(class_of(read("v1/attention/selector.py"), "AttentionSelectorConfig"))
     taken = arguments(methods(class_of(read(BACKEND), "AttentionBackend"))["validate_configuration"])
-    assert {*said, "device_capability"} == set(taken)
+    assert {*result, "device_capability"} == set(taken)
 
 
 @EACH
-def test_the_configuration_has_what_is_read_of_it(read: Read) -> None:
-    """vLLM's settings by their names."""
+def test_configuration_has_the_fields_that_are_read(read: Read) -> None:
+    """vLLM's configuration has the fields that the adapter reads."""
     assert {"additional_config", "speculative_config"} <= fields(class_of(read("config/vllm.py"), "VllmConfig"))
     assert {"max_num_seqs", "max_num_batched_tokens"} <= fields(
         class_of(read("config/scheduler.py"), "SchedulerConfig")
@@ -176,6 +176,6 @@ def test_the_configuration_has_what_is_read_of_it(read: Read) -> None:
 
 
 @RELEASES.each_wheel()
-def test_the_wheels_that_are_read_are_of_the_range(version: str) -> None:
-    """None of another range is judged by mistake."""
+def test_wheels_belong_to_the_supported_range(version: str) -> None:
+    """Every wheel in the folder belongs to the supported range."""
     assert VLLM.reason_against(version) is None

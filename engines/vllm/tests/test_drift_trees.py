@@ -1,6 +1,6 @@
-"""What trees rely on in each release of the supported range: names and arguments of runner V1 and of its proposer.
+"""Private vLLM interfaces that trees rely on, in each supported release: runner V1 and its proposer.
 
-These are no interface of vLLM's, so this is what says that a release moved them.
+They are not public, so these tests detect a release that changes a name or an argument.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import ast
 import pytest
 
 from engines.common.tests.released import Read, arguments
-from engines.vllm.tests.test_drift import EACH, OURS, class_of, methods
+from engines.vllm.tests.test_drift import EACH, SOURCES, class_of, methods
 
 RUNNER, PROPOSER = "v1/worker/gpu_model_runner.py", "v1/spec_decode/llm_base_proposer.py"
 
 
 def our_methods(file: str) -> dict[str, ast.FunctionDef]:
-    """Methods of a file's first class of ours."""
-    tree = ast.parse((OURS / "trees" / file).read_text())
+    """Return the methods of the first class in one of our files."""
+    tree = ast.parse((SOURCES / "trees" / file).read_text())
     return methods(next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)))
 
 
 @EACH
 @pytest.mark.parametrize("method", ["_prepare_inputs", "_sample", "propose_draft_token_ids"])
-def test_the_runner_calls_what_is_overridden(read: Read, method: str) -> None:
-    """By these names, and with these arguments first."""
+def test_runner_calls_the_overridden_methods(read: Read, method: str) -> None:
+    """The runner calls each overridden method, and passes our arguments first."""
     source = read(RUNNER)
     theirs, ours = methods(class_of(source, "GPUModelRunner"))[method], our_methods("runner.py")[method]
     taken = arguments(ours)
@@ -33,8 +33,8 @@ def test_the_runner_calls_what_is_overridden(read: Read, method: str) -> None:
 
 
 @EACH
-def test_metadata_is_built_behind_the_inputs(read: Read) -> None:
-    """Between the two a step's trees are announced."""
+def test_metadata_is_built_after_the_inputs(read: Read) -> None:
+    """The runner builds metadata after the inputs. Between the two our runner publishes the step's trees."""
     execute = methods(class_of(read(RUNNER), "GPUModelRunner"))["execute_model"]
     called = [
         node.func.attr
@@ -45,8 +45,8 @@ def test_metadata_is_built_behind_the_inputs(read: Read) -> None:
 
 
 @EACH
-def test_the_runner_has_what_is_read_of_it(read: Read) -> None:
-    """Its attributes, and the drafts that it takes from a proposer of the user's."""
+def test_runner_has_the_attributes_that_are_read(read: Read) -> None:
+    """The runner has the attributes that trees read, and accepts a custom proposer."""
     source = read(RUNNER)
     for name in ("positions", "input_ids", "input_batch", "requests", "use_async_scheduling", "uses_mrope", "drafter"):
         assert f"self.{name}" in source, name
@@ -55,8 +55,8 @@ def test_the_runner_has_what_is_read_of_it(read: Read) -> None:
 
 
 @EACH
-def test_the_proposer_samples_where_a_comb_takes_more(read: Read) -> None:
-    """One step's drafts come from one method, and the number of steps is given or an attribute."""
+def test_proposer_samples_in_one_method(read: Read) -> None:
+    """One method samples the drafts of a step, and `propose` takes the number of steps first."""
     theirs = [node for node in ast.walk(ast.parse(read(PROPOSER))) if isinstance(node, ast.ClassDef)]
     found = next(one for one in map(methods, theirs) if "propose" in one)
     assert arguments(found["_sample_draft_tokens"])[0] == "hidden_states"

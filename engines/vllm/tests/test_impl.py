@@ -1,4 +1,4 @@
-"""What a layer does with what it is told late; needs vLLM."""
+"""Layer facts that vLLM sets after it has created the layer. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ SHAPE = AttentionShape(4, 2, 32, 16, "float32", "float32", softmax_scale=0.25)
 ROWS = torch.ones(3, 4, 32)
 
 
-def asked_of_the_backend(scale: float, reads_from: str | None = None) -> dict[str, Any]:
-    """What the layer asks of its backend in a step, by operation: keys, or queries."""
-    asked: dict[str, Any] = {}
+def calls_of_the_backend(scale: float, reads_from: str | None = None) -> dict[str, Any]:
+    """Return the rows that the layer passes to its backend in a step, by operation: keys or queries."""
+    calls: dict[str, Any] = {}
     backend = SimpleNamespace(
-        write_kv=lambda k, *rest: asked.update(write_kv=k), attend=lambda q, *rest: asked.update(attend=q)
+        write_kv=lambda k, *rest: calls.update(write_kv=k), attend=lambda q, *rest: calls.update(attend=q)
     )
     layer = SimpleNamespace(kv_sharing_target_layer_name=reads_from)
     made = SimpleNamespace(scale=scale, _shape=SHAPE, _view=lambda layer, pages: None)
     step = SimpleNamespace(parts=((0, SimpleNamespace(num_rows=3), {SHAPE: backend}),))
     DraftmarkImpl.forward(made, layer, ROWS, ROWS, ROWS, ROWS, step, ROWS.clone())
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize(("scale", "factor"), [(0.25, 1.0), (0.5, 2.0)])
-def test_a_scale_that_is_told_late_counts(scale: float, factor: float) -> None:
-    """Models of transformers, to vLLM 0.29, set it as they call the layer, behind the making of its backend."""
-    assert torch.equal(asked_of_the_backend(scale)["attend"], factor * ROWS)
+def test_scale_set_after_creation_is_applied(scale: float, factor: float) -> None:
+    """Up to vLLM 0.29, models of transformers set the scale when they call the layer, after its creation."""
+    assert torch.equal(calls_of_the_backend(scale)["attend"], factor * ROWS)
 
 
-def test_a_layer_that_is_told_late_whose_kv_it_reads_stores_none() -> None:
-    """Gemma 4's assistant: to vLLM 0.30 its keys are uninitialized memory, and there are none since."""
-    assert set(asked_of_the_backend(0.25)) == {"write_kv", "attend"}
-    assert set(asked_of_the_backend(0.25, "model.layers.2.self_attn.attn")) == {"attend"}
+def test_layer_linked_to_other_kv_stores_none() -> None:
+    """Gemma 4's assistant stores no KV: up to vLLM 0.30 its keys are uninitialized memory, and later there are none."""
+    assert set(calls_of_the_backend(0.25)) == {"write_kv", "attend"}
+    assert set(calls_of_the_backend(0.25, "model.layers.2.self_attn.attn")) == {"attend"}

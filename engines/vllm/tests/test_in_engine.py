@@ -1,7 +1,7 @@
-"""draftmark's backends in a real vLLM, on a CPU: texts equal to those of vLLM's own attention without drafts.
+"""draftmark's backends in a real vLLM on a CPU: texts equal vLLM's own attention without drafts.
 
-Needs an environment of its own (`make test-vllm`); skipped where vLLM is not installed. Every engine runs in the debug
-mode: each batch is validated, and vLLM's KV slots are compared with those that draftmark derives.
+Needs an environment of its own (`make engines`); skipped where vLLM is not installed. Every engine runs in debug mode:
+each batch is validated, and vLLM's KV slots are compared with the slots that draftmark derives.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from draftmark import Form
 from draftmark.reference import ReferencePlugin
 from draftmark_vllm.versions import VLLM
 from engines.vllm.tests.engine_models import eagle_head, gemma4_assistant, tiny
-from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, Asked, Said
+from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, RunRequest, RunResult
 from engines.vllm.tests.families import SERVED
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 GEMMA = {"sliding_window": 32, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0}
 NEAR = 0.02
-"""Of log-probabilities, in bfloat16."""
+"""Log-probabilities in bfloat16 may differ by this much."""
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the models."""
+    """Return the folder for the models."""
     return tmp_path_factory.mktemp("models")
 
 
 @cache
-def plain(model: str, dtype: str = "float32", logprobs: bool = False) -> Said:
-    """What vLLM's own attention says without drafts."""
-    return Asked(model, logprobs=logprobs, arguments={"block_size": 32, "dtype": dtype}).run()
+def plain(model: str, dtype: str = "float32", logprobs: bool = False) -> RunResult:
+    """Return the result of vLLM's own attention without drafts."""
+    return RunRequest(model, logprobs=logprobs, arguments={"block_size": 32, "dtype": dtype}).run()
 
 
-def ours(model: str, page_size: int, backend: str = "reference", **more) -> Said:
-    """What draftmark's backend says."""
-    return Asked(model, backend, arguments={"block_size": page_size, **more}).run()
+def ours(model: str, page_size: int, backend: str = "reference", **more) -> RunResult:
+    """Return the result with a draftmark backend."""
+    return RunRequest(model, backend, arguments={"block_size": page_size, **more}).run()
 
 
 @pytest.mark.parametrize(
@@ -53,47 +53,50 @@ def ours(model: str, page_size: int, backend: str = "reference", **more) -> Said
         pytest.param(NGRAM, 64, id="ngram-64", marks=pytest.mark.slow),
     ],
 )
-def test_texts_are_vllms_own(folder: Path, page_size: int, drafts: dict[str, object] | None) -> None:
-    """Chunked prompts beside decodes and verifies, uneven ones too, in float32."""
-    said = ours(tiny(folder), page_size, speculative_config=drafts)
-    assert said.tokens == plain(tiny(folder)).tokens
-    assert (said.accepted > 0) is (drafts is not None)
+def test_texts_equal_vllms_own(folder: Path, page_size: int, drafts: dict[str, object] | None) -> None:
+    """Texts are equal in float32 for steps that mix chunked prompts, decodes and verifies of uneven length."""
+    result = ours(tiny(folder), page_size, speculative_config=drafts)
+    assert result.tokens == plain(tiny(folder)).tokens
+    assert (result.accepted > 0) is (drafts is not None)
 
 
-def test_prompts_in_one_piece(folder: Path) -> None:
-    """Whole prompts in one step, without prefix caching."""
-    said = ours(tiny(folder), 16, max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config=NGRAM)
-    assert said.tokens == plain(tiny(folder)).tokens
+def test_whole_prompts_in_one_step(folder: Path) -> None:
+    """Texts are equal if a step holds whole prompts and prefixes are not cached."""
+    result = ours(tiny(folder), 16, max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config=NGRAM)
+    assert result.tokens == plain(tiny(folder)).tokens
 
 
 def test_texts_without_the_debug_mode(folder: Path) -> None:
-    """As users serve: no step is checked, and a backend that asks for no lengths on the host is told none."""
+    """Texts are equal without debug checks. The reference then gets no host lengths."""
     arguments = {"block_size": 16, "max_num_batched_tokens": 64, "speculative_config": NGRAM}
-    said = Asked(tiny(folder), "reference", settings={"debug": False}, arguments=arguments).run()
-    assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+    result = RunRequest(tiny(folder), "reference", settings={"debug": False}, arguments=arguments).run()
+    assert result.tokens == plain(tiny(folder)).tokens and result.drafted > 0
 
 
 @pytest.mark.parametrize(("forms", "drafts"), [((), None), ((Form.ENGINE_SLOTS,), NGRAM)], ids=["none", "slots"])
-def test_a_backend_that_takes_little_of_vllms_own(
+def test_backend_with_few_engine_forms(
     folder: Path, monkeypatch: pytest.MonkeyPatch, forms: tuple[Form, ...], drafts: dict[str, object] | None
 ) -> None:
-    """vLLM keeps K apart from V for it, its page table is of the core's width, and without slots it works them out."""
+    """Texts are equal for a backend without vLLM's forms.
+
+    vLLM keeps separate K and V for it. Its page table has draftmark's width, and without ENGINE_SLOTS it derives slots.
+    """
     monkeypatch.setattr(ReferencePlugin, "info", replace(ReferencePlugin.info, forms=forms))
-    said = ours(tiny(folder), 16, speculative_config=drafts)
-    assert said.tokens == plain(tiny(folder)).tokens
-    assert (said.accepted > 0) is (drafts is not None)
+    result = ours(tiny(folder), 16, speculative_config=drafts)
+    assert result.tokens == plain(tiny(folder)).tokens
+    assert (result.accepted > 0) is (drafts is not None)
 
 
-def test_preempted_requests_go_on(folder: Path) -> None:
-    """With room for few pages requests are sent back and prefilled again, from cached pages where there are some."""
-    said = ours(tiny(folder), 16, num_gpu_blocks_override=24, speculative_config=NGRAM)
-    assert said.tokens == plain(tiny(folder)).tokens
+def test_preempted_requests_resume(folder: Path) -> None:
+    """With few pages vLLM preempts requests and prefills them again, partly from cached pages."""
+    result = ours(tiny(folder), 16, num_gpu_blocks_override=24, speculative_config=NGRAM)
+    assert result.tokens == plain(tiny(folder)).tokens
 
 
 def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
-    """A smaller model drafts, through the same backend and with heads of its own."""
+    """A smaller draft model with other heads runs on the same backend."""
     draft = tiny(folder, num_hidden_layers=1, num_key_value_heads=1)
-    said = ours(
+    result = ours(
         tiny(folder),
         16,
         speculative_config={
@@ -103,50 +106,50 @@ def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
             "attention_backend": "CUSTOM",
         },
     )
-    assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+    assert result.tokens == plain(tiny(folder)).tokens and result.drafted > 0
 
 
-def test_a_draft_model_of_layers_of_two_shapes(folder: Path) -> None:
-    """A Gemma 2, whose windows are of one group with its other layers: vLLM names the second behind the builder."""
+def test_draft_model_with_layers_of_two_shapes(folder: Path) -> None:
+    """In Gemma 2 a KV group has layers of two shapes. vLLM adds the draft model's layers after the builder exists."""
     model = tiny(folder, "gemma2", **GEMMA)
     drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
-    said = ours(model, 16, speculative_config=drafts, disable_hybrid_kv_cache_manager=True)
-    assert said.tokens == plain(model).tokens and said.accepted > 0
+    result = ours(model, 16, speculative_config=drafts, disable_hybrid_kv_cache_manager=True)
+    assert result.tokens == plain(model).tokens and result.accepted > 0
 
 
 @pytest.mark.skipif(VLLM.installed_before("0.28"), reason="vLLM before 0.28 does not read this Gemma 4's configuration")
-def test_an_assistant_that_reads_its_targets_kv(folder: Path) -> None:
-    """Gemma 4's MTP: layers without KV, which are told whose they read once they are made. They store nothing."""
+def test_assistant_reads_its_targets_kv(folder: Path) -> None:
+    """Gemma 4's MTP layers have no KV. vLLM links them to another layer's KV after their creation."""
     model = SERVED["gemma-4"].write(folder, "gemma-4")
     drafts = {"method": "mtp", "model": gemma4_assistant(folder, model), "num_speculative_tokens": 3}
-    said = ours(model, 16, speculative_config=drafts)
-    assert said.tokens == plain(model).tokens and said.drafted > 0
+    result = ours(model, 16, speculative_config=drafts)
+    assert result.tokens == plain(model).tokens and result.drafted > 0
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_suffixes_draft_other_numbers_of_tokens_each_step(folder: Path) -> None:
-    """vLLM's suffix decoding, over a stand-in for the package that it asks for."""
-    said = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
-    assert said.tokens == plain(tiny(folder)).tokens and said.accepted > 0
-    assert said.drafted < 4 * said.rounds, "each round had as many drafts"
+def test_suffix_decoding_drafts_vary_in_number(folder: Path) -> None:
+    """vLLM's suffix decoding runs on a stand-in for the package that it imports."""
+    result = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
+    assert result.tokens == plain(tiny(folder)).tokens and result.accepted > 0
+    assert result.drafted < 4 * result.rounds, "each round had the same number of drafts"
 
 
 def test_an_eagle_head_drafts_in_our_pages(folder: Path) -> None:
-    """EAGLE's first form, with a random head whose drafts are hardly ever accepted."""
+    """A first-generation EAGLE head with random weights drafts; nearly all its drafts are rejected."""
     head = eagle_head(folder, tiny(folder))
     drafts = {"method": "eagle", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
-    said = ours(tiny(folder), 16, speculative_config=drafts)
-    assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+    result = ours(tiny(folder), 16, speculative_config=drafts)
+    assert result.tokens == plain(tiny(folder)).tokens and result.drafted > 0
 
 
-def test_a_window(folder: Path) -> None:
-    """A Mistral whose window is shorter than its texts."""
+def test_sliding_window(folder: Path) -> None:
+    """Texts are equal for a Mistral with a window shorter than its texts."""
     model = tiny(folder, "mistral", sliding_window=32)
     assert ours(model, 16, speculative_config=NGRAM).tokens == plain(model).tokens
 
 
 def test_layers_of_two_shapes_with_soft_caps(folder: Path) -> None:
-    """A Gemma 2: every other layer has a window, all cap their logits."""
+    """Texts are equal for a Gemma 2: every other layer has a window, and all layers cap their logits."""
     model = tiny(folder, "gemma2", **GEMMA)
     assert ours(model, 16, speculative_config=NGRAM).tokens == plain(model).tokens
 
@@ -161,8 +164,8 @@ def test_layers_of_two_shapes_with_soft_caps(folder: Path) -> None:
     ],
 )
 def test_two_ranks_agree(folder: Path, drafts: dict[str, object] | None, page_size: int, chunk: int) -> None:
-    """Tensor parallelism: the texts of one rank, and in every step the same metadata on both."""
-    asked = Asked(
+    """With tensor parallelism texts equal one rank's, and both ranks have equal metadata in every step."""
+    request = RunRequest(
         tiny(folder),
         "reference",
         environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
@@ -173,13 +176,13 @@ def test_two_ranks_agree(folder: Path, drafts: dict[str, object] | None, page_si
             "max_num_batched_tokens": chunk,
         },
     )
-    assert asked.run().tokens == plain(tiny(folder)).tokens
+    assert request.run().tokens == plain(tiny(folder)).tokens
 
 
 def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
-    """cuda_triton in Triton's interpreter, with drafts."""
+    """Texts are equal for cuda_triton in Triton's interpreter, with drafts."""
     model = tiny(folder)
-    asked = Asked(
+    request = RunRequest(
         model,
         "cuda_triton",
         new_tokens=SLOW_NEW_TOKENS,
@@ -187,31 +190,31 @@ def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
         arguments={"block_size": 16, "speculative_config": NGRAM},
     )
     wanted = [tokens[:SLOW_NEW_TOKENS] for tokens in plain(model).tokens]
-    assert asked.run().tokens == wanted
+    assert request.run().tokens == wanted
 
 
 def test_fp8_pages_in_the_engine(folder: Path) -> None:
-    """e4m3 KV with the layers' scales, by cuda_triton in Triton's interpreter: a text parts at near ties alone."""
+    """With e4m3 KV in cuda_triton texts differ only at near ties."""
     model = tiny(folder)
     wanted = plain(model, logprobs=True)
-    said = Asked(
+    result = RunRequest(
         model,
         "cuda_triton",
         new_tokens=SLOW_NEW_TOKENS,
         environment={"TRITON_INTERPRET": "1"},
         arguments={"block_size": 16, "kv_cache_dtype": "fp8_e4m3"},
     ).run()
-    for one, other, ahead in zip(said.tokens, wanted.tokens, wanted.ahead, strict=True):
+    for one, other, ahead in zip(result.tokens, wanted.tokens, wanted.ahead, strict=True):
         parts = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         assert parts is None or ahead[parts] < NEAR, f"at {parts}: {one} instead of {other}, ahead {ahead[parts]}"
 
 
-def test_bfloat16_parts_at_near_ties_only(folder: Path) -> None:
-    """In bfloat16 a text may part where vLLM's own attention hardly preferred its token."""
+def test_bfloat16_differs_only_at_near_ties(folder: Path) -> None:
+    """In bfloat16 a text differs only where vLLM's own attention had a near tie."""
     model = tiny(folder, dtype="bfloat16")
     wanted = plain(model, "bfloat16", logprobs=True)
-    said = ours(model, 16, dtype="bfloat16", speculative_config=NGRAM)
-    for one, other, ahead in zip(said.tokens, wanted.tokens, wanted.ahead, strict=True):
+    result = ours(model, 16, dtype="bfloat16", speculative_config=NGRAM)
+    for one, other, ahead in zip(result.tokens, wanted.tokens, wanted.ahead, strict=True):
         parts = next((n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
         assert parts is None or ahead[parts] < NEAR, f"at {parts}: {one} instead of {other}, ahead {ahead[parts]}"
 
@@ -227,27 +230,27 @@ def test_bfloat16_parts_at_near_ties_only(folder: Path) -> None:
     ],
 )
 def test_our_trained_head_drafts_for_smollm2(trained: tuple[str, str], page_size: int, chunk: int) -> None:
-    """EAGLE-3 with the head of this repository: the texts of plain decoding, and drafts that are accepted."""
+    """With this repository's EAGLE-3 head texts equal plain decoding, and drafts are accepted."""
     from transformers import AutoTokenizer
 
     model, head = trained
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = ["Copy: one two three four five six. Copy: one two three", "def fibonacci(n):\n    ", "Once upon a time"]
     prompts = [tokenizer(text)["input_ids"] for text in texts]
-    wanted = Asked(model, prompts=prompts, arguments={"block_size": 32}).run()
+    wanted = RunRequest(model, prompts=prompts, arguments={"block_size": 32}).run()
     drafts = {"method": "eagle3", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
     arguments = {"block_size": page_size, "max_num_batched_tokens": chunk, "speculative_config": drafts}
-    said = Asked(model, "reference", prompts, arguments=arguments).run()
-    assert said.tokens == wanted.tokens
-    assert said.accepted > 0.1 * said.drafted > 0, f"{said.accepted} of {said.drafted} drafts were accepted"
+    result = RunRequest(model, "reference", prompts, arguments=arguments).run()
+    assert result.tokens == wanted.tokens
+    assert result.accepted > 0.1 * result.drafted > 0, f"{result.accepted} of {result.drafted} drafts were accepted"
 
 
 @pytest.mark.parametrize(
     ("settings", "arguments", "sentence"),
     [
-        ({"backend": "none_such"}, {}, "there is no backend 'none_such'; give one of those installed"),
+        ({"backend": "none_such"}, {}, "backend 'none_such' does not exist; give an installed backend"),
         ({"backend": "cuda_flashinfer"}, {}, "backend cuda_flashinfer is not installed; pip install"),
-        ({"bakend": "reference"}, {}, "draftmark.bakend, but there are backend, debug, branches only"),
+        ({"bakend": "reference"}, {}, "draftmark.bakend, which is unknown; use backend, debug, branches"),
         ({}, {"block_size": 24}, "block_size not supported"),
         ({}, {"kv_cache_dtype": "fp8"}, "kv_dtype float8_e4m3fn is not served: the reference stores KV as"),
     ],
@@ -255,11 +258,11 @@ def test_our_trained_head_drafts_for_smollm2(trained: tuple[str, str], page_size
 def test_bad_input_is_refused_in_one_sentence(
     folder: Path, settings: dict[str, object], arguments: dict[str, object], sentence: str
 ) -> None:
-    """Before weights are loaded, with what is wrong and the way out."""
-    asked = Asked(
+    """Before weights are loaded, the error names the bad value and the remedy."""
+    request = RunRequest(
         tiny(folder),
         arguments={"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}, **arguments},
     )
     with pytest.raises(RuntimeError) as caught:
-        asked.run()
+        request.run()
     assert sentence in str(caught.value), str(caught.value)

@@ -1,4 +1,4 @@
-"""vLLM's options with draftmark's backend: what vLLM's own attention says without drafts, or one sentence."""
+"""vLLM's options with draftmark's backend: results equal vLLM's own attention, or the option is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engines.vllm.tests.engine_run import Asked, token_prompts
+from engines.vllm.tests.engine_run import RunRequest, token_prompts
 from engines.vllm.tests.families import SERVED
 from engines.vllm.tests.sweep import NEW_TOKENS, SUFFIX, assert_alike, each
 
@@ -22,25 +22,26 @@ WALL = 128
 
 
 def shared_prompts() -> list[list[int]]:
-    """Prompts that begin alike, over several pages, one of them with what the others share alone."""
+    """Return prompts with a common prefix of several pages; one prompt is only a part of the prefix."""
     rng = random.Random(7)
     shared = [rng.randrange(3, 250) for _ in range(100)]
     return [shared + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 9, 3, 17, 5)] + [shared[:64]]
 
 
 def prompts_to_the_wall() -> list[list[int]]:
-    """Prompts whose texts fill the context to its last token, one of them at once."""
+    """Return prompts for texts that end at the context limit; the longest prompt starts close to it."""
     rng = random.Random(7)
     return [3 * [rng.randrange(3, 250)] + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 40, 100, WALL - 4)]
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option.
+    """An option and the runs that test it.
 
     Attributes:
-        arguments: vLLM's, of our engine; `both`: of vLLM's own too. sampling: of both.
-        drafts: of our engine.
+        arguments: vLLM arguments for our engine only. both: vLLM arguments for both engines.
+        sampling: sampling parameters of both engines.
+        drafts: speculative configuration of our engine.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -79,15 +80,15 @@ REFUSED_KV = ("fp8_e5m2", "fp8_inc", "int8_per_token_head", "nvfp4")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the models."""
+    """Return the folder for the models."""
     return tmp_path_factory.mktemp("options")
 
 
 @each(OPTIONS, QUICK)
 def test_an_option_changes_no_text(folder: Path, name: str) -> None:
-    """Texts and log-probabilities are those of vLLM's own attention without drafts."""
+    """Texts and log-probabilities equal vLLM's own attention without drafts."""
     option = OPTIONS[name]
-    asked = Asked(
+    request = RunRequest(
         SERVED[option.family].write(folder, option.family),
         prompts=option.prompts(),
         new_tokens=NEW_TOKENS,
@@ -96,16 +97,16 @@ def test_an_option_changes_no_text(folder: Path, name: str) -> None:
         arguments={"block_size": 32, **option.both},
     )
     ours = {"block_size": 16, "speculative_config": option.drafts, **option.both, **option.arguments}
-    wanted = asked.run()
-    said = replace(asked, backend="reference", arguments=ours, environment=option.environment).run()
-    assert_alike(said, wanted)
-    assert (said.drafted > 0) is (option.drafts is not None)
+    wanted = request.run()
+    result = replace(request, backend="reference", arguments=ours, environment=option.environment).run()
+    assert_alike(result, wanted)
+    assert (result.drafted > 0) is (option.drafts is not None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", REFUSED_KV)
 def test_other_kinds_of_kv_are_refused(folder: Path, dtype: str) -> None:
-    """By vLLM's own predicate, before weights are loaded."""
+    """vLLM's own predicate refuses other KV dtypes before weights are loaded."""
     model = SERVED["llama"].write(folder, "llama")
     with pytest.raises(RuntimeError, match="kv_cache_dtype not supported"):
-        Asked(model, "reference", arguments={"block_size": 16, "kv_cache_dtype": dtype}).run()
+        RunRequest(model, "reference", arguments={"block_size": 16, "kv_cache_dtype": dtype}).run()

@@ -1,4 +1,4 @@
-"""What vLLM's own predicates say of a model that is not served, before anything is allocated; needs vLLM."""
+"""Models and options that draftmark refuses before anything is allocated. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ USUAL = {
 
 @pytest.fixture(autouse=True)
 def config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A model of 8 heads, served by the reference."""
+    """Return the configuration of a model with 8 heads on the reference backend."""
     model = SimpleNamespace(
         get_num_attention_heads=lambda parallel: 8, get_num_kv_heads=lambda parallel: 2, max_model_len=256
     )
@@ -55,12 +55,12 @@ def config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_usual_model_is_served() -> None:
-    """Nothing is said against it."""
+    """The predicates have no objection to a usual model."""
     assert not DraftmarkBackend.validate_configuration(**USUAL)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "reason_text"),
     [
         ({"use_mla": True}, "MLA"),
         ({"use_sparse": True}, "sparse"),
@@ -80,18 +80,18 @@ def test_a_usual_model_is_served() -> None:
     ],
     ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )
-def test_what_is_not_served_is_refused_by_the_predicates(asked: dict[str, Any], said: str) -> None:
-    """One sentence each, of vLLM's or of the backend that serves; not every release asks everything."""
-    if not set(asked) <= set(inspect.signature(DraftmarkBackend.validate_configuration).parameters):
-        pytest.skip(f"this vLLM does not ask about {', '.join(asked)}")
-    if asked == {"use_dcp": True} and not hasattr(theirs.AttentionBackend, "supports_dcp"):
-        pytest.skip("this vLLM asks about DCP for MLA alone")
-    reasons = DraftmarkBackend.validate_configuration(**{**USUAL, **asked})
-    assert any(said in reason for reason in reasons), reasons
+def test_predicates_refuse_unsupported_models(arguments: dict[str, Any], reason_text: str) -> None:
+    """vLLM or the backend gives one sentence for each reason. Cases that a release does not check are skipped."""
+    if not set(arguments) <= set(inspect.signature(DraftmarkBackend.validate_configuration).parameters):
+        pytest.skip(f"this vLLM has no argument {', '.join(arguments)}")
+    if arguments == {"use_dcp": True} and not hasattr(theirs.AttentionBackend, "supports_dcp"):
+        pytest.skip("this vLLM checks DCP only for MLA")
+    reasons = DraftmarkBackend.validate_configuration(**{**USUAL, **arguments})
+    assert any(reason_text in reason for reason in reasons), reasons
 
 
 @pytest.mark.parametrize(
-    ("part", "option", "said"),
+    ("part", "option", "reason_text"),
     [
         ("cache_config", {"kv_sharing_fast_prefill": True}, "leave --kv-sharing-fast-prefill out"),
         ("model_config", {"rswa_window": 128}, "R-SWA is not served: .*use another backend"),
@@ -109,68 +109,68 @@ def test_what_is_not_served_is_refused_by_the_predicates(asked: dict[str, Any], 
     ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )
 def test_an_option_is_refused_in_every_release(
-    config: SimpleNamespace, part: str, option: dict[str, Any], said: str
+    config: SimpleNamespace, part: str, option: dict[str, Any], reason_text: str
 ) -> None:
-    """With the way out, whether vLLM asks about it or not."""
+    """The refusal names the remedy, also in releases that do not check the option themselves."""
     vars(getattr(config, part)).update(option)
-    assert any(re.search(said, one) for one in DraftmarkBackend.validate_configuration(**USUAL))
+    assert any(re.search(reason_text, one) for one in DraftmarkBackend.validate_configuration(**USUAL))
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("layer", "reason_text"),
     [
         ({"alibi_slopes": [0.5] * 8}, "the model has ALiBi slopes"),
         ({"attn_type": "encoder"}, "attention of type encoder is not served"),
         ({"use_irope": True}, "the layer has use_irope"),
     ],
 )
-def test_a_layer_with_more_is_refused(layer: dict[str, Any], said: str) -> None:
-    """As vLLM builds it, which is before it loads weights."""
-    with pytest.raises(EngineError, match=said):
+def test_layer_with_unsupported_arguments_is_refused(layer: dict[str, Any], reason_text: str) -> None:
+    """The constructor refuses the layer. vLLM creates layers before it loads weights."""
+    with pytest.raises(EngineError, match=reason_text):
         impl.DraftmarkImpl(8, 64, 0.125, 2, **layer)
 
 
-def test_a_layer_is_asked_about_as_it_is(config: SimpleNamespace) -> None:
-    """Layers may differ from the model's usual one, and weights are not loaded yet."""
+def test_constructor_checks_the_layers_own_dtype(config: SimpleNamespace) -> None:
+    """The constructor checks the layer's own KV dtype, which may differ from the model's usual layer."""
     with pytest.raises(EngineError, match="the reference stores KV as"):
         impl.DraftmarkImpl(8, 64, 0.125, 2, kv_cache_dtype="fp8")
 
 
 @pytest.mark.parametrize("kind", ["EncoderOnlyAttention_", "StaticSink_", "FastPrefill_", "Another"])
-def test_layers_whose_steps_vllm_changes_are_refused(kind: str) -> None:
-    """vLLM wraps a backend for layers of other masks, without asking it, as it builds such a layer."""
+def test_special_kinds_of_layers_are_refused(kind: str) -> None:
+    """vLLM derives a backend for layers with other masks without any predicate, so the subclass itself is refused."""
     with pytest.raises(EngineError, match=f"kind {kind.strip('_')}, which is not served; use another backend"):
         theirs.subclass_attention_backend(kind, DraftmarkBackend, DraftmarkBackend.get_builder_cls())
 
 
-def test_layers_of_chunks_are_not_refused() -> None:
-    """Their steps are usual ones of more requests."""
+def test_chunked_layers_are_accepted() -> None:
+    """Chunked layers only turn a step into one with more requests."""
     theirs.subclass_attention_backend("ChunkedLocalAttention_8192_", DraftmarkBackend, builder.DraftmarkBuilder)
 
 
 @pytest.mark.parametrize("causal", [False, torch.tensor([True, False])], ids=["none", "some"])
-def test_a_step_that_sees_ahead_is_refused(causal: object) -> None:
-    """Whoever asks for it: nothing is served that would be wrong."""
+def test_non_causal_step_is_refused(causal: object) -> None:
+    """A step with attention that is not causal is refused, because its result would be wrong."""
     with pytest.raises(EngineError, match="attention that is not causal, which is not served"):
         builder._step(SimpleNamespace(causal=causal), without_lengths=True, exact=False)
 
 
 def test_k_and_v_have_heads_of_one_size() -> None:
-    """vLLM tells the layer's spec alone."""
-    with pytest.raises(EngineError, match="heads of K have 64 elements and those of V 32"):
+    """Only the layer's spec holds the size of V's heads, so `customize_spec` refuses unequal sizes."""
+    with pytest.raises(EngineError, match="heads of K have 64 elements and heads of V have 32"):
         DraftmarkBackend.customize_spec(SimpleNamespace(head_size=64, head_size_v=32))
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.28.1", True), ("0.29.0", False)])
-def test_sleep_needs_a_vllm_that_keeps_what_backends_keep(
+def test_sleep_mode_needs_vllm_0_29(
     config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
 ) -> None:
-    """To 0.28 the builders' memory is part of what is thrown away with KV."""
+    """Up to 0.28, sleep mode discards the builders' memory together with KV."""
     monkeypatch.setattr(type(VLLM), "installed", lambda self: ("vllm", version))
     config.model_config.enable_sleep_mode = True
     assert any("--enable-sleep-mode" in one for one in DraftmarkBackend.validate_configuration(**USUAL)) is refused
 
 
 def test_no_context_parallelism() -> None:
-    """vLLM asks a layer's implementation whether it gives the log-sum-exp that ranks would merge by."""
+    """vLLM reads from the class whether it returns the log-sum-exp that ranks need to combine results."""
     assert not impl.DraftmarkImpl.can_return_lse_for_decode

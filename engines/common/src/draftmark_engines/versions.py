@@ -31,9 +31,9 @@ class SupportedVersions:
         if numbers and _numbers(self.oldest) <= numbers < _numbers(self.below):
             return None
         return (
-            f"{self.engine} {version} is not supported; supported are releases from {self.oldest} on, below "
+            f"{self.engine} {version} is not served; the adapter serves releases from {self.oldest} on, below "
             f"{self.below}; pip install '{self.distributions[0]}>={self.oldest},<{self.below}', or a release of the "
-            "adapter that supports it"
+            "adapter that serves it"
         )
 
     def installed(self) -> tuple[str, str]:

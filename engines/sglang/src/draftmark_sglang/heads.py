@@ -1,7 +1,7 @@
-"""python -m draftmark_sglang.heads HEAD TARGET OUT: write a draft head as a folder for SGLang.
+"""python -m draftmark_sglang.heads HEAD TARGET OUT: convert a draftmark draft head to a model folder for SGLang.
 
-HEAD is a folder with head.json and head.safetensors, TARGET the target's folder with its config.json. Then
-``--speculative-algorithm EAGLE3 --speculative-draft-model-path OUT``. Neither SGLang nor torch is needed here.
+HEAD is a folder with head.json and head.safetensors. TARGET is the target model's folder with config.json. Start
+SGLang with ``--speculative-algorithm EAGLE3 --speculative-draft-model-path OUT``. Neither SGLang nor torch is needed.
 """
 
 from __future__ import annotations
@@ -12,73 +12,74 @@ from pathlib import Path
 from typing import Any
 
 from draftmark_engines import EngineError
-from draftmark_engines.heads import said_of, write_from_command_line
+from draftmark_engines.heads import read_configs, write_from_command_line
 
 ARCHITECTURE = "DraftmarkHeadForCausalLMEagle3"
 PACKAGE = "draftmark_sglang.models"
-"""Where SGLang finds the class of that name."""
+"""Python package in which SGLang finds the model class `ARCHITECTURE`."""
 
 
 class LastFeature:
-    """Whether this process drafts with a head of draftmark's, for the hook on the target: other heads are left alone.
+    """Process-wide switch of the hook that returns the target's last hidden state.
 
     Attributes:
-        asked: set by the model class.
+        enabled: True after a draftmark head is created in this process; other heads do not need the hook.
     """
 
-    asked = False
+    enabled = False
 
 
 LAST_FEATURE = LastFeature()
 
 
 def write_folder(head: Path, target: Path, out: Path) -> None:
-    """Write `out`: config.json, and the head's weights as they are.
+    """Write `out`/config.json, and copy the head's weights to `out`/model.safetensors.
 
     Raises:
-        EngineError: a file is absent, or the head and the target do not fit.
+        EngineError: a file is absent, the head fits another target, or the head reads fewer than two hidden states.
     """
-    said, of_target = said_of(head, target)
+    head_config, target_config = read_configs(head, target)
     for name in ("hidden_size", "vocab_size"):
-        if said[name] != of_target[name]:
+        if head_config[name] != target_config[name]:
             raise EngineError(
-                f"the head is for a target of {name} {said[name]}, but {target} has {of_target[name]}; name the head's "
-                "own target"
+                f"the head needs a target with {name} {head_config[name]}, but {target} has {target_config[name]}; "
+                "pass the folder of the head's own target"
             )
-    if len(said["feature_layers"]) < 2:
+    if len(head_config["feature_layers"]) < 2:
         raise EngineError(
-            "the head reads one hidden state of the target, but EAGLE-3 in SGLang fuses several; train one"
+            "the head reads one hidden state of the target, but EAGLE-3 in SGLang needs at least two; train one that "
+            "reads several"
         )
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(head / "head.safetensors", out / "model.safetensors")
-    (out / "config.json").write_text(json.dumps(config_of(said, of_target), indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(config_of(head_config, target_config), indent=2) + "\n")
 
 
-def config_of(said: dict[str, Any], of_target: dict[str, Any]) -> dict[str, Any]:
-    """The draft model's config.json.
+def config_of(head_config: dict[str, Any], target_config: dict[str, Any]) -> dict[str, Any]:
+    """Return the draft model's config.json.
 
-    Hidden states are counted as transformers does: number n lies behind n layers. SGLang counts from the layer that
-    makes it, so its number is one less.
+    head.json numbers hidden states as transformers does: state n is the output of n layers. SGLang numbers a state by
+    the layer that computes it, which is one less.
     """
     shape = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-    layers = [number - 1 for number in said["feature_layers"]]
+    layers = [number - 1 for number in head_config["feature_layers"]]
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
-        **{name: said[name] for name in shape},
+        **{name: head_config[name] for name in shape},
         "num_hidden_layers": 1,
-        "draft_vocab_size": said.get("draft_vocab_size") or said["vocab_size"],
-        "rms_norm_eps": said["rms_norm_eps"],
-        "rope_theta": said["rope_theta"],
-        "max_position_embeddings": of_target["max_position_embeddings"],
+        "draft_vocab_size": head_config.get("draft_vocab_size") or head_config["vocab_size"],
+        "rms_norm_eps": head_config["rms_norm_eps"],
+        "rope_theta": head_config["rope_theta"],
+        "max_position_embeddings": target_config["max_position_embeddings"],
         "tie_word_embeddings": False,
-        "torch_dtype": of_target.get("torch_dtype") or of_target.get("dtype") or "bfloat16",
+        "torch_dtype": target_config.get("torch_dtype") or target_config.get("dtype") or "bfloat16",
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
     }
 
 
 def main() -> None:
-    """Write what the command line names."""
+    """Convert the folders that the command line names."""
     write_from_command_line(__doc__, write_folder)
 
 

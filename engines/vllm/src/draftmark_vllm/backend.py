@@ -11,11 +11,11 @@ from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from draftmark import Form
 from draftmark_engines import EngineError
 
+from .bound_backends import OTHER_BACKEND, Geometries
 from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of, serves_trees
 from .options import refused_option
 from .pages import head_slots
 from .registration import check_claim
-from .served import OTHER_BACKEND, Geometries
 from .versions import VLLM
 
 VLLM.require()
@@ -31,7 +31,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     forward_includes_kv_cache_update: bool = True
     # True if K and V of a layer lie in two separate halves, for a backend without STRIDED_KV. vLLM reads the layout
     # without a configuration, so `supports_combination` sets this first, in each of vLLM's processes.
-    kv_apart: ClassVar[bool] = False
+    separate_kv: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse the subclasses that vLLM derives for special kinds of layers, except for chunked attention.
@@ -128,7 +128,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             made = Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:
             return str(error)
-        cls.kv_apart = Form.STRIDED_KV not in made.few.forms
+        cls.separate_kv = Form.STRIDED_KV not in made.decode_verify.forms
         if serves_trees(config) and not made.ragged:
             return f"backend {backend.info.name} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
         return None
@@ -140,7 +140,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         """Return the KV layout: layer, page, token, head; or in each layer K of all pages, then V of all pages."""
         from vllm.v1.kv_cache_layout import KVCacheLayout
 
-        return (KVCacheLayout.LHBNC if cls.kv_apart else KVCacheLayout.LBNHC,)
+        return (KVCacheLayout.LHBNC if cls.separate_kv else KVCacheLayout.LBNHC,)
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -164,7 +164,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def _slots(cls, num_kv_heads: int, head_size: int) -> tuple[int, int]:
         """Return the slots of a token in a page, and the elements of one slot."""
-        return (2, num_kv_heads * head_size) if cls.kv_apart else (head_slots(num_kv_heads), head_size)
+        return (2, num_kv_heads * head_size) if cls.separate_kv else (head_slots(num_kv_heads), head_size)
 
     # -- KV layout up to 0.28 -----------------------------------------------------------------------------
 
@@ -185,9 +185,9 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         Raises:
             NotImplementedError: a dimension for layers, but separate K and V.
         """
-        if cls.kv_apart and include_num_layers_dimension:
+        if cls.separate_kv and include_num_layers_dimension:
             raise NotImplementedError("separate K and V have no layout with a dimension for layers")
-        if cls.kv_apart:
+        if cls.separate_kv:
             return (1, 0, 2, 3)
         return (1, 0, 3, 2, 4) if include_num_layers_dimension else (0, 2, 1, 3)
 

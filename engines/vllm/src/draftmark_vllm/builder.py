@@ -14,14 +14,14 @@ from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_di
 from draftmark_engines import EngineError
 
 from . import reservation
+from .batch_runs import BatchRun, split_decodes_prefills
+from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
 from .checking import check_batch
 from .limits import chosen_backend, engine_limits, limits_of_chunks, profile_of, serves_trees
-from .replays import Replays
-from .served import OTHER_BACKEND, Geometries, Served
+from .metadata_graphs import MetadataGraphs
 from .settings import Settings
-from .spans import Span, spans
 from .step import Step, StepBuffers, part, refresh
-from .trees.step_trees import current
+from .trees.step_trees import current_trees
 from .trees.tails import TreeTails
 
 Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
@@ -51,7 +51,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         reservation.release()
-        self._ask_for_order()
+        self._require_decodes_first()
         self._debug = Settings.read(vllm_config.additional_config).debug
         layers = self._layers()
         # From the layers, not the spec: a group of full-attention layers may share its pages with chunked layers.
@@ -59,31 +59,31 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._limits = limits = limits_of_chunks(engine_limits(vllm_config), self._chunk)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
         self._backend = chosen_backend(vllm_config, device.type)
-        self._serve(layers)
-        geometry = self._served.any.few
+        self._bind(layers)
+        geometry = self._bound.any.decode_verify
         columns = 0 if Form.ENGINE_TABLE in geometry.forms else geometry.max_pages_per_req
         self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device, columns)
-        self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
+        self._tails = TreeTails(self._bound.any.decode_verify, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
-        self._replays = self._new_replays()
+        self._graphs = self._new_graphs()
 
-    def _ask_for_order(self) -> None:
+    def _require_decodes_first(self) -> None:
         """Make runner V1 place decodes first if drafts are trees: after a prompt, a tree would be served as a chain."""
         if serves_trees(self.vllm_config):
             self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
-    def _serve(self, layers: list[Any]) -> None:
+    def _bind(self, layers: list[Any]) -> None:
         """Bind the backends of the layers known so far."""
         self._num_layers = len(self.layer_names)
         backend = self._backend
-        self._served = Served(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
+        self._bound = BoundBackends(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
         # Inside a graph nothing can be planned, and the host has no lengths.
-        self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
+        self.supports_draft_decode_metadata_update = self._bound.need is HostLengthsNeed.NONE
         # A backend that needs no host lengths gets none: computing them takes longer than the rest of a step. Prompts
         # are an exception: they run far longer, and a backend may choose kernels by their lengths. Chunked layers get
         # none either: up to 0.29 vLLM passes the bounds of whole requests with them.
-        self._told = self._chunk is None and (self._debug or self._served.need is not HostLengthsNeed.NONE)
-        if self._chunk is not None and self._served.need is HostLengthsNeed.EXACT:
+        self._host_lengths = self._chunk is None and (self._debug or self._bound.need is not HostLengthsNeed.NONE)
+        if self._chunk is not None and self._bound.need is HostLengthsNeed.EXACT:
             raise EngineError(
                 f"backend {backend.info.name} plans from exact lengths, but vLLM has none for layers with chunks of "
                 f"{self._chunk} positions; choose another backend"
@@ -91,10 +91,10 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         # Runner V1 passes another group's slots to layers that only read other layers' KV (Gemma 4's assistant).
         self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
 
-    def _new_replays(self) -> Replays | None:
+    def _new_graphs(self) -> MetadataGraphs | None:
         """Return graphs, or None if a step has host lengths, chunks, trees or debug checks next to its tensors."""
-        brings_more = self._told or self._debug or self._chunk is not None or self._tails is not None
-        return None if brings_more else Replays(self._served, self._buffers, self.device)
+        has_more_inputs = self._host_lengths or self._debug or self._chunk is not None or self._tails is not None
+        return None if has_more_inputs else MetadataGraphs(self._bound, self._buffers, self.device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -107,7 +107,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         device = current_platform.device_type
         backend = chosen_backend(vllm_config, device)
         exact = HostLengthsNeed.EXACT in {
-            backend.requirements(one).host_lengths for one in _asked(backend, vllm_config, device)
+            backend.requirements(one).host_lengths for one in _usual_geometries(backend, vllm_config, device)
         }
         return AttentionCGSupport.NEVER if exact else AttentionCGSupport.UNIFORM_BATCH
 
@@ -129,34 +129,34 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
         if len(self.layer_names) != self._num_layers:  # runner V1 adds a draft model's layers to an existing builder
-            self._serve(self._layers())
-            self._replays = self._new_replays()
-        step = _step(cam, capture or not self._told, self._exact)
-        cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
+            self._bind(self._layers())
+            self._graphs = self._new_graphs()
+        step = _step(cam, capture or not self._host_lengths, self._exact)
+        runs = split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._bound.any.ragged)
         parts = []
-        for span in cut:
-            if span.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
+        for run in runs:
+            if run.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
                 step = replace(step, seq_bounds=_bounds(cam))  # prompts are the last run of a step
-            batch = None if self._replays is None else self._replays.prepare(step, span)
+            batch = None if self._graphs is None else self._graphs.prepare(step, run)
             if batch is None:
-                batch = self._launch(step, span, capture)
-            parts.append((span.first_row, batch, self._served.of(span.mode)))
+                batch = self._launch(step, run, capture)
+            parts.append((run.first_row, batch, self._bound.of(run.mode)))
         return StepMetadata(tuple(parts), step.seq_lens)
 
-    def _launch(self, step: Step, span: Span, capture: bool) -> ForwardBatch:
+    def _launch(self, step: Step, run: BatchRun, capture: bool) -> ForwardBatch:
         """Prepare a run launch by launch. If vLLM captures the step, capture these launches as a graph too."""
-        batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
-        if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
-            batch = replace(batch, tail=self._tails.write(span, current()))
+        batch = self._buffers.forward(step, run, self._bound.geometry(run.mode))
+        if self._tails is not None and run.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
+            batch = replace(batch, tail=self._tails.write(run, current_trees()))
         if self._debug and not capture:
-            self._check(batch, part(step.slots, span.first_row, span.num_rows))
-        self._served.prepare(batch)
-        if capture and self._replays is not None:
-            self._replays.capture(step, span, batch)
+            self._check(batch, part(step.slots, run.first_row, run.num_rows))
+        self._bound.prepare(batch)
+        if capture and self._graphs is not None:
+            self._graphs.capture(step, run, batch)
         return batch
 
     def _check(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
-        geometry = self._served.geometry(batch.mode)
+        geometry = self._bound.geometry(batch.mode)
         check_batch(batch, geometry, slots if self._writes else slots[:0])
         if self._guard is not None:
             self._guard.observe(step_digest(batch, geometry.attention.page_size))
@@ -198,7 +198,7 @@ def _bounds(cam: Any) -> tuple[int, ...] | None:
     return None if bounds is None else tuple(bounds.tolist())
 
 
-def _asked(backend: Any, config: Any, device: str) -> tuple[Any, ...]:
+def _usual_geometries(backend: Any, config: Any, device: str) -> tuple[Any, ...]:
     """Return the geometries of the model's usual layer, for facts that depend only on the backend."""
     from .limits import layer_shape
 

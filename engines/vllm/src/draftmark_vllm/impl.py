@@ -16,9 +16,9 @@ from draftmark_engines import EngineError
 
 from . import reservation
 from .backend import kv_scales
+from .bound_backends import OTHER_BACKEND, Geometries, arena_bytes
 from .limits import chosen_backend, engine_limits, layer_shape, profile_of
 from .pages import kv_cache as view_pages
-from .served import OTHER_BACKEND, Geometries, arena_bytes
 from .step import part
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._pages: torch.Tensor | None = None
         self._cache: KVCache | None = None
         self._shape: AttentionShape | None = None
-        self._ask(torch.get_default_dtype(), current_platform.device_type)
+        self._geometries(torch.get_default_dtype(), current_platform.device_type)
 
     def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
         """Return the layer's shape, and keep it. The builder calls this once vLLM has chosen a page size."""
@@ -143,11 +143,11 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         """Reserve the bytes that the backends will allocate, so that vLLM's measurement includes them."""
         if query.device.type == "cpu":
             return
-        backend, shape, made = self._ask(query.dtype, query.device.type)
+        backend, shape, made = self._geometries(query.dtype, query.device.type)
         reservation.hold(shape, arena_bytes(backend, made), query.device)
 
-    def _ask(self, dtype: torch.dtype, device: str) -> tuple[LoadedBackend, AttentionShape, Geometries]:
-        """Return the backend, shape and geometries of this layer. Its heads, window and cap may be its own."""
+    def _geometries(self, dtype: torch.dtype, device: str) -> tuple[LoadedBackend, AttentionShape, Geometries]:
+        """Return the backend, shape and geometries of this layer, or raise. Its heads and window may be its own."""
         backend = chosen_backend(self._config, device)
         shape = self._described(self._config.cache_config.block_size, dtype)
         return backend, shape, Geometries.of(backend, shape, engine_limits(self._config), profile_of(device))

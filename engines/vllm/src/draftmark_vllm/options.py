@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .served import OTHER_BACKEND
+from .bound_backends import OTHER_BACKEND
 from .versions import VLLM
 
 

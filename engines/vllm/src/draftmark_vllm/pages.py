@@ -21,7 +21,7 @@ def head_slots(num_kv_heads: int) -> int:
     return 2 * num_kv_heads
 
 
-def is_apart(pages: torch.Tensor, num_kv_heads: int) -> bool:
+def has_separate_kv(pages: torch.Tensor, num_kv_heads: int) -> bool:
     """Return whether a layer's pages hold K and V in separate halves, with all heads of a token as one row."""
     return pages.shape[1] != head_slots(num_kv_heads)
 
@@ -45,7 +45,7 @@ def kv_cache(
     """
     scaled = k_scale is not None and v_scale is not None
     typed = pages.view(FP8) if scaled else pages
-    if is_apart(pages, num_kv_heads):
+    if has_separate_kv(pages, num_kv_heads):
         by_head = (*typed[:, 0].shape[:2], num_kv_heads, -1)
         k, v = typed[:, 0].view(by_head), typed[:, 1].view(by_head)
         if not k.is_contiguous():

@@ -10,7 +10,7 @@ import torch
 from draftmark import Form, Geometry, Mode
 from draftmark.runtime import Causal, Exact, ForwardBatch, HostLengths, Unknown, UpperBound
 
-from .spans import REMEMBERED, Span
+from .batch_runs import CACHE_SIZE, BatchRun
 
 CAUSAL = Causal()
 UNIFORM = (Mode.DECODE, Mode.VERIFY)
@@ -55,59 +55,59 @@ class StepBuffers:
         positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         # The same views are needed in many steps, and a look-up is cheaper than a new view.
         self._prefix_lens, self._positions = (
-            lru_cache(REMEMBERED)(partial(part, one)) for one in (prefix_lens, positions)
+            lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
         )
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
-    def forward(self, step: Step, span: Span, geometry: Geometry) -> ForwardBatch:
+    def forward(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
         """Return a run as a batch. It launches at most five small kernels, and does not wait for the device."""
-        first, reqs, row, rows = span.first_req, span.padded_reqs, span.first_row, span.num_rows
+        first, reqs, row, rows = run.first_req, run.padded_reqs, run.first_row, run.num_rows
         batch = ForwardBatch(
-            mode=span.mode,
+            mode=run.mode,
             step=0,
             prefix_lens=self._prefix_lens(first, reqs),
-            q_indptr=self._indptr(step, span),
-            page_table=self._page_table(step, span),
+            q_indptr=self._indptr(step, run),
+            page_table=self._page_table(step, run),
             tail=CAUSAL,
             # Zeros, because vLLM applies rotary embedding itself. Only runner V1 passes positions, and a draft model's
             # first step then has the target's. A backend derives window positions as L + depth.
             positions=self._positions(0, rows),
-            host=_host(step, span, geometry),
-            num_reqs=span.num_reqs,
-            q_lens=span.q_lens,
-            tail_lens=span.q_lens,
+            host=_host(step, run, geometry),
+            num_reqs=run.num_reqs,
+            q_lens=run.q_lens,
+            tail_lens=run.q_lens,
             num_rows=rows,
             slots=part(step.slots, row, rows) if Form.ENGINE_SLOTS in geometry.forms else None,
         )
-        self.fill(batch, step, span)
+        self.fill(batch, step, run)
         return batch
 
-    def fill(self, batch: ForwardBatch, step: Step, span: Span) -> None:
+    def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
         """Compute on the device every tensor of the run's batch that depends on the step. This can be captured."""
-        first, reqs, columns = span.first_req, span.padded_reqs, self._table.shape[1]
+        first, reqs, columns = run.first_req, run.padded_reqs, self._table.shape[1]
         if columns:
             theirs = part(step.page_table, first, reqs)
             batch.page_table[:, : theirs.shape[1]].copy_(theirs[:, :columns])
         refresh(batch, part(step.seq_lens, first, reqs))
 
-    def _page_table(self, step: Step, span: Span) -> torch.Tensor:
+    def _page_table(self, step: Step, run: BatchRun) -> torch.Tensor:
         """Return vLLM's table of a run, or our own static memory for its first columns."""
         whole = self._table if self._table.shape[1] else step.page_table
-        return part(whole, span.first_req, span.padded_reqs)
+        return part(whole, run.first_req, run.padded_reqs)
 
-    def _indptr(self, step: Step, span: Span) -> torch.Tensor:
-        if span.mode in UNIFORM:
-            asked = span.q_lens[0], span.padded_reqs
-            if asked not in self._uniform:
-                self._uniform[asked] = self._counts[: span.padded_reqs + 1] * span.q_lens[0]
-            return self._uniform[asked]
-        starts = step.query_start[span.first_req : span.first_req + span.padded_reqs + 1]
-        if not span.first_row:
+    def _indptr(self, step: Step, run: BatchRun) -> torch.Tensor:
+        if run.mode in UNIFORM:
+            key = run.q_lens[0], run.padded_reqs
+            if key not in self._uniform:
+                self._uniform[key] = self._counts[: run.padded_reqs + 1] * run.q_lens[0]
+            return self._uniform[key]
+        starts = step.query_start[run.first_req : run.first_req + run.padded_reqs + 1]
+        if not run.first_row:
             return starts
-        return torch.sub(starts, span.first_row, out=self._query_start[: len(starts)])
+        return torch.sub(starts, run.first_row, out=self._query_start[: len(starts)])
 
 
 def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
@@ -127,12 +127,12 @@ def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
     batch.prefix_lens.clamp_(min=0)
 
 
-def _host(step: Step, span: Span, geometry: Geometry) -> HostLengths:
+def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
     if step.seq_bounds is None:
-        return Unknown(span.num_reqs, geometry.max_prefix_len)
-    bounds = step.seq_bounds[span.first_req : span.first_req + span.num_reqs]
+        return Unknown(run.num_reqs, geometry.max_prefix_len)
+    bounds = step.seq_bounds[run.first_req : run.first_req + run.num_reqs]
     # A bound that assumes every draft accepted may exceed the maximum prefix, where vLLM trims drafts. The maximum is
     # a formula: to evaluate it for each of 256 requests took half a millisecond a step.
     wall = geometry.max_prefix_len
-    lens = tuple([max(0, min(n - rows, wall)) for n, rows in zip(bounds, span.q_lens, strict=False)])
+    lens = tuple([max(0, min(n - rows, wall)) for n, rows in zip(bounds, run.q_lens, strict=False)])
     return Exact(lens) if step.exact else UpperBound(lens)

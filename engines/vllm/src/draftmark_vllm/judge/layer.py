@@ -82,7 +82,7 @@ class Layers:
         return out.view(rows[0].shape)
 
     @property
-    def writes_apart(self) -> bool:
+    def writes_separately(self) -> bool:
         """True if the layer stores KV by a separate call, not inside its forward."""
         inside = getattr(self.backend, "forward_includes_kv_cache_update", True)
         return not inside and hasattr(self.layers[LAYER].impl, "do_kv_cache_update")

@@ -18,7 +18,7 @@ from .config import FP8, dtype_of
 
 BASE = 16
 """Base of the digits in an element's number. Every KV dtype holds these digits exactly, fp8 too."""
-NOBODY = -2.0
+UNWRITTEN = -2.0
 """Value of elements that the writer leaves unchanged."""
 Writes = Callable[[int, torch.Tensor, torch.Tensor], None]
 """Function that stores k and v ``[page_size, kv_heads, head_dim]`` as the tokens of one page, through the backend."""
@@ -50,7 +50,7 @@ class Memory:
         count = 2 * self.size * self.heads * self.dim
         numbers = torch.arange(count)
         page = 1
-        self._fill(NOBODY)
+        self._fill(UNWRITTEN)
         before, found, weight = self._of(slice(None)).clone(), None, 1
         while weight < count:
             digits = (numbers // weight % BASE).view(2, self.size, self.heads, self.dim).float()

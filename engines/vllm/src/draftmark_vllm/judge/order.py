@@ -36,7 +36,7 @@ class Ordered:
         return found
 
 
-def as_the_runner_orders(step: Step, builder: Any) -> Ordered:
+def in_runner_order(step: Step, builder: Any) -> Ordered:
     """Return the step with its requests reordered, as `reorder_batch_to_split_decodes_and_prefills` does in vLLM.
 
     Decodes come first, then chunks with a context, then first chunks. Requests without rows are dropped, because the

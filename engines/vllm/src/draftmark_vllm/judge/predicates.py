@@ -15,7 +15,7 @@ def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
     from vllm.platforms.interface import DeviceCapability
 
     a = geometry.attention
-    asked = {
+    arguments = {
         "head_size": a.head_dim,
         "dtype": dtype_of(a.q_dtype),
         "kv_cache_dtype": "fp8" if a.kv_dtype == FP8 else "auto",
@@ -30,7 +30,7 @@ def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
         "has_sliding_window": a.window_left >= 0,
     }
     found: list[str] = [
-        str(reason) for reason in backend.validate_configuration(**takes(backend.validate_configuration, asked))
+        str(reason) for reason in backend.validate_configuration(**takes(backend.validate_configuration, arguments))
     ]
     if (sizes := _sizes(backend)) and not any(a.page_size % size == 0 for size in sizes):
         found.append(f"pages of {a.page_size} tokens are not a multiple of {' or '.join(map(str, sizes))}")
@@ -43,8 +43,8 @@ def page_step(backend: Any) -> int:
 
 
 def _sizes(backend: Any) -> list[int]:
-    ask = getattr(backend, "get_supported_kernel_block_sizes", None) or getattr(
+    get_sizes = getattr(backend, "get_supported_kernel_block_sizes", None) or getattr(
         backend, "get_supported_kernel_block_size", None
     )
-    sizes = ask() if callable(ask) else getattr(backend, "supported_kernel_block_sizes", [])
+    sizes = get_sizes() if callable(get_sizes) else getattr(backend, "supported_kernel_block_sizes", [])
     return [getattr(one, "base", one) for one in sizes]

@@ -18,14 +18,16 @@ from .config import FP8
 from .driver import VllmDriver
 from .predicates import page_step
 
-OURS = "vLLM's backends declare no buffers, so no declared size can be compared with the sizes that batches need"
+NO_DECLARED_SIZES = (
+    "vLLM's backends declare no buffers, so no declared size can be compared with the sizes that batches need"
+)
 LEFT_OUT = {
     "load": "a rule about how a plugin is loaded; vLLM's backends are not plugins",
     "supports": "a rule about supports(); refusals by vLLM's predicates are counted as not served",
-    "sizing": OURS,
-    "tightness": OURS,
-    "overflow": OURS,
-    "proof": OURS,
+    "sizing": NO_DECLARED_SIZES,
+    "tightness": NO_DECLARED_SIZES,
+    "overflow": NO_DECLARED_SIZES,
+    "proof": NO_DECLARED_SIZES,
     "metadata": "a backend's own metadata has no declared meaning; outputs and KV are checked instead",
     "guards": "the backend allocates its own buffers, so there are no guard words around them",
     "purity": "a rule about plan() and write_metadata(), which vLLM's backends do not have",
@@ -63,7 +65,7 @@ class VllmTarget:
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs its kernels."""
+        """True if Triton's interpreter runs the backend's kernels."""
         return self.name == "TRITON_ATTN" and self.device == "cpu"
 
     @property
@@ -78,7 +80,7 @@ class VllmTarget:
             open=self.open,
             device=self.device,
             page_sizes=page_step(self.backend),
-            dtypes=asked_dtypes(self.backend.supported_dtypes, on_gpu),
+            dtypes=query_dtypes(self.backend.supported_dtypes, on_gpu),
             slow=self.interpreted,
         )
 
@@ -102,7 +104,7 @@ class VllmTarget:
         return [*questions(caps), *drafting.questions(caps)]
 
 
-def asked_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
+def query_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
     """Return names of the query dtypes to test, among the dtypes that a backend supports.
 
     float32 is left out on a GPU. Triton rounds its products to TF32 there, an error of 1e-3, and engines may do so on
@@ -112,7 +114,7 @@ def asked_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
     return tuple(name for name in names if not (on_gpu and name == "float32"))
 
 
-def ready_cpu(name: str, version: str) -> None:
+def prepare_cpu(name: str, version: str) -> None:
     """Prepare the CPU as a server's matrix products do before the first attention: request AMX from the system.
 
     Raises:
@@ -126,9 +128,9 @@ def ready_cpu(name: str, version: str) -> None:
             f"the kernels of {version} do not load with torch {torch.__version__} ({_custom_ops.__name__} has "
             f"none); install {needed[0].partition(';')[0] if needed else 'the torch that it requires'}"
         )
-    ask = getattr(torch.cpu, "_init_amx", None)
-    if ask is not None:
-        ask()
+    init_amx = getattr(torch.cpu, "_init_amx", None)
+    if init_amx is not None:
+        init_amx()
     torch.set_num_threads(1)
 
 

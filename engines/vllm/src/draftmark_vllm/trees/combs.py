@@ -38,10 +38,10 @@ def comb(steps: int, branches: int) -> Parents:
     return tuple(found)
 
 
-def combing(proposer: type) -> type:
+def comb_proposer(proposer: type) -> type:
     """Return a subclass of a vLLM proposer that drafts combs. The proposer must draft with a model, step by step."""
 
-    class Combing(proposer):  # type: ignore[misc]
+    class CombProposer(proposer):  # type: ignore[misc]
         """vLLM's proposer, with the tokens of a comb as its result.
 
         Attributes:
@@ -70,4 +70,4 @@ def combing(proposer: type) -> type:
         def take_last_draft_probs(self) -> None:
             """Return None: vLLM needs no draft probabilities, because acceptance compares sampled tokens."""
 
-    return Combing
+    return CombProposer

@@ -13,9 +13,9 @@ from draftmark_engines import EngineError
 
 from ..settings import Settings
 from .choices import Choice, choose
-from .combs import comb, combing, steps_of
+from .combs import comb, comb_proposer, steps_of
 from .moves import move_kv, moved_rows
-from .step_trees import Parents, StepTrees, announced, starts_of, trimmed
+from .step_trees import Parents, StepTrees, set_current_trees, starts_of, trimmed
 from .walk import Kept, walk
 
 
@@ -61,7 +61,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
             )
         branches = Settings.read(self.vllm_config.additional_config).branches
         steps = steps_of(config.num_speculative_tokens, branches)
-        self.drafter.__class__ = combing(type(self.drafter))
+        self.drafter.__class__ = comb_proposer(type(self.drafter))
         self.drafter.branches, self.drafter.steps = branches, steps
         self._comb = comb(steps, branches)
 
@@ -78,7 +78,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
 
     def _build_attention_metadata(self, *given: Any, **more: Any) -> Any:
         """Build metadata while the builders can read the step's trees."""
-        with announced(self._trees):
+        with set_current_trees(self._trees):
             return super()._build_attention_metadata(*given, **more)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:

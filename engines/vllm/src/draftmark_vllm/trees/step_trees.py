@@ -61,19 +61,19 @@ def starts_of(lens: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-_announced: list[StepTrees] = []
+_current: list[StepTrees] = []
 
 
 @contextmanager
-def announced(trees: StepTrees | None) -> Iterator[None]:
-    """Let the builders read a step's trees inside this context. vLLM's metadata has no field for them."""
-    _announced[:] = [] if trees is None else [trees]
+def set_current_trees(trees: StepTrees | None) -> Iterator[None]:
+    """Let builders read a step's trees inside this context. vLLM's metadata has no field for them."""
+    _current[:] = [] if trees is None else [trees]
     try:
         yield
     finally:
-        _announced.clear()
+        _current.clear()
 
 
-def current() -> StepTrees | None:
+def current_trees() -> StepTrees | None:
     """Return the trees of the step that is being built; None if every request is a chain."""
-    return _announced[0] if _announced else None
+    return _current[0] if _current else None

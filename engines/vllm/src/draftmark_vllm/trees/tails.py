@@ -8,10 +8,10 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import Tree, ancestors, depths
 from draftmark.tree import pack_bits
 
-from ..spans import Span
+from ..batch_runs import BatchRun
 from .step_trees import Parents, StepTrees, chain
 
-REMEMBERED = 256
+CACHE_SIZE = 256
 """Number of cached tails. The combs of a head repeat in every step, and a copy is faster than a new computation."""
 
 
@@ -25,23 +25,23 @@ class TreeTails:
         self._depth = torch.zeros(rows, dtype=torch.int32, device=device)
         self._known: dict[tuple[bool, tuple[int, ...], tuple[Parents, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def write(self, span: Span, trees: StepTrees | None) -> Tree:
+    def write(self, run: BatchRun, trees: StepTrees | None) -> Tree:
         """Fill the tail of a run. A request without a tree is a chain; at capture every request is.
 
         Args:
-            span: a run of mode VERIFY or RAGGED_VERIFY.
+            run: run of mode VERIFY or RAGGED_VERIFY.
             trees: trees of the whole step.
 
         Returns:
             Views of static memory, valid until the next call.
         """
-        asked = span.mode is Mode.VERIFY, span.q_lens, self._padded(span, trees)
-        if asked not in self._known:
-            if len(self._known) >= REMEMBERED:
+        key = run.mode is Mode.VERIFY, run.q_lens, self._padded(run, trees)
+        if key not in self._known:
+            if len(self._known) >= CACHE_SIZE:
                 self._known.clear()
-            self._known[asked] = self._tail(*asked)
-        mask, depth = self._known[asked]
-        rows, uniform = len(mask), asked[0]
+            self._known[key] = self._tail(*key)
+        mask, depth = self._known[key]
+        rows, uniform = len(mask), key[0]
         self._mask[:rows].copy_(mask)
         self._depth[:rows].copy_(depth)
         by_slot = self._depth[:rows].view(-1, self._nodes) if uniform else self._depth[:rows]
@@ -58,13 +58,13 @@ class TreeTails:
             mask, depth = mask[at], depth[at]
         return mask.to(self._mask.device), depth.to(self._depth.device)
 
-    def _padded(self, span: Span, trees: StepTrees | None) -> tuple[Parents, ...]:
+    def _padded(self, run: BatchRun, trees: StepTrees | None) -> tuple[Parents, ...]:
         """Return the parents of every request of a run. Missing nodes become children of the root, as unused nodes."""
         found: list[Parents] = []
-        for number, count in enumerate(span.q_lens):
+        for number, count in enumerate(run.q_lens):
             known: Parents | None = None
-            if trees is not None and span.first_req + number < len(trees.parents):
-                known = trees.parents[span.first_req + number]
+            if trees is not None and run.first_req + number < len(trees.parents):
+                known = trees.parents[run.first_req + number]
             parents = chain(count) if known is None else known
             found.append((*parents, *([0] * (self._nodes - len(parents)))))
         return tuple(found)

@@ -1,1 +1,1 @@
-"""Stands in for a package that vLLM's suffix decoding asks for, and that has no build for a CPU."""
+"""Stand-in for a package that vLLM's suffix decoding imports. The package has no build for a CPU."""

@@ -1,6 +1,7 @@
-"""What vLLM's `SuffixDecodingProposer` calls: drafts are what followed the longest suffix that stood before.
+"""The class that vLLM's `SuffixDecodingProposer` uses. Drafts are the tokens after an earlier, equal suffix.
 
-Their number is the suffix's length, so requests of a step bring different numbers of rows, as the original's do.
+The longest matching suffix counts, and its length limits the number of drafts. So requests of one step have different
+numbers of rows, as with the original package.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ LONGEST = 4
 
 
 class SuffixDecodingCache:
-    """Tokens of each request."""
+    """Cache with the tokens of each request."""
 
     def __init__(self, **limits: Any) -> None:
         self._tokens: dict[str, list[int]] = {}
@@ -21,23 +22,23 @@ class SuffixDecodingCache:
 
     @property
     def active_requests(self) -> set[str]:
-        """Names of those that have begun."""
+        """Names of the active requests."""
         return set(self._tokens)
 
     def start_request(self, name: str, prompt: Sequence[int]) -> None:
-        """Take a prompt."""
+        """Store the prompt of a new request."""
         self._tokens[name] = [int(one) for one in prompt]
 
     def add_active_response(self, name: str, tokens: Sequence[int]) -> None:
-        """Take what was sampled."""
+        """Append sampled tokens to a request."""
         self._tokens[name] += tokens
 
     def stop_request(self, name: str) -> None:
-        """Forget a request."""
+        """Remove a request."""
         del self._tokens[name]
 
     def speculate(self, name: str, pattern: Sequence[int], max_spec_tokens: int, **limits: Any) -> SimpleNamespace:
-        """Give as many drafts as tokens match."""
+        """Return drafts. Their number is at most the length of the longest matching suffix."""
         tokens = self._tokens[name]
         for length in range(LONGEST, 0, -1):
             for first in range(len(tokens) - length - 1, -1, -1):

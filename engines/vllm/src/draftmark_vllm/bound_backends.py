@@ -32,11 +32,11 @@ class Geometries:
     """The two geometries of one shape of layer.
 
     Attributes:
-        few: for DECODE; with drafts also for VERIFY, and for RAGGED_VERIFY if the backend serves it.
+        decode_verify: for DECODE; with drafts also for VERIFY, and for RAGGED_VERIFY if the backend serves it.
         extend: for EXTEND only.
     """
 
-    few: Geometry
+    decode_verify: Geometry
     extend: Geometry
 
     @classmethod
@@ -55,20 +55,20 @@ class Geometries:
                 f"backend {backend.info.name} derives KV slots itself, but vLLM stores no drafts past the longest "
                 "context; leave the drafts out, or choose a backend with ENGINE_SLOTS"
             )
-        few = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify), forms)
-        return cls(few, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), forms))
+        decode_verify = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify), forms)
+        return cls(decode_verify, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), forms))
 
     def each(self) -> tuple[Geometry, Geometry]:
         """Return both geometries."""
-        return self.few, self.extend
+        return self.decode_verify, self.extend
 
     @property
     def ragged(self) -> bool:
         """True if RAGGED_VERIFY is served: requests of one step may have different numbers of draft rows."""
-        return Mode.RAGGED_VERIFY in self.few.modes
+        return Mode.RAGGED_VERIFY in self.decode_verify.modes
 
 
-class Served:
+class BoundBackends:
     """The bound backends of several shapes of layers.
 
     Args:
@@ -88,7 +88,7 @@ class Served:
     ) -> None:
         made = {shape: Geometries.of(backend, shape, limits, profile) for shape in shapes}
         self.geometries = made
-        self.few = {shape: backend.open(one.few, device) for shape, one in made.items()}
+        self.decode_verify = {shape: backend.open(one.decode_verify, device) for shape, one in made.items()}
         self.extend = {shape: backend.open(one.extend, device) for shape, one in made.items()}
         needs = (backend.requirements(one).host_lengths for both in made.values() for one in both.each())
         self.need = HostLengthsNeed.strongest(needs)
@@ -100,11 +100,11 @@ class Served:
 
     def of(self, mode: Mode) -> dict[AttentionShape, AttentionBackend]:
         """Return the backends that run `mode`, by shape."""
-        return self.extend if mode is Mode.EXTEND else self.few
+        return self.extend if mode is Mode.EXTEND else self.decode_verify
 
     def geometry(self, mode: Mode) -> Geometry:
         """Return one shape's geometry for `mode`."""
-        return self.any.extend if mode is Mode.EXTEND else self.any.few
+        return self.any.extend if mode is Mode.EXTEND else self.any.decode_verify
 
     def plan(self, batch: ForwardBatch) -> None:
         """Run the host part of planning for every shape."""

@@ -17,12 +17,12 @@ from itertools import pairwise
 
 from draftmark import Mode
 
-REMEMBERED = 1024
+CACHE_SIZE = 1024
 """Number of steps with a cached split. Steps with the same row counts recur often."""
 
 
 @dataclass(frozen=True)
-class Span:
+class BatchRun:
     """A run of consecutive requests of one step, served in one mode.
 
     Attributes:
@@ -50,8 +50,10 @@ class Span:
         return sum(self.q_lens)
 
 
-@lru_cache(REMEMBERED)
-def spans(query_start: tuple[int, ...], num_rows: int, verify_rows: int, ragged: bool) -> tuple[Span, ...]:
+@lru_cache(CACHE_SIZE)
+def split_decodes_prefills(
+    query_start: tuple[int, ...], num_rows: int, verify_rows: int, ragged: bool
+) -> tuple[BatchRun, ...]:
     """Split a step into runs.
 
     A step that replays a full graph is padded. vLLM gives a padding request no rows in `query_start`, but the graph was
@@ -70,16 +72,18 @@ def spans(query_start: tuple[int, ...], num_rows: int, verify_rows: int, ragged:
     live = len(lens)
     while live and not lens[live - 1]:
         live -= 1
-    few = next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
-    rows = set(lens[:few])
-    if few and rows in ({1}, {verify_rows}):
+    leading = next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
+    rows = set(lens[:leading])
+    if leading and rows in ({1}, {verify_rows}):
         (each,) = rows
-        padded = len(lens) if few == live and len(lens) * each == num_rows else few
-        head = Span(Mode.DECODE if each == 1 else Mode.VERIFY, 0, 0, few, (each,) * padded)
-    elif few and ragged:
-        head = Span(Mode.RAGGED_VERIFY, 0, 0, few, tuple(lens[:few]))
+        padded = len(lens) if leading == live and len(lens) * each == num_rows else leading
+        head = BatchRun(Mode.DECODE if each == 1 else Mode.VERIFY, 0, 0, leading, (each,) * padded)
+    elif leading and ragged:
+        head = BatchRun(Mode.RAGGED_VERIFY, 0, 0, leading, tuple(lens[:leading]))
     else:
-        few = next((n for n, count in enumerate(lens[:live]) if count != 1), live)
-        head = Span(Mode.DECODE, 0, 0, few, (1,) * few)
-    tail = Span(Mode.EXTEND, few, query_start[few], live - few, tuple(lens[few:live])) if few < live else None
+        leading = next((n for n, count in enumerate(lens[:live]) if count != 1), live)
+        head = BatchRun(Mode.DECODE, 0, 0, leading, (1,) * leading)
+    tail = None
+    if leading < live:
+        tail = BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live]))
     return tuple([one for one in (head, tail) if one is not None and one.num_reqs])

@@ -12,32 +12,32 @@ import torch
 from draftmark import Mode
 from draftmark.runtime import ForwardBatch, GraphKey, GraphState, Program, graph_state_for
 
-from .served import Served
-from .spans import Span
+from .batch_runs import BatchRun
+from .bound_backends import BoundBackends
 from .step import Step, StepBuffers
 
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 """Programs by mode, for the modes with full graphs in vLLM: every request has the same number of rows."""
 
 
-class Replays:
+class MetadataGraphs:
     """The metadata graphs of one builder. Its backends get no host lengths, so batches of one size differ only in data.
 
     Args:
-        served: backends of the builder. buffers: static tensors of the builder.
+        bound: backends of the builder. buffers: static tensors of the builder.
     """
 
-    def __init__(self, served: Served, buffers: StepBuffers, device: torch.device) -> None:
-        self._served, self._buffers, self._device = served, buffers, device
+    def __init__(self, bound: BoundBackends, buffers: StepBuffers, device: torch.device) -> None:
+        self._bound, self._buffers, self._device = bound, buffers, device
         self._captured: dict[tuple[int, ...], Captured] = {}
 
-    def capture(self, step: Step, span: Span, batch: ForwardBatch) -> None:
+    def capture(self, step: Step, run: BatchRun, batch: ForwardBatch) -> None:
         """Capture the launches for a batch, once for its size and the step's tensors.
 
         Args:
             batch: batch of the run, already filled and prepared.
         """
-        key = _key(span)
+        key = _key(run)
         if key is None or _is_capturing(self._device):
             return
         tensors = _tensors(step)
@@ -48,19 +48,19 @@ class Replays:
             return
 
         def write() -> None:
-            self._buffers.fill(batch, step, span)
-            self._served.write(batch)
+            self._buffers.fill(batch, step, run)
+            self._bound.write(batch)
 
         captured.graphs.capture(key, write)
         captured.batches[key] = batch
 
-    def prepare(self, step: Step, span: Span) -> ForwardBatch | None:
+    def prepare(self, step: Step, run: BatchRun) -> ForwardBatch | None:
         """Prepare a run by a replay. Return None if no graph of its size was captured over these tensors."""
-        key, captured = _key(span), self._captured.get(_tensors(step))
+        key, captured = _key(run), self._captured.get(_tensors(step))
         if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
             return None
         batch = captured.batches[key]
-        self._served.plan(batch)
+        self._bound.plan(batch)
         captured.graphs.replay(key)
         return batch
 
@@ -78,10 +78,10 @@ class Captured:
         self.batches: dict[GraphKey, ForwardBatch] = {}
 
 
-def _key(span: Span) -> GraphKey | None:
+def _key(run: BatchRun) -> GraphKey | None:
     """Return the graph key of a step's first run; None for a later run, or for a mode without full graphs in vLLM."""
-    program = PROGRAMS.get(span.mode)
-    return None if program is None or span.first_req else GraphKey(program, span.padded_reqs)
+    program = PROGRAMS.get(run.mode)
+    return None if program is None or run.first_req else GraphKey(program, run.padded_reqs)
 
 
 def _tensors(step: Step) -> tuple[int, ...]:

@@ -1,0 +1,81 @@
+"""The split of a step into runs of one mode."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+
+from draftmark import Mode
+from draftmark_vllm.batch_runs import BatchRun, split_decodes_prefills
+
+
+def split(lens: list[int], *, padding: int = 0, num_rows: int | None = None, verify: int = 5, ragged: bool = True):
+    """Split a step of requests with these rows and of `padding` padding requests."""
+    start = [*accumulate(lens, initial=0)]
+    start += [start[-1]] * padding
+    return list(split_decodes_prefills(tuple(start), start[-1] if num_rows is None else num_rows, verify, ragged))
+
+
+def test_equal_splits_are_cached() -> None:
+    """Equal arguments return one cached, immutable object, because uniform steps recur often."""
+    again = [split_decodes_prefills((0, 5, 10), 10, 5, True) for _ in range(2)]
+    assert again[0] is again[1] and isinstance(again[0], tuple)
+
+
+def test_decodes_are_one_run() -> None:
+    """Requests with one row form one DECODE run."""
+    assert split([1, 1, 1]) == [BatchRun(Mode.DECODE, 0, 0, 3, (1, 1, 1))]
+
+
+def test_verifies_are_one_run() -> None:
+    """Requests with the rows of a verify step form one VERIFY run."""
+    assert split([5, 5]) == [BatchRun(Mode.VERIFY, 0, 0, 2, (5, 5))]
+
+
+def test_uneven_rows_are_one_ragged_run() -> None:
+    """Requests with different rows, at most a verify step's, form one RAGGED_VERIFY run."""
+    assert split([5, 1, 2]) == [BatchRun(Mode.RAGGED_VERIFY, 0, 0, 3, (5, 1, 2))]
+
+
+def test_uneven_rows_extend_without_ragged_verify() -> None:
+    """Without RAGGED_VERIFY, leading decodes stay DECODE and the other requests become EXTEND."""
+    assert split([1, 1, 3, 1], ragged=False) == [
+        BatchRun(Mode.DECODE, 0, 0, 2, (1, 1)),
+        BatchRun(Mode.EXTEND, 2, 2, 2, (3, 1)),
+    ]
+    assert split([3, 1], ragged=False) == [BatchRun(Mode.EXTEND, 0, 0, 2, (3, 1))]
+
+
+def test_mixed_step_is_two_runs() -> None:
+    """Decodes and verifies before the first longer request form a run; all later requests form another."""
+    assert split([5, 5, 30, 2]) == [BatchRun(Mode.VERIFY, 0, 0, 2, (5, 5)), BatchRun(Mode.EXTEND, 2, 10, 2, (30, 2))]
+    assert [one.mode for one in split([1, 4, 64])] == [Mode.RAGGED_VERIFY, Mode.EXTEND]
+
+
+@pytest.mark.parametrize(("rows", "mode"), [(1, Mode.DECODE), (5, Mode.VERIFY)])
+def test_padding_requests_of_a_graph_have_rows(rows: int, mode: Mode) -> None:
+    """vLLM gives padding requests no rows, but the run has the graph's rows for each of them."""
+    assert split([rows] * 3, padding=5, num_rows=8 * rows) == [BatchRun(mode, 0, 0, 3, (rows,) * 8)]
+
+
+def test_padding_without_rows_is_left_out() -> None:
+    """A run has only live requests if the step is not padded to whole requests."""
+    assert split([1, 1], padding=2, num_rows=2) == [BatchRun(Mode.DECODE, 0, 0, 2, (1, 1))]
+    assert split([30], padding=2) == [BatchRun(Mode.EXTEND, 0, 0, 1, (30,))]
+
+
+def test_surplus_rows_belong_to_no_run() -> None:
+    """Rows after the last request belong to no run."""
+    (one,) = split([5, 2], num_rows=16)
+    assert one.num_rows == 7
+
+
+def test_step_without_rows_has_no_run() -> None:
+    """An idle rank runs a step without rows; its split is empty."""
+    assert split([], padding=2) == []
+
+
+def test_without_drafts_a_chunk_of_one_row_decodes() -> None:
+    """Without drafts a prompt chunk of one row is DECODE, and longer chunks are EXTEND."""
+    assert [one.mode for one in split([1, 1, 2], verify=1)] == [Mode.DECODE, Mode.EXTEND]

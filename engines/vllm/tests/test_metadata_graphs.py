@@ -1,0 +1,121 @@
+"""Steps prepared by graph replays, compared with dense attention in float64. The CPU graphs follow a device's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from draftmark import Form
+from draftmark_vllm.batch_runs import BatchRun, split_decodes_prefills
+from draftmark_vllm.bound_backends import BoundBackends
+from draftmark_vllm.metadata_graphs import MetadataGraphs
+from draftmark_vllm.pages import kv_cache
+from draftmark_vllm.step import Step, StepBuffers
+from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Problem, Request, StepData, bound_backends, random_problem
+
+ROWS = 3
+CAPTURED = (Request(0, ROWS),) * 4
+"""A step as vLLM captures it, in which every request is live."""
+LATER = ((31, 17, 0, 93), (5, 64, 40), (90,))
+"""Prefixes of later steps. Padding fills up missing requests."""
+FORMS = (tuple(Form), (Form.ENGINE_SLOTS, Form.STRIDED_KV))
+
+
+def runs_of(step: Step, ours: BoundBackends) -> tuple[BatchRun, ...]:
+    """Return the runs of a step, as the builder splits it."""
+    return split_decodes_prefills(step.query_start_host, step.num_rows, ROWS, ours.any.ragged)
+
+
+def problem_of(requests: tuple[Request, ...], seed: int, **attention: Any) -> Problem:
+    """Return a step of uniform rows, padded to the captured size."""
+    made = random_problem(seed, page_size=16, **attention)
+    padding = len(CAPTURED) - len(requests)
+    return replace(made, requests=requests, verify_rows=ROWS, padding=padding, surplus=0, loose=None)
+
+
+class Engine:
+    """State that stays between steps: vLLM's tensors, the builder's buffers, and its graphs."""
+
+    def __init__(self, forms: tuple[Form, ...], **attention: Any) -> None:
+        self.attention = attention
+        made = StepData(problem_of(CAPTURED, 1, **attention))
+        self.step, self.ours = made.step, bound_backends(made.problem, forms=forms)
+        geometry = self.ours.any.decode_verify
+        columns = 0 if Form.ENGINE_TABLE in forms else geometry.max_pages_per_req
+        self.buffers = StepBuffers(MAX_REQS, MAX_TOKENS, torch.device("cpu"), columns)
+        self.graphs = MetadataGraphs(self.ours, self.buffers, torch.device("cpu"))
+        (run,) = runs_of(self.step, self.ours)
+        assert self.graphs.prepare(self.step, run) is None, "nothing was captured"
+        batch = self.buffers.forward(self.step, run, geometry)
+        self.ours.prepare(batch)
+        for _ in range(2):  # vLLM warms a size up before it captures it
+            self.graphs.capture(self.step, run, batch)
+
+    def bring(self, prefixes: tuple[int, ...], seed: int) -> StepData:
+        """Return a later step, written into vLLM's tensors."""
+        made = StepData(problem_of(tuple(Request(one, ROWS) for one in prefixes), seed, **self.attention))
+        for name in ("seq_lens", "page_table", "slots"):
+            getattr(self.step, name).copy_(getattr(made.step, name))
+        made.step = replace(
+            made.step, **{name: getattr(self.step, name) for name in ("seq_lens", "page_table", "slots")}
+        )
+        return made
+
+
+@pytest.fixture(params=FORMS, ids=["vLLM's table", "its own"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Yield an engine that has captured one size."""
+    yield Engine(request.param, window_left=19, num_kv_heads=2, softmax_scale=0.3, logits_soft_cap=5.0)
+
+
+def test_replayed_steps_match_dense_attention(engine: Engine) -> None:
+    """A replay reads later lengths, pages, slots and numbers of live requests."""
+    for seed, prefixes in enumerate(LATER, 2):
+        made = engine.bring(prefixes, seed)
+        (run,) = runs_of(made.step, engine.ours)
+        with patch.object(BoundBackends, "write", side_effect=AssertionError("launched one by one")):
+            batch = engine.graphs.prepare(made.step, run)
+        assert batch is not None
+        one = engine.ours.of(run.mode)[made.problem.shape]
+        cache, out = (
+            kv_cache(made.pages, made.problem.shape.num_kv_heads, None, None),
+            torch.full_like(made.q, torch.nan),
+        )
+        one.write_kv(made.k, made.v, cache, batch)
+        one.attend(made.q, cache, batch, out)
+        assert (out[: len(made.wanted)].double() - made.wanted).abs().max() < 2e-5, prefixes
+        assert out.isfinite().all()
+
+
+def test_other_sizes_and_tensors_are_not_replayed(engine: Engine) -> None:
+    """Other tensors, sizes, modes, later runs and uneven rows have no graph, so `prepare` returns None."""
+    (run,) = runs_of(engine.step, engine.ours)
+    for name in ("seq_lens", "page_table", "slots"):
+        other = replace(engine.step, **{name: getattr(engine.step, name).clone()})
+        assert engine.graphs.prepare(other, run) is None, name
+    narrow = replace(engine.step, page_table=engine.step.page_table[:, 1:])
+    assert engine.graphs.prepare(narrow, run) is None
+    for lens in ((ROWS,) * 3, (1,) * 4, (ROWS, 1, ROWS), (9,)):
+        starts = tuple(sum(lens[:i]) for i in range(len(lens) + 1))
+        (other_run,) = runs_of(replace(engine.step, query_start_host=starts, num_rows=sum(lens)), engine.ours)
+        assert engine.graphs.prepare(engine.step, other_run) is None, lens
+    assert engine.graphs.prepare(engine.step, replace(run, first_req=1, first_row=ROWS)) is None
+
+
+def test_each_set_of_tensors_has_its_own_graphs(engine: Engine) -> None:
+    """A draft model's steps use other tensors, so each set of tensors has a graph and batch of its own."""
+    (run,) = runs_of(engine.step, engine.ours)
+    drafts = replace(engine.step, seq_lens=engine.step.seq_lens.clone() + 1)
+    batch = engine.buffers.forward(drafts, run, engine.ours.any.decode_verify)
+    engine.ours.prepare(batch)
+    engine.graphs.capture(drafts, run, batch)
+    assert engine.graphs.prepare(drafts, run) is batch
+    assert batch.prefix_lens.tolist() == [1] * len(CAPTURED)
+    found = engine.graphs.prepare(engine.step, run)
+    assert found is not None and found is not batch
+    assert found.prefix_lens.tolist() == [0] * len(CAPTURED)
