@@ -1,4 +1,4 @@
-"""Geometries and batches for the plugin's tests."""
+"""Fixtures: geometries, batches, the keys that each row sees, and a second implementation of FA2's partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ H200 = DeviceProfile("cuda", 90, 132)
 
 @pytest.fixture
 def make_geometry():
-    """Keywords of any of a geometry's parts → a geometry on an H200."""
+    """Return a function that makes a geometry on an H200 from keyword arguments of any of its parts."""
 
     def make(**fields):
         parts = {
@@ -37,7 +37,7 @@ def make_geometry():
 
 @pytest.fixture
 def make_batch():
-    """(geometry, mode, lens, …) → a batch on scattered pages, with a random tree where the tail may be one."""
+    """Return a function that makes a batch on scattered pages, with a random tree if the mode permits trees."""
 
     def make(geometry, mode, lens, *, padded=None, step=0, tree=True, seed=0, device="cpu"):
         extent, dice = geometry.extent(mode, step), random.Random(seed)
@@ -64,12 +64,12 @@ def make_batch():
 
 @pytest.fixture(scope="session")
 def truth():
-    """(geometry, batch, request) → per row the KV slots that it sees, from the definition."""
+    """Return a function (geometry, batch, request) that computes the KV slots that each row sees, by definition."""
     return _truth
 
 
 def _truth(geometry, batch, r):
-    """Prefix tokens in the row's window, and the tail slots that its row names."""
+    """Return per row the slots of prefix tokens in its window and of the tail tokens in its mask."""
     a, extent = geometry.attention, batch.uniform
     prefix = int(batch.prefix_lens[r])
     table = batch.page_table[r].tolist()
@@ -96,7 +96,7 @@ def _truth(geometry, batch, r):
 
 @pytest.fixture(scope="session")
 def library_plan():
-    """FA2's partition as FlashInfer 0.7.2 follows it, request by request; shares nothing with the plugin.
+    """Return a function that computes FA2's partition as FlashInfer 0.7.2 does; it shares no code with the plugin.
 
     Reference: `PrefillSplitQOKVIndptr` and `PrefillPlanImpl`, `include/flashinfer/attention/scheduler.cuh`.
     """
@@ -104,7 +104,7 @@ def library_plan():
 
 
 def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0, window=-1, fixed=-1):
-    """(float bytes, int bytes, CTAs that work, grid) of one plan. `pages` are KV pages of each request."""
+    """Return (float bytes, int bytes, CTAs with work, grid) of one plan. `pages` has each request's KV pages."""
     group, count = heads // kv_heads, len(q_lens)
     limit = 2 * sms // kv_heads
     packed = [n * group for n in q_lens]
@@ -150,7 +150,7 @@ def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0
 
 
 def _trees(count, extent, dice):
-    """bool ``[count · q, T]`` and int32 ``[count, T]``: a random tree over the tail; a row sees its own ancestors."""
+    """Return bool ``[count · q, T]`` and int32 ``[count, T]``: masks and depths of a random tree per request."""
     q, tail = extent.q_len, extent.tail_len
     seen = torch.zeros(count * q, tail, dtype=torch.bool)
     depth = torch.zeros(count, tail, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""On a GPU: FlashInfer's own count of its workspaces, what it writes, the pinned race, and graphs of other lengths."""
+"""GPU tests: FlashInfer's own count of its workspaces, writes within them, pinned staging, and graphs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(geometry, **kinds):
 
 
 def stage(geometry, batch, seed):
-    """Random rows, and a pool whose unused slots are NaN."""
+    """Return random queries, and a KV pool with NaN in unused slots."""
     a, dice = geometry.attention, torch.Generator().manual_seed(seed)
     pages = 1 + int(batch.page_table.max())
     k, v = (torch.randn(pages, a.page_size, a.num_kv_heads, a.head_dim, generator=dice) for _ in range(2))
@@ -47,7 +47,7 @@ def stage(geometry, batch, seed):
 
 
 def answer(truth, geometry, batch, q, cache):
-    """float64 attention over the slots that the definition shows each row."""
+    """Return float64 attention over the slots that each row sees by definition."""
     a = geometry.attention
     k, v = (one.flatten(0, 1).double() for one in (cache.k, cache.v))
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -74,12 +74,11 @@ def shapes(make_geometry):
             yield type(made).create(attention, made.limits, made.draft, device_profile("cuda"), modes)
 
 
-def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
-    """`workspace_size()` of FlashInfer, which `usage()` asks here, and the plugin's count: every captured size, mode
-    and step."""
+def test_workspaces_equal_the_librarys_count(make_geometry, make_batch):
+    """FlashInfer's `workspace_size()` and the plugin's formulas agree for every captured size, mode and step."""
     checked = 0
     for geometry in shapes(make_geometry):
-        assert library.answers_for(geometry.device)
+        assert library.has_device(geometry.device)
         for mode in geometry.modes:
             if mode is Mode.EXTEND:
                 continue
@@ -89,9 +88,11 @@ def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
                     live = min(count, geometry.limits.max_num_reqs)
                     lens = tuple(dice.randrange(3000) for _ in range(live))
                     batch = make_batch(geometry, mode, lens, padded=count, step=step)
-                    told = library.usage(geometry, batch)
-                    assert set(told) == set(WORKSPACES) - ({sizing.TAIL_INTS} if one_pass(geometry, mode) else set())
-                    assert contract.usage(geometry, batch) == contract.counted(geometry, batch), (mode, step, count)
+                    by_library = library.usage(geometry, batch)
+                    names = set(WORKSPACES) - ({sizing.TAIL_INTS} if one_pass(geometry, mode) else set())
+                    assert set(by_library) == names
+                    expected = contract.plugin_usage(geometry, batch)
+                    assert contract.usage(geometry, batch) == expected, (mode, step, count)
                     checked += 1
     assert checked > 100
 
@@ -103,8 +104,8 @@ def one_pass(geometry, mode):
     return not levels.is_masked(geometry, mode)
 
 
-def test_a_prefills_workspaces_are_the_librarys_own_count(make_geometry):
-    """Ragged batches, cut as far as the captured modes' workspaces have room."""
+def test_extend_workspaces_equal_the_librarys_count(make_geometry):
+    """Both counts agree for ragged batches with keys split as far as the captured modes' workspaces have room."""
     dice, cut = random.Random(5), 0
     for geometry in shapes(make_geometry):
         for _ in range(20):
@@ -112,13 +113,13 @@ def test_a_prefills_workspaces_are_the_librarys_own_count(make_geometry):
             groups = [Group(1, dice.randrange(2900), rows, rows) for rows in dice.choices((1, 5, 20), k=count)]
             batch = PlainBatch(BatchShape(Mode.EXTEND, 0, tuple(groups)))
             used = contract.usage(geometry, batch)
-            assert used == contract.counted(geometry, batch), groups
+            assert used == contract.plugin_usage(geometry, batch), groups
             cut += used[sizing.FLOATS] > 0
     assert cut > 20
 
 
-def test_nothing_is_written_behind_what_usage_says(make_geometry, make_batch):
-    """The high-water mark of poison in each workspace lies within `usage()`, after a plan and its kernels."""
+def test_plan_and_kernels_write_within_usage(make_geometry, make_batch):
+    """After a plan and its kernels, the last byte that changed in each workspace lies within `usage()`."""
     geometry = next(iter(shapes(make_geometry)))
     backend, arena = opened(geometry)
     for count, mode in ((1, Mode.VERIFY), (4, Mode.VERIFY), (64, Mode.VERIFY), (2, Mode.DECODE), (64, Mode.DECODE)):
@@ -128,7 +129,7 @@ def test_nothing_is_written_behind_what_usage_says(make_geometry, make_batch):
         backend.plan(batch)
         backend.write_metadata(batch)
         backend.attend(q, cache, batch, torch.empty_like(q))
-        used = contract.counted(geometry, batch)
+        used = contract.plugin_usage(geometry, batch)
         for name in (sizing.FLOATS, sizing.INTS, sizing.TAIL_INTS):
             touched = (arena[name] != 0xFF).nonzero()
             assert touched.numel() == 0 or int(touched[-1]) < used[name], (mode, count, name)
@@ -136,8 +137,8 @@ def test_nothing_is_written_behind_what_usage_says(make_geometry, make_batch):
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_a_late_device_reads_each_plan_as_it_was_made(make_geometry, make_batch, truth, monkeypatch, fenced):
-    """Four plans behind a device that sleeps: right with the fence, and wrong without, or the fence tests nothing."""
+def test_late_device_reads_each_plan(make_geometry, make_batch, truth, monkeypatch, fenced):
+    """Four plans for a sleeping device give right outputs with the fence, and wrong outputs without it."""
     if not fenced:
         monkeypatch.setattr(Staging, "wait", lambda self, index: None)
     geometry = make_geometry(num_qo_heads=8, num_kv_heads=2, max_context_len=3000, max_num_reqs=4)
@@ -150,7 +151,7 @@ def test_a_late_device_reads_each_plan_as_it_was_made(make_geometry, make_batch,
         batch = make_batch(geometry, Mode.VERIFY, lens, seed=seed, device="cuda")
         q, cache = stage(geometry, batch, seed)
         cases.append((batch, q, cache, torch.full_like(q, float("nan"))))
-    for batch, q, cache, out in cases:  # compile and load everything, so that nothing below waits for the device
+    for batch, q, cache, out in cases:  # compile and load every kernel first, so that later calls do not wait
         backend.plan(batch)
         backend.write_metadata(batch)
         backend.attend(q, cache, batch, out)
@@ -167,8 +168,8 @@ def test_a_late_device_reads_each_plan_as_it_was_made(make_geometry, make_batch,
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_pinned_memory_outlives_the_copies_from_it(make_geometry, make_batch, monkeypatch, kept):
-    """A backend dropped while its plan is on the way: the block's next owner must not reach the plan."""
+def test_pinned_memory_outlives_its_copies(make_geometry, make_batch, monkeypatch, kept):
+    """The pinned block of a dropped backend is not reused while its plan is still being copied."""
     from draftmark_cuda_flashinfer import staging
 
     if not kept:
@@ -179,7 +180,7 @@ def test_pinned_memory_outlives_the_copies_from_it(make_geometry, make_batch, mo
     )
     batch = make_batch(geometry, Mode.VERIFY, (2900, 5, 9, 1), device="cuda")
     seen = 0
-    for late in (False, True):  # the first time compiles and loads
+    for late in (False, True):  # the first iteration compiles and loads
         backend, arena = opened(geometry)
         device_ints = arena[sizing.INTS]
         if late:
@@ -193,16 +194,16 @@ def test_pinned_memory_outlives_the_copies_from_it(make_geometry, make_batch, mo
 
 
 def sizing_rows(geometry):
-    """Bytes of the pinned staging with the arena's guard words, so that the allocator gives the same block again."""
+    """Return the bytes of pinned staging with the arena's guard words, so that the allocator would reuse the block."""
     (spec,) = (one for one in sizing.buffers(geometry) if one.name == sizing.STAGING)
     return spec.nbytes + 1024
 
 
-# -- seed (d), sglang#26521 and #26655: capture with zeroed lengths, and what replays keep of it -------------------
+# -- seed bug (d), sglang#26521 and #26655: capture with zeroed lengths --------------------------------------------
 
 
 class PlansOnce(FlashInferBackend):
-    """The engines' bug: what was planned at capture, for empty requests, serves every replay."""
+    """Backend with the engines' bug: the plan made at capture, for empty requests, is used in every replay."""
 
     planned = False
 
@@ -213,7 +214,7 @@ class PlansOnce(FlashInferBackend):
 
 
 class KeepsLengths(FlashInferBackend):
-    """The other half: the index buffers are written at capture, outside the graph."""
+    """Backend that writes the index buffers before capture and not in the graph."""
 
     def write_metadata(self, batch):
         if not torch.cuda.is_current_stream_capturing():
@@ -221,8 +222,8 @@ class KeepsLengths(FlashInferBackend):
 
 
 @pytest.mark.parametrize("kind", [FlashInferBackend, PlansOnce, KeepsLengths])
-def test_a_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make_batch, truth, kind):
-    """Captured with lengths of zero, replayed with thousands: right here, wrong in both mutants."""
+def test_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make_batch, truth, kind):
+    """A graph captured with lengths of zero is right for thousands of tokens; both broken backends are wrong."""
     geometry = make_geometry(max_context_len=3000, max_num_reqs=4, capture_batch_sizes=(4,))
     geometry = type(geometry).create(
         geometry.attention, geometry.limits, geometry.draft, device_profile("cuda"), geometry.modes
@@ -254,19 +255,19 @@ def test_a_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make
     assert all(right) == (kind is FlashInferBackend), right
 
 
-# -- a draft program: every step is planned before one graph of all steps is replayed --------------------------------
+# -- a draft program: every step is planned before the one graph of all steps is replayed ----------------------------
 
 DRAFTING = {
     "tree": {"topk": 4, "num_steps": 4},
-    # 41 pages of 2900 tokens in the first step and 40 in the last: six chunks of FlashInfer's eight pages, and five.
+    # 41 pages of 2900 tokens in the first step and 40 in the last: FlashInfer makes six chunks of eight pages and five.
     "tree-window": {"topk": 4, "num_steps": 4, "window_left": 650},
     "chain": {"topk": 1, "num_steps": 5},
 }
 
 
 @pytest.mark.parametrize(("case", "apart"), [*((case, True) for case in DRAFTING), ("tree-window", False)])
-def test_every_step_of_a_draft_graph_runs_by_its_own_plan(make_geometry, make_batch, truth, monkeypatch, case, apart):
-    """Captured on empty requests, replayed on long ones: right in all steps, and wrong if they share one place."""
+def test_draft_graph_steps_use_their_own_plans(make_geometry, make_batch, truth, monkeypatch, case, apart):
+    """A graph of all draft steps is right for long requests, and wrong if all plans have one offset."""
     if not apart:
         monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     fields = {"max_context_len": 3000, "max_num_reqs": 2, "capture_batch_sizes": (2,), "page_size": 16}

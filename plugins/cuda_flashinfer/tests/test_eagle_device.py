@@ -1,4 +1,4 @@
-"""A draft head on FlashInfer: its steps in one captured graph change nothing of the text, and they guess well."""
+"""GPU tests of a draft head on FlashInfer: captured draft steps keep the text and reach a good accepted length."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SHAPES = {"chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
 
 @cache
 def pair(dtype):
-    """A model whose text depends on the last token above all, and the head that knows so."""
+    """Return a model that predicts mainly from the last token, and a head that predicts as it does."""
     fields = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024}
     return tiny_pair(vocab_size=VOCAB, device="cuda", dtype=dtype, **fields)
 
 
 @cache
 def prompts():
-    """Six prompts, two of them long enough that FlashInfer cuts their keys."""
+    """Return six prompts; two are long enough that FlashInfer splits their keys."""
     dice = random.Random(3)
     return [[dice.randrange(VOCAB) for _ in range(n)] for n in (1, 5, 17, 40, 300, 620)]
 
@@ -45,10 +45,10 @@ def configure(speculate=None, **more):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("graph", [False, True])
-def test_the_heads_drafts_change_nothing(dtype, shape, graph):
-    """Plain decoding's text, near-ties apart and few of them, and an accepted length that good guesses give.
+def test_head_drafts_do_not_change_tokens(dtype, shape, graph):
+    """Drafting gives plain decoding's text except a few near ties, and an accepted length above 1.4.
 
-    A head that reads a wrong plan drafts nonsense, which the text cannot show: the accepted length does.
+    A head that reads a wrong plan drafts wrong tokens. The text does not show that, but the accepted length does.
     """
     model, head = pair(dtype)
     plain, _ = generate(model, prompts(), COUNT, configure(graph=graph, guard=True))
@@ -60,8 +60,8 @@ def test_the_heads_drafts_change_nothing(dtype, shape, graph):
     assert engine.statistics.mean_accepted > 1.4
 
 
-def test_overlap_is_refused_by_name():
-    """Plans need exact lengths: an engine that would run late is refused when it is made, with the remedy."""
+def test_overlap_is_refused():
+    """An engine with overlap is refused when it is made, because plans need exact lengths; the error has the remedy."""
     model, head = pair("bfloat16")
     with pytest.raises(BackendRefusal, match=r"cuda_flashinfer.*exact host lengths.*use overlap=False"):
         Engine(model, configure(Eagle(head, *SHAPES["tree"]), overlap=True, host_lengths=HostKind.UPPER_BOUND))

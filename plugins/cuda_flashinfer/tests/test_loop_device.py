@@ -1,4 +1,4 @@
-"""The speculative loop on a GPU: drafts, in captured graphs, change nothing of what FlashInfer decodes."""
+"""GPU tests of the speculative loop: drafts, eager and captured, do not change FlashInfer's text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def models():
-    """(family, dtype) → a tiny model on the GPU."""
+    """Return a function from (family, dtype) to a tiny model on the GPU."""
     made = {}
 
     def make(family, dtype):
@@ -37,11 +37,10 @@ def models():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("graph", [False, True])
-def test_drafts_change_nothing(models, family, dtype, topk, graph):
-    """Chains and trees, full and windowed attention, eager and captured, ragged prompts, more of them than rows.
+def test_drafts_do_not_change_tokens(models, family, dtype, topk, graph):
+    """Chains and trees give plain decoding's text except near ties, with more prompts than batch rows.
 
-    Every token is one that rounding explains, FlashInfer's logits round as transformers' do, and in float16 texts part
-    not often.
+    In float16 at most two texts differ.
     """
     model = models(family, dtype)
     dice = random.Random(7)
@@ -54,5 +53,5 @@ def test_drafts_change_nothing(models, family, dtype, topk, graph):
     assert engine.statistics.mean_accepted > 1.5
     drafted = [tuple(out.tokens) for out in outs]
     assert compare(model, prompts, drafted, {"plain": texts}, config).right
-    if dtype == "float16":  # bfloat16 has 8 near-ties a text, so that any number of texts may part
+    if dtype == "float16":  # bfloat16 has about 8 near ties per text, so every text may differ
         assert sum(text != other for text, other in zip(drafted, texts, strict=True)) <= 2

@@ -1,4 +1,4 @@
-"""What the index buffers say, read back by brute force: windows with trees above all, which no contract check reads."""
+"""Tests of the index buffers by brute force, mainly of trees under windows, which no contract check reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def opened(geometry):
 
 
 def keys(arena, geometry, batch, r):
-    """Per row of request r, the KV slots that the two passes show it, each with how often."""
+    """Return per row of request r the KV slots that both passes read, sorted, with repetitions."""
     page, extent = geometry.attention.page_size, batch.uniform
     starts = arena[sizing.INDPTR].tolist()
     ids = arena[sizing.PAGES][starts[r] : starts[r + 1]].tolist()
@@ -40,8 +40,8 @@ def keys(arena, geometry, batch, r):
 
 
 @pytest.mark.parametrize(("window", "page", "tree"), quick(product([-1, 0, 5, 19, 200], [1, 8, 16, 64], [True, False])))
-def test_each_row_sees_what_the_definition_says(make_geometry, make_batch, truth, window, page, tree):
-    """W below and above L, no multiple of the page, several depths in a tree: each key once, and no other."""
+def test_each_row_sees_the_defined_keys(make_geometry, make_batch, truth, window, page, tree):
+    """Each row sees each of its keys once and no other key, for windows below and above L and several page sizes."""
     geometry = make_geometry(page_size=page, window_left=window, max_context_len=150)
     backend, arena = opened(geometry)
     for seed, lens in enumerate([(0, 1, 7, 8, 9, 150), (64, 63, 65, 23, 24, 25)]):
@@ -56,7 +56,7 @@ def test_each_row_sees_what_the_definition_says(make_geometry, make_batch, truth
 
 @pytest.mark.parametrize("window", [-1, 4, 21])
 def test_draft_steps_see_their_ancestors(make_geometry, make_batch, truth, window):
-    """Every step of a draft round with topk 3: the tail grows, the mask with it."""
+    """Every step of a draft round with topk 3 sees its ancestors while the tail grows."""
     geometry = make_geometry(page_size=8, window_left=window, max_context_len=60, modes=DRAFT_MODES)
     backend, arena = opened(geometry)
     for step in range(3):
@@ -68,8 +68,8 @@ def test_draft_steps_see_their_ancestors(make_geometry, make_batch, truth, windo
             assert keys(arena, geometry, batch, r) == truth(geometry, batch, r), (step, r)
 
 
-def test_masked_keys_are_never_unwritten_memory(make_geometry, make_batch):
-    """A masked key's V is multiplied by zero, so it must not be NaN: all slots of the masked level are stored ones."""
+def test_masked_keys_are_stored_slots(make_geometry, make_batch):
+    """All slots of the masked level have stored keys: V of a masked key is multiplied by zero and must not be NaN."""
     geometry = make_geometry(page_size=16, window_left=9, max_context_len=90)
     backend, arena = opened(geometry)
     lens = (0, 3, 17, 90)
@@ -83,8 +83,8 @@ def test_masked_keys_are_never_unwritten_memory(make_geometry, make_batch):
         assert set(arena[sizing.TAIL_SLOTS][starts[r] : starts[r + 1]].tolist()) <= stored
 
 
-def test_the_host_counts_the_pages_that_the_device_writes(make_geometry, make_batch):
-    """FlashInfer cuts by the host's pages and reads by the device's: the two must agree for every length."""
+def test_host_page_counts_match_the_device(make_geometry, make_batch):
+    """Page counts of FlashInfer's plan on the host equal the device's page counts for every length."""
     for window in (-1, 13, 70):
         geometry = make_geometry(page_size=16, window_left=window, max_context_len=150, max_num_reqs=151)
         backend, arena = opened(geometry)
@@ -96,8 +96,8 @@ def test_the_host_counts_the_pages_that_the_device_writes(make_geometry, make_ba
                 assert torch.diff(arena[sizing.INDPTR][: len(lens) + 1]).tolist() == counted
 
 
-def test_a_bound_is_not_a_length(make_geometry, make_batch):
-    """Unknown lengths are refused with the remedy, not planned with."""
+def test_plan_with_unknown_lengths_raises(make_geometry, make_batch):
+    """Unknown host lengths raise, and the error names Exact lengths."""
     from dataclasses import replace
 
     geometry = make_geometry()

@@ -1,4 +1,4 @@
-"""Draft steps are planned ahead of one replay: what each step's kernels read afterwards is its own plan."""
+"""Tests of plans that are made ahead of one replay: each step's kernels read that step's own plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENS = (900, 62, 5)
 
 
 class PassedFence:
-    """Of a device that is never late."""
+    """Fence of a device that is never late."""
 
     def record(self):
         pass
@@ -32,13 +32,13 @@ class PassedFence:
 
 
 class Copying:
-    """In FlashInfer's place: a plan is rows and page offsets, and a run reads whatever its workspace holds."""
+    """Substitute for FlashInfer: a plan is rows and page offsets, and a run records its workspace's content."""
 
     def __init__(self):
         self.wrote, self.read = [], []
 
-    def plan(self, asked, floats, ints, pinned):
-        plan = torch.cat([torch.tensor([asked.rows], dtype=torch.int32), asked.kv_indptr])
+    def plan(self, request, floats, ints, pinned):
+        plan = torch.cat([torch.tensor([request.rows], dtype=torch.int32), request.kv_indptr])
         size = 4 * plan.numel()
         pinned[:size].view(torch.int32).copy_(plan)
         ints[:size].copy_(pinned[:size])
@@ -53,7 +53,7 @@ class Copying:
 
 
 def drafting(make_geometry, case):
-    """A geometry of draft modes, and its backend with `Copying` in FlashInfer's place."""
+    """Return a geometry of draft modes and its backend with `Copying` instead of FlashInfer."""
     geometry = make_geometry(**CASES[case], modes=DRAFT_MODES, num_draft_tokens=7)
     arena = Arena.allocate(sizing.buffers(geometry), "cpu", guard=True)
     backend = FlashInferBackend(geometry, arena)
@@ -63,7 +63,7 @@ def drafting(make_geometry, case):
 
 
 def plan_all_then_run_all(geometry, backend, make_batch):
-    """As an engine does a round: every step's plan, then every step; what was written, and what was read."""
+    """Plan every step, then run every step, as an engine does. Return the plans that were written and read."""
     tree = geometry.draft.topk > 1
     batches = [make_batch(geometry, Mode.DRAFT, LENS, padded=4, step=i, tree=tree)
                for i in range(geometry.num_draft_steps)]  # fmt: skip
@@ -84,18 +84,18 @@ def run(backend, geometry, batch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_draft_step_reads_its_own_plan(make_geometry, make_batch, case):
-    """All plans of a round are laid before any step runs; none is lost to a later one."""
+    """All plans of a round are written before any step runs, and each step reads its own plan."""
     geometry, backend, arena = drafting(make_geometry, case)
     wrote, read = plan_all_then_run_all(geometry, backend, make_batch)
     assert read == wrote
     differ = len({tuple(plan) for plan in wrote}) > 1
-    assert differ == (case != "tree"), "the case must be one whose steps differ"
+    assert differ == (case != "tree"), "the steps of this case must have different plans"
     arena.check()
 
 
 @pytest.mark.parametrize("case", ["tree-window", "chain"])
-def test_with_one_place_for_all_steps_a_round_reads_the_last_plan(make_geometry, make_batch, monkeypatch, case):
-    """The mutant: the first steps run by the last step's pages."""
+def test_steps_with_one_offset_read_the_last_plan(make_geometry, make_batch, monkeypatch, case):
+    """With one offset for all steps, every step reads the last step's plan."""
     monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     geometry, backend, _ = drafting(make_geometry, case)
     wrote, read = plan_all_then_run_all(geometry, backend, make_batch)
@@ -104,8 +104,8 @@ def test_with_one_place_for_all_steps_a_round_reads_the_last_plan(make_geometry,
 
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_a_head_may_be_planned_in_full_before_it_is_captured(make_geometry, make_batch, monkeypatch, case, apart):
-    """DRAFT_EXTEND is planned before the draft steps and run before them: its plan is still there, or the mutant's."""
+def test_draft_extend_plan_survives_draft_plans(make_geometry, make_batch, monkeypatch, case, apart):
+    """DRAFT_EXTEND is planned and run before the draft steps and reads its own plan; with one offset it does not."""
     if not apart:
         monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     geometry, backend, _ = drafting(make_geometry, case)
@@ -121,8 +121,8 @@ def test_a_head_may_be_planned_in_full_before_it_is_captured(make_geometry, make
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_plans_that_live_together_do_not_overlap(make_geometry, case):
-    """Where steps differ, each one's largest plan ends before the next one's place, and the last in the buffer."""
+def test_plans_of_one_round_do_not_overlap(make_geometry, case):
+    """Each step's largest plan ends before the next offset, and the last plan ends within the buffer."""
     geometry, _, arena = drafting(make_geometry, case)
     steps = range(geometry.num_draft_steps)
     places = [sizing.plan_offset(geometry, Mode.DRAFT, step) for step in steps]
@@ -135,46 +135,46 @@ def test_plans_that_live_together_do_not_overlap(make_geometry, case):
     assert after + max(sizing._uniform_plans(geometry, Mode.DRAFT_EXTEND)) <= arena[sizing.INTS].numel()
 
 
-def test_staging_holds_a_slot_for_every_plan_of_two_rounds(make_geometry):
-    """Pinned memory is apart by plan, not by step: two rounds of draft plans are in flight before one is waited for."""
+def test_staging_has_slots_for_two_rounds(make_geometry):
+    """Pinned staging has a slot for every draft plan of two rounds, which may be in flight together."""
     geometry, _, arena = drafting(make_geometry, "chain")
     assert len(arena[sizing.STAGING]) == 2 * geometry.num_draft_steps
 
 
-def test_overlap_is_refused_when_a_draft_model_is_opened(make_geometry):
-    """Plans need exact lengths; the refusal says so, before any buffer is made."""
+def test_overlap_is_refused_when_a_draft_model_opens(make_geometry):
+    """A geometry with overlap is refused before any buffer is allocated, because plans need exact lengths."""
     geometry = make_geometry(modes=DRAFT_MODES, topk=4, num_steps=4, overlap=True)
     with pytest.raises(BackendRefusal, match="exact host lengths, but the host lags behind the device"):
         load("cuda_flashinfer").allocate(geometry, "cpu")
 
 
-def test_without_the_device_usage_is_the_plugins_own_count(make_geometry, make_batch):
-    """FlashInfer counts on the GPU that a geometry names; where it is absent nothing of it is asked."""
+def test_usage_without_the_gpu_is_the_plugins_count(make_geometry, make_batch):
+    """Without the geometry's GPU, `library.usage` is empty and `contract.usage` is the plugin's count."""
     geometry = make_geometry()
     batch = make_batch(geometry, Mode.VERIFY, (900, 3))
-    if not library.answers_for(geometry.device):
+    if not library.has_device(geometry.device):
         assert library.usage(geometry, batch) == {}
-    assert contract.usage(geometry, batch) == contract.counted(geometry, batch)
+    assert contract.usage(geometry, batch) == contract.plugin_usage(geometry, batch)
 
 
-def test_the_librarys_count_takes_the_place_of_the_plugins(make_geometry, make_batch, monkeypatch):
-    """What the library says is what the contract sees, by buffer, a draft step's place added."""
+def test_librarys_count_replaces_the_plugins(make_geometry, make_batch, monkeypatch):
+    """`contract.usage` has the library's count per buffer, plus a draft step's plan offset."""
 
     class Counting:
         def __init__(self, *shape, **kinds):
             pass
 
-        def workspace_size(self, asked, device):
-            return (11, 7) if asked.page_size > 1 else (0, 3)
+        def workspace_size(self, request, device):
+            return (11, 7) if request.page_size > 1 else (0, 3)
 
     from draftmark_cuda_flashinfer import planning
 
     geometry = make_geometry(**CASES["tree-window"], modes=DRAFT_MODES, num_draft_tokens=7)
     host = torch.empty(2, geometry.max_reqs + 1, dtype=torch.int32)
-    monkeypatch.setattr(library, "answers_for", lambda device: True)
-    monkeypatch.setattr(library, "_asked", lambda one: (planning.Planner(one, host), Counting(), host))
+    monkeypatch.setattr(library, "has_device", lambda device: True)
+    monkeypatch.setattr(library, "_planner_and_vendor", lambda one: (planning.Planner(one, host), Counting(), host))
     batch = make_batch(geometry, Mode.DRAFT, LENS, padded=4, step=2)
     used = contract.usage(geometry, batch)
     place = sizing.plan_offset(geometry, Mode.DRAFT, 2)
     assert (used[sizing.FLOATS], used[sizing.INTS], used[sizing.TAIL_INTS]) == (11, place + 7, 3)
-    assert used[sizing.TAIL_OUT] == contract.counted(geometry, batch)[sizing.TAIL_OUT] > 0
+    assert used[sizing.TAIL_OUT] == contract.plugin_usage(geometry, batch)[sizing.TAIL_OUT] > 0

@@ -1,4 +1,4 @@
-"""Workspaces to the byte, and what happens to a plugin that sizes them otherwise."""
+"""Tests of workspace sizes to the byte, and of wrong sizes that the contract's check finds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def geometries(make_geometry):
 
 
 def library(plan, geometry, mode, lens, step=0):
-    """What FlashInfer's own partition takes for a uniform batch, with the arguments that the plugin passes."""
+    """Return the bytes that FlashInfer's partition uses for a uniform batch, with the plugin's arguments."""
     extent, a = geometry.extent(mode, step), geometry.attention
     pages = [levels.level_pages(geometry, mode, n, extent.tail_len) for n in lens]
     cut = partition.uniform(geometry, extent.q_len, len(lens))
@@ -44,8 +44,8 @@ def library(plan, geometry, mode, lens, step=0):
     )  # fmt: skip
 
 
-def test_usage_is_what_the_library_takes(make_geometry, library_plan):
-    """For every captured size, mode and step, and random lengths, the plugin's count is FlashInfer's, to the byte."""
+def test_usage_equals_the_librarys_use(make_geometry, library_plan):
+    """For every captured size, mode and step, with random lengths, the plugin's count equals FlashInfer's."""
     dice, checked = random.Random(1), 0
     for geometry in geometries(make_geometry):
         for mode in geometry.modes:
@@ -57,7 +57,7 @@ def test_usage_is_what_the_library_takes(make_geometry, library_plan):
                     floats, ints, _, _ = library(library_plan, geometry, mode, lens, step)
                     extent = geometry.extent(mode, step)
                     groups = tuple(Group(1, n, extent.q_len, extent.tail_len) for n in lens)
-                    used = contract.counted(geometry, PlainBatch(BatchShape(mode, step, groups)))
+                    used = contract.plugin_usage(geometry, PlainBatch(BatchShape(mode, step, groups)))
                     ints += sizing.plan_offset(geometry, mode, step)
                     assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (geometry, mode, count)
                     checked += 1
@@ -65,14 +65,14 @@ def test_usage_is_what_the_library_takes(make_geometry, library_plan):
 
 
 def test_declared_workspaces_are_the_largest_use(make_geometry):
-    """The two workspaces hold the most that any number of requests takes, and not a byte more."""
+    """Both workspaces have exactly the bytes of the largest use by any number of requests."""
     for geometry in geometries(make_geometry):
         found: dict[str, int] = {}
         for mode, count in product((m for m in geometry.modes if m is not Mode.EXTEND), range(1, 81)):
             step = geometry.last_step(mode)
             extent = geometry.extent(mode, step)
             batch = PlainBatch(BatchShape(mode, step, (Group(count, 900, extent.q_len, extent.tail_len),)))
-            for name, size in contract.counted(geometry, batch).items():
+            for name, size in contract.plugin_usage(geometry, batch).items():
                 found[name] = max(found.get(name, 0), size)
         specs = {spec.name: spec for spec in sizing.buffers(geometry)}
         assert specs[sizing.FLOATS].nbytes == found[sizing.FLOATS]
@@ -83,8 +83,8 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
             assert specs[sizing.TAIL_INTS].nbytes == found[sizing.TAIL_INTS]
 
 
-def test_a_prefill_fits_the_room_of_the_captured_modes(make_geometry, library_plan):
-    """Random ragged batches: the cut that is asked for is the library's own count, within both workspaces."""
+def test_extend_fits_the_captured_modes_workspaces(make_geometry, library_plan):
+    """For random ragged batches the plugin's partition equals FlashInfer's and fits both workspaces."""
     dice, cut = random.Random(2), 0
     for geometry in geometries(make_geometry):
         a = geometry.attention
@@ -103,7 +103,7 @@ def test_a_prefill_fits_the_room_of_the_captured_modes(make_geometry, library_pl
 
 
 def test_no_workspace_grows_with_rows_times_context(make_geometry):
-    """256 requests x 64 rows x 131072 tokens: FlashInfer's own wrapper would take 386 MiB and 256 MiB of mask."""
+    """256 requests, 64 rows and context 131072 need little memory; FlashInfer's wrapper needs 386 MiB and 256 MiB."""
     fields = {"num_draft_tokens": 64, "topk": 8, "num_steps": 5, "max_num_reqs": 256, "max_context_len": 131072}
     geometry = make_geometry(**fields, num_qo_heads=32, num_kv_heads=8, capture_batch_sizes=(256,))
     sizes = {spec.name: spec.nbytes for spec in sizing.buffers(geometry)}
@@ -112,11 +112,11 @@ def test_no_workspace_grows_with_rows_times_context(make_geometry):
     assert sizes[sizing.INTS] < 128 << 10
 
 
-# -- seed (c), sglang#27338: a factor topk is missing ---------------------------------------------------------------
+# -- seed bug (c), sglang#27338: a factor topk is missing -----------------------------------------------------------
 
 
 def shortage(geometry, specs):
-    """The first need of a batch at the limits that a declared buffer does not cover."""
+    """Return the first need of a batch at the limits that exceeds its buffer, or an empty string."""
     metadata = contract.layouts(geometry)
     for batch in limit_batches(geometry):
         for spec in specs:
@@ -133,22 +133,22 @@ def draft_geometry(make_geometry):
 
 
 def test_every_draft_batch_fits(make_geometry):
-    """With topk 4 and pages of 64, nothing that a draft step fills is longer than its buffer."""
+    """With topk 4 and pages of 64, no draft step needs more than its buffers have."""
     geometry = draft_geometry(make_geometry)
     assert shortage(geometry, sizing.buffers(geometry)) == ""
 
 
 @pytest.mark.parametrize("name", [sizing.TAIL_SLOTS, sizing.MASK, sizing.SLOTS])
-def test_a_plugin_without_the_topk_factor_is_caught(make_geometry, name):
-    """The engine's bug, made here: a buffer divided by topk falls short of a batch that the message shows."""
+def test_buffer_without_topk_factor_is_found(make_geometry, name):
+    """A buffer divided by topk is reported as too small, as in the engine's bug."""
     geometry = draft_geometry(make_geometry)
     mutated = [replace(spec, shape=(spec.shape[0] // 4,)) if spec.name == name else spec
                for spec in sizing.buffers(geometry)]  # fmt: skip
     assert shortage(geometry, mutated).startswith(name)
 
 
-def test_no_index_buffer_holds_topk_copies_of_the_prefix(make_geometry):
-    """The engines' repair multiplied the context by topk; here page ids do not depend on topk at all."""
+def test_page_ids_do_not_depend_on_topk(make_geometry):
+    """The buffer of page ids has equal size for every topk; the engines' fix multiplied the context by topk."""
     sizes = set()
     for topk in (1, 4, 8):
         geometry = make_geometry(topk=topk, num_steps=2, num_draft_tokens=64, modes=DRAFT_MODES)
@@ -157,7 +157,7 @@ def test_no_index_buffer_holds_topk_copies_of_the_prefix(make_geometry):
 
 
 def test_staging_holds_two_rounds_of_plans(make_geometry):
-    """A draft program plans once a step before its replay: twice as many slots as steps, each with both plans."""
+    """A draft geometry has two staging slots per draft step, aligned to 16 bytes."""
     geometry = make_geometry(modes=DRAFT_MODES, topk=4, num_steps=6)
     spec = next(one for one in sizing.buffers(geometry) if one.role is Role.HOST_STAGING)
     assert spec.shape[0] == 10

@@ -1,4 +1,4 @@
-"""Pinned memory is rewritten only when the device has read it."""
+"""Tests of pinned staging: a slot is rewritten only after the device has read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftmark_cuda_flashinfer.staging import Staging
 
 
 class Device:
-    """A device that runs copies when it is asked to, in order: what was enqueued is read late."""
+    """Simulated device that runs enqueued copies late and in order."""
 
     def __init__(self):
         self.queue: list = []
@@ -25,7 +25,7 @@ class Device:
 
 
 class LateFence:
-    """Passed when the device has run what was enqueued before it was recorded."""
+    """Fence that has passed when the device has run the copies enqueued before `record`."""
 
     def __init__(self, device):
         self.device, self.mark = device, 0
@@ -47,22 +47,22 @@ def send(staging, device, values):
 
 
 def test_each_copy_carries_its_own_plan():
-    """Ten plans through two slots on a device that is always late."""
+    """Ten plans through two slots arrive unchanged on a device that is always late."""
     device = Device()
     staging = Staging(torch.zeros(2, 16, dtype=torch.uint8), lambda: LateFence(device))
     assert send(staging, device, range(10)) == list(range(10))
 
 
 def test_without_the_fence_copies_carry_later_plans(monkeypatch):
-    """The race that the fence prevents: with waiting taken out, the same ten arrive wrong."""
+    """Without waiting on the fence, copies carry later plans."""
     monkeypatch.setattr(Staging, "wait", lambda self, index: None)
     device = Device()
     staging = Staging(torch.zeros(2, 16, dtype=torch.uint8), lambda: LateFence(device))
     assert send(staging, device, range(10)) != list(range(10))
 
 
-def test_a_round_of_plans_waits_for_nothing():
-    """As many plans as there are slots are written while the device has run none of them."""
+def test_plans_within_the_slots_do_not_wait():
+    """The host writes one plan per slot before the device has run any copy."""
     device = Device()
     staging = Staging(torch.zeros(4, 16, dtype=torch.uint8), lambda: LateFence(device))
     for value in range(4):
@@ -72,8 +72,8 @@ def test_a_round_of_plans_waits_for_nothing():
     assert device.done == 0
 
 
-def test_memory_is_kept_until_its_last_copy_is_through():
-    """Dropped with copies on their way, the slots stay: another owner of the block would fill it under them."""
+def test_memory_is_kept_until_its_last_copy():
+    """A dropped Staging keeps its slots until enqueued copies have run."""
     device, memory = Device(), torch.zeros(2, 16, dtype=torch.uint8)
     staging = Staging(memory, lambda: LateFence(device))
     with staging.slot() as slot:

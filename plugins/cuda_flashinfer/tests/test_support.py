@@ -1,4 +1,4 @@
-"""Every refusal, as the sentence a user reads."""
+"""Refusals of the plugin, as a user reads them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_is_refused_is_refused_by_name(make_geometry, name):
-    """One reason, which names the field, its value and the limit."""
-    fields, told = REFUSALS[name]
+def test_refusal_names_the_value(make_geometry, name):
+    """Each unsupported geometry has one reason, with field, value and limit."""
+    fields, expected = REFUSALS[name]
     (reason,) = reasons_against(make_geometry(**fields))
-    assert told in reason
+    assert expected in reason
 
 
 @pytest.mark.parametrize(
@@ -44,28 +44,28 @@ def test_what_is_refused_is_refused_by_name(make_geometry, name):
     ],
     ids=str,
 )
-def test_what_is_served_has_no_reason(make_geometry, fields):
-    """Windows with trees, caps, any page size; and many heads where nothing is merged."""
+def test_served_geometries_have_no_reason(make_geometry, fields):
+    """Windows with trees, logits caps, every page size, and many heads without a merge are accepted."""
     assert reasons_against(make_geometry(**fields)) == []
 
 
 @pytest.mark.parametrize("version", ["0.6.18.post1", "0.7.3"])
-def test_another_version_is_refused_by_name(make_geometry, monkeypatch, version):
-    """Plans are laid out by version; the sentence names both and the command that helps."""
+def test_other_version_is_refused(make_geometry, monkeypatch, version):
+    """Another FlashInfer version is refused, and the reason has both versions and the install command."""
     monkeypatch.setattr(support, "installed", lambda: version)
     (reason,) = reasons_against(make_geometry())
     assert f"flashinfer-python {version} is not served" in reason
     assert reason.endswith(f"install flashinfer-python=={TESTED}")
 
 
-def test_an_absent_library_is_no_refusal(make_geometry, monkeypatch):
-    """Sizing works without it; the registry says that the runtime is absent when a device is asked for."""
+def test_missing_library_is_not_refused(make_geometry, monkeypatch):
+    """Without FlashInfer no reason is given; the registry reports it when a device is requested."""
     monkeypatch.setattr(support, "installed", lambda: None)
     assert reasons_against(make_geometry()) == []
 
 
 def test_overlap_is_refused_with_the_remedy(make_geometry):
-    """Plans need exact host lengths, which the core refuses together with overlap."""
+    """A geometry with overlap is refused by the core with overlap=False as the remedy."""
     geometry = make_geometry()
     limits = Limits(6, 1000, 256, (1, 4, 8), overlap=True)
     overlapped = type(geometry).create(geometry.attention, limits, geometry.draft, DeviceProfile("cuda", 90, 132))

@@ -1,4 +1,4 @@
-"""The optional hook: cuda_triton's kernels where they are, torch's operations where they are not."""
+"""Tests of tree operations: cuda_triton's on a GPU if it is installed, torch's otherwise."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from draftmark.registry import Available
 from draftmark.tree import TorchTreeOps
 
 
-def test_on_a_gpu_the_loop_gets_cuda_tritons_operations(make_geometry):
-    """One launch for the tail, the walk and the compaction, of the other backend."""
+def test_gpu_loop_gets_cuda_tritons_operations(make_geometry):
+    """On a GPU the plugin returns cuda_triton's tree operations."""
     ops = load("cuda_flashinfer").tree_ops(make_geometry(), torch.device("cuda"))
     assert type(ops) is type(load("cuda_triton").tree_ops(make_geometry(), torch.device("cuda")))
     assert not isinstance(ops, TorchTreeOps)
 
 
-def test_without_cuda_triton_torch_serves(make_geometry, monkeypatch):
-    """The wheel alone: the hook offers nothing, which is no failure."""
+def test_torch_operations_without_cuda_triton(make_geometry, monkeypatch):
+    """Without cuda_triton the registry uses torch's tree operations."""
     rows = [Available("reference", "draftmark.reference", "draftmark", "0.1.0", 1)]
     monkeypatch.setattr(plugin, "available", lambda: rows)
     ops = load("cuda_flashinfer").tree_ops(make_geometry(), torch.device("cuda"))
     assert isinstance(ops, TorchTreeOps)
 
 
-def test_on_the_cpu_torch_serves(make_geometry):
-    """Triton's interpreter would be right and slow."""
+def test_torch_operations_on_the_cpu(make_geometry):
+    """On the CPU torch's tree operations are used, because Triton's interpreter is slow."""
     assert isinstance(load("cuda_flashinfer").tree_ops(make_geometry(), torch.device("cpu")), TorchTreeOps)

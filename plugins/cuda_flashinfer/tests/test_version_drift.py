@@ -1,4 +1,4 @@
-"""What of FlashInfer's inside this plugin touches; each test fails with a sentence when that moves."""
+"""Drift tests: the installed FlashInfer still has the internals that the plugin relies on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(installed() is None, reason=f"{DISTRIBUTION} is 
 
 
 def package() -> Path:
-    """The installed package's folder; it is not imported."""
+    """Return the installed package's folder without an import."""
     return Path(str(md.distribution(DISTRIBUTION).locate_file("flashinfer")))
 
 
 def function(tree: ast.AST, name: str) -> ast.FunctionDef:
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
-    assert found, f"flashinfer.prefill has no function {name} any more; find what took its place, then vendor.py"
+    assert found, f"flashinfer.prefill no longer has a function {name}; find its replacement, then change vendor.py"
     return found[0]
 
 
@@ -32,41 +32,41 @@ def parameters(of: ast.FunctionDef) -> list[str]:
 
 
 def binding(name: str) -> list[str]:
-    """Parameter names of an exported C++ function."""
+    """Return the parameter names of an exported C++ function."""
     text = (package() / "data" / "csrc" / "batch_prefill_jit_binding.cu").read_text()
     body = re.search(rf"{name}\((.*?)\);", text, re.DOTALL)
-    assert body, f"{name} is exported no longer; find what took its place, then vendor.py"
+    assert body, f"{name} is no longer exported; find its replacement, then change vendor.py"
     return [part.split()[-1] for part in body.group(1).split(",")]
 
 
-def test_the_version_is_the_one_that_was_judged():
-    """Workspaces, arguments and the device verdict are of one version; another needs its own first."""
+def test_installed_version_is_the_tested_one():
+    """The installed version is TESTED: workspaces, arguments and the device verdict belong to one version."""
     assert installed() == TESTED, (
-        f"{DISTRIBUTION} {installed()} is installed; record a device verdict with it, then move TESTED in version.py"
+        f"{DISTRIBUTION} {installed()} is installed; record a device verdict with it, then change TESTED in version.py"
     )
 
 
-def test_plan_takes_the_arguments_that_are_given_by_position():
-    """`plan`: 20 by position. One more, one less or one moved, and a graph would be planned for something else."""
+def test_plan_arguments_match():
+    """`plan` takes the 20 positional arguments that the plugin passes, in that order."""
     assert binding("BatchPrefillWithKVCachePlan") == list(vendor.PLAN_ARGUMENTS), "plan's arguments moved"
 
 
-def test_workspace_size_takes_the_arguments_that_are_given_by_position():
-    """`workspace_size`: 18 by position."""
+def test_workspace_size_arguments_match():
+    """`workspace_size` takes the 18 positional arguments that the plugin passes, in that order."""
     got = binding("BatchPrefillWithKVCacheWorkspaceSize")
     assert got == ["device_buffer", *vendor.WORKSPACE_ARGUMENTS], "workspace_size's arguments moved"
 
 
-def test_paged_run_takes_the_arguments_that_are_given_by_name():
-    """`paged_run`: those without a default are all passed by name, and no other exists without one."""
+def test_paged_run_arguments_match():
+    """The parameters of `paged_run` without a default are exactly the ones that the plugin passes by name."""
     tree = ast.parse((package() / "prefill.py").read_text())
     run = function(function(tree, "get_batch_prefill_module"), "paged_run")
     required = parameters(run)[: len(run.args.args) - len(run.args.defaults)]
     assert required == list(vendor.RUN_ARGUMENTS), "paged_run's arguments moved"
 
 
-def test_the_factory_takes_the_shape_in_the_order_that_is_given():
-    """`get_batch_prefill_module(backend, *args)` hands its arguments to `gen_batch_prefill_module` as they come."""
+def test_module_factory_arguments_match():
+    """`get_batch_prefill_module(backend, *args)` passes its arguments to `gen_batch_prefill_module` in order."""
     tree = ast.parse((package() / "jit" / "attention" / "modules.py").read_text())
     assert parameters(function(tree, "gen_batch_prefill_module")) == [
         "backend", "dtype_q", "dtype_kv", "dtype_o", "dtype_idx", "head_dim_qk", "head_dim_vo", "pos_encoding_mode",
@@ -74,8 +74,8 @@ def test_the_factory_takes_the_shape_in_the_order_that_is_given():
     ], "the factory's arguments moved"  # fmt: skip
 
 
-def test_no_private_name_is_touched():
-    """Nothing with an underscore is read from FlashInfer: neither of a module nor of what it returns."""
+def test_no_private_name_is_used():
+    """The plugin reads no name with an underscore of FlashInfer's modules and of their results."""
     for path in Path(vendor.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
@@ -88,16 +88,16 @@ def test_no_private_name_is_touched():
     assert not {attr for attr in foreign if attr.startswith("_")}
 
 
-def test_the_merge_is_in_place_and_takes_two_states():
-    """`merge_state_in_place(v, s, v_other, s_other, mask=None)`, exported at the top."""
+def test_merge_takes_two_states_in_place():
+    """`merge_state_in_place(v, s, v_other, s_other, mask=None)` is exported at the package's top."""
     tree = ast.parse((package() / "cascade.py").read_text())
     got = parameters(function(tree, "merge_state_in_place"))
     assert got[:4] == ["v", "s", "v_other", "s_other"], "merge_state_in_place moved"
     assert "merge_state_in_place" in (package() / "__init__.py").read_text()
 
 
-def test_the_plans_layout_is_the_one_that_is_sized():
-    """The sizes in partition.py follow these allocations, in this order."""
+def test_plan_layout_matches_the_sizes():
+    """FlashInfer's plan allocates the arrays that partition.py counts, in that order."""
     text = (package() / "data" / "include" / "flashinfer" / "attention" / "scheduler.cuh").read_text()
     plan = text[text.index("inline cudaError_t PrefillPlanImpl(") : text.index("inline cudaError_t PrefillPlan(")]
     names = re.findall(r'"(batch_prefill_\w+)"', plan)
@@ -118,14 +118,14 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_the_partition_is_the_one_that_was_read(name):
-    """A size may move while the arrays keep their names: 0.7.2 divided the partials by the group, 0.6.18 did not."""
+def test_partition_source_is_unchanged(name):
+    """Each function has its recorded hash: 0.7.2 changed a size without renaming an array."""
     include = package() / "data" / "include" / "flashinfer"
     file = "utils.cuh" if name == "FA2DetermineCtaTileQ" else "attention/scheduler.cuh"
     text = (include / file).read_text()
     start = text.index(f" {name}(")
     body = "".join(text[start : text.index("\n}\n", start)].split())
     assert hashlib.sha256(body.encode()).hexdigest() == READ[name], (
-        f"{name} of {file} differs from the one of {TESTED}: partition.py and conftest's count rest on that one; read "
-        "it again, run the device tests, then record the hash"
+        f"{name} of {file} differs from the one of {TESTED}, on which partition.py and conftest.py rely; compare the "
+        "two, run the device tests, then record the hash"
     )

@@ -1,9 +1,12 @@
-"""draftmark over FlashInfer's FA2 kernels: trees as an unmasked prefix and a masked tail.
+"""Attention backend over FlashInfer's FA2 kernels: a tree runs as an unmasked prefix pass and a masked tail pass.
 
-The prefix is read once for all rows of a request; the mask covers the tail's slots alone, so no buffer grows with rows
-times context. `levels`, `partition` and `sizing` are integers, `planning` is what FlashInfer's planner is asked,
-`backend` is the step path, `vendor` is every call into FlashInfer, `library` has it count its workspaces itself.
-`launch` starts the two Triton kernels of `kernels` that fill index buffers and store new keys and values.
+The prefix is read once for all rows of a request. The mask covers only the tail's slots, so no buffer grows with rows
+times context.
+
+* `levels`, `partition` and `sizing` compute with integers only. `planning` makes the arguments of FlashInfer's planner.
+* `backend` is the backend, and `vendor` contains every call of FlashInfer.
+* `library` reads FlashInfer's own count of its workspaces.
+* `launch` starts the two Triton kernels of `kernels`: one fills index buffers, the other stores new keys and values.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ if TYPE_CHECKING:
     from draftmark.runtime import Arena, AttentionBackend, TreeOps
 
 TREE_OPS_OF = "cuda_triton"
-"""The backend whose tree operations this one offers: FlashInfer has none."""
+"""Backend that supplies the tree operations: FlashInfer has none."""
 
 
 class FlashInferPlugin(BackendPlugin):
-    """FlashInfer's FA2 kernels. Its planner runs on the host and takes every length as it is."""
+    """Plugin of FlashInfer's FA2 kernels. FlashInfer's planner runs on the host and needs exact lengths there."""
 
     info = BackendInfo(
         name="cuda_flashinfer",
@@ -51,17 +54,17 @@ class FlashInferPlugin(BackendPlugin):
     buffers = staticmethod(sizing.buffers)
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Exact lengths on the host: the planner partitions the batch by them."""
+        """Require exact lengths on the host: the planner partitions the batch by them."""
         return Requirements(host_lengths=HostLengthsNeed.EXACT)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """On a GPU this compiles FlashInfer's modules, unless they are in its cache."""
+        """Open the backend; on a GPU this compiles FlashInfer's modules unless they are in its cache."""
         from .backend import FlashInferBackend
 
         return FlashInferBackend(geometry, arena)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
-        """cuda_triton's, one launch each, on a GPU where that backend is installed; None leaves torch's to serve."""
+        """Return cuda_triton's tree operations on a GPU if it is installed, else None for torch's operations."""
         if device.type != "cuda" or all(row.name != TREE_OPS_OF for row in available()):
             return None
         return load(TREE_OPS_OF).tree_ops(geometry, device)

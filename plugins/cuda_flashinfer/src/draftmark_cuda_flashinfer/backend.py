@@ -1,4 +1,4 @@
-"""The step path: four plain methods over the arena's buffers and the batch's own tensors."""
+"""Backend over FlashInfer: plan, metadata, KV store and attention on the arena's buffers and the batch's tensors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ _MASKED = (sizing.TAIL_INDPTR, sizing.TAIL_SLOTS, sizing.TAIL_LAST_PAGE, sizing.
 
 @dataclass(frozen=True)
 class Plans:
-    """Where FlashInfer put the plans of one forward: of the paged level, and of the masked one.
+    """Offsets of one forward's plans in the workspaces, as FlashInfer's `plan` returns them.
 
-    Integers that depend on shapes alone in a captured mode, so a graph may keep them.
+    In a captured mode these integers depend on shapes only, so a graph may keep them.
+
+    Attributes:
+        paged: plan of the causal level or the common level.
+        masked: plan of the masked level; None in a forward of one pass.
     """
 
     paged: Sequence[int]
@@ -33,10 +37,10 @@ class Plans:
 
 
 class FlashInferBackend:
-    """One code path for eager, capture and replay.
+    """FlashInfer backend with one code path for eager mode, capture and replay.
 
-    `plan` gives FlashInfer's planner the host's lengths; what it decides reaches a graph in the integer workspaces.
-    On CPU tensors plans are counted and metadata is written, and no kernel of FlashInfer exists.
+    `plan` passes the host's lengths to FlashInfer's planner. A graph reads the plan from the integer workspaces.
+    On CPU tensors `plan` only prepares FlashInfer's arguments, and metadata is written; `attend` needs a GPU.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -45,7 +49,7 @@ class FlashInferBackend:
         self._arena = {name: arena[name] for name in arena}
         ints = self._arena[sizing.INTS]
         floats = self._arena.get(sizing.FLOATS)
-        # A geometry of prefills only never cuts keys; FlashInfer still wants a tensor to take its device from.
+        # A geometry with EXTEND only never splits keys, but FlashInfer takes its device from this tensor.
         self._floats = floats if floats is not None and floats.numel() else ints
         self._ints = _plan_views(geometry, ints)
         self._paged_staging = sizing.aligned(sizing.plan_bytes(geometry)[0])
@@ -60,7 +64,7 @@ class FlashInferBackend:
     # -- plan ---------------------------------------------------------------------------------------------
 
     def plan(self, batch: ForwardBatch) -> None:
-        """FlashInfer's plan of one or two passes, from the host's exact lengths; enqueues one or two small copies."""
+        """Plan one or two passes from the host's exact lengths, and enqueue one or two small copies to the device."""
         self._check(batch)
         paged, masked = self._planner.requests(batch)
         if self._vendor is None:
@@ -76,8 +80,8 @@ class FlashInferBackend:
     def _check(self, batch: ForwardBatch) -> None:
         if not isinstance(batch.host, Exact):
             raise BatchError(
-                f"host is {type(batch.host).__name__}, but FlashInfer's plan needs Exact lengths: by a bound it cuts "
-                "keys where the device does not; settle the lengths first, with overlap=False"
+                f"host is {type(batch.host).__name__}, but FlashInfer's plan needs Exact lengths: with a bound its "
+                "split-KV ranges differ from the device's lengths; settle the lengths first, with overlap=False"
             )
         if batch.padded_reqs > self.geometry.max_reqs:
             raise BatchError(
@@ -88,7 +92,7 @@ class FlashInferBackend:
     # -- the captured part --------------------------------------------------------------------------------
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Page ids, tail tokens, mask bits and slots, in one launch."""
+        """Write page ids, tail tokens, mask bits and slots, in one launch."""
         masked, a = levels.is_masked(self.geometry, batch.mode), self.geometry.attention
         uniform, tree = batch.uniform, batch.tail if masked and isinstance(batch.tail, Tree) else None
         tail_len = 0 if uniform is None else uniform.tail_len
@@ -102,23 +106,24 @@ class FlashInferBackend:
         )  # fmt: skip
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots, K and V in one launch."""
+        """Store K and V of the batch's rows at their slots, in one launch."""
         slots_of_pool = cache.k.shape[0] * cache.k.shape[1]
         if slots_of_pool > INT32_MAX and levels.is_masked(self.geometry, batch.mode):
             raise BatchError(
-                f"the KV pool has {slots_of_pool} slots, but FlashInfer names a tail's by int32; use a smaller pool"
+                f"the KV pool has {slots_of_pool} slots, but FlashInfer indexes a tail's slots with int32; use a "
+                f"pool of at most {INT32_MAX} slots"
             )
         slots = self._arena[sizing.SLOTS][: batch.num_rows]
         record_call(launch.write_rows, k, v, cache.k, cache.v, slots, mutates=(cache.k, cache.v))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """One causal pass; or the prefix unmasked, the tail masked, and their merge."""
+        """Compute attention: one causal pass, or an unmasked prefix pass, a masked tail pass and their merge."""
         vendor = self._vendor
         if vendor is None:
             raise BatchError("FlashInfer has no kernels for the CPU; open the backend on a CUDA device")
         if q.stride(-1) != 1 or not out.is_contiguous():
             raise BatchError("q must have head_dim contiguous and out must be contiguous; call contiguous() on them")
-        sinks_of(cache, self.geometry)  # raises where some are given: `support` refuses them
+        sinks_of(cache, self.geometry)  # raises if the cache has sinks: `support` refuses a geometry with sinks
         plans = self._plans[batch.mode, batch.padded_reqs, batch.step]
         ints, window = self._ints[batch.mode, batch.step], self.geometry.attention.window_left
         pages = self._pages(batch.padded_reqs)
@@ -153,7 +158,7 @@ class FlashInferBackend:
 
 
 def _plan_views(geometry: Geometry, ints: torch.Tensor) -> dict[tuple[Mode, int], torch.Tensor]:
-    """By mode and step, the integer workspace from where the plan lies. All draft steps are planned before one runs."""
+    """Return views of the integer workspace per (mode, step), each from its plan's offset on."""
     steps = {mode: geometry.num_draft_steps if mode is Mode.DRAFT else 1 for mode in geometry.modes}
     return {
         (mode, step): ints[sizing.plan_offset(geometry, mode, step) :]
@@ -162,6 +167,6 @@ def _plan_views(geometry: Geometry, ints: torch.Tensor) -> dict[tuple[Mode, int]
 
 
 def _tokens(cache: KVCache) -> KVCache:
-    """The cache with pages of one token."""
+    """View of the cache with pages of one token."""
     k, v = (pool.view(-1, 1, *pool.shape[2:]) for pool in (cache.k, cache.v))
     return KVCache(k, v)

@@ -1,4 +1,4 @@
-"""What the conformance suite reads of this plugin, and no engine: the meaning of its metadata, and bytes in use."""
+"""Facts of this plugin that only the conformance suite reads: meaning of its metadata, and bytes in use per batch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One causal level over prefix and tail; where the tail may be a tree, a prefix and a masked tail.
+    """Describe each mode's metadata: one causal level, or a prefix level and a masked tail level where trees occur.
 
-    With a window the masked level also holds tokens of the prefix, which no layout of the contract describes: opaque.
+    With a window the masked level also holds tokens of the prefix. The contract has no layout for that: opaque.
     """
     paged = {
         "kv_indptr": sizing.INDPTR,
@@ -42,17 +42,18 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes of workspaces, partial results and staging that one batch takes.
+    """Return the bytes of workspaces, partial results and staging that one batch uses, by buffer.
 
-    FlashInfer's workspaces are FlashInfer's own count where the geometry's device is at hand, else the plugin's.
+    The workspace counts are FlashInfer's own if this machine has the geometry's GPU, else the plugin's.
     """
-    return counted(geometry, batch) | library.usage(geometry, batch)
+    return plugin_usage(geometry, batch) | library.usage(geometry, batch)
 
 
-def counted(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers, by the plugin's own count.
+def plugin_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Return the bytes that one batch uses of each buffer of the plugin, by the plugin's own formulas.
 
-    Its plans, and what their kernels write. A draft step's plan lies behind those of the steps before it, which count.
+    They include the plans and the data that their kernels write. The plan of a draft step begins after the plans of
+    earlier steps, so it includes their bytes.
     """
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in _OWN}
     a, extent = geometry.attention, batch.uniform

@@ -1,14 +1,15 @@
-"""The two kernels that are this plugin's own: index buffers, and the store of new keys and values.
+"""Triton kernels of this plugin: one writes index buffers, the other stores new keys and values.
 
-`write_indices` runs once a forward. Program (g, b) writes block b of the page ids, masked tokens, mask bytes and slots
-of REQS requests: of one on a GPU, of many in the interpreter, which pays by the operation. Each repeats the prefix sum
-over requests (R words from L2), which costs less than a second launch. Worked size, 256 requests of 131072 tokens in
-pages of 64, 64 rows: 2 MiB of ids read and written, 128 KiB of mask written, 512 programs; a launch (about 3 µs) and
-one wave are the floor.
+`write_indices` runs once per forward. Program (g, b) writes block b of the page ids, masked tokens, mask bytes and
+slots of REQS requests. REQS is 1 on a GPU. In the interpreter it is large, because time there grows with the number of
+operations. Each program computes the prefix sum over requests anew from R words in L2, which takes less time than a
+second launch. Worked size: 256 requests of 131072 tokens in pages of 64, with 64 rows, read and write 2 MiB of ids and
+write 128 KiB of mask in 512 programs. The time is a launch's (about 3 µs) and one wave's.
 
-`write_rows` runs once a layer: one program a row, K and V. 64 rows of 8 heads of 128 in bf16 are 256 KiB each way.
+`write_rows` runs once per layer, with one program per row for K and V. 64 rows of 8 heads of 128 in bf16 are 256 KiB
+read and 256 KiB written.
 
-Plain functions: `launch` compiles them for a GPU and interprets them for CPU tensors, in one process.
+Both are plain functions. `launch` compiles them for a GPU and interprets them for CPU tensors, in one process.
 """
 
 import triton.language as tl
@@ -22,25 +23,27 @@ def write_indices(
     PAGE: tl.constexpr, RAGGED: tl.constexpr, MASKED: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_R: tl.constexpr, REQS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Metadata of one forward.
+    """Write the metadata of one forward.
 
     Args:
-        prefix_lens, q_indptr, page_table: the batch's own. tree_mask, tree_depth: its tree's, unread without TREE.
-        slot_mapping: int64 ``[rows]``, out: the slot that each row stores.
-        kv_indptr, kv_indices, last_page_len: out: the paged level; of the prefix if MASKED, else of prefix and tail.
-        tail_*: out, if MASKED: slots of head and tail; mask: bit (row · tokens + token) of each request.
-        tail_len: slots of each request's tail; with RAGGED its rows.
+        prefix_lens, q_indptr, page_table: tensors of the batch, int32.
+        tree_mask, tree_depth: tensors of the batch's tree, int32; not read without TREE.
+        slot_mapping: int64 ``[rows]``, out: slot at which each row stores K and V.
+        kv_indptr, kv_indices, last_page_len: out: the paged level: of the prefix if MASKED, else of prefix and tail.
+        tail_indptr, tail_slots, tail_last_page_len: out, if MASKED: slots of head and tail.
+        tail_mask, mask_indptr: out, if MASKED: bit (row · tokens + token) of each request.
+        tail_len: tail slots of each request; with RAGGED a request's rows are its tail.
         head_len: prefix tokens in the masked level.
-        REQS: requests of a program: 1 on a GPU.
+        REQS: requests per program; 1 on a GPU.
     """
     block = tl.program_id(1)
-    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # [REQS, 1], as all that a request has once
+    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # [REQS, 1]; other per-request values have this shape
     real = r < num_reqs
     row0 = tl.load(q_indptr + r, mask=real, other=0)
     rows = tl.load(q_indptr + r + 1, mask=real, other=0) - row0
     tail = rows if RAGGED else tail_len
 
-    # -- the paged level: how many pages the requests before each one have
+    # -- the paged level: each request's number of pages, and the sum over earlier requests
     every = tl.arange(0, BLOCK_R)[None, :]
     exists = every < num_reqs
     length = tl.load(prefix_lens + every, mask=exists, other=0)
@@ -73,7 +76,7 @@ def write_indices(
     ids = tl.load(table + skip + at, mask=paged, other=0)
     tl.store(kv_indices + before + at, ids, mask=paged)
 
-    # -- the slots that each request's rows store
+    # -- the slots at which each request's rows store K and V
     stored = real & (at < rows)
     position = prefix + tail - rows + at
     page = tl.load(table + position // PAGE, mask=stored, other=0).to(tl.int64)
@@ -88,8 +91,8 @@ def write_indices(
         tl.store(tail_last_page_len + r, 1, mask=head_program)
         tl.store(tail_indptr + r + 1, (r + 1) * tokens, mask=last)
         tl.store(mask_indptr + r + 1, (r + 1) * size, mask=last)
-        # The head: from the shallowest row's window edge to where the common pages begin. What lies outside points at
-        # the tail's first slot, which this or an earlier forward has stored: a masked key's V must not be NaN.
+        # The head begins at the shallowest row's window edge and ends at the first common page. Entries outside it use
+        # the tail's first slot, which a forward has already stored: V of a masked key must not be NaN.
         low = tl.maximum(prefix - window_left, 0)
         high = tl.minimum(skip * PAGE, prefix)
         place = tl.where(at < head_len, low + at, prefix + at - head_len)
@@ -133,7 +136,7 @@ def write_rows(
     k, v, k_cache, v_cache, slot_mapping, stride_k_row, stride_k_head, stride_v_row, stride_v_head,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """k, v ``[rows, heads, dim]`` → contiguous cache ``[slots, heads, dim]`` at slot_mapping int64 ``[rows]``."""
+    """Copy k, v ``[rows, heads, dim]`` into caches ``[slots, heads, dim]`` at slot_mapping, int64 ``[rows]``."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + row)
     element = tl.arange(0, BLOCK)

@@ -1,6 +1,6 @@
-"""Launches of this plugin's own two kernels: compiled on a GPU, in Triton's interpreter on CPU tensors.
+"""Launches of the plugin's two Triton kernels: compiled on a GPU, in Triton's interpreter on CPU tensors.
 
-Host work is integer arithmetic on shapes that a capture freezes; nothing here reads the device or allocates.
+The host computes with integers from shapes, which a capture freezes. No function reads the device or allocates.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from .sizing import INDPTR, LAST_PAGE, MASK, MASK_INDPTR, PAGES, SLOTS, TAIL_IND
 BLOCK = 256
 BLOCK_BYTES = 128
 LANES = 1 << 16
-"""Elements of the interpreter's largest tile: a few milliseconds an operation, and a few MiB."""
+"""Elements of the interpreter's largest tile: one operation then takes a few milliseconds and a few MiB."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What a capture freezes of one forward.
+    """Numbers of one forward that a capture freezes.
 
     Attributes:
-        page_size, window_left: the attention shape's.
-        longest: rows of the request with most.
-        tail_len: tail slots of each request; 0 in a ragged batch, whose tails are its rows.
+        page_size: tokens per page.
+        window_left: keys that a row sees to its left; -1 for all.
+        longest: rows of the request with the most rows.
+        tail_len: tail slots of each request; 0 in a ragged batch, in which the rows are the tail.
         head_len: prefix tokens in the masked level.
-        ragged, masked: an EXTEND; a forward in two passes.
+        ragged: true for EXTEND.
+        masked: true for a forward in two passes.
     """
 
     page_size: int
@@ -53,17 +55,18 @@ def write_indices(
     depth: torch.Tensor | None,
     buffers: dict[str, torch.Tensor],
 ) -> None:
-    """Every index buffer of one forward, in one launch; see `kernels.write_indices`.
+    """Write every index buffer of one forward, in one launch. See `kernels.write_indices`.
 
     Args:
-        mask, depth: a tree's; None for a causal tail.
-        buffers: those that this forward writes, by name.
+        mask: a tree's mask; None for a causal tail.
+        depth: a tree's depths; None for a causal tail.
+        buffers: the buffers that this forward writes, by name.
     """
     compiled, requests = prefix_lens.is_cuda, prefix_lens.shape[0]
     tokens = forward.head_len + forward.tail_len
     widest = max(page_table.shape[1], forward.longest, tokens)
     widest_bytes = levels.mask_bytes(forward.longest, tokens) if forward.masked else 1
-    group, block, block_bytes = (1, BLOCK, BLOCK_BYTES) if compiled else _in_few(requests, widest, widest_bytes)
+    group, block, block_bytes = (1, BLOCK, BLOCK_BYTES) if compiled else _large_blocks(requests, widest, widest_bytes)
     blocks = max(-(-widest // block), -(-widest_bytes // block_bytes))
     idle = buffers[SLOTS]
     _kernel("write_indices", compiled)[(-(-requests // group), blocks)](
@@ -79,8 +82,8 @@ def write_indices(
     )  # fmt: skip
 
 
-def _in_few(requests: int, widest: int, widest_bytes: int) -> tuple[int, int, int]:
-    """Requests, lanes and mask bytes of a program in the interpreter: it pays by the operation, a GPU by the lane."""
+def _large_blocks(requests: int, widest: int, widest_bytes: int) -> tuple[int, int, int]:
+    """Return (requests, elements, mask bytes) per program for the interpreter, where few large programs are fastest."""
     block = min(triton.next_power_of_2(widest), LANES)
     block_bytes = min(triton.next_power_of_2(widest_bytes), LANES // 8)
     room = LANES // max(block, 8 * block_bytes)
@@ -90,7 +93,7 @@ def _in_few(requests: int, widest: int, widest_bytes: int) -> tuple[int, int, in
 def write_rows(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """Rows to their slots; see `kernels.write_rows`."""
+    """Store new keys and values at their slots. See `kernels.write_rows`."""
     rows, heads, dim = k.shape
     _kernel("write_rows", k.is_cuda)[(rows,)](
         k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2],
@@ -109,5 +112,5 @@ def _kernel(name: str, compiled: bool) -> Any:
         one for one in inspect.signature(function).parameters
         if one.startswith(("num_", "stride_")) or one in ("tail_len", "head_len", "window_left")
     ]  # fmt: skip
-    # Otherwise a batch of 1 or of 16 requests would compile anew, on the step path.
+    # Without this Triton would compile again on the step path, for a batch of 1 or of 16 requests.
     return triton.jit(function, do_not_specialize=numbers)

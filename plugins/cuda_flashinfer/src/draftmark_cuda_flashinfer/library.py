@@ -1,7 +1,7 @@
-"""FlashInfer's own count of its workspaces, for `usage()` on a machine that has the GPU.
+"""FlashInfer's own count of its workspaces, for `contract.usage` on a machine with the geometry's GPU.
 
-`workspace_size` of the library partitions the batch as its plan does, and writes nothing. It reads the number of
-multiprocessors from the device at hand, so it is asked only where that is the device that the geometry names.
+FlashInfer's `workspace_size` partitions the batch as its `plan` does, and writes nothing. It reads the number of SMs
+from the current device, so it is called only if that device matches the geometry.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes of FlashInfer's workspaces, as it counts them itself, by buffer; empty where it cannot be asked.
+    """Return FlashInfer's count of its workspaces in bytes, by buffer; empty without the geometry's GPU.
 
-    The first query of an attention shape builds FlashInfer's module, unless it is in its cache.
+    The first call for an attention shape builds FlashInfer's module, unless it is in FlashInfer's cache.
     """
-    if not answers_for(geometry.device):
+    if not has_device(geometry.device):
         return {}
-    planner, vendor, device = _asked(geometry)
+    planner, vendor, device = _planner_and_vendor(geometry)
     paged, masked = planner.requests(batch)
     floats, ints = vendor.workspace_size(paged, device)
     found = {sizing.INTS: sizing.plan_offset(geometry, batch.mode, batch.step) + ints}
@@ -43,8 +43,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 @cache
-def answers_for(device: DeviceProfile) -> bool:
-    """Whether the tested FlashInfer and the very device are here."""
+def has_device(device: DeviceProfile) -> bool:
+    """Return true if the tested FlashInfer is installed and the current GPU equals `device`."""
     if device.kind != "cuda" or installed() != TESTED or importlib.util.find_spec("torch") is None:
         return False
     import torch
@@ -55,8 +55,8 @@ def answers_for(device: DeviceProfile) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _asked(geometry: Geometry) -> tuple[Planner, Vendor, torch.Tensor]:
-    """Planner, vendor, and a tensor that names the device."""
+def _planner_and_vendor(geometry: Geometry) -> tuple[Planner, Vendor, torch.Tensor]:
+    """Planner, vendor, and a tensor on the GPU that is counted for."""
     import torch
 
     from .planning import Planner

@@ -1,12 +1,12 @@
-"""How FlashInfer's FA2 plan cuts a batch, and the bytes of the plan. Integers only, no torch.
+"""Partition of a batch by FlashInfer's FA2 plan, and the bytes of the plan. Integers only, no torch.
 
-Written from `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.7.2. Every CTA takes one tile of packed
+The formulas follow `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.7.2. Each CTA processes one tile of packed
 rows (query rows x heads of a group) against one chunk of keys.
 
-* Few tiles, under three quarters of two CTAs a multiprocessor: the plan cuts the keys. The grid is padded to a fixed
-  number of CTAs, so that it can be captured, and partial results are merged.
-* More tiles than that are never cut. Then the grid is the tiles themselves, it depends on no length, nothing is merged,
-  and no float workspace is read. FlashInfer's own wrappers reserve one here too, which is what grows to gigabytes.
+* With few tiles, at most three quarters of two CTAs per SM, the plan splits the keys. It pads the grid to a fixed
+  number of CTAs, so that the grid can be captured, and it merges partial results.
+* With more tiles the plan never splits. The grid is the number of tiles and depends on no length. Nothing is merged and
+  no float workspace is read. FlashInfer's own wrappers reserve a workspace here too, which grows to gigabytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftmark import AttentionShape, DeviceProfile, Geometry, ceil_div, maximum
 
 ALIGNMENT = 16
 LIBRARY_SPLITS = -1
-"""`fixed_split_size` that leaves the chunk to FlashInfer's own search."""
+"""Value of `fixed_split_size` for which FlashInfer chooses the chunk itself."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Partition:
     """One plan in integers.
 
     Attributes:
-        graph: the grid is padded to `ctas`, whatever the lengths; otherwise it is what the batch needs.
-        chunk_pages: keys of a CTA in pages, or `LIBRARY_SPLITS`.
-        ctas: CTAs a KV head.
-        float_bytes, int_bytes: of the two workspaces.
+        graph: true if the grid is padded to `ctas` for every length; otherwise the grid depends on the batch.
+        chunk_pages: keys per CTA in pages, or `LIBRARY_SPLITS`.
+        ctas: CTAs per KV head.
+        float_bytes: bytes of the float workspace.
+        int_bytes: bytes of the integer workspace.
     """
 
     graph: bool
@@ -41,69 +42,70 @@ class Partition:
 
 
 def row_tile(packed: Any, head_dim: int) -> Any:
-    """Packed rows of a CTA (`FA2DetermineCtaTileQ`, sm_80 and newer, head_dim up to 256), without a branch.
+    """Return packed rows per CTA (`FA2DetermineCtaTileQ`, sm_80 and newer, head_dim up to 256), without a branch.
 
-    16 up to 16 packed rows, 64 up to 64, then 128, which a head_dim of 256 has no registers for.
+    16 for up to 16 packed rows, 64 for up to 64, then 128. A head_dim of 256 has no registers for 128.
     """
     above = [minimum(1, maximum(0, packed - edge)) for edge in (16, 64)]
     return 16 + 48 * above[0] + (64 * above[1] if head_dim < 256 else 0)
 
 
 def widest_tile(head_dim: int) -> int:
-    """The largest row tile there is."""
+    """Return the rows of the largest row tile."""
     return 128 if head_dim < 256 else 64
 
 
 def max_split_ctas(attention: AttentionShape, device: DeviceProfile) -> int:
-    """CTAs a KV head of a plan that cuts keys: two a multiprocessor."""
+    """Return CTAs per KV head of a plan that splits keys: two per SM."""
     return 2 * device.num_sms // attention.num_kv_heads
 
 
-def most_cut_tiles(attention: AttentionShape, device: DeviceProfile) -> int:
-    """Tiles up to which keys are cut: with fewer CTAs than a quarter to spare, the merge costs more than it spreads."""
+def max_split_tiles(attention: AttentionShape, device: DeviceProfile) -> int:
+    """Return the most tiles for which the plan splits keys; with more tiles a merge costs more than splitting gains."""
     return 3 * max_split_ctas(attention, device) // 4
 
 
 def uniform_tiles(attention: AttentionShape, q_len: Any) -> Any:
-    """Row tiles of one request with q_len rows. Fewer rows than the widest tile has are one tile of a smaller kind."""
+    """Return row tiles of one request with q_len rows; a request smaller than the widest tile is one smaller tile."""
     return ceil_div(q_len * attention.group_size, widest_tile(attention.head_dim))
 
 
 def float_bytes(attention: AttentionShape, ctas: Any, tile: Any) -> Any:
-    """Partial outputs and log-sum-exps of `ctas` CTAs (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`), fp32-wide.
+    """Return bytes of `ctas` CTAs' partial outputs and log-sum-exps (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`).
 
-    A tile's rows are (row, head) pairs: all heads of a group share them. 0.6.18 counted each as a row of every head.
+    Both are float32. The rows of a tile are (row, head) pairs, so all heads of a group share them. FlashInfer 0.6.18
+    counted each pair as a row of every head.
     """
     return _partial_row(attention) * ceil_div(ctas * tile, attention.group_size)
 
 
 def _partial_row(attention: AttentionShape) -> Any:
-    """Bytes of one row's partial output and log-sum-exp, of all heads."""
+    """Bytes of one row's partial output and log-sum-exp, over all heads."""
     return attention.num_qo_heads * (attention.head_dim + 1) * 4
 
 
 def int_bytes(ctas: Any, requests: Any, rows: Any, *, graph: bool, split: bool) -> Any:
-    """The plan's arrays, each from a multiple of 16 bytes on."""
-    size = _after(_after(4 * ctas, 4 * ctas), 4 * ctas)  # request, row tile and chunk of each CTA
-    size = _after(size, 4 * (requests + 1)) + 4  # where a request's partials begin; the chunk's length
+    """Return the bytes of the plan's arrays. Each array begins at a multiple of 16 bytes."""
+    size = _append(_append(4 * ctas, 4 * ctas), 4 * ctas)  # request, row tile and chunk of each CTA
+    size = _append(size, 4 * (requests + 1)) + 4  # offsets of each request's partials; the chunk's length
     if graph:
-        size = _after(size, 4)  # rows
+        size = _append(size, 4)  # rows
     if split:
-        size = _after(size, 4 * (rows + 1))  # where a row's partials begin
+        size = _append(size, 4 * (rows + 1))  # offsets of each row's partials
     if graph:
-        size = _after(size, ctas)  # which CTAs are real
+        size = _append(size, ctas)  # valid flag of each CTA
     return size
 
 
-def _after(offset: Any, size: Any) -> Any:
+def _append(offset: Any, size: Any) -> Any:
     return ceil_div(offset, ALIGNMENT) * ALIGNMENT + size
 
 
 def uniform(geometry: Geometry, q_len: Any, num_reqs: Any) -> Partition:
-    """The plan of num_reqs requests with q_len rows each: of the causal or the common level."""
+    """Return the plan of the causal or common level, for num_reqs requests with q_len rows each."""
     a = geometry.attention
     tiles, limit = num_reqs * uniform_tiles(a, q_len), max_split_ctas(a, geometry.device)
-    if tiles > most_cut_tiles(a, geometry.device):
+    if tiles > max_split_tiles(a, geometry.device):
         return unsplit(geometry, tiles, num_reqs, num_reqs * q_len)
     tile = row_tile(q_len * a.group_size, a.head_dim)
     ints = int_bytes(limit, num_reqs, num_reqs * q_len, graph=True, split=True)
@@ -111,14 +113,14 @@ def uniform(geometry: Geometry, q_len: Any, num_reqs: Any) -> Partition:
 
 
 def masked(geometry: Geometry, q_len: Any, num_reqs: Any, masked_len: Any) -> Partition:
-    """The plan of the masked level: one chunk a tile, the same for every length, of single tokens."""
+    """Return the plan of the masked level: single tokens, one chunk per tile, equal for every length."""
     tiles = num_reqs * uniform_tiles(geometry.attention, q_len)
     ints = int_bytes(tiles, num_reqs, num_reqs * q_len, graph=False, split=False)
     return Partition(False, masked_len, tiles, 0, ints)
 
 
 def unsplit(geometry: Geometry, tiles: Any, num_reqs: Any, rows: Any) -> Partition:
-    """A plan that cuts no keys: a chunk holds any request."""
+    """Return a plan without split-KV: a chunk covers the longest request."""
     ints = int_bytes(tiles, num_reqs, rows, graph=False, split=False)
     return Partition(False, geometry.max_pages_per_req, tiles, 0, ints)
 
@@ -126,13 +128,15 @@ def unsplit(geometry: Geometry, tiles: Any, num_reqs: Any, rows: Any) -> Partiti
 def extend(
     geometry: Geometry, q_lens: Sequence[int], pages: Sequence[int], float_room: int, int_room: int
 ) -> Partition:
-    """The plan of a ragged batch. Keys are cut as far as the workspaces of the captured modes have room.
+    """Return the plan of a ragged batch. It splits keys as far as the captured modes' workspaces have room.
 
-    So a prefill reserves nothing: FlashInfer's own plan would take up to 128 rows of fp32 for every one of its CTAs.
+    So EXTEND needs no workspace of its own. FlashInfer's own plan would use up to 128 rows of float32 per CTA.
 
     Args:
-        q_lens, pages: rows and KV pages of each request.
-        float_room, int_room: bytes of the two workspaces.
+        q_lens: rows of each request.
+        pages: KV pages of each request.
+        float_room: bytes of the float workspace.
+        int_room: bytes of the integer workspace.
     """
     a = geometry.attention
     rows, count = sum(q_lens), len(q_lens)
@@ -170,9 +174,9 @@ def _within_window(attention: AttentionShape, pages: int, tile: int) -> int:
 
 
 def extend_tiles(attention: AttentionShape, rows: Any, num_reqs: Any) -> tuple[Any, Any]:
-    """Two bounds, the larger of which no ragged split of `rows` over `num_reqs` requests exceeds in row tiles.
+    """Return two bounds; every ragged split of `rows` rows over `num_reqs` requests has at most the larger in tiles.
 
-    The tile follows the mean of the packed rows: below 65 a request it holds under two tiles; above, the widest tile
-    wastes less than one.
+    The tile size follows the mean of packed rows per request. Up to a mean of 64, requests average at most two tiles.
+    Above it, each request has at most one tile that is not full.
     """
     return 2 * num_reqs, rows * attention.group_size // widest_tile(attention.head_dim) + num_reqs

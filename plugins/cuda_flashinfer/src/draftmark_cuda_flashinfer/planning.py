@@ -1,6 +1,6 @@
-"""What FlashInfer's planner is asked for one batch. On the host; no device is touched.
+"""Arguments of FlashInfer's planner for one batch, computed on the host without a device.
 
-The backend hands these requests to `Vendor.plan`, and `library` the same ones to `Vendor.workspace_size`.
+The backend passes them to `Vendor.plan`, and `library` passes them to `Vendor.workspace_size`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class Planner:
-    """Requests of a geometry's batches.
+    """Maker of plan requests for the batches of one geometry.
 
     Args:
-        host_indptrs: int32 ``[2, max_reqs + 1]`` on the host: row offsets and page offsets of the paged level. Written
-            by each call, and read by FlashInfer until its plan is made.
+        geometry: the geometry.
+        host_indptrs: int32 ``[2, max_reqs + 1]`` on the host: row offsets and page offsets of the paged level. Each
+            call overwrites it, and FlashInfer reads it during `plan`.
     """
 
     def __init__(self, geometry: Geometry, host_indptrs: torch.Tensor) -> None:
@@ -40,9 +41,9 @@ class Planner:
         self._partitions: dict[tuple[Mode, int], tuple[Partition, Partition | None]] = {}
 
     def requests(self, batch: ForwardBatch) -> tuple[Request, Request | None]:
-        """Of the paged level, and of the masked level where `batch` takes two passes; valid until the next call.
+        """Return the plan requests of the paged level and of the masked level (None in one pass).
 
-        Reads the batch's host numbers alone.
+        They are valid until the next call. Only host numbers of `batch` are read.
         """
         if batch.uniform is None:
             return self._ragged(batch), None
@@ -61,27 +62,27 @@ class Planner:
         a, count = self._geometry.attention, batch.padded_reqs
         cut, masked = self._partition(batch.mode, count, q_len)
         rows, ones = self._uniform_rows[q_len][: count + 1], self._ones[: count + 1]
-        ids = ones  # a chunk holds any request, so no length matters
+        ids = ones  # a chunk covers the longest request, so page counts do not matter
         if cut.graph:
             ids = self._indptrs(count)[1]
             ids.copy_(_offsets(sizing.host_pages(self._geometry, batch)))
         if masked is None:
             return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
-        # One token a request stands for any number: a chunk holds them all.
+        # One token per request stands for every number of tokens, because a chunk covers them all.
         return paged, Request(rows, ones, batch.num_rows, 1, False, -1, masked)
 
     def _indptrs(self, count: int) -> torch.Tensor:
-        """int32 ``[2, count + 1]``: row offsets and page offsets of so many requests, one behind the other."""
+        """int32 ``[2, count + 1]``, contiguous: row offsets and page offsets of `count` requests."""
         return self._host_indptrs[: 2 * (count + 1)].view(2, count + 1)
 
     def _partition(self, mode: Mode, count: int, q_len: int) -> tuple[Partition, Partition | None]:
-        """Of a uniform batch: it depends on counts alone, and is worked out once."""
+        """Partitions of a uniform batch. They depend only on counts, so each is computed once."""
         key = (mode, count)
         if key not in self._partitions:
             geometry, masked = self._geometry, None
             if levels.is_masked(geometry, mode):
-                # A chunk that holds the longest tail makes one plan serve every step of a draft program.
+                # A chunk that covers the longest tail makes one plan valid for every step of a draft program.
                 extent = geometry.extent(mode, geometry.last_step(mode))
                 masked = partition.masked(geometry, q_len, count, levels.masked_len(geometry, extent.tail_len))
             self._partitions[key] = partition.uniform(geometry, q_len, count), masked
@@ -89,5 +90,5 @@ class Planner:
 
 
 def _offsets(counts: Sequence[int]) -> torch.Tensor:
-    """int32 ``[n + 1]`` on the host: where each of n begins."""
+    """Prefix sums of `counts` from 0, int32 ``[n + 1]`` on the host."""
     return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""The buffers. Integers only: it also runs on the symbols of a proof.
+"""Buffers of the backend. Integers only, or a proof's symbols.
 
-Lengths, page table, tree mask, depths and row offsets are read from the batch; kept are FlashInfer's flat page ids, the
-masked level's tokens and bits, one workspace of integers per plan that is alive at a time, and its staging.
+Lengths, page table, tree mask, depths and row offsets are read from the batch and have no copy. The buffers are
+FlashInfer's flat page ids, the masked level's tokens and bits, workspaces for all plans of a round, and staging.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ STAGING, HOST_INDPTR = "plan_staging", "plan_indptr"
 TAIL_OUT, LSE, TAIL_LSE = "tail_out", "lse", "tail_lse"
 SOURCE = "PrefillPlan of FlashInfer 0.7.2, attention/scheduler.cuh"
 HOST_INDPTRS = 2
-"""Row offsets of a ragged batch, and page offsets; FlashInfer reads them while it plans."""
+"""Host arrays that FlashInfer reads while it plans: row offsets of a ragged batch, and page offsets."""
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """The buffers of one geometry, for the modes that it serves."""
+    """Return the buffers of one geometry, for the modes that it serves."""
     reqs = geometry.max_reqs
     specs = [
         BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
@@ -84,14 +84,14 @@ def _plans(geometry: Geometry) -> list[BufferSpec]:
 
 
 def staging_slots(geometry: Geometry) -> Any:
-    """Plans that may be on their way to the device: two rounds of the program with the most forwards."""
+    """Return the staging slots: plans that may be in flight, which is two rounds of the program with most forwards."""
     if Mode.DRAFT in geometry.modes:
         return 2 * maximum(1, geometry.num_draft_steps)
     return 2
 
 
 def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
-    """Bytes of the largest plan: of the causal or common level, and of the masked one (0 without)."""
+    """Return bytes of the largest plan of the causal or common level, and of the masked level (0 without one)."""
     a, reqs = geometry.attention, geometry.max_reqs
     main, tail = [0], [0]
     for mode in _uniform(geometry):
@@ -107,19 +107,18 @@ def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
 
 
 def _uniform_plans(geometry: Geometry, mode: Mode) -> tuple[Any, Any]:
-    """Bytes of the largest plan of `mode` that cuts keys (0 if none does), and of the largest that does not."""
+    """Bytes of the largest plan of `mode` with split keys (0 if no plan splits), and of the largest without."""
     a, reqs, q_len = geometry.attention, geometry.max_reqs, geometry.extent(mode).q_len
-    tiles, cut = reqs * partition.uniform_tiles(a, q_len), _most_cut(geometry, q_len)
+    tiles, cut = reqs * partition.uniform_tiles(a, q_len), _max_split_reqs(geometry, q_len)
     limit = partition.max_split_ctas(a, geometry.device)
     split = partition.int_bytes(limit, cut, cut * q_len, graph=True, split=True)
     return minimum(1, cut) * split, partition.int_bytes(tiles, reqs, reqs * q_len, graph=False, split=False)
 
 
 def int_workspace(geometry: Geometry) -> Any:
-    """Bytes of the paged level's integer workspace: every plan that is alive at a time.
+    """Return bytes of the paged level's integer workspace, with a place for each plan of one round.
 
-    A draft model plans all draft steps ahead of one replay, and DRAFT_EXTEND with them ahead of two captures. Each of
-    those plans has a place of its own.
+    A draft model plans all draft steps before one replay, and plans DRAFT_EXTEND with them before two captures.
     """
     main, _ = plan_bytes(geometry)
     ends = [
@@ -130,7 +129,7 @@ def int_workspace(geometry: Geometry) -> Any:
 
 
 def plan_offset(geometry: Geometry, mode: Mode, step: Any) -> Any:
-    """Where in `INTS` the plan of one forward begins, in bytes."""
+    """Return the byte offset of one forward's plan in `INTS`."""
     if Mode.DRAFT not in geometry.modes or mode not in (Mode.DRAFT, Mode.DRAFT_EXTEND):
         return 0
     stride = aligned(maximum(*_uniform_plans(geometry, Mode.DRAFT)))
@@ -141,25 +140,25 @@ def plan_offset(geometry: Geometry, mode: Mode, step: Any) -> Any:
 
 
 def has_floats(geometry: Geometry) -> bool:
-    """Whether there is a float workspace: a geometry of prefills alone never cuts keys."""
+    """Return true if the geometry has a float workspace. A geometry with EXTEND only never splits keys."""
     return bool(_uniform(geometry))
 
 
 def float_workspace(geometry: Geometry) -> Any:
-    """Bytes of the float workspace: of batches so small that their keys are cut; no term in requests."""
+    """Return bytes of the float workspace. Only small batches split keys, so it does not grow with requests."""
     a = geometry.attention
     limit = partition.max_split_ctas(a, geometry.device)
     found: list[Any] = [0]
     for mode in _uniform(geometry):
         q_len = geometry.extent(mode).q_len
         tile = partition.row_tile(q_len * a.group_size, a.head_dim)
-        found.append(minimum(1, _most_cut(geometry, q_len)) * partition.float_bytes(a, limit, tile))
+        found.append(minimum(1, _max_split_reqs(geometry, q_len)) * partition.float_bytes(a, limit, tile))
     return maximum(*found)
 
 
-def _most_cut(geometry: Geometry, q_len: Any) -> Any:
-    """Requests of the largest batch whose keys are cut."""
-    most = partition.most_cut_tiles(geometry.attention, geometry.device)
+def _max_split_reqs(geometry: Geometry, q_len: Any) -> Any:
+    """Return the number of requests of the largest batch that splits keys."""
+    most = partition.max_split_tiles(geometry.attention, geometry.device)
     return minimum(geometry.max_reqs, most // partition.uniform_tiles(geometry.attention, q_len))
 
 
@@ -168,18 +167,18 @@ def _uniform(geometry: Geometry) -> list[Mode]:
 
 
 def aligned(size: Any) -> Any:
-    """`size` up to the alignment of FlashInfer's arrays."""
+    """Return `size` rounded up to the alignment of FlashInfer's arrays."""
     return ceil_div(size, partition.ALIGNMENT) * partition.ALIGNMENT
 
 
 def plan_extend(geometry: Geometry, batch: ForwardBatch) -> partition.Partition:
-    """The plan of a ragged batch, in the room that this geometry's workspaces have."""
+    """Return the plan of a ragged batch that fits this geometry's workspaces."""
     ints, _ = plan_bytes(geometry)
     return partition.extend(geometry, batch.q_lens, host_pages(geometry, batch), float_workspace(geometry), ints)
 
 
 def host_pages(geometry: Geometry, batch: ForwardBatch) -> list[int]:
-    """Pages of the paged level of each request, by the host's lengths; padded requests have prefix 0."""
+    """Return each request's pages of the paged level from the host's lengths; padded requests have prefix 0."""
     known = batch.host.upper_bound()
     lens = [*known, *(0 for _ in range(batch.padded_reqs - len(known)))]
     return [levels.level_pages(geometry, batch.mode, n, t) for n, t in zip(lens, batch.tail_lens, strict=True)]

@@ -1,12 +1,11 @@
-"""Pinned memory from which plans are copied to the device, and the fences that keep a copy from reading the next plan.
+"""Pinned staging memory for plans, with fences that prevent a copy from reading a later plan.
 
-A plan is written here by the host and copied by the device when it gets there, which may be much later. Rewritten too
-early, the copy of plan n carries plan n + 1 (mini-sglang#103). FlashInfer's own wrappers have one such buffer each and
-hide the race behind the waits of their `plan()`; here nothing waits but the fence, and with slots for two rounds it
-finds its event long done.
+The host writes a plan here and the device copies it, which may be much later. If the host overwrites it too early, the
+copy of plan n contains plan n + 1 (mini-sglang#103). Each wrapper of FlashInfer has one such buffer, and its `plan()`
+waits for the device. Here only the fence waits. With slots for two rounds its event has usually passed long ago.
 
-The memory must also outlive its copies. PyTorch's pinned allocator hands a block on as soon as it is dropped, unless
-PyTorch itself copied from it; these copies are FlashInfer's. So the slots are kept until their last copies are through.
+The memory must also outlive its copies. PyTorch's pinned allocator reuses a freed block at once, unless PyTorch itself
+copied from it. FlashInfer makes these copies, so the slots are kept until their last copies have finished.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from draftmark.runtime import Fence
 
 
 class Staging:
-    """Slots taken in turn.
+    """Ring of staging slots.
 
     Args:
-        memory: uint8 ``[slots, bytes]``, pinned; the arena's.
-        fence: makes one fence of the device's.
+        memory: uint8 ``[slots, bytes]``, pinned; owned by the arena.
+        fence: factory of fences on the device.
     """
 
     def __init__(self, memory: torch.Tensor, fence: Callable[[], Fence]) -> None:
@@ -36,19 +35,19 @@ class Staging:
 
     @contextmanager
     def slot(self) -> Iterator[torch.Tensor]:
-        """The next slot, uint8 ``[bytes]``, free to be written; copies out of it are enqueued before the block ends."""
+        """Yield the next free slot, uint8 ``[bytes]``. The caller enqueues copies out of it within the block."""
         index, self._next = self._next, (self._next + 1) % len(self._slots)
         self.wait(index)
         yield self._slots[index]
         self._fences[index].record()
 
     def wait(self, index: int) -> None:
-        """Wait for the copies that were enqueued from this slot."""
+        """Wait for the copies that were enqueued from slot `index`."""
         self._fences[index].synchronize()
 
 
 def _drain(fences: Sequence[Fence], memory: torch.Tensor) -> None:
-    """Keep `memory` until nothing is copied from it any more."""
+    """Keep `memory` until all copies from it have finished."""
     for fence in fences:
         fence.synchronize()
     del memory

@@ -1,4 +1,4 @@
-"""What is refused, in sentences. Integers and names only."""
+"""Reasons for which the plugin refuses a geometry. Reads only integers, names and the installed version."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ HEAD_DIMS = (64, 128, 256)
 DTYPES = ("bfloat16", "float16")
 INT32_MAX = 2**31 - 1
 MERGE_THREADS = 1024
-"""`merge_state_in_place` takes one block a row: 8 elements a thread, all heads."""
+"""Threads of a block. `merge_state_in_place` takes one block per row, with 8 elements of all heads per thread."""
 
 
 def reasons_against(geometry: Geometry) -> list[str]:
-    """Every reason why FlashInfer does not serve `geometry` here; none means it does."""
+    """Return every reason for which FlashInfer cannot serve `geometry`; an empty list means that it can."""
     return [*_version(), *_device(geometry), *_shape(geometry), *_indices(geometry)]
 
 
 def _version() -> list[str]:
     found = installed()
-    if found in (None, TESTED):  # absent is the registry's to say, with the command that installs it
+    if found in (None, TESTED):  # the registry reports a missing library, with the command that installs it
         return []
     remedy = f"install {DISTRIBUTION}=={TESTED}"
-    return [f"{DISTRIBUTION} {found} is not served: plans are laid out as in {TESTED}; {remedy}"]
+    return [f"{DISTRIBUTION} {found} is not served: the layout of plans is that of {TESTED}; {remedy}"]
 
 
 def _device(geometry: Geometry) -> list[str]:
@@ -32,7 +32,7 @@ def _device(geometry: Geometry) -> list[str]:
     if device.kind not in ("cuda", "cpu"):
         return [f"device kind {device.kind} is not served: the kernels are for cuda; metadata also runs on cpu"]
     if device.kind == "cuda" and device.arch < 80:
-        return [f"sm_{device.arch} is not served: FA2's row tiles are those of sm_80 and newer"]
+        return [f"sm_{device.arch} is not served: FA2's row tiles are for sm_80 and newer"]
     return []
 
 
@@ -46,10 +46,10 @@ def _shape(geometry: Geometry) -> list[str]:
     if a.kv_dtype != a.q_dtype:
         reasons.append(
             f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: FA2 takes KV scales as host numbers, "
-            "and draftmark's lie on the device"
+            "and draftmark's are on the device"
         )
     if a.sinks:
-        reasons.append("attention sinks are not served: FA2's paged run ignores them without a word")
+        reasons.append("attention sinks are not served: FA2's paged run ignores them without an error")
     threads = a.num_qo_heads * a.head_dim // 8
     if levels.masked_modes(geometry) and threads > MERGE_THREADS:
         reasons.append(
@@ -60,7 +60,7 @@ def _shape(geometry: Geometry) -> list[str]:
 
 
 def _indices(geometry: Geometry) -> list[str]:
-    """FlashInfer's indices are int32: page ids and their prefix sums; token slots and mask bytes for trees."""
+    """Refuse sizes beyond FlashInfer's int32 indices: page ids and prefix sums, and token slots and mask bytes."""
     pages = geometry.max_reqs * geometry.max_pages_per_req
     modes = levels.masked_modes(geometry)
     if not modes:

@@ -1,16 +1,16 @@
-"""Every call into FlashInfer, and nothing else.
+"""Every call of FlashInfer that the plugin makes.
 
-The wrappers are not used: outside graph mode they bind tensors that `plan()` makes, in graph mode they freeze the rows
-of the first plan and take the ragged worst case for its size, and each brings 16 MiB of its own. What is used is the
-level below, which vLLM and SGLang reach through the wrappers' private fields:
+The plugin does not use FlashInfer's wrappers. Outside graph mode they bind tensors that `plan()` makes. In graph mode
+they fix the rows of the first plan and reserve the ragged worst case. Each also has 16 MiB of its own memory. The
+plugin calls the level below, which vLLM and SGLang reach through private fields of the wrappers:
 
 * `flashinfer.prefill.get_batch_prefill_module`, a module-level function;
-* of what it returns, `plan` and `workspace_size` by position (`PLAN_ARGUMENTS`, `WORKSPACE_ARGUMENTS`), and
-  `paged_run` by name (`RUN_ARGUMENTS`);
-* `flashinfer.merge_state_in_place`, public.
+* of its result: `plan` and `workspace_size` by position (`PLAN_ARGUMENTS`, `WORKSPACE_ARGUMENTS`), and `paged_run` by
+  name (`RUN_ARGUMENTS`);
+* `flashinfer.merge_state_in_place`, which is public.
 
-No name with an underscore. The version is pinned (`version.TESTED`), and `tests/test_version_drift.py` reads these
-signatures out of the installed package.
+No name with an underscore is used. The version is pinned (`version.TESTED`), and `tests/test_version_drift.py` reads
+these signatures from the installed package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORKSPACE_ARGUMENTS = (
     "page_size", "enable_cuda_graph", "head_dim_qk", "head_dim_vo", "causal", "window_left", "fixed_split_size",
     "disable_split_kv", "num_colocated_ctas", "uniform_q_len",
 )  # fmt: skip
-"""Of `workspace_size`, behind ``device_buffer``; and of `plan`, behind its three workspaces."""
+"""Arguments of `workspace_size` after ``device_buffer``, and of `plan` after its three workspaces."""
 PLAN_ARGUMENTS = (
     "float_workspace_buffer", "int_workspace_buffer", "page_locked_int_workspace_buffer", *WORKSPACE_ARGUMENTS
 )  # fmt: skip
@@ -47,15 +47,17 @@ RUN_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is asked for.
+    """Arguments of one plan.
 
     Attributes:
-        qo_indptr, kv_indptr: int32 ``[R + 1]`` on the host: rows, and pages of `page_size` tokens.
+        qo_indptr: int32 ``[R + 1]`` on the host: row offsets.
+        kv_indptr: int32 ``[R + 1]`` on the host: offsets in pages of `page_size` tokens.
         rows: query rows of the batch.
-        page_size: 1 for single tokens.
-        causal, window_left: as the pass will run.
-        partition: how it is cut.
-        q_len: rows of every request, if that is what the grid may count on.
+        page_size: tokens per page; 1 for single tokens.
+        causal: true if the pass is causal.
+        window_left: keys to the left in the pass; -1 for all.
+        partition: partition of the batch.
+        q_len: rows of every request in a uniform causal or common pass; 0 otherwise.
     """
 
     qo_indptr: torch.Tensor
@@ -70,7 +72,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Pages:
-    """What one pass reads: int32 indptr ``[R + 1]``, ids, tokens of each last page ``[R]``; mask bits, their indptr."""
+    """KV tokens of one pass, on the device.
+
+    Attributes:
+        indptr: int32 ``[R + 1]``: offsets in `ids`.
+        ids: int32: page ids, or token slots as pages of one token.
+        last_page_len: int32 ``[R]``: tokens in each request's last page.
+        mask: uint8: mask bits; None without a custom mask.
+        mask_indptr: int32 ``[R + 1]``: byte offsets in `mask`.
+    """
 
     indptr: torch.Tensor
     ids: torch.Tensor
@@ -80,12 +90,12 @@ class Pages:
 
 
 class Vendor:
-    """FlashInfer's FA2 for one attention shape: plans, passes, the merge.
+    """FlashInfer's FA2 for one attention shape: plans, passes and the merge.
 
     Args:
-        shape: heads, dtype, window, cap, scale.
-        pdl: programmatic dependent launch, sm_90 and newer.
-        masked: a level without the window is needed too.
+        shape: heads, dtype, window, logits cap and scale.
+        pdl: true to use programmatic dependent launch (sm_90 and newer).
+        masked: true if the geometry also runs passes without the window.
     """
 
     def __init__(self, shape: AttentionShape, *, pdl: bool, masked: bool) -> None:
@@ -96,19 +106,19 @@ class Vendor:
         self._modules = {window: _module(*_key(shape, window)) for window in windows}
         self._mask_modes, self._layout = _constants()
 
-    def plan(self, asked: Request, floats: torch.Tensor, ints: torch.Tensor, pinned: torch.Tensor) -> Sequence[int]:
-        """Write the plan to `pinned`, enqueue its copy to `ints`; returns where its arrays lie, for `run`.
+    def plan(self, request: Request, floats: torch.Tensor, ints: torch.Tensor, pinned: torch.Tensor) -> Sequence[int]:
+        """Write the plan to `pinned` and enqueue its copy to `ints`. Return offsets of its arrays, for `run`.
 
-        No wait: what FlashInfer needs of the batch is on the host already.
+        It does not wait: FlashInfer reads only host tensors.
         """
-        module = self._modules[asked.window_left >= 0]
-        found: Sequence[int] = module.plan(floats, ints, pinned, *_arguments(self._shape, asked))
+        module = self._modules[request.window_left >= 0]
+        found: Sequence[int] = module.plan(floats, ints, pinned, *_arguments(self._shape, request))
         return found
 
-    def workspace_size(self, asked: Request, device_buffer: torch.Tensor) -> tuple[int, int]:
-        """Bytes of the float and the integer workspace, by FlashInfer's own count."""
-        module = self._modules[asked.window_left >= 0]
-        floats, ints = module.workspace_size(device_buffer, *_arguments(self._shape, asked))
+    def workspace_size(self, request: Request, device_buffer: torch.Tensor) -> tuple[int, int]:
+        """Return bytes of the float and the integer workspace, by FlashInfer's own count."""
+        module = self._modules[request.window_left >= 0]
+        floats, ints = module.workspace_size(device_buffer, *_arguments(self._shape, request))
         return int(floats), int(ints)
 
     def run(
@@ -126,7 +136,7 @@ class Vendor:
         causal: bool,
         window_left: int,
     ) -> None:
-        """One pass. `lse` fp32 ``[rows, heads]`` comes in base 2, the kernels' own, and is merged in base 2."""
+        """Run one pass. `lse`, float32 ``[rows, heads]``, is written in base 2, as `merge` expects it."""
         mode = "CUSTOM" if pages.mask is not None else "CAUSAL" if causal else "NON_CAUSAL"
         self._modules[window_left >= 0].paged_run(
             float_workspace_buffer=floats, int_workspace_buffer=ints, plan_info_vec=plan, q=q, paged_k_cache=cache.k,
@@ -141,19 +151,19 @@ class Vendor:
 
     @staticmethod
     def merge(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:
-        """`out` becomes attention over both sets of keys; log-sum-exps in base 2."""
+        """Merge two partial results into `out` and `lse`; log-sum-exps are in base 2."""
         from flashinfer import merge_state_in_place
 
         merge_state_in_place(out, lse, other, other_lse)
 
 
-def _arguments(shape: AttentionShape, asked: Request) -> tuple[Any, ...]:
-    """In the order of `WORKSPACE_ARGUMENTS`. The third, the lengths, FA2's plan does not read."""
-    cut = asked.partition
+def _arguments(shape: AttentionShape, request: Request) -> tuple[Any, ...]:
+    """Arguments in the order of `WORKSPACE_ARGUMENTS`. FA2's plan does not read the third one, the lengths."""
+    cut = request.partition
     return (
-        asked.qo_indptr, asked.kv_indptr, asked.kv_indptr, asked.rows, asked.qo_indptr.numel() - 1,
-        shape.num_qo_heads, shape.num_kv_heads, asked.page_size, cut.graph, shape.head_dim, shape.head_dim,
-        asked.causal, asked.window_left, cut.chunk_pages, False, 0, asked.q_len if cut.graph else 0,
+        request.qo_indptr, request.kv_indptr, request.kv_indptr, request.rows, request.qo_indptr.numel() - 1,
+        shape.num_qo_heads, shape.num_kv_heads, request.page_size, cut.graph, shape.head_dim, shape.head_dim,
+        request.causal, request.window_left, cut.chunk_pages, False, 0, request.q_len if cut.graph else 0,
     )  # fmt: skip
 
 
@@ -163,7 +173,7 @@ def _key(shape: AttentionShape, window: bool) -> tuple[str, int, bool, bool]:
 
 @cache
 def _module(dtype: str, head_dim: int, window: bool, cap: bool) -> Any:
-    """FA2 built for a dtype and head size; compiled at a machine's first call (half a minute), then kept on disk."""
+    """FA2 module for a dtype and head size. A machine's first call compiles it for half a minute, then it is cached."""
     from flashinfer.prefill import get_batch_prefill_module
     from flashinfer.utils import PosEncodingMode
 
