@@ -68,14 +68,16 @@ def test_chunk_requests_stay_within_the_limits(seed: int) -> None:
     assert made.block_table_tensor.shape[1] == chunk // PAGE
 
 
-@pytest.mark.parametrize(("chunk", "wall"), [(None, 256), (32, 32)])
-def test_builder_reads_the_chunk_from_its_layers(monkeypatch: pytest.MonkeyPatch, chunk: int | None, wall: int) -> None:
+@pytest.mark.parametrize(("chunk", "max_len"), [(None, 256), (32, 32)])
+def test_builder_reads_the_chunk_from_its_layers(
+    monkeypatch: pytest.MonkeyPatch, chunk: int | None, max_len: int
+) -> None:
     """The builder reads the chunk from its layers, since layers without chunks may share the spec.
 
     For chunks the builder reads no host lengths. Up to 0.29 vLLM provides the lengths of whole requests there.
     """
     made = builder(monkeypatch, chunk, 32)
-    assert made._bound.any.decode_verify.max_kv_len == wall
+    assert made._bound.any.decode_verify.max_kv_len == max_len
     assert made._host_lengths is (chunk is None)
 
 

@@ -74,7 +74,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def test_replayed_steps_match_dense_attention(engine: Engine) -> None:
-    """A replay reads later lengths, pages, slots and numbers of live requests."""
+    """Replayed metadata is right for later lengths, pages, slots and numbers of live requests."""
     for seed, prefixes in enumerate(LATER, 2):
         made = engine.bring(prefixes, seed)
         (run,) = runs_of(made.step, engine.ours)

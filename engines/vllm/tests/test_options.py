@@ -18,7 +18,7 @@ from engines.vllm.tests.sweep import NEW_TOKENS, SUFFIX, assert_alike, each
 pytestmark = pytest.mark.usefixtures("stand_ins")
 
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-WALL = 128
+MAX_LEN = 128
 
 
 def shared_prompts() -> list[list[int]]:
@@ -28,10 +28,10 @@ def shared_prompts() -> list[list[int]]:
     return [shared + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 9, 3, 17, 5)] + [shared[:64]]
 
 
-def prompts_to_the_wall() -> list[list[int]]:
+def prompts_to_the_limit() -> list[list[int]]:
     """Return prompts for texts that end at the context limit; the longest prompt starts close to it."""
     rng = random.Random(7)
-    return [3 * [rng.randrange(3, 250)] + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 40, 100, WALL - 4)]
+    return [3 * [rng.randrange(3, 250)] + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 40, 100, MAX_LEN - 4)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ OPTIONS = {
     **{f"pages of {size}": Option({"block_size": size}) for size in (32, 48, 128)},
     "one request at a time": Option({"max_num_seqs": 1}),
     "the last token of the context": Option(
-        both={"max_model_len": WALL}, sampling={"max_tokens": None}, prompts=prompts_to_the_wall
+        both={"max_model_len": MAX_LEN}, sampling={"max_tokens": None}, prompts=prompts_to_the_limit
     ),
     "prefixes cached": Option({"enable_prefix_caching": True}, prompts=shared_prompts),
     "prefixes not cached": Option({"enable_prefix_caching": False}, prompts=shared_prompts),

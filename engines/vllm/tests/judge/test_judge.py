@@ -59,7 +59,7 @@ def defects() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SOME)
 def test_vllms_cpu_backend_is_right(name: str) -> None:
-    """Each of these items passes."""
+    """Every listed item passes on vLLM's CPU backend."""
     item(None, name).run()
 
 

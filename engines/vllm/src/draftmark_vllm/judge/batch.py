@@ -45,7 +45,7 @@ class RunnerBuffers:
 
     def fill(self, step: Step, padded: int) -> None:
         """Write a step of live requests, padded to `padded` requests."""
-        requests, wall = step.forward.requests, max_model_len(self.geometry)
+        requests, longest = step.forward.requests, max_model_len(self.geometry)
         starts = [0]
         for one in requests:
             starts.append(starts[-1] + one.rows)
@@ -55,7 +55,7 @@ class RunnerBuffers:
         self._put(self.lens, lens + [0] * (len(self.lens) - len(lens)))
         self.lens_host.copy_(self.lens.cpu())
         self.known = not step.loose
-        bounds = [min(n + step.loose, wall) for n in lens]
+        bounds = [min(n + step.loose, longest) for n in lens]
         self.bounds.copy_(torch.tensor(bounds + [0] * (len(self.bounds) - len(bounds)), dtype=torch.int32))
         for number, one in enumerate(requests):
             self._put(self.table[number], list(one.pages), whole=False)

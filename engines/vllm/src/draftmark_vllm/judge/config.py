@@ -108,7 +108,7 @@ def _rows(geometry: Geometry) -> tuple[int, ...]:
 
 
 def _known(of: Any, **values: Any) -> dict[str, Any]:
-    """Return the arguments that this release accepts."""
+    """Return the keyword arguments that a class of this vLLM release accepts."""
     return takes(of, values)
 
 

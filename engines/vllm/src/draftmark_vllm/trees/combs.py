@@ -17,7 +17,7 @@ from .step_trees import Parents
 
 
 def steps_of(drafts: int, branches: int) -> int:
-    """Return the number of draft steps of a comb with `drafts` drafts.
+    """Return the number of draft steps of a comb (a chain with leaves) that has `drafts` drafts.
 
     Raises:
         EngineError: `drafts` is not a multiple of `branches`.
@@ -31,7 +31,7 @@ def steps_of(drafts: int, branches: int) -> int:
 
 
 def comb(steps: int, branches: int) -> Parents:
-    """Return the parents of a comb: the drafts of a step are children of the first draft of the step before."""
+    """Return the parents of a comb's nodes: drafts of a step are children of the previous step's first draft."""
     found = [-1]
     for step in range(steps):
         found += [0 if step == 0 else 1 + (step - 1) * branches] * branches

@@ -69,7 +69,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         """Prepare a step's inputs, then set the position of each row to the depth of its node."""
         found = super()._prepare_inputs(scheduler_output, *given, **more)
         self._trees = self._step_trees(scheduler_output)
-        # Slots stay those of a chain, and are written already. Positions and masks follow the nodes.
+        # KV slots stay those of a chain; vLLM has computed them already. Positions and masks follow the nodes.
         rows, changes = self._trees.depth_changes()
         if rows:
             at = torch.tensor(rows, device=self.positions.device)

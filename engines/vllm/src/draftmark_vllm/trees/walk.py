@@ -26,7 +26,7 @@ class Kept:
 
 
 def walk(drafts: Sequence[Sequence[int]], parents: Sequence[Parents | None], targets: torch.Tensor) -> Kept:
-    """Walk the tree of every request.
+    """Follow the target's tokens through every request's tree, and return the accepted tokens and nodes.
 
     Args:
         drafts: draft tokens of each request, without its root.
