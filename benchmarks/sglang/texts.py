@@ -71,7 +71,7 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> 
     run_until_done(scheduler, running)
     texts = [list(request.output_ids)[:TOKENS] for request in running]
     verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
-    forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_forwards", None)
+    forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_comparison", None)
     said = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
     _file(folder, number, rank).write_text(json.dumps(said))
     os._exit(0)

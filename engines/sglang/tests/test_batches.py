@@ -1,4 +1,4 @@
-"""What SGLang hands over becomes the batch that draftmark's reference attends with, and padding touches nobody."""
+"""Conversion of SGLang's forward batches to draftmark batches, with padding requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = RunnerFacts("cpu", "float32", "float32", 16, 4, 100, 64, "EAGLE", 4, 3, 
 
 
 class _Forward(SimpleNamespace):
-    """What the adapter reads of SGLang's ForwardBatch."""
+    """Attributes of SGLang's `ForwardBatch` that the adapter reads."""
 
 
 def _attention() -> Any:
@@ -40,7 +40,7 @@ def _attention() -> Any:
 
 
 def _batch(attention: Any, forward: Any, mode: Mode, masks: TreeMasks | None = None) -> ForwardBatch:
-    """Outside the graph, and twice inside: a graph's second replay finds what the first left."""
+    """Build a batch, and run the graph's part twice: a second replay starts from the first one's buffers."""
     batch = uniform_batch(attention, forward, mode, POOL, masks=masks, in_capture=False)
     write_batch(attention, batch, masks)
     write_batch(attention, batch, masks)
@@ -60,8 +60,8 @@ def _forward(lens: list[int], rows: list[int], **more: Any) -> _Forward:
 POOL = torch.cat([torch.zeros(1, 128), 16 + torch.arange(4 * 128).view(4, 128)]).to(torch.int32)
 
 
-def test_decode_counts_its_own_row() -> None:
-    """SGLang's length of a decode holds the row itself; a padded request has prefix 0 and null pages."""
+def test_decode_excludes_its_own_row() -> None:
+    """A decode's prefix is SGLang's length minus its row; a padding request has prefix 0 and null pages."""
     attention = _attention()
     batch = _batch(attention, _forward([9, 40, 1], [2, 1, 0]), Mode.DECODE)
     validate(batch, attention.geometry)
@@ -71,7 +71,7 @@ def test_decode_counts_its_own_row() -> None:
 
 
 def test_host_lengths_are_exact_or_unknown() -> None:
-    """A mirror is exact or absent, and at capture it means nothing (sglang#26738, #26521)."""
+    """Host lengths are exact, or unknown if SGLang has none or captures a graph (sglang#26738, #26521)."""
     attention, forward = _attention(), _forward([9, 40], [2, 1])
     batch = _batch(attention, forward, Mode.DECODE)
     assert isinstance(batch.host, Unknown)
@@ -81,8 +81,8 @@ def test_host_lengths_are_exact_or_unknown() -> None:
     assert isinstance(uniform_batch(attention, forward, Mode.DECODE, POOL, in_capture=True).host, Unknown)
 
 
-def test_a_tree_and_its_padding() -> None:
-    """A replay's masks are of live requests alone: padded ones see only themselves."""
+def test_tree_with_padding() -> None:
+    """A replay has masks of the live requests only; each row of a padding request sees itself."""
     attention = _attention()
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     mask[3, 2] = mask[4:, 2] = False
@@ -95,8 +95,8 @@ def test_a_tree_and_its_padding() -> None:
     assert batch.positions[:8].tolist() == [20, 21, 22, 22, 23, 24, 25, 26]
 
 
-def test_a_draft_extend_of_a_padded_request_has_no_prefix() -> None:
-    """Of a padded request SGLang counts one row, and all of its rows are taken off."""
+def test_padded_draft_extend_has_no_prefix() -> None:
+    """A padding request's length of 1 minus all its rows becomes prefix 0."""
     attention = _attention()
     forward = _forward([20, 1], [3, 0])
     batch = _batch(attention, forward, Mode.DRAFT_EXTEND)
@@ -104,8 +104,8 @@ def test_a_draft_extend_of_a_padded_request_has_no_prefix() -> None:
     assert batch.positions[8:].tolist() == list(range(8))
 
 
-def test_another_table_leaves_no_columns_behind() -> None:
-    """Columns that a narrower `req_to_token` does not reach are null pages again (sglang#22778)."""
+def test_narrower_table_resets_columns() -> None:
+    """Columns that a narrower `req_to_token` lacks become null pages again (sglang#22778)."""
     attention, forward = _attention(), _forward([9, 40], [2, 1])
     _batch(attention, forward, Mode.DECODE)
     narrow = uniform_batch(attention, forward, Mode.DECODE, POOL[:, :32].clone(), in_capture=False)
@@ -114,7 +114,7 @@ def test_another_table_leaves_no_columns_behind() -> None:
 
 
 def test_extend_is_ragged() -> None:
-    """Chunks, whole prompts and mixed decodes bring each their own rows behind what is committed."""
+    """Chunks, whole prompts and mixed decodes have their own row counts after their committed tokens."""
     attention = _attention()
     forward = _forward([0], [1, 3], extend_seq_lens_cpu=[5, 1], extend_prefix_lens_cpu=[32, 7])
     forward.extend_prefix_lens = torch.tensor([32, 7], dtype=torch.int32)
@@ -128,9 +128,9 @@ class _Name:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, asked: str) -> Any:
+    def __getattr__(self, predicate: str) -> Any:
         return lambda: (
-            asked
+            predicate
             == {"DECODE": "is_decode", "TARGET_VERIFY": "is_target_verify", "MIXED": "is_extend"}.get(
                 self.name, "is_extend" if self.name == "EXTEND" else ""
             )
@@ -148,11 +148,11 @@ class _Name:
     ],
 )
 def test_phases(name: str, mode: Mode, counted: int) -> None:
-    """Each of SGLang's forwards has a mode, and counts some of its own rows in its length."""
+    """Each forward mode of SGLang has a draftmark mode and a number of rows that `seq_lens` already includes."""
     assert mode_of(_Name(name)) is mode and counted_rows(mode, 8) == counted
 
 
-def test_an_unknown_forward_is_refused() -> None:
-    """By its name."""
-    with pytest.raises(NotImplementedError, match="forward mode PREBUILT is not served"):
+def test_unknown_forward_mode_is_rejected() -> None:
+    """The error for an unsupported forward mode contains its name."""
+    with pytest.raises(NotImplementedError, match="forward mode PREBUILT is not supported"):
         mode_of(_Name("PREBUILT"))

@@ -1,7 +1,7 @@
-"""What the adapter relies on, in each release of the supported range, read from its files without importing them.
+"""Interfaces that the adapter uses, checked in each supported SGLang release by reading its files without import.
 
-Of the installed SGLang, and of the wheels in the folder that DRAFTMARK_SGLANG_WHEELS names (`make test-sglang` fills
-it). What only a running SGLang shows is in `cpu/test_hooks.py`.
+Checked are the installed SGLang and the wheels in the folder that DRAFTMARK_SGLANG_WHEELS names (`make engines` fills
+it). `cpu/test_hooks.py` checks the behaviour that only a running SGLang shows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _body(function: ast.AST) -> list[ast.stmt]:
 
 
 @EACH
-def test_every_name_that_is_imported_is_there(read: Read) -> None:
-    """From the module that defines it: a package's shorter way has closed before (`get_pp_group`, 0.5.21)."""
+def test_imported_names_exist(read: Read) -> None:
+    """Each imported name exists in the module that defines it; 0.5.21 removed a re-export (`get_pp_group`)."""
     names = imported(OURS, "sglang")
     assert len(names) > 30
     assert [str(one) for one in names if not offered(read, one.module, one.name)] == []
@@ -42,10 +42,10 @@ def test_every_name_that_is_imported_is_there(read: Read) -> None:
 
 @EACH
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.target.rpartition(".")[2])
-def test_hooked_functions_are_where_they_were(hook: object, read: Read) -> None:
-    """Each target is defined in the module that its path names, in the one of newer or of older releases."""
+def test_hooked_functions_exist(hook: object, read: Read) -> None:
+    """Each hook's target is defined at its path for newer or for older releases."""
     assert isinstance(hook, Hook)
-    assert any(_defines(read, target) for target in filter(None, (hook.target, hook.before)))
+    assert any(_defines(read, target) for target in filter(None, (hook.target, hook.old_target)))
 
 
 def _defines(read: Read, target: str) -> bool:
@@ -57,8 +57,8 @@ def _defines(read: Read, target: str) -> bool:
 
 
 @EACH
-def test_lists_of_backends_name_tritons(read: Read) -> None:
-    """Models whose checks list attention backends, and the name that those checks are given instead of ours."""
+def test_backend_lists_contain_triton(read: Read) -> None:
+    """Checks of models that list attention backends contain Triton, the name that the hook passes to them."""
     source = _or_none(read, "srt.arg_groups.model_hook") or read("srt/server_args.py")
     for model in ("GptOssForCausalLM", "Llama4ForCausalLM", "Gemma4ForCausalLM", "Exaone4ForCausalLM"):
         branch = source.partition(f'"{model}"')[2][:2500]
@@ -68,8 +68,8 @@ def test_lists_of_backends_name_tritons(read: Read) -> None:
 
 
 @EACH
-def test_padded_batches_say_how_many_requests_are_live(read: Read) -> None:
-    """DP attention keeps the number before it pads."""
+def test_padded_batches_keep_live_count(read: Read) -> None:
+    """DP attention stores the number of live requests before it pads a batch."""
     padded = ast.unparse(
         defined(read("srt/model_executor/forward_batch_info.py"), "ForwardBatch", "prepare_mlp_sync_batch")
     )
@@ -77,8 +77,8 @@ def test_padded_batches_say_how_many_requests_are_live(read: Read) -> None:
 
 
 @EACH
-def test_refused_arguments_are_named_as_they_were(read: Read) -> None:
-    """A renamed one would be refused no more."""
+def test_rejected_arguments_exist(read: Read) -> None:
+    """Each rejected server argument exists; the adapter would no longer reject a renamed one."""
     fields = ["device", "disagg", "exec_", "memory", "model", "parallel", "schedule", "serving", "spec"]
     places = ("server_args", *(f"arg_groups.fields.{part}" for part in fields))
     source = "".join(_or_none(read, f"srt.{place}") for place in places)
@@ -87,8 +87,8 @@ def test_refused_arguments_are_named_as_they_were(read: Read) -> None:
 
 
 @EACH
-def test_the_refusal_of_trees_is_the_last_check(read: Read) -> None:
-    """Nothing follows that a swallowed refusal would skip, but n-gram's check of DP attention, which we refuse."""
+def test_tree_rejection_is_the_last_check(read: Read) -> None:
+    """After SGLang's rejection of trees only n-gram's check of DP attention follows, which `refusals` repeats."""
     source = read(HANDLERS)
     eagle, ngram = (_body(defined(source, name)) for name in ("_handle_eagle_family", "_handle_ngram"))
     assert REFUSALS[0] in ast.unparse(eagle[-1])
@@ -97,8 +97,8 @@ def test_the_refusal_of_trees_is_the_last_check(read: Read) -> None:
 
 
 @EACH
-def test_phases_of_a_forward_are_called_as_they_were(read: Read) -> None:
-    """The methods of an attention backend, and what they are given."""
+def test_backend_methods_keep_their_arguments(read: Read) -> None:
+    """SGLang's attention backend has the expected methods with the expected arguments."""
     source = read("srt/layers/attention/base_attn_backend.py")
     expected = {
         "init_cuda_graph_state": ["max_bs", "max_num_tokens"],
@@ -110,13 +110,13 @@ def test_phases_of_a_forward_are_called_as_they_were(read: Read) -> None:
     for name, taken in expected.items():
         assert arguments(defined(source, "AttentionBackend", name)) == taken, name
     for name in ("forward_decode", "forward_extend"):
-        given = arguments(defined(source, "AttentionBackend", name))
-        assert given[:6] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"], name
+        found = arguments(defined(source, "AttentionBackend", name))
+        assert found[:6] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"], name
 
 
 @EACH
-def test_verification_masks_are_described_as_they_were(read: Read) -> None:
-    """A buffer of D × D bools a request is a mode of its own."""
+def test_verify_mask_fields_exist(read: Read) -> None:
+    """`VerifyMask` has a mode for D × D masks (QLEN_ONLY)."""
     mask = ast.unparse(defined(read("srt/layers/attention/verify_mask.py"), "VerifyMask"))
     assert all(f"{field}:" in mask for field in ("buffer", "mode", "max_bs"))
     source = read("srt/speculative/eagle_utils.py")
@@ -124,8 +124,8 @@ def test_verification_masks_are_described_as_they_were(read: Read) -> None:
 
 
 @EACH
-def test_a_second_pool_is_described_as_it_was(read: Read) -> None:
-    """Which layers have one, where a slot of the first lies in it, and both pools by their names."""
+def test_window_pool_fields_exist(read: Read) -> None:
+    """`SWAKVPool` has both pools, the mapping of layers to pools, and the mapping of slots."""
     pool = ast.unparse(defined(read("srt/mem_cache/swa_memory_pool.py"), "SWAKVPool"))
     fields = ("layers_mapping", "full_to_swa_index_mapping", "full_kv_pool", "swa_kv_pool")
     assert all(f"self.{field}" in pool for field in fields)
@@ -134,15 +134,15 @@ def test_a_second_pool_is_described_as_it_was(read: Read) -> None:
 
 @EACH
 def test_ngram_masks_have_a_switch(read: Read) -> None:
-    """A module constant that is read when a round is prepared."""
+    """`USE_FULL_MASK` is a module constant that SGLang reads when it prepares a round."""
     source = read("srt/speculative/ngram_worker.py")
     assert "\nUSE_FULL_MASK = " in source
     assert "USE_FULL_MASK" in ast.unparse(defined(source, "NGRAMWorker", "_prepare_for_speculative_decoding"))
 
 
 @EACH
-def test_hidden_states_are_collected_before_a_layer(read: Read) -> None:
-    """So the one behind the last layer is not among them, and a layer's number is one less than the state's."""
+def test_hidden_states_are_collected_before_layers(read: Read) -> None:
+    """SGLang collects hidden states before layers, so it lacks the last state, and layer numbers are one less."""
     source = read("srt/models/llama.py")
     forward = ast.unparse(defined(source, "LlamaModel", "forward"))
     assert "for i in range(self.start_layer, self.end_layer)" in forward and "i in self.layers_to_capture" in forward
@@ -151,21 +151,21 @@ def test_hidden_states_are_collected_before_a_layer(read: Read) -> None:
 
 
 @EACH
-def test_model_classes_come_from_a_package_that_a_variable_names(read: Read) -> None:
-    """The package of the draft heads is read when SGLang first imports its own models."""
+def test_external_model_package_is_read(read: Read) -> None:
+    """SGLang's model registry reads the package name of the draft heads from an environment variable."""
     assert "envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get()" in read("srt/models/registry.py")
     assert "EntryClass" in read("srt/models/registry.py") and importlib.util.find_spec(PACKAGE)
 
 
 @EACH
 def test_names_can_be_added_to_the_command_line(read: Read) -> None:
-    """One of the two places has the functions that add to its choices."""
+    """One of the modules in `CHOICES` has the function that adds a backend name."""
     assert any(re.search(rf"^(def )?{ADDERS[0]}\b", _or_none(read, place), re.MULTILINE) for place in CHOICES)
 
 
 @EACH
-def test_switches_that_are_refused_are_named_as_they_were(read: Read) -> None:
-    """A renamed environment variable would be refused no more."""
+def test_rejected_variables_exist(read: Read) -> None:
+    """Each rejected environment variable exists; the adapter would no longer reject a renamed one."""
     source = read("srt/environ.py")
     assert all(f"{name} = " in source for name in ENVIRONMENT)
 

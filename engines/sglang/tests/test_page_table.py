@@ -1,4 +1,4 @@
-"""The page table follows from SGLang's token slots, whatever the slots' order, and ends at the null page."""
+"""Page tables computed from SGLang's token slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftmark_sglang.page_table import as_pages, write_page_table
 
 
 def _pool(page_size: int, width: int, requests: int = 5) -> torch.Tensor:
-    """`req_to_token` as SGLang's paged allocator fills it: whole pages, in any order; row 0 is zeros."""
+    """Return `req_to_token` as SGLang's paged allocator fills it: whole pages in random order; row 0 is zero."""
     make = torch.Generator().manual_seed(page_size)
     pages = -(-width // page_size)
     ids = 1 + torch.randperm(requests * pages, generator=make).view(requests, pages)
@@ -19,7 +19,7 @@ def _pool(page_size: int, width: int, requests: int = 5) -> torch.Tensor:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 def test_every_position_is_found(page_size: int) -> None:
-    """Page and offset of a position give SGLang's slot back, for any page size and any rows."""
+    """Page and offset of a position give SGLang's slot, for any page size and any rows."""
     pool, rows = _pool(page_size, 130), torch.tensor([4, 1, 5])
     table = torch.full((3, -(-130 // page_size)), -7, dtype=torch.int32)
     write_page_table(table, pool, rows, page_size)
@@ -28,28 +28,28 @@ def test_every_position_is_found(page_size: int) -> None:
     assert torch.equal(slots, pool[rows])
 
 
-def test_columns_behind_the_row_are_null_pages() -> None:
-    """What a request has in flight behind the width of its row goes nowhere (sglang#22778)."""
+def test_columns_past_the_row_are_null_pages() -> None:
+    """Columns past the width of `req_to_token` are the null page, for tokens in flight there (sglang#22778)."""
     table = torch.full((2, 9), -7, dtype=torch.int32)
     write_page_table(table, _pool(16, 100), torch.tensor([1, 2]), 16)
     assert bool((table[:, 7:] == 0).all()) and bool((table[:, :7] > 0).all())
 
 
-def test_a_wider_row_is_cut() -> None:
-    """A row may be wider than a request can address."""
+def test_wider_row_is_truncated() -> None:
+    """A row of `req_to_token` may be wider than the page table."""
     table = torch.zeros(1, 4, dtype=torch.int32)
     write_page_table(table, _pool(16, 160), torch.tensor([3]), 16)
     assert table.shape == (1, 4) and bool((table > 0).all())
 
 
-def test_padded_requests_have_null_pages() -> None:
-    """Row 0 belongs to nobody."""
+def test_padding_requests_have_null_pages() -> None:
+    """Padding requests point at row 0 of `req_to_token`, so all their pages are the null page."""
     table = torch.full((2, 3), 9, dtype=torch.int32)
     write_page_table(table, _pool(64, 190), torch.tensor([0, 0]), 64)
     assert bool((table == 0).all())
 
 
-def test_a_slot_pool_is_viewed_as_pages() -> None:
+def test_slot_pool_is_viewed_as_pages() -> None:
     """The view shares memory, and slot s is page s // P at offset s % P."""
     slots = torch.arange(3 * 4 * 2 * 5).view(12, 2, 5)
     pages = as_pages(slots, 4)

@@ -1,4 +1,4 @@
-"""What is not served is refused when SGLang starts, with the reason; nothing is dropped in silence."""
+"""Checks at SGLang's start-up: unsupported settings, models and pools are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from draftmark_sglang.refusals import ARGUMENTS, argument_reasons, chunk_reasons
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments(name: str) -> None:
-    """Every argument of the list is named with its reason."""
+    """Each rejected server argument gives an error with its name and reason."""
     assert argument_reasons(SimpleNamespace(**{name: True})) == [f"--{name.replace('_', '-')}: {ARGUMENTS[name]}"]
 
 
 def test_algorithms_and_graphs() -> None:
-    """Other algorithms, context parallelism and whole graphs of prefill."""
+    """Other algorithms, context parallelism and full CUDA graphs of prefill are rejected."""
     graphs = SimpleNamespace(prefill=SimpleNamespace(backend="full"))
     parts = dict(dcp_size=2, attn_cp_size=2)
     found = argument_reasons(SimpleNamespace(speculative_algorithm="DFLASH", cuda_graph_config=graphs, **parts))
@@ -32,16 +32,16 @@ def test_algorithms_and_graphs() -> None:
     ]
 
 
-def test_nothing_to_refuse() -> None:
-    """Plain arguments have no reasons against them, and DP attention has one with n-gram trees alone."""
+def test_supported_arguments_have_no_reasons() -> None:
+    """Supported arguments give no reasons; DP attention is rejected with n-gram trees only."""
     assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", dcp_size=1)) == []
     assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", enable_dp_attention=True)) == []
     found = argument_reasons(SimpleNamespace(speculative_algorithm="NGRAM", enable_dp_attention=True))
     assert [one.split(":")[0] for one in found] == ["--enable-dp-attention"]
 
 
-def test_graphs_of_a_cpu() -> None:
-    """SGLang compiles a model on a CPU for a backend of its own alone."""
+def test_torch_compile_on_a_cpu() -> None:
+    """`--enable-torch-compile` is rejected on a CPU, where SGLang supports it for its own backend only."""
     found = argument_reasons(SimpleNamespace(enable_torch_compile=True, device="cpu"))
     assert [one.split(":")[0] for one in found] == ["--enable-torch-compile"]
     assert argument_reasons(SimpleNamespace(enable_torch_compile=True, device="cuda")) == []
@@ -49,7 +49,7 @@ def test_graphs_of_a_cpu() -> None:
 
 @pytest.mark.parametrize(("chunk", "context", "refused"), [(16, 17, True), (16, 16, False), (None, 256, False)])
 def test_attention_in_chunks(chunk: int | None, context: int, refused: bool) -> None:
-    """Llama-4's layers see a chunk of the text: all of it, where texts are no longer, and else they are refused."""
+    """Llama-4's chunked attention is rejected if requests may be longer than one chunk."""
     config = SimpleNamespace(attention_chunk_size=chunk, context_len=context)
     assert bool(chunk_reasons(config, [SimpleNamespace(use_irope=True)])) == refused
     assert chunk_reasons(config, [SimpleNamespace(use_irope=False)]) == []
@@ -65,19 +65,19 @@ def _layer(**other: Any) -> Any:
     [
         (dict(is_cross_attention=True), "cross attention"),
         (dict(attn_type="encoder_only"), "attention of type encoder_only"),
-        (dict(v_head_dim=128), "keys of 64 and values of 128"),
+        (dict(v_head_dim=128), "head_dim is 64 for keys and 128 for values"),
         (dict(xai_temperature_len=8), "xai_temperature_len"),
         (dict(logit_cap=30.0, logit_capping_method="sigmoid"), "logit_capping_method sigmoid"),
     ],
 )
 def test_layers(other: dict[str, Any], reason: str) -> None:
-    """What a layer computes that is not this attention."""
+    """Layers with features that draftmark lacks are rejected with a reason."""
     assert layer_reasons(_layer()) == []
     assert [reason in one for one in layer_reasons(_layer(**other))] == [True]
 
 
 def test_pools() -> None:
-    """Other KV pools by their class, layouts and types by theirs."""
+    """Other KV pool classes, layouts and dtypes are rejected with a reason."""
 
     class BaseSWAKVPool: ...
 
@@ -112,18 +112,18 @@ def test_pools() -> None:
 
 
 def test_arguments_of_a_call() -> None:
-    """An argument that changes what attention means raises, at the first layer that has one."""
+    """An argument of an attention call that changes the result raises an error with the layer's number."""
     refuse({"rel_bias": None, "rope": False}, 3)
-    with pytest.raises(NotImplementedError, match="layer 3: a relative bias is not served"):
+    with pytest.raises(NotImplementedError, match="layer 3: a relative bias is not supported"):
         refuse({"rel_bias": object()}, 3)
     with pytest.raises(NotImplementedError, match="argument new_thing of an attention call"):
         refuse({"new_thing": 1}, 0)
 
 
 def test_options() -> None:
-    """The environment names the backend, and whose KV branches see."""
+    """Environment variables select the backend, and the ancestors that branches attend to."""
     assert Options.read({}) == Options(None, Ancestors.TRUE)
     chosen = Options.read({"DRAFTMARK_BACKEND": "reference", "DRAFTMARK_ANCESTORS": "branch"})
     assert chosen == Options("reference", Ancestors.BRANCH)
-    with pytest.raises(EngineError, match="DRAFTMARK_ANCESTORS is 'some', but it is true or branch"):
+    with pytest.raises(EngineError, match="DRAFTMARK_ANCESTORS is 'some', but must be true or branch"):
         Options.read({"DRAFTMARK_ANCESTORS": "some"})

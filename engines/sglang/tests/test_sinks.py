@@ -1,4 +1,4 @@
-"""Layers with attention sinks, as gpt-oss has them: a weight of the module around the layer, passed in each call."""
+"""Layers with attention sinks, as in gpt-oss: a weight of the module around the layer, passed in each call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS, DIM, PREFIX, ROWS = 4, 16, 21, 5
 
 
 class _Layer(torch.nn.Module):
-    """What the adapter reads of a RadixAttention."""
+    """Attributes of a `RadixAttention` that the adapter reads."""
 
     def __init__(self, layer_id: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Layer(torch.nn.Module):
 
 
 class _Around(torch.nn.Module):
-    """The attention module of a decoder layer."""
+    """Attention module of a decoder layer, which holds the sinks."""
 
     def __init__(self, layer_id: int, sinks: torch.Tensor | None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Around(torch.nn.Module):
 
 
 def _opened(monkeypatch: Any, *sinks: torch.Tensor | None) -> tuple[LayerAttention, list[_Around], Any]:
-    """The attention of a model of a layer each, over pages whose first belongs to nobody."""
+    """Return `LayerAttention` for a model with one layer for each element of `sinks`; page 0 is the null page."""
     made = torch.nn.ModuleList(_Around(number, one) for number, one in enumerate(sinks))
     monkeypatch.setattr(module, "attention_layers", lambda model: [one.attn for one in model])
     pages = torch.randn(len(sinks), 2, 3 * 16, 2, DIM, generator=torch.Generator().manual_seed(1))
@@ -60,15 +60,15 @@ def _dense(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor | None) -> tor
 
 
 def _extend(attention: LayerAttention) -> Any:
-    """One request, on pages 1 and 2."""
+    """Return an EXTEND batch of one request on pages 1 and 2."""
     table = torch.zeros(1, attention.geometry.max_pages_per_req, dtype=torch.int32)
     table[0, :2] = torch.tensor([1, 2])
     lens = torch.tensor([PREFIX], dtype=torch.int32)
     return ragged(attention.geometry, lens, table, (ROWS,), Exact((PREFIX,)), 1)
 
 
-def test_each_layer_counts_its_own(monkeypatch: Any) -> None:
-    """Sinks of the model's dtype become float32, by layer; a layer without has another shape, and counts none."""
+def test_each_layer_uses_its_own_sinks(monkeypatch: Any) -> None:
+    """Sinks become float32 for each layer; a layer without sinks has another shape and uses none."""
     given = [torch.tensor([0.5, 3.0, -2.0, float("-inf")], dtype=torch.bfloat16), None]
     given.append(torch.tensor([2.0, 1.0, 0.0, 4.0], dtype=torch.bfloat16))
     attention, layers, pages = _opened(monkeypatch, *given)
@@ -84,11 +84,11 @@ def test_each_layer_counts_its_own(monkeypatch: Any) -> None:
         assert (out.double() - _dense(q, kv, sinks)).abs().max() < 1e-5
 
 
-def test_a_call_and_a_model_that_disagree_raise(monkeypatch: Any) -> None:
-    """Sinks that no module of the model has are not passed over, and those of the model are not left out."""
+def test_unexpected_sinks_raise(monkeypatch: Any) -> None:
+    """A call with sinks for a layer without, and a call without sinks for a layer with sinks, raise an error."""
     attention, layers, _ = _opened(monkeypatch, torch.zeros(HEADS), None)
     batch, (q, k, v) = _extend(attention), _rows(torch.Generator())
-    with pytest.raises(NotImplementedError, match="layer 1: the call brings attention sinks"):
+    with pytest.raises(NotImplementedError, match="layer 1: SGLang passes attention sinks"):
         attention.forward(layers[1].attn, q, k, v, batch, torch.zeros(HEADS))
-    with pytest.raises(NotImplementedError, match="layer 0: the call brings no attention sinks"):
+    with pytest.raises(NotImplementedError, match="layer 0: SGLang passes no attention sinks"):
         attention.forward(layers[0].attn, q, k, v, batch)

@@ -1,17 +1,19 @@
-"""draftmark as SGLang's attention backend, by SGLang's own plugin mechanism (`sglang.srt.plugins`).
+"""Attention backend `draftmark` for SGLang, loaded by SGLang's own plugin mechanism (`sglang.srt.plugins`).
 
-`plugin` says what is registered and `hooks` what is hooked; `refusals` what is not served. Per forward, `phases`
-reads what SGLang is about to run, `page_table`, `window_pool` and `trees` translate it into a `ForwardBatch` over the
-buffers of `batches`, and `attention` runs it on the backends of the model's layer shapes. `backend` and `draft_steps`
-are the two classes that SGLang calls. Importing this module imports neither SGLang nor torch.
+* Start-up: `plugin` registers the backend and its name, `hooks` patches SGLang, `refusals` rejects unsupported runs.
+* Each forward: `phases` maps SGLang's forward mode to a draftmark mode. `batches` builds a `ForwardBatch`
+  with the help of `page_table`, `window_pool` and `trees`. `attention` runs the batch on each layer's backend.
+* `backend` and `draft_steps` contain the two classes that SGLang calls.
+
+Importing this module imports neither SGLang nor torch.
 """
 
 NAME = "draftmark"
-"""What users write behind ``--attention-backend``."""
+"""Value for ``--attention-backend``."""
 
 
 def register() -> None:
-    """Register the backend, its name and its hooks with SGLang; the entry point, run once in each of its processes."""
+    """Register the backend, its name and its hooks with SGLang. The entry point runs once in each SGLang process."""
     from .plugin import register_all
 
     register_all()

@@ -1,4 +1,4 @@
-"""Arguments of SGLang's attention calls that change what attention means: none may be dropped in silence."""
+"""Rejection of arguments to SGLang's attention calls that change the result and that draftmark does not support."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 REASONS = {
-    "q_rope": "MLA (a query in two parts) is not served",
-    "k_rope": "MLA (a key in two parts) is not served",
-    "idx_q": "an indexer's sparse attention is not served",
-    "score_mod": "a score_mod is not served",
-    "rel_bias": "a relative bias is not served",
+    "q_rope": "MLA (a query in two parts) is not supported",
+    "k_rope": "MLA (a key in two parts) is not supported",
+    "idx_q": "sparse attention with an indexer is not supported",
+    "score_mod": "score_mod is not supported",
+    "rel_bias": "a relative bias is not supported",
 }
 
 
 def refuse(arguments: Mapping[str, Any], layer_id: int) -> None:
-    """Raise for the first argument that is given.
+    """Raise an error for the first argument that has a value.
 
     Raises:
-        NotImplementedError: with the reason.
+        NotImplementedError: an argument is neither None nor False. The error states why.
     """
     for name, value in arguments.items():
         if value is not None and value is not False:
-            reason = REASONS.get(name, f"argument {name} of an attention call is not served")
+            reason = REASONS.get(name, f"argument {name} of an attention call is not supported")
             raise NotImplementedError(
                 f"layer {layer_id}: {reason} by --attention-backend draftmark; use one of SGLang's own backends"
             )

@@ -1,4 +1,4 @@
-"""The attention of all layers of one runner: a bound backend for each distinct shape, and one set of batch buffers."""
+"""Attention of all layers of one runner: one bound backend for each distinct shape, and one set of batch buffers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from .window_pool import WindowPool, windowed_layers
 
 
 class LayerAttention:
-    """What runs a `ForwardBatch` on a runner's layers.
+    """Runs a `ForwardBatch` on the layers of a runner.
 
     Attributes:
-        geometry: that of the first shape; limits, draft shape and page size are those of all.
-        arenas: the backends' buffers, one for each shape.
-        buffers: the static tensors of every batch but an EXTEND. prefixes: their lengths and page tables.
-        tree_ops: of the first shape; a tail does not depend on heads.
-        needs_host_lengths: whether SGLang must bring lengths to the host.
+        geometry: the geometry of the first shape. All shapes share its limits, draft shape and page size.
+        arenas: the backends' buffers, one arena for each shape.
+        buffers: static tensors of all batches except EXTEND batches.
+        prefixes: lengths and page tables in `buffers`.
+        tree_ops: operations on draft trees, of the first shape; they do not depend on heads.
+        needs_host_lengths: whether SGLang must copy lengths to the host.
     """
 
     def __init__(self, runner: Any, loaded: LoadedBackend, facts: RunnerFacts, modes: tuple[Mode, ...]) -> None:
@@ -45,10 +46,14 @@ class LayerAttention:
         self._windowed = windowed_layers(self._pool)
         self._scales: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._caches: dict[int, tuple[torch.Tensor, torch.Tensor, KVCache]] = {}
-        self.open(0)
+        self.allocate(0)
 
-    def open(self, capture_batch_size: int) -> None:
-        """Allocate everything for batches of up to `capture_batch_size` requests, or as many as SGLang serves."""
+    def allocate(self, capture_batch_size: int) -> None:
+        """Allocate all buffers.
+
+        Args:
+            capture_batch_size: requests of the largest CUDA graph; 0 for the number of requests that SGLang serves.
+        """
         device, profile = torch.device(self._facts.device), device_profile(self._facts.device)
         shapes = {
             layer.layer_id: (
@@ -66,23 +71,28 @@ class LayerAttention:
             shape: self._loaded.bind(geometry, arena)
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
         }
-        self._of_layer: dict[int, AttentionBackend] = {layer_id: bound[shape] for layer_id, shape in shapes.items()}
+        self._backend_of_layer: dict[int, AttentionBackend] = {
+            layer_id: bound[shape] for layer_id, shape in shapes.items()
+        }
         self._bound: dict[tuple[AttentionShape, bool], AttentionBackend] = bound
         self.geometry = next(iter(geometries.values()))
         self.needs_host_lengths = needs_host_lengths(self._loaded, list(geometries.values()))
         self.buffers = BatchBuffers(self.geometry, device)
         self.prefixes = Prefixes(self.buffers)
-        self._second = WindowPool(self._pool, self.prefixes, self._facts.page_size) if self._windowed else None
+        self._window_pool = WindowPool(self._pool, self.prefixes, self._facts.page_size) if self._windowed else None
         self._batches: dict[tuple[Mode, int, int, bool], ForwardBatch] = {}
         self.tree_ops: TreeOps = self._loaded.tree_ops(self.geometry, device)
 
     @property
     def shapes(self) -> tuple[AttentionShape, ...]:
-        """Every distinct shape of the layers."""
+        """All distinct attention shapes of the layers."""
         return tuple(dict.fromkeys(shape for shape, _ in self._bound))
 
     def uniform(self, mode: Mode, step: int, requests: int, host: HostLengths, *, tree: bool) -> ForwardBatch:
-        """A batch over the static buffers. Where the host knows no lengths, all of one size are one and the same."""
+        """Return a batch over the static buffers.
+
+        Without host lengths, batches of one mode, step and size are equal, so they are created once.
+        """
         if not isinstance(host, Unknown):
             return self.buffers.uniform(mode, step, requests, requests, host, tree=tree)
         key = mode, step, requests, tree
@@ -91,18 +101,18 @@ class LayerAttention:
         return self._batches[key]
 
     def plan(self, batch: ForwardBatch) -> None:
-        """On the host, outside a graph."""
+        """Plan the batch on the host, outside a graph."""
         for (_, windowed), backend in self._bound.items():
-            backend.plan(self._seen(batch, windowed))
+            backend.plan(self._with_page_table(batch, windowed))
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """On the device; captured."""
+        """Write every backend's metadata on the device; a CUDA graph captures this call."""
         for (_, windowed), backend in self._bound.items():
-            backend.write_metadata(self._seen(batch, windowed))
+            backend.write_metadata(self._with_page_table(batch, windowed))
 
-    def _seen(self, batch: ForwardBatch, windowed: bool) -> ForwardBatch:
-        """The batch as layers of the first or the second KV pool see it."""
-        return batch if self._second is None or not windowed else self._second.twin(batch)
+    def _with_page_table(self, batch: ForwardBatch, windowed: bool) -> ForwardBatch:
+        """Return the batch with the page table of the layer's KV pool."""
+        return batch if self._window_pool is None or not windowed else self._window_pool.with_window_table(batch)
 
     def forward(
         self,
@@ -113,24 +123,27 @@ class LayerAttention:
         batch: ForwardBatch,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One layer's attention, as ``[rows, num_qo_heads · head_dim]``.
+        """Store one layer's K and V, and compute its attention.
 
         Args:
-            q: ``[rows, …]``; rows behind the batch's are a graph's padding and come out as zeros.
-            k, v: what to store; None where SGLang has stored it, or the layer shares another's.
-            sinks: what SGLang passes; a copy was made when it started, at an address that graphs keep.
+            q: ``[rows, …]``. Rows past the batch's rows are padding of a CUDA graph; their output is zero.
+            k, v: the rows to store; None when SGLang has stored them or the layer shares another layer's cache.
+            sinks: the sinks that SGLang passes. Only their presence is checked: graphs read a copy made at start-up.
+
+        Returns:
+            ``[rows, num_qo_heads · head_dim]``.
 
         Raises:
-            NotImplementedError: sinks come with a call, and no module around the layer has any, or the reverse.
+            NotImplementedError: SGLang passes sinks for a layer that had none at start-up, or the reverse.
         """
         if (sinks is None) == (layer.layer_id in self._sinks):
             raise NotImplementedError(
-                f"layer {layer.layer_id}: the call brings {'no ' if sinks is None else ''}attention sinks, but the "
-                f"model had {'some' if sinks is None else 'none'} when SGLang started; use one of SGLang's own backends"
+                f"layer {layer.layer_id}: SGLang passes {'no ' if sinks is None else ''}attention sinks, but the "
+                f"model had {'some' if sinks is None else 'none'} at start-up; use one of SGLang's own backends"
             )
-        backend, cache, rows = self._of_layer[layer.layer_id], self._cache(layer), batch.num_rows
-        if self._second is not None:
-            batch = self._seen(batch, layer.layer_id in self._windowed)
+        backend, cache, rows = self._backend_of_layer[layer.layer_id], self._cache(layer), batch.num_rows
+        if self._window_pool is not None:
+            batch = self._with_page_table(batch, layer.layer_id in self._windowed)
         q = q.view(-1, layer.tp_q_head_num, layer.head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         padded = q.shape[0] > rows
@@ -145,7 +158,10 @@ class LayerAttention:
         return out.view(-1, layer.tp_q_head_num * layer.head_dim)
 
     def _cache(self, layer: Any) -> KVCache:
-        """The layer's pages. Asked of the pool each time: a hierarchical cache may still be loading them."""
+        """Return the layer's KV pages.
+
+        Each call reads the pool, because a hierarchical cache may still be loading the pages.
+        """
         k, v = self._pool.get_kv_buffer(layer.layer_id)
         known = self._caches.get(layer.layer_id)
         if known is not None and known[0] is k and known[1] is v:
@@ -158,7 +174,7 @@ class LayerAttention:
         return cache
 
     def _scales_of(self, layer: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """fp8's scales at addresses of their own, which a graph may keep."""
+        """Return the fp8 scales of K and V in tensors of fixed address, which a CUDA graph may read."""
         if self._facts.kv_dtype != "float8_e4m3fn":
             return None, None
         if layer.layer_id not in self._scales:
@@ -166,7 +182,7 @@ class LayerAttention:
         return self._scales[layer.layer_id]
 
 
-def _scale(given: Any, facts: RunnerFacts) -> torch.Tensor:
-    """SGLang's scale, a tensor, a number or None for 1, as float32 ``[1]`` on the device."""
-    value = 1.0 if given is None else given
+def _scale(scale: Any, facts: RunnerFacts) -> torch.Tensor:
+    """Convert SGLang's scale (a tensor, a number, or None for 1) to float32 ``[1]`` on the device."""
+    value = 1.0 if scale is None else scale
     return torch.as_tensor(value, dtype=torch.float32, device=facts.device).detach().reshape(1).clone()

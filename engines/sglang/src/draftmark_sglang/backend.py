@@ -1,4 +1,4 @@
-"""The class that SGLang calls for a model's attention, target or draft."""
+"""Attention backend class that SGLang calls for one model, target or draft."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .facts import facts_of
 from .geometries import modes_of
 from .options import Options
 from .phases import mode_of
-from .ranks import Forwards
+from .ranks import ForwardComparison
 from .refusals import require_served
 from .trees import TreeMasks
 
 
 class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no types here
-    """SGLang's three phases of a forward on draftmark's: out of the graph, in the graph, and per layer.
+    """SGLang's `AttentionBackend` interface: metadata outside the graph, metadata inside it, and each layer's forward.
 
     Raises:
-        EngineError: what SGLang is about to run is not served; with all reasons.
+        EngineError: the run is not supported. The error lists all reasons.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -41,28 +41,33 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         self.attention = LayerAttention(runner, loaded, self.facts, modes_of(self.facts))
         self.needs_cpu_seq_lens = self.attention.needs_host_lengths
         self._batch: ForwardBatch | None = None
-        self._forwards = Forwards(any(arena.guarded for arena in self.attention.arenas), self.facts.page_size)
+        self._comparison = ForwardComparison(
+            any(arena.guarded for arena in self.attention.arenas), self.facts.page_size
+        )
         self._mask, self._masks = self._new_mask(), self._new_masks()
 
     # -- before a forward ---------------------------------------------------------------------------------
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """SGLang says how far it pads batches, which may be further than it serves requests (sglang#25124)."""
+        """Reallocate the buffers when SGLang captures batches of more requests than it serves (sglang#25124)."""
         if max_bs > self.attention.geometry.max_reqs:
-            self.attention.open(max_bs)
+            self.attention.allocate(max_bs)
             self._mask, self._masks = self._new_mask(), self._new_masks()
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """`seq_lens` of a padded request: its own row."""
+        """Return the `seq_lens` of a padded request: 1, its own row."""
         return 1
 
     def get_cpu_graph_seq_len_fill_value(self) -> int:
-        """The same, for the batches that DP attention pads on a CPU; asked since 0.5.18."""
+        """Return the `seq_lens` of a padded request in batches that DP attention pads on a CPU (SGLang 0.5.18 on)."""
         return self.get_cuda_graph_seq_len_fill_value()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Copies of what SGLang owns, and the host's plan: eagerly, before a capture and before each replay."""
-        self._forwards.begin()
+        """Copy SGLang's lengths and slots into static buffers, and plan the batch on the host.
+
+        SGLang calls it outside the graph: in eager mode, before a capture and before each replay.
+        """
+        self._comparison.begin()
         if forward_batch.forward_mode.is_idle() or not forward_batch.batch_size:
             self._batch = None
             return
@@ -76,10 +81,13 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
             )
         self.attention.plan(self._batch)
         if not in_capture:
-            self._forwards.planned(self._batch)
+            self._comparison.remember(self._batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """What follows from the copies, and the metadata: the same eagerly, at capture and at replay."""
+        """Compute page table, tail and positions from the copies, and write the backends' metadata.
+
+        Eager mode, capture and replay run the same operations.
+        """
         if self._batch is None:
             return
         if self._batch.mode is not Mode.EXTEND:
@@ -92,9 +100,19 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None,
         **arguments: Any,
     ) -> torch.Tensor:  # fmt: skip
-        """Any forward but a decode. Without `save_kv_cache` SGLang has stored K and V itself, where we would."""
+        """Run one layer's attention in any mode.
+
+        Args:
+            save_kv_cache: False when SGLang has already stored K and V in this batch's slots.
+
+        Returns:
+            ``[rows, num_qo_heads · head_dim]``.
+
+        Raises:
+            NotImplementedError: an argument or the layer's sinks are not supported.
+        """
         refuse(arguments, layer.layer_id)
-        assert self._batch is not None, "init_forward_metadata comes before a forward"
+        assert self._batch is not None, "call init_forward_metadata before a forward"
         if not save_kv_cache:
             k = v = None
         return self.attention.forward(layer, q, k, v, self._batch, sinks)
@@ -102,27 +120,27 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any
     ) -> torch.Tensor:
-        """A decode is no different."""
+        """Run one layer's attention in a decode; see `forward_extend`."""
         return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **arguments)
 
     # -- verification -------------------------------------------------------------------------------------
 
     @property
     def verify_mask(self) -> Any:
-        """Where SGLang writes who sees whom in a tree: D × D bools a request, without the prefix."""
+        """SGLang's tree mask buffer: D × D bools a request, without the prefix; None unless trees are verified."""
         return self._mask
 
     def _masks_of(self, mode: Mode) -> TreeMasks | None:
         return self._masks if mode is Mode.VERIFY else None
 
     def _new_masks(self) -> TreeMasks | None:
-        """Where trees are verified, what graphs read of them."""
+        """Allocate the tree masks that CUDA graphs read; None unless this runner verifies trees."""
         if self.facts.is_draft or not self.facts.verifies_trees:
             return None
         return TreeMasks(self.attention.geometry.max_reqs, self.facts.num_draft_tokens, self.facts.device)
 
     def _new_mask(self) -> Any:
-        """Where trees are verified, what SGLang writes them to."""
+        """Allocate the mask buffer that SGLang writes; None unless this runner verifies trees."""
         masks = self._new_masks()
         if masks is None:
             return None

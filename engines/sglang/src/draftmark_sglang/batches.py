@@ -1,8 +1,7 @@
-"""A `ForwardBatch` from what SGLang hands a backend before each forward.
+"""Conversion of SGLang's batch of a forward to draftmark's `ForwardBatch`.
 
-SGLang says that its `req_to_token` is no longer read when a replay starts, so what a graph needs of SGLang's is copied
-into static buffers before (`uniform_batch`). What follows from those buffers alone is worked out in the graph
-(`write_batch`), where a launch costs the host nothing.
+A graph must not read SGLang's `req_to_token` during replay. `uniform_batch` therefore copies what the graph needs into
+static buffers before each replay. `write_batch` computes the rest inside the graph, where a launch costs no host time.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def uniform_batch(
 ) -> ForwardBatch:
     """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch, outside a captured region.
 
-    A padded request, whose `seq_lens` is 1 and whose row is 0, is served as any other: a row with null pages.
+    A padded request has `seq_lens` 1 and reads row 0 of `req_to_token`. It is processed as any request, on null pages.
 
     Args:
-        forward: SGLang's `ForwardBatch`, or its view of one that a graph replays.
-        masks: where trees' masks are kept; None where `forward.spec_info.custom_mask` does not say who sees whom.
-        in_capture: whether a graph is about to be captured, when lengths mean nothing.
+        forward: SGLang's `ForwardBatch`, or its view of a batch that a graph replays.
+        masks: copies of the tree masks; None when `forward.spec_info.custom_mask` holds no tree.
+        in_capture: True before a capture, when lengths have no meaning.
     """
     counted = counted_rows(mode, attention.geometry.draft.num_draft_tokens)
     host = host_lengths(forward, attention.geometry, counted, in_capture)
@@ -48,14 +47,17 @@ def uniform_batch(
 
 
 def write_batch(attention: LayerAttention, batch: ForwardBatch, masks: TreeMasks | None = None) -> None:
-    """Finish what `uniform_batch` has copied: lengths, pages, who sees whom, positions. Captured."""
+    """Compute lengths, page table, tail visibility and positions from the copies of `uniform_batch`.
+
+    A CUDA graph captures this call.
+    """
     attention.prefixes.write(batch, counted_rows(batch.mode, attention.geometry.draft.num_draft_tokens))
     parents = None if masks is None else masks.parents(batch.padded_reqs)
     attention.tree_ops.write_tail(batch, parents)
 
 
 def extend_batch(geometry: Geometry, forward: Any, req_to_token: torch.Tensor) -> ForwardBatch:
-    """An EXTEND batch, in fresh tensors: prefill, chunks of it, and decodes mixed in, each with its own rows."""
+    """Return an EXTEND batch in new tensors: prefill, chunked prefill and mixed decodes, each with its own rows."""
     q_lens = tuple(int(one) for one in forward.extend_seq_lens_cpu)
     prefix = forward.extend_prefix_lens[: len(q_lens)].to(torch.int32)
     table = torch.empty(len(q_lens), geometry.max_pages_per_req, dtype=torch.int32, device=prefix.device)
@@ -68,7 +70,14 @@ def extend_batch(geometry: Geometry, forward: Any, req_to_token: torch.Tensor) -
 
 
 def host_lengths(forward: Any, geometry: Geometry, counted: int, in_capture: bool) -> HostLengths:
-    """What SGLang's host knows: exact lengths, where a backend asks for them, or nothing; never a bound in between."""
+    """Return the committed lengths as the host has them: exact, or `Unknown` up to the geometry's largest.
+
+    SGLang copies lengths to the host only when a backend sets `needs_cpu_seq_lens`.
+
+    Args:
+        counted: number of this forward's rows that `seq_lens` already includes.
+        in_capture: True before a capture, when lengths have no meaning.
+    """
     known = getattr(forward, "seq_lens_cpu", None)
     if in_capture or known is None:
         return Unknown(forward.batch_size, geometry.max_prefix_len)

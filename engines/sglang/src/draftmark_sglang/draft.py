@@ -1,4 +1,4 @@
-"""The two backends of a draft model, for SGLang's `DraftBackendFactory`."""
+"""Factories of a draft model's two attention backends, for SGLang's `DraftBackendFactory`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .draft_steps import DraftSteps
 
 
 def decode_backend(factory: Any) -> DraftSteps:
-    """The container of the draft steps."""
+    """Create the container of the draft steps' backends."""
     return DraftSteps(factory.draft_model_runner, factory.topk, factory.speculative_num_steps)
 
 
 def draft_extend_backend(factory: Any) -> DraftmarkBackend:
-    """What takes over accepted tokens; SGLang makes it the draft runner's own backend, which prefills too.
+    """Create the draft model's own backend, which runs prefill and the draft extend of accepted tokens.
 
-    SGLang captures a graph of it only for instances of a list of its own classes. Abstract classes take virtual
-    subclasses, so ours says that it is one of them; a method is never looked up there.
+    SGLang captures a CUDA graph of draft extend only for instances of listed classes, such as `TritonAttnBackend`. That
+    class is abstract, so `DraftmarkBackend` is registered as a virtual subclass. It inherits no method.
     """
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 

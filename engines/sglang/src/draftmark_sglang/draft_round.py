@@ -1,4 +1,4 @@
-"""The draft round under way in this process: whom the hook on `select_top_k_tokens` tells about parents."""
+"""Process-wide reference to the draft steps that run now, for the hook on `select_top_k_tokens`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class ActiveRound:
-    """A process runs one draft model, and its steps one after the other.
+    """Reference to the running draft steps. A process runs one draft model, one step at a time.
 
     Attributes:
-        steps: the container that was made last, or whose round began last; None where draftmark drafts nothing.
+        steps: the container that was created last or began a round last; None if draftmark runs no draft model.
     """
 
     steps: DraftSteps | None = None
 
 
-ACTIVE = ActiveRound()
+ACTIVE_ROUND = ActiveRound()

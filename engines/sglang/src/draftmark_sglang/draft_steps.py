@@ -1,4 +1,4 @@
-"""The steps of a draft model: SGLang plans all of them at once and runs them one after the other, in one graph."""
+"""Attention backends of a draft model's steps. SGLang plans all steps together and runs them in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftmark_engines import EngineError, choose
 from .arguments import refuse
 from .attention import LayerAttention
 from .batches import host_lengths
-from .draft_round import ACTIVE
+from .draft_round import ACTIVE_ROUND
 from .facts import facts_of
 from .options import Ancestors, Options
 from .refusals import require_served
@@ -22,15 +22,18 @@ from .trees import write_parents_by_branch, write_parents_of_step
 
 
 class DraftSteps:
-    """SGLang's container of `num_steps` - 1 backends. It has no base class there.
+    """Container of a draft model's `num_steps` - 1 step backends; SGLang has no base class for it.
 
-    Draft KV is private to these steps: all of it is overwritten when the draft model takes over the accepted tokens.
-    So step s, branch t writes position L + topk · s + t, not the slots that SGLang chose for whole pages a branch
-    (`out_cache_loc` is not read), within what SGLang reserves: at least topk · num_steps positions.
+    Draft KV is private to these steps, because the draft extend after a round overwrites all of it. So step s, branch t
+    writes position L + topk · s + t within the topk · num_steps positions that SGLang reserves at least. SGLang's own
+    slots (`out_cache_loc`), which give each branch whole pages, are not read.
 
     Attributes:
-        attn_backends: one for each step's forward.
-        needs_cpu_seq_lens: whether SGLang must bring lengths to the host.
+        attn_backends: one backend for each step with a forward of the draft model.
+        needs_cpu_seq_lens: whether SGLang must copy lengths to the host.
+
+    Raises:
+        EngineError: the run is not supported.
     """
 
     def __init__(self, runner: Any, topk: int, num_steps: int) -> None:
@@ -38,8 +41,8 @@ class DraftSteps:
         self.facts, self._options = facts_of(runner), Options.read()
         if (topk, num_steps) != (self.facts.topk, self.facts.num_steps):
             raise EngineError(
-                f"the draft model drafts {num_steps} steps of {topk}, but SGLang's arguments say "
-                f"{self.facts.num_steps} of {self.facts.topk}; adaptive speculation is not served"
+                f"SGLang's draft worker uses {num_steps} steps of topk {topk}, but the server arguments state "
+                f"{self.facts.num_steps} steps of topk {self.facts.topk}; turn adaptive speculation off"
             )
         self.req_to_token_pool, self.token_to_kv_pool = runner.req_to_token_pool, runner.token_to_kv_pool
         self.max_context_len, self.kv_index_translator = self.facts.context_len, None
@@ -48,9 +51,9 @@ class DraftSteps:
         self.needs_cpu_seq_lens = self.attention.needs_host_lengths
         self.attn_backends = [DraftStep(self, step) for step in range(num_steps - 1)]
         self._batches: list[ForwardBatch] = []
-        self._begun = -1
+        self._written_step = -1
         self._allocate()
-        ACTIVE.steps = self
+        ACTIVE_ROUND.steps = self
 
     def _allocate(self) -> None:
         geometry = self.attention.geometry
@@ -60,40 +63,44 @@ class DraftSteps:
     # -- what SGLang calls --------------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """An eager round."""
+        """Prepare a round in eager mode: copy and plan, then write the page table."""
         self.init_forward_metadata_out_graph(forward_batch)
         self.init_forward_metadata_in_graph(forward_batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """See `DraftmarkBackend.init_cuda_graph_state`."""
         if max_bs > self.attention.geometry.max_reqs:
-            self.attention.open(max_bs)
+            self.attention.allocate(max_bs)
             self._allocate()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Lengths and page tables, once for all steps; and each step's plan, the longest last."""
+        """Copy lengths and slots once for all steps, and plan each step on the host."""
         requests, tree = forward_batch.batch_size, self.facts.topk > 1
         host = host_lengths(forward_batch, self.attention.geometry, 0, in_capture)
         self._batches = [
             self.attention.uniform(Mode.DRAFT, step, requests, host, tree=tree)
             for step in range(len(self.attn_backends))
         ]
-        for batch in self._batches[:1]:  # one draft step needs no forward of the draft model behind the first
+        for batch in self._batches[:1]:  # empty when num_steps is 1: only draft extend runs the draft model
             self.attention.prefixes.copy(batch, forward_batch, 0, self.req_to_token_pool.req_to_token)
         for batch in self._batches:
             self.attention.plan(batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """A round begins: no step's metadata is written yet."""
-        self._begun = -1
+        """Begin a round: write lengths and the page table. Each step writes its metadata later, in `begin`."""
+        self._written_step = -1
         for batch in self._batches[:1]:
             self.attention.prefixes.write(batch, 0)
-        ACTIVE.steps = self
+        ACTIVE_ROUND.steps = self
 
     # -- during a round -----------------------------------------------------------------------------------
 
-    def note_parents(self, step: int, choice: torch.Tensor) -> None:
-        """Whom the tokens of a step continue; told by the hook on `select_top_k_tokens`, in the captured region."""
+    def record_parents(self, step: int, choice: torch.Tensor) -> None:
+        """Record the parents of a step's new branches; a hook calls it after `select_top_k_tokens`, inside the graph.
+
+        Args:
+            choice: int64 ``[R, topk]``, the selected candidates (`tree_info[2]`).
+        """
         topk, requests = self.facts.topk, choice.shape[0]
         if topk == 1 or not 0 < step < len(self.attn_backends):
             return
@@ -104,21 +111,21 @@ class DraftSteps:
             write_parents_by_branch(parents, step)
 
     def begin(self, step: int) -> ForwardBatch:
-        """The batch of a step; its tail and metadata are written at its first layer, when parents are known."""
+        """Return a step's batch. Its first layer writes the tail and the metadata, when the parents are known."""
         batch = self._batches[step]
-        if self._begun != step:
+        if self._written_step != step:
             if self.facts.topk > 1:
                 tail = batch.tail_lens[0]
                 self.attention.tree_ops.write_tail(batch, self._parents[: batch.padded_reqs, :tail])
             else:
                 self.attention.tree_ops.write_tail(batch)
             self.attention.write_metadata(batch)
-            self._begun = step
+            self._written_step = step
         return batch
 
 
 class DraftStep(AttentionBackend):  # type: ignore[misc]  # sglang has no types here
-    """One step's backend: SGLang makes it the current one while it runs that step."""
+    """Backend of one draft step; SGLang makes it current while that step runs."""
 
     def __init__(self, steps: DraftSteps, step: int) -> None:
         super().__init__()
@@ -132,22 +139,22 @@ class DraftStep(AttentionBackend):  # type: ignore[misc]  # sglang has no types 
         return 1
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Nothing: the container has planned the round."""
+        """Do nothing: the container has planned the round."""
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None,
         **arguments: Any,
     ) -> torch.Tensor:  # fmt: skip
-        """A step's attention.
+        """Run one layer's attention in this draft step.
 
         Raises:
-            NotImplementedError: SGLang has stored K and V itself, at slots that are not this layout's.
+            NotImplementedError: an argument is not supported, or SGLang has stored a tree's K and V at its own slots.
         """
         refuse(arguments, layer.layer_id)
         if not save_kv_cache and k is not None and self._steps.facts.topk > 1:
             raise NotImplementedError(
-                f"layer {layer.layer_id}: the draft model stores its KV in a fused kernel, at SGLang's own slots, "
-                "which trees do not have here; use --speculative-eagle-topk 1, or one of SGLang's own backends"
+                f"layer {layer.layer_id}: the draft model stores KV in a fused kernel at SGLang's own slots, but draft "
+                "trees use other slots here; use --speculative-eagle-topk 1, or one of SGLang's own backends"
             )
         if not save_kv_cache:
             k = v = None

@@ -1,4 +1,4 @@
-"""The numbers that the adapter reads off an SGLang `ModelRunner`: in one place, since they move between releases."""
+"""Numbers that the adapter reads from an SGLang `ModelRunner`. Their places change between releases."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunnerFacts:
-    """One runner's numbers.
+    """Numbers of one runner.
 
     Attributes:
-        device: torch's device, e.g. ``"cuda:0"``.
-        q_dtype, kv_dtype: torch dtype names.
-        max_num_reqs: requests of a batch: rows of `req_to_token`, its padding row not counted, rounded up to the ranks
-            among which SGLang may split a batch that it pads.
-        context_len: the model's longest text.
-        max_extend_tokens: query rows of the largest prefill, mixed decodes included.
-        algorithm: SGLang's speculative algorithm, ``""`` for none.
-        topk, num_steps, num_draft_tokens: the draft shape; of n-gram trees topk and num_steps are 1, as no draft
-        model runs. is_draft: whether it runs the draft model.
+        device: torch device, e.g. ``"cuda:0"``.
+        q_dtype, kv_dtype: torch dtype names of queries and of the KV cache.
+        page_size: tokens a KV page.
+        max_num_reqs: requests of the largest batch: the rows of `req_to_token` without its padding row, rounded up to
+            a multiple of the TP ranks. SGLang may pad a batch to split it among them.
+        context_len: tokens of the longest request that the model serves.
+        max_extend_tokens: query rows of the largest prefill batch, mixed decodes included.
+        algorithm: SGLang's speculative algorithm; ``""`` for none.
+        topk, num_steps, num_draft_tokens: the draft shape. For NGRAM, which has no draft model, topk and num_steps
+            are 1.
+        is_draft: whether the runner runs the draft model.
     """
 
     device: str
@@ -37,25 +39,25 @@ class RunnerFacts:
 
     @property
     def verifies_trees(self) -> bool:
-        """Whether the target's drafts may branch."""
+        """True when the target verifies draft trees that may branch."""
         return self.algorithm == "NGRAM" or self.topk > 1
 
 
 def resolved(runner: Any) -> Any:
-    """A runner's server arguments with everything that SGLang decided by itself filled in."""
+    """Return a runner's server arguments with SGLang's own defaults filled in."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
     return resolved_view(runner.server_args)
 
 
 def facts_of(runner: Any) -> RunnerFacts:
-    """Read a `ModelRunner` whose pools exist."""
+    """Read the numbers of a `ModelRunner` after its KV pools are allocated."""
     arguments = resolved(runner)
     rows, context_len = int(runner.req_to_token_pool.size), int(runner.model_config.context_len)
     ranks = int(arguments.tp_size or 1)
     reqs = -(-rows // ranks) * ranks
     chunk = arguments.chunked_prefill_size
-    # Without chunks a prompt is taken whole as long as any of the budget is left.
+    # Without chunked prefill SGLang admits a whole prompt while any of the token budget is left.
     tokens = chunk if chunk is not None and chunk > 0 else (arguments.max_prefill_tokens or 0) + context_len
     algorithm = arguments.speculative_algorithm or ""
     drafts = algorithm not in ("", "NGRAM")

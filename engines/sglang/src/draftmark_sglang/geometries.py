@@ -1,4 +1,4 @@
-"""The geometries of a runner: one for each distinct shape of its layers, all with the same limits and draft shape."""
+"""Geometries of a runner: one for each distinct shape of its layers, all with the same limits and draft shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .facts import RunnerFacts
 
 
 def modes_of(facts: RunnerFacts) -> tuple[Mode, ...]:
-    """What a runner's own backend is asked to run; the steps of a draft model have a container of their own."""
+    """Return the modes of a runner's own backend. Draft steps run in another container, `DraftSteps`."""
     if not facts.algorithm:
         return (Mode.EXTEND, Mode.DECODE)
     return (Mode.EXTEND, Mode.DECODE, Mode.DRAFT_EXTEND if facts.is_draft else Mode.VERIFY)
@@ -34,16 +34,17 @@ def geometry_of(
     modes: tuple[Mode, ...],
     capture_batch_size: int = 0,
 ) -> Geometry:
-    """Build the geometry of one shape, and ask the backend whether it serves it.
+    """Create the geometry of one shape, and check that the backend supports it.
 
-    A committed length may pass the model's context by a tail: a round is sent before the end of the last is seen, or
-    commits more than the request may keep. The host may know exact lengths: SGLang gives them to a backend that asks.
+    A committed length may exceed the model's context length by a draft tail (`overshoot`): SGLang launches a round
+    before it reads the end of the previous one. SGLang gives exact lengths to the host on request, so `host_lag` is
+    False.
 
     Args:
-        capture_batch_size: requests of the largest CUDA graph, once SGLang has said so; 0 before.
+        capture_batch_size: requests of the largest CUDA graph; 0 until SGLang states it.
 
     Raises:
-        EngineError: a number is out of range, or the backend does not serve it; with its reasons.
+        EngineError: a number is out of range, or the backend does not support the geometry. The error lists reasons.
     """
     limits = Limits(
         max_num_reqs=facts.max_num_reqs,
@@ -58,7 +59,7 @@ def geometry_of(
         geometry = Geometry.create(shape, limits, drafts, device, modes)
         loaded.require(geometry)
         if loaded.requirements(geometry).unique_slots:
-            reason = "it needs a null page for each padded request, and SGLang has one"
+            reason = "it needs a null page for each padding request, but SGLang has one null page"
             raise BackendRefusal(loaded.name, [reason])
     except (GeometryError, BackendRefusal) as error:
         raise EngineError(str(error)) from error
@@ -66,6 +67,6 @@ def geometry_of(
 
 
 def needs_host_lengths(loaded: LoadedBackend, geometries: list[Geometry]) -> bool:
-    """Whether SGLang must bring lengths to the host, which costs it a wait a step."""
+    """Return True if SGLang must copy lengths to the host, which makes the host wait in every step."""
     needs = [loaded.requirements(geometry).host_lengths for geometry in geometries]
     return HostLengthsNeed.strongest(needs) is not HostLengthsNeed.NONE

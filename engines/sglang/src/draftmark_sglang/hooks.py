@@ -1,7 +1,7 @@
-"""The hooks on SGLang, all through its own `HookRegistry`, each with what would be missing without it.
+"""All hooks on SGLang, registered with its own `HookRegistry`. Each hook states what is missing without it.
 
-A failed hook is logged by SGLang and swallowed, so `missing_hooks` is asked when a backend is built (`refusals`). A
-drift test holds each target and what is assumed of it against every supported release.
+SGLang logs a failed hook and continues, so `refusals` calls `missing_hooks` when a backend is built. A drift test
+checks each target, and what is assumed of it, in every supported release.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from . import NAME
 
 SPECULATIVE = "sglang.srt.speculative"
 REFUSALS = ("speculative_eagle_topk > 1 with page_size > 1", "is unstable and produces incorrect results for paged")
-"""Of the two sentences with which SGLang refuses trees at page sizes above 1, a part of each."""
+"""Parts of the two error messages with which SGLang rejects trees at page sizes above 1."""
 
 BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-"""The server arguments that name the target's attention backend."""
+"""Server arguments that name the target's attention backend."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One hook.
+    """One hook on SGLang.
 
     Attributes:
-        target: what is hooked, by its dotted path.
-        kind: SGLang's `HookType`, by name.
-        function: what is hooked in.
-        algorithms: the speculative algorithms that need it; ``""`` for plain decoding.
-        why: what is missing without it.
-        before: where older releases have it.
+        target: dotted path of the hooked function or class.
+        kind: name of SGLang's `HookType`.
+        function: function that SGLang calls at the hook.
+        algorithms: speculative algorithms that need the hook; ``""`` for decoding without drafts.
+        why: problem that occurs without the hook.
+        old_target: dotted path in older releases; ``""`` if the path did not change.
     """
 
     target: str
@@ -40,16 +40,16 @@ class Hook:
     function: Callable[..., Any]
     algorithms: tuple[str, ...]
     why: str
-    before: str = ""
+    old_target: str = ""
 
-    def here(self) -> str:
-        """The target in the installed release."""
+    def installed_target(self) -> str:
+        """Return the target's dotted path in the installed release."""
         module = self.target.rpartition(".")[0]
-        return self.target if not self.before or importlib.util.find_spec(module) is not None else self.before
+        return self.target if not self.old_target or importlib.util.find_spec(module) is not None else self.old_target
 
 
-def serves(arguments: Any) -> bool:
-    """Whether all of a server's attention is draftmark's."""
+def uses_draftmark(arguments: Any) -> bool:
+    """Return True if draftmark runs both prefill and decode of a server."""
     base = getattr(arguments, "attention_backend", None)
     parts = (getattr(arguments, f"{phase}_attention_backend", None) or base for phase in ("prefill", "decode"))
     return all(part == NAME for part in parts)
@@ -58,7 +58,7 @@ def serves(arguments: Any) -> bool:
 def add_draft_backends(
     original: Any, factory: Any, backend_name: str, backend_map: dict[str, Any], *rest: Any, **named: Any
 ) -> Any:
-    """AROUND `DraftBackendFactory._create_backend`: its maps from name to factory are locals, so one entry is added."""
+    """AROUND `DraftBackendFactory._create_backend`: add draftmark to its local map from name to factory."""
     from .draft import decode_backend, draft_extend_backend
 
     stamped = "stamps_children" in original.__code__.co_varnames  # from 0.5.18 on factories return (name, backend)
@@ -72,81 +72,85 @@ def add_draft_backends(
 
 
 def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
-    """AROUND the last check of an algorithm's arguments: it knows SGLang's own backends alone, by name."""
+    """AROUND the last check of an algorithm's arguments: accept trees at page sizes above 1 when draftmark serves.
+
+    SGLang's check accepts only a fixed list of its own backends.
+    """
     from sglang.srt.arg_groups.overrides import resolved_view
 
     try:
         return original(server_args)
     except ValueError as error:
-        if not any(part in str(error) for part in REFUSALS) or not serves(resolved_view(server_args)):
+        if not any(part in str(error) for part in REFUSALS) or not uses_draftmark(resolved_view(server_args)):
             raise
         return None
 
 
 def allow_listed_models(original: Any, server_args: Any) -> Any:
-    """AROUND the checks of single models: a few, such as gpt-oss, name the backends that serve their attention.
+    """AROUND the checks of single models: accept draftmark where the check's list of backends contains Triton.
 
-    All that SGLang's Triton backend serves there, sinks and windows, is served here, or refused with a reason
-    (`refusals`). So where a list has Triton's name the checks read that name.
+    A few models, such as gpt-oss, list the backends that support their attention. draftmark supports what SGLang's
+    Triton backend supports there (sinks, windows), or rejects it with a reason (`refusals`). So the check runs again
+    with Triton's name.
     """
     from sglang.srt.arg_groups.overrides import resolved_view
 
     try:
         return original(server_args)
     except AssertionError as error:
-        if NAME not in str(error) or "triton" not in str(error) or not serves(resolved_view(server_args)):
+        if NAME not in str(error) or "triton" not in str(error) or not uses_draftmark(resolved_view(server_args)):
             raise
-    given, write = {name: getattr(server_args, name) for name in BACKENDS}, _plain_setter(type(server_args))
+    original_names, write = {name: getattr(server_args, name) for name in BACKENDS}, _plain_setter(type(server_args))
     try:
-        for name, value in given.items():
+        for name, value in original_names.items():
             write(server_args, name, "triton" if value == NAME else value)
         return original(server_args)
     finally:
-        for name, value in given.items():
+        for name, value in original_names.items():
             write(server_args, name, value)
 
 
 def _plain_setter(kind: type) -> Any:
-    """What writes an attribute below a class's guards: `object`'s own, and since 0.5.20 that of msgspec's structs."""
+    """Return the `__setattr__` that bypasses a class's guards: `object`'s, or msgspec's for structs (since 0.5.20)."""
     return next(own for one in kind.__mro__ if isinstance(own := vars(one).get("__setattr__"), WrapperDescriptorType))
 
 
-def note_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
-    """AFTER `select_top_k_tokens`: the one place that knows whom a new branch continues."""
-    from .draft_round import ACTIVE
+def record_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
+    """AFTER `select_top_k_tokens`: record the parent of each new branch, which no other function of SGLang returns."""
+    from .draft_round import ACTIVE_ROUND
 
-    if ACTIVE.steps is not None:
-        ACTIVE.steps.note_parents(i, result[3][2])
+    if ACTIVE_ROUND.steps is not None:
+        ACTIVE_ROUND.steps.record_parents(i, result[3][2])
 
 
 def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
-    """AROUND `duplicate_prefix_tail_to_draft_branches`: branches that share the prefix's last page need no copies.
+    """AROUND `duplicate_prefix_tail_to_draft_branches`: skip the copies, because branches share the prefix's last page.
 
-    SGLang finds what to copy with a boolean index, for which the host waits twice a round.
+    SGLang selects the copies with a boolean index, which makes the host wait twice a round.
     """
-    from .draft_round import ACTIVE
+    from .draft_round import ACTIVE_ROUND
 
-    if ACTIVE.steps is None:
+    if ACTIVE_ROUND.steps is None:
         original(*arguments, **named)
 
 
-def small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
-    """BEFORE `NGRAMWorker.__init__`: masks of D × D, not rows of ones for the prefix, built in Python."""
+def use_small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
+    """BEFORE `NGRAMWorker.__init__`: use D × D masks instead of masks with a column for each prefix token."""
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.speculative import ngram_worker
 
-    if serves(resolved_view(server_args)):
+    if uses_draftmark(resolved_view(server_args)):
         ngram_worker.USE_FULL_MASK = False
 
 
 def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> Any:
-    """AFTER `LlamaModel.forward`: the hidden state behind the last layer and its norm, where a head asks for it.
+    """AFTER `LlamaModel.forward`: append the hidden state after the last layer and norm, if a draft head reads it.
 
-    SGLang collects a hidden state before the layer that follows it, and none follows the last.
+    SGLang collects a hidden state just before the following layer runs, and no layer follows the last one.
     """
     from .heads import LAST_FEATURE
 
-    if not LAST_FEATURE.asked or len(model.layers) not in model.layers_to_capture:
+    if not LAST_FEATURE.enabled or len(model.layers) not in model.layers_to_capture:
         return None
     hidden, features = result if isinstance(result, tuple) else (result, [])
     features.append(hidden)
@@ -160,7 +164,7 @@ HOOKS = (
         "AROUND",
         allow_listed_models,
         ("", *EAGLE, "NGRAM"),
-        "SGLang refuses models that list the backends of their attention",
+        "SGLang rejects models that list their attention backends",
         "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
     ),
     Hook(
@@ -175,21 +179,21 @@ HOOKS = (
         "AROUND",
         allow_trees_on_pages,
         EAGLE,
-        "SGLang refuses trees at page sizes above 1",
+        "SGLang rejects trees at page sizes above 1",
     ),
     Hook(
         "sglang.srt.arg_groups.speculative_hook._handle_ngram",
         "AROUND",
         allow_trees_on_pages,
         ("NGRAM",),
-        "SGLang refuses n-gram trees at page sizes above 1",
+        "SGLang rejects n-gram trees at page sizes above 1",
     ),
     Hook(
         f"{SPECULATIVE}.spec_utils.select_top_k_tokens",
         "AFTER",
-        note_parents,
+        record_parents,
         EAGLE,
-        "a branch cannot know whom it continues",
+        "the parents of draft branches are unknown",
     ),
     Hook(
         f"{SPECULATIVE}.eagle_worker_common.duplicate_prefix_tail_to_draft_branches",
@@ -201,7 +205,7 @@ HOOKS = (
     Hook(
         f"{SPECULATIVE}.ngram_worker.NGRAMWorker.__init__",
         "BEFORE",
-        small_masks,
+        use_small_masks,
         ("NGRAM",),
         "n-gram masks grow with the prefix",
     ),
@@ -210,25 +214,25 @@ HOOKS = (
         "AFTER",
         add_last_feature,
         ("EAGLE3",),
-        "a head of draftmark's that reads the target's last hidden state is not given it",
+        "a draftmark head cannot read the target's last hidden state",
     ),
 )
 
 
 def register_hooks() -> None:
-    """Hand every hook to SGLang, which applies them when all plugins are loaded."""
+    """Register every hook with SGLang, which applies them after it has loaded all plugins."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for one in HOOKS:
-        HookRegistry.register(one.here(), one.function, HookType[one.kind])
+        HookRegistry.register(one.installed_target(), one.function, HookType[one.kind])
 
 
 def missing_hooks(arguments: Any) -> list[Hook]:
-    """The hooks that a run with these arguments needs and that SGLang did not apply."""
+    """Return the hooks that a run with these server arguments needs and that SGLang did not apply."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     algorithm = getattr(arguments, "speculative_algorithm", None) or ""
-    targets = {one.here(): one for one in HOOKS}
+    targets = {one.installed_target(): one for one in HOOKS}
     ours = {
         target for target, one in targets.items() if any(one.function is its[1] for its in HookRegistry._hooks[target])
     }

@@ -1,4 +1,4 @@
-"""SGLang's own scheduler in this process, without tokenizer and HTTP processes: for judging, benchmarks and tests."""
+"""SGLang's own scheduler in this process, without tokenizer and HTTP processes, for the judge, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 def scheduler_of(
     environment: dict[str, str] | None = None, rank: int = 0, *, plugins: bool = True, **arguments: Any
 ) -> Any:
-    """SGLang's `Scheduler` for these server arguments, ready to run batches.
+    """Create SGLang's `Scheduler` with these server arguments, ready to run batches.
 
     Args:
-        rank: of tensor parallelism; every rank is given the same requests, but with DP attention, where each group of
-            ranks has requests of its own.
-        plugins: whether plugins are loaded, as SGLang loads them; its own backends are judged without any.
+        environment: environment variables to set first.
+        rank: tensor-parallel rank. All ranks get the same requests, except with DP attention, where each group of ranks
+            gets its own requests.
+        plugins: whether SGLang loads its plugins; False to judge SGLang's own backends.
+        arguments: fields of `ServerArgs`.
     """
     os.environ.update(environment or {})
     if plugins:
@@ -29,21 +31,24 @@ def scheduler_of(
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    given = dict(skip_tokenizer_init=True, log_level="error", random_seed=0)
-    given |= dict(sampling_backend="pytorch", grammar_backend="none")
-    server_args = ServerArgs(**(given | arguments))
+    defaults = dict(skip_tokenizer_init=True, log_level="error", random_seed=0)
+    defaults |= dict(sampling_backend="pytorch", grammar_backend="none")
+    server_args = ServerArgs(**(defaults | arguments))
     if hasattr(server_args, "resolve_once"):
         server_args.resolve_once()
     dp_rank = rank * server_args.dp_size // server_args.tp_size if server_args.enable_dp_attention else None
     ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters, rank, dp_rank)
-    # With a port for each DP rank SGLang does not look whether the others are free, which another rank may hold by now.
+    # With a port for each DP rank, SGLang does not check that all ports are free. Another rank may already use one.
     worker_ports = None if dp_rank is None else [0] * server_args.dp_size
     ports = PortArgs.init_new(server_args, dp_rank, worker_ports)
     return Scheduler(server_args=server_args, port_args=ports, **ranks)
 
 
 def _publish(server_args: Any, named: Any, rank: int, dp_rank: int | None) -> dict[str, Any]:
-    """Make the arguments the process's own. Ranks are the scheduler's arguments in 0.5.17, and published later on."""
+    """Publish the server arguments in this process, and return the `Scheduler` arguments that name the ranks.
+
+    `Scheduler` takes ranks as arguments in 0.5.17; later releases read the published ones.
+    """
     from sglang.srt import runtime_context
 
     if "gpu_id" in named:
@@ -56,7 +61,7 @@ def _publish(server_args: Any, named: Any, rank: int, dp_rank: int | None) -> di
 
 
 def eagle_arguments(head: Path | str, topk: int, num_steps: int, num_draft_tokens: int) -> dict[str, Any]:
-    """Server arguments of an EAGLE head's trees, or of its chains with a topk of 1."""
+    """Return the server arguments for an EAGLE head: draft trees, or chains if topk is 1."""
     return dict(
         speculative_algorithm="EAGLE",
         speculative_draft_model_path=str(head),
@@ -67,7 +72,7 @@ def eagle_arguments(head: Path | str, topk: int, num_steps: int, num_draft_token
 
 
 def submit(scheduler: Any, prompts: list[list[int]], max_new_tokens: int, name: str = "request") -> list[Any]:
-    """Give a scheduler requests, and return its own record of each."""
+    """Submit prompts to a scheduler, and return SGLang's `Req` object of each prompt."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -96,10 +101,14 @@ def submit(scheduler: Any, prompts: list[list[int]], max_new_tokens: int, name: 
 def run_until_done(
     scheduler: Any, requests: list[Any], each_turn: Callable[[], None] = lambda: None, idle_turns: int = 50
 ) -> None:
-    """SGLang's own event loop, plain or overlapped, until these requests have ended and nothing is in flight.
+    """Run SGLang's own event loop, plain or overlapped, until these requests have ended and no batch is in flight.
+
+    Args:
+        each_turn: called at the start of each turn of the event loop.
+        idle_turns: turns in a row without a batch after which the run fails.
 
     Raises:
-        RuntimeError: for some turns of the loop nothing runs, and requests wait.
+        RuntimeError: requests wait, but no batch has run for `idle_turns` turns.
     """
     idle = 0
 
@@ -109,7 +118,7 @@ def run_until_done(
         scheduler.gracefully_exit = not scheduler.last_batch and all(request.finished() for request in requests)
         idle = 0 if scheduler.last_batch else idle + 1
         if idle >= idle_turns:
-            raise RuntimeError("requests wait, and nothing runs")
+            raise RuntimeError(f"requests wait, but no batch has run for {idle_turns} turns of the event loop")
         return []
 
     scheduler.request_receiver = SimpleNamespace(recv_requests=receive)

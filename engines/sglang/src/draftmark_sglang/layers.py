@@ -1,4 +1,4 @@
-"""The attention layers of a model that SGLang has loaded, and the shape of each."""
+"""Attention layers of a model that SGLang has loaded, and the attention shape of each layer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from draftmark_engines import EngineError
 from .facts import RunnerFacts
 
 SINKS = ("sinks", "attention_sink_bias")
-"""What models call the weight of their attention sinks: gpt-oss, MiMo-V2."""
+"""Attribute names of the attention sinks' weight in SGLang's models (gpt-oss, MiMo-V2)."""
 
 
 def attention_layers(model: Any) -> list[Any]:
-    """Every `RadixAttention` of a model, in its order."""
+    """Return every `RadixAttention` layer of a model, in the model's order."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
     found = [module for module in model.modules() if isinstance(module, RadixAttention)]
@@ -24,12 +24,12 @@ def attention_layers(model: Any) -> list[Any]:
 
 
 def _wrapped_layers(model: Any) -> list[Any]:
-    """Those of a model of the transformers package, which SGLang keeps in a mapping beside it.
+    """Return the attention layers of a transformers model, which SGLang keeps in a mapping outside the module tree.
 
-    SGLang gives such a layer its scale when it is first run, so it is given here.
+    SGLang sets such a layer's scale only when the layer first runs, so this function sets it.
 
     Raises:
-        EngineError: a layer's module does not say its scale.
+        EngineError: the module of a layer has no scale.
     """
     layers = dict(getattr(model, "attention_instances", None) or {})
     scales = {
@@ -40,15 +40,18 @@ def _wrapped_layers(model: Any) -> list[Any]:
     for number, layer in layers.items():
         if number not in scales:
             raise EngineError(
-                f"layer {number} of a model of the transformers package does not say its scale before it runs; use one "
-                "that SGLang has itself, or one of SGLang's own backends"
+                f"layer {number} of a model of the transformers package has no scale before it first runs; use a model "
+                "that SGLang implements itself, or one of SGLang's own backends"
             )
         layer.scaling = scales[number]
     return list(layers.values())
 
 
 def sinks_of_layers(model: Any, layers: list[Any]) -> dict[int, torch.Tensor]:
-    """The sinks of layers, a weight of the module around each, as float32 on their device: copies, by layer."""
+    """Return the attention sinks by layer id, copied to float32 on their device.
+
+    The module that contains the layer holds the sinks as a weight.
+    """
     found: dict[int, torch.Tensor] = {}
     ours = {id(layer): layer.layer_id for layer in layers}
     for module in model.modules():
@@ -60,7 +63,10 @@ def sinks_of_layers(model: Any, layers: list[Any]) -> dict[int, torch.Tensor]:
 
 
 def shape_of(layer: Any, facts: RunnerFacts, sinks: bool = False) -> AttentionShape:
-    """One layer's shape on this rank. Like `window_left`, `sliding_window_size` does not count the row itself."""
+    """Return a layer's attention shape on this rank.
+
+    SGLang's `sliding_window_size` excludes the row itself, as `window_left` does.
+    """
     return AttentionShape(
         num_qo_heads=layer.tp_q_head_num,
         num_kv_heads=layer.tp_k_head_num,

@@ -1,4 +1,4 @@
-"""What a user chooses beside SGLang's own arguments: environment variables, which SGLang's processes inherit."""
+"""Settings that SGLang's own arguments do not cover: environment variables, which SGLang's processes inherit."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ ANCESTORS_VARIABLE = "DRAFTMARK_ANCESTORS"
 
 
 class Ancestors(StrEnum):
-    """Whose KV a branch of a draft step sees."""
+    """Ancestors that a branch of a draft step attends to."""
 
     TRUE = "true"
-    """That of the tokens it descends from."""
+    """Attend to the tokens that the branch descends from."""
     BRANCH = "branch"
-    """That of the branches of its own number, which is what SGLang's backends read: `select_top_k_tokens` reorders
-    hidden states by parent and leaves KV where it was (sglang#8409). For comparison."""
+    """Attend to the tokens of the same branch number in each step, as SGLang's backends do (sglang#8409).
+
+    `select_top_k_tokens` reorders hidden states by parent but not the KV. This value exists for comparison.
+    """
 
 
 @dataclass(frozen=True)
 class Options:
-    """Attributes:
-    backend: the draftmark backend that serves; None for the default of the device.
-    ancestors: whose KV draft branches see.
+    """Settings that the environment variables give.
+
+    Attributes:
+        backend: name of the draftmark backend; None for the device's default.
+        ancestors: ancestors that draft branches attend to.
     """
 
     backend: str | None = None
@@ -35,15 +39,15 @@ class Options:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Options:
-        """Read the environment.
+        """Read the settings from the environment.
 
         Raises:
-            EngineError: a variable has a value that it cannot have.
+            EngineError: DRAFTMARK_ANCESTORS has a value that is not allowed.
         """
         ancestors = environment.get(ANCESTORS_VARIABLE) or Ancestors.TRUE.value
         if ancestors not in tuple(Ancestors):
             allowed = " or ".join(Ancestors)
             raise EngineError(
-                f"{ANCESTORS_VARIABLE} is {ancestors!r}, but it is {allowed}; unset it for true ancestors"
+                f"{ANCESTORS_VARIABLE} is {ancestors!r}, but must be {allowed}; unset it for true ancestors"
             )
         return cls(environment.get(BACKEND_VARIABLE) or None, Ancestors(ancestors))

@@ -1,9 +1,11 @@
-"""From SGLang's token slots to draftmark's pages. Pure torch: SGLang is not needed here.
+"""Conversion of SGLang's KV slots to draftmark's pages, in pure torch.
 
-SGLang names KV by slot: ``req_to_token[row, position]``. Its paged allocator hands out whole pages, so position p of
-a request lies in page ``req_to_token[row, p - p % P] // P`` at offset p % P, and every P-th column is the page
-table. Row 0 belongs to no request and is zero, and page 0 of the KV pool is SGLang's dummy page: padded requests,
-which point at row 0, have null pages by themselves.
+SGLang stores one KV slot for each token: ``req_to_token[row, position]``. Its paged allocator allocates whole pages of
+P slots. So position p of a request is in page ``req_to_token[row, p - p % P] // P`` at offset p % P, and every P-th
+column divided by P is the page table.
+
+Row 0 belongs to no request and is zero, and page 0 of the KV pool is SGLang's dummy page. Padding requests point at
+row 0, so their page table has null pages only.
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ import torch
 
 
 def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.Tensor, page_size: int) -> None:
-    """Fill the page table of a batch. Capturable; no host read.
+    """Write the page table of a batch. A CUDA graph can capture it; the host reads no tensor.
 
-    Columns that `req_to_token` does not reach become 0, the null page: a row is as wide as its engine made it, and
-    what a finished request still has in flight behind that wall must go nowhere (sglang#22778).
+    Columns past the width of `req_to_token` become 0, the null page. A finished request may still store tokens past its
+    row's end, and those must go to the null page (sglang#22778).
 
     Args:
-        out: int32 ``[R, columns]``, written whole.
+        out: int32 ``[R, columns]``; every element is written.
         req_to_token: int32 ``[requests, width]``, the KV slot of each position.
-        rows: integers ``[R]``, each request's row.
+        rows: integers ``[R]``, each request's row of `req_to_token`.
+        page_size: tokens a page.
     """
     starts = page_starts(req_to_token, page_size, out.shape[1])
     reached = out[:, : starts.shape[1]]
@@ -32,11 +35,11 @@ def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.
 
 
 def page_starts(req_to_token: torch.Tensor, page_size: int, columns: int) -> torch.Tensor:
-    """View the slots with which pages begin, ``[requests, …]``, of at most so many pages a request."""
+    """Return a view of each page's first slot, ``[requests, …]``, with at most `columns` pages a request."""
     return req_to_token[:, ::page_size][:, :columns]
 
 
 def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
-    """View a pool's ``[slots, heads, head_dim]`` as pages ``[slots // P, P, heads, head_dim]``, without a copy."""
+    """View a pool's ``[slots, heads, head_dim]`` as pages ``[slots // P, P, heads, head_dim]`` without a copy."""
     pages = buffer.shape[0] // page_size
     return buffer[: pages * page_size].view(pages, page_size, *buffer.shape[1:])

@@ -1,4 +1,4 @@
-"""What SGLang is told of draftmark: a name for its command line, a factory, and the hooks."""
+"""Registration with SGLang: the name on its command line, the backend factory, and the hooks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from .backend import DraftmarkBackend
 
 CHOICES = ("sglang.srt.arg_groups.choices", "sglang.srt.server_args")
-"""Where the functions that add to the command line's choices are: newer releases first."""
+"""Modules that may contain the functions in `ADDERS`, newer releases first."""
 ADDERS = ("add_attention_backend_choices", "add_draft_attention_backend_choices")
-"""The second has its own list in newer releases alone; before, the two options share one."""
+"""Functions that add names to an option's choices. Older releases lack the second: there both options share a list."""
 
 
 def register_all() -> None:
-    """Register name, factory and hooks. Of a release that is not served, the factory says so: SGLang would log and
-    forget whatever is raised here."""
+    """Register the name, the factory and the hooks.
+
+    For an unsupported release only the factory raises: SGLang logs and drops every error that is raised here.
+    """
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     add_choices()
-    # SGLang reads it when it first imports its own models. Whoever has a package of their own imports ours there.
+    # SGLang reads this variable when it first imports its models. A user's own package must import ours.
     os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", PACKAGE)
     register_attention_backend(NAME)(create_backend)
     try:
@@ -39,7 +41,11 @@ def register_all() -> None:
 
 
 def add_choices() -> None:
-    """Let ``--attention-backend`` and ``--speculative-draft-attention-backend`` take the name."""
+    """Add `NAME` to the choices of ``--attention-backend`` and ``--speculative-draft-attention-backend``.
+
+    Raises:
+        EngineError: no module of `CHOICES` has the function.
+    """
     for place in CHOICES:
         try:
             module = importlib.import_module(place)
@@ -49,11 +55,17 @@ def add_choices() -> None:
             for name in ADDERS:
                 getattr(module, name, lambda choices: None)([NAME])
             return
-    raise EngineError(f"SGLang's {ADDERS[0]} is in none of {', '.join(CHOICES)}; take a release that is served")
+    raise EngineError(
+        f"SGLang has {ADDERS[0]} in none of {', '.join(CHOICES)}; install a supported release, see docs/sglang.md"
+    )
 
 
 def create_backend(runner: Any) -> DraftmarkBackend:
-    """The factory that SGLang calls with a `ModelRunner`."""
+    """Create the backend for an SGLang `ModelRunner`; SGLang calls this factory.
+
+    Raises:
+        EngineError: the SGLang release or the run is not supported.
+    """
     SUPPORTED.require()
     from .backend import DraftmarkBackend
 

@@ -1,7 +1,7 @@
-"""Lengths and page tables of the batches that graphs replay: what is copied before, and what is worked out inside.
+"""Committed lengths and page tables of the batches that CUDA graphs replay.
 
-Every launch before a replay costs the host some µs a round, and a captured one none. So before a replay only what
-SGLang owns is copied, with one operation each, and the rest is done behind, in the graph.
+A launch before a replay costs the host some µs a round; a captured launch costs nothing. So `copy` copies only SGLang's
+own tensors before a replay, with one operation each, and `write` computes the rest inside the graph.
 """
 
 from __future__ import annotations
@@ -17,62 +17,68 @@ from .page_table import page_starts
 
 
 class Prefixes:
-    """The lengths and page tables in one runner's static buffers.
+    """Lengths and page tables in the static buffers of one runner.
+
+    Columns of a page table past the width of `req_to_token` stay 0, the null page. A finished request may still store
+    tokens past its row's end, and those must go to the null page (sglang#22778).
 
     Args:
-        buffers: the runner's. A table's columns that `req_to_token` does not reach stay 0, the null page: what a
-            finished request still has in flight behind that wall must go nowhere (sglang#22778).
+        buffers: static batch buffers of the runner.
     """
 
     def __init__(self, buffers: BatchBuffers) -> None:
         self._page_size = buffers.geometry.attention.page_size
-        # At a page size of 1 a slot is a page.
+        # With page size 1 a slot is a page.
         self._slots = buffers.page_table if self._page_size == 1 else torch.zeros_like(buffers.page_table)
-        self._read: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._cached_starts: tuple[torch.Tensor, torch.Tensor] | None = None
         self._translate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def keep_second(self, translate: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Keep a second page table, of a pool in which the same tokens lie in the slots that `translate` says."""
-        self._translate = translate
-        self._second = torch.zeros_like(self._slots)
-        self._second_slots = self._second if self._page_size == 1 else torch.zeros_like(self._slots)
-
-    def second(self, batch: ForwardBatch) -> torch.Tensor:
-        """The second page table of a batch."""
-        return self._second[: batch.padded_reqs]
-
-    def copy(self, batch: ForwardBatch, forward: Any, counted: int, req_to_token: torch.Tensor) -> None:
-        """Take SGLang's lengths and the slots that pages begin with: eagerly, before a capture and each replay.
+    def add_window_table(self, translate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Allocate the page table of the window layers' KV pool.
 
         Args:
-            counted: rows of this forward that SGLang's lengths count already.
+            translate: maps slots of the full KV pool to slots of the window layers' pool.
+        """
+        self._translate = translate
+        self._window_table = torch.zeros_like(self._slots)
+        self._window_slots = self._window_table if self._page_size == 1 else torch.zeros_like(self._slots)
+
+    def window_table(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return a batch's page table for the window layers' KV pool, int32 ``[R, pages]``."""
+        return self._window_table[: batch.padded_reqs]
+
+    def copy(self, batch: ForwardBatch, forward: Any, counted: int, req_to_token: torch.Tensor) -> None:
+        """Copy SGLang's lengths and each page's first slot, outside the graph before a capture and each replay.
+
+        Args:
+            counted: number of this forward's rows that SGLang's lengths already include.
         """
         requests = batch.padded_reqs
         torch.sub(forward.seq_lens[:requests], counted, out=batch.prefix_lens)
-        starts = self._starts(req_to_token)
+        starts = self._page_starts(req_to_token)
         into = self._slots[:requests]
         if starts.shape[1] < into.shape[1]:
             into = into[:, : starts.shape[1]]
         torch.index_select(starts, 0, forward.req_pool_indices[:requests], out=into)
         if self._translate is not None:
-            self._second_slots[:requests, : into.shape[1]].copy_(self._translate(into))
+            self._window_slots[:requests, : into.shape[1]].copy_(self._translate(into))
 
     def write(self, batch: ForwardBatch, counted: int) -> None:
-        """Turn what was copied into lengths and pages: in the graph. A second time changes nothing."""
+        """Compute lengths and page tables from the copies, inside the graph. A repeated call changes nothing."""
         if counted > 1:
-            batch.prefix_lens.clamp_(min=0)  # of a padded request one row is counted, and all its rows are subtracted
+            batch.prefix_lens.clamp_(min=0)  # a padding request has length 1, and `counted` rows were subtracted
         if self._page_size > 1:
             slots = self._slots[: batch.padded_reqs]
             torch.div(slots, self._page_size, rounding_mode="floor", out=batch.page_table)
             if self._translate is not None:
-                slots = self._second_slots[: batch.padded_reqs]
-                torch.div(slots, self._page_size, rounding_mode="floor", out=self.second(batch))
+                slots = self._window_slots[: batch.padded_reqs]
+                torch.div(slots, self._page_size, rounding_mode="floor", out=self.window_table(batch))
 
-    def _starts(self, req_to_token: torch.Tensor) -> torch.Tensor:
-        """SGLang allocates `req_to_token` once, so its view is made once."""
-        if self._read is None or self._read[0] is not req_to_token:
-            self._slots.zero_()  # of a table that was wider
+    def _page_starts(self, req_to_token: torch.Tensor) -> torch.Tensor:
+        """Return the view of each page's first slot; it is cached, because SGLang allocates `req_to_token` once."""
+        if self._cached_starts is None or self._cached_starts[0] is not req_to_token:
+            self._slots.zero_()  # the previous table may have been wider
             if self._translate is not None:
-                self._second_slots.zero_()
-            self._read = req_to_token, page_starts(req_to_token, self._page_size, self._slots.shape[1])
-        return self._read[1]
+                self._window_slots.zero_()
+            self._cached_starts = req_to_token, page_starts(req_to_token, self._page_size, self._slots.shape[1])
+        return self._cached_starts[1]

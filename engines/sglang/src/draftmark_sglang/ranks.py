@@ -1,43 +1,43 @@
-"""Do all tensor-parallel ranks run the same forwards? Asked with DRAFTMARK_GUARD=1."""
+"""Check that all tensor-parallel ranks run the same forwards, enabled by DRAFTMARK_GUARD=1."""
 
 from __future__ import annotations
 
 from draftmark.runtime import ForwardBatch, RankGuard, step_digest
 
 
-class Forwards:
-    """Compares each forward of a rank with the others', when the next one begins.
+class ForwardComparison:
+    """Compares each forward of this rank with the other ranks' forwards, when the next forward begins.
 
-    A graph works out pages and tails inside, so that a batch is whole only behind its replay.
+    A CUDA graph writes page tables and tails, so a batch is complete only after its replay.
 
     Attributes:
-        compared: how many were.
+        compared: number of forwards that were compared.
     """
 
-    def __init__(self, asked: bool, page_size: int) -> None:
-        self._guard = _guard() if asked else None
+    def __init__(self, enabled: bool, page_size: int) -> None:
+        self._guard = _guard() if enabled else None
         self._page_size = page_size
         self._batch: ForwardBatch | None = None
         self.compared = 0
 
     def begin(self) -> None:
-        """Compare the last forward. Its batch's buffers must not have been written since.
+        """Compare the previous forward with the other ranks. Its batch's buffers must still be unchanged.
 
         Raises:
-            RanksDisagree: on every rank alike, a forward or two late.
+            RanksDisagree: a forward differed. Every rank raises, one or two forwards later.
         """
         if self._guard is not None and self._batch is not None:
             self._guard.observe(step_digest(self._batch, self._page_size))
             self.compared += 1
         self._batch = None
 
-    def planned(self, batch: ForwardBatch) -> None:
-        """Keep what is about to run. What is only captured says nothing."""
+    def remember(self, batch: ForwardBatch) -> None:
+        """Keep the batch of the forward that runs next. A batch that is only captured is not compared."""
         self._batch = batch
 
 
 def _guard() -> RankGuard | None:
-    """None with one rank."""
+    """Return the guard of this rank's attention TP group; None if the group has one rank."""
     from sglang.srt.distributed.parallel_state import get_attn_tp_group
 
     group = get_attn_tp_group()

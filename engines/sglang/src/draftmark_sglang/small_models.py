@@ -1,4 +1,4 @@
-"""Configurations of Llamas and EAGLE heads, small or with made-up weights: for judging, benchmarks and tests."""
+"""Configurations of small Llamas and EAGLE heads, for the judge, benchmarks and tests. SGLang makes random weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_config(folder: Path, architecture: str, **shape: Any) -> Path:
     """Write `folder`/config.json, and return the folder.
 
     Args:
-        architecture: a class of SGLang's models, e.g. ``LlamaForCausalLM``.
-        shape: what `LLAMA` leaves open, by the names of a Llama's config.json, or has otherwise.
+        architecture: class name of an SGLang model, e.g. ``LlamaForCausalLM``.
+        shape: fields of a Llama's config.json that `LLAMA` lacks or that replace its values.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(architectures=[architecture]) | LLAMA | shape

@@ -1,4 +1,4 @@
-"""The releases of SGLang whose interfaces this adapter was run or read against; a drift test names what moved."""
+"""Range of SGLang releases that this adapter supports. The drift tests report interfaces that changed."""
 
 from draftmark_engines import SupportedVersions
 

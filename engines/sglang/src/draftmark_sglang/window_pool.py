@@ -1,8 +1,8 @@
-"""Layers with a window in a KV pool of their own: the same tokens under other slots.
+"""Page tables for layers with a sliding window, which SGLang keeps in a second KV pool with its own slots.
 
-SGLang gives such a pool fewer slots, and frees what has left the window. `req_to_token` names slots of the pool of all
-other layers, and a mapping of SGLang's says where each lies in this one: 0, the null page, for what was freed. Both
-allocators hand out whole pages, so that a page there is a page here.
+SGLang gives the second pool fewer slots and frees tokens that have left the window. `req_to_token` has slots of the
+first pool. SGLang's `full_to_swa_index_mapping` gives a token's slot in the second pool, or 0 (the null page) if it was
+freed. Both allocators allocate whole pages, so a page of the first pool is a page of the second.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from .prefixes import Prefixes
 
 
 def windowed_layers(pool: Any) -> frozenset[int]:
-    """The layers of a pool that have the second one; none where there is one pool."""
+    """Return the ids of the layers in the second pool; empty if there is one pool."""
     mapping = getattr(pool, "layers_mapping", None) or {}
     return frozenset(layer for layer, (_, windowed) in mapping.items() if windowed)
 
 
 class WindowPool:
-    """What the layers of the second pool are given instead of a batch: the same with another page table.
+    """Converts a batch for the layers of the second pool: it replaces the page table.
 
     Args:
-        pool: SGLang's, whose `full_to_swa_index_mapping` its allocator replaces when it is resized.
-        prefixes: of the runner's static batches; they keep the second table beside the first.
+        pool: SGLang's KV pool. Its allocator replaces `full_to_swa_index_mapping` when the pool is resized.
+        prefixes: page tables of the runner's static batches, including the second pool's.
+        page_size: tokens a page.
     """
 
     def __init__(self, pool: Any, prefixes: Prefixes, page_size: int) -> None:
         self._pool, self._prefixes, self._page_size = pool, prefixes, page_size
-        self._twins: dict[tuple[Mode, int], tuple[ForwardBatch, ForwardBatch]] = {}
-        prefixes.keep_second(self._slots)
+        self._converted: dict[tuple[Mode, int], tuple[ForwardBatch, ForwardBatch]] = {}
+        prefixes.add_window_table(self._translate)
 
-    def twin(self, batch: ForwardBatch) -> ForwardBatch:
-        """The batch for these layers; made when a batch is planned, and the same until the next."""
+    def with_window_table(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return the batch with the second pool's page table; it is cached until another batch is planned."""
         key = batch.mode, batch.step
-        known = self._twins.get(key)
+        known = self._converted.get(key)
         if known is None or known[0] is not batch:
-            table = self._pages(batch) if batch.mode is Mode.EXTEND else self._prefixes.second(batch)
-            known = self._twins[key] = batch, replace(batch, page_table=table)
+            table = self._pages(batch) if batch.mode is Mode.EXTEND else self._prefixes.window_table(batch)
+            known = self._converted[key] = batch, replace(batch, page_table=table)
         return known[1]
 
-    def _slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where slots of the first pool lie in the second."""
+    def _translate(self, slots: torch.Tensor) -> torch.Tensor:
+        """Map slots of the first pool to slots of the second."""
         found: torch.Tensor = self._pool.full_to_swa_index_mapping.index_select(0, slots.reshape(-1))
         return found.view(slots.shape)
 
     def _pages(self, batch: ForwardBatch) -> torch.Tensor:
-        slots = self._slots(batch.page_table * self._page_size)
+        slots = self._translate(batch.page_table * self._page_size)
         return torch.div(slots, self._page_size, rounding_mode="floor").to(torch.int32)

@@ -1,6 +1,6 @@
-"""Any of SGLang's models from a config.json alone: parameters are random, by their names, and large enough to matter.
+"""SGLang models from a config.json only, with random parameters seeded by their names.
 
-SGLang's own dummy weights are so small that a text says nothing about attention.
+SGLang's own dummy weights are so small that a text hardly depends on attention.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SHAPE: dict[str, Any] = dict(
     max_position_embeddings=256,
 )
 DRAFT_NOISE = 0.05
-"""How far the weights of a draft model are from those of a target of the same shape."""
+"""Difference between the weights of a draft model and of a target of the same shape."""
 
 
 def any_model(folder: Path, architecture: str, model_type: str, **shape: Any) -> str:
-    """Write its config.json, and return the folder; SGLang is given it with ``load_format="dummy"``."""
+    """Write a model's config.json and return the folder, for SGLang's ``load_format="dummy"``."""
     return str(write_config(folder, architecture, model_type=model_type, **(SHAPE | shape)))
 
 
 def use_random_weights() -> None:
-    """Let this process's dummy weights be random: the first model's as its names say, and a second one's nearly so."""
+    """Make this process's dummy weights random: seeded by name for the first model, nearly equal for the second."""
     from sglang.srt.model_loader import loader
 
     models: list[Any] = []

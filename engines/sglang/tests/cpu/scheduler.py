@@ -1,8 +1,7 @@
-"""SGLang's own scheduler in a process of its own: forked from one that has imported SGLang, so that a case takes
-seconds.
+"""SGLang's own scheduler in a separate process for each case.
 
-What runs is SGLang's: its arguments, scheduler, loop, workers, pools, allocators and caches. Left out are the
-tokenizer and HTTP processes, which `test_server.py` has.
+The process is forked from one that has imported SGLang, so a case takes seconds. It runs SGLang's arguments, scheduler,
+event loop, workers, pools, allocators and caches. The tokenizer and HTTP processes run only in `test_server.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
 
 LIMIT = 1500
-"""Seconds after which a case that hangs is ended."""
+"""Time limit of a case in seconds."""
 ON_A_CPU = dict(
     device="cpu",
     dtype="float32",
@@ -30,10 +29,10 @@ ON_A_CPU = dict(
 
 
 def in_a_fork(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Run a function in a forked process and return what it returns.
+    """Run a function in a forked process and return its result.
 
     Raises:
-        RuntimeError: what it raised, as text.
+        RuntimeError: the function raised an error. The text is its traceback.
     """
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
@@ -45,7 +44,7 @@ def in_a_fork(function: Callable[..., Any], *arguments: Any, **named: Any) -> An
             raise RuntimeError(f"the case took longer than {LIMIT} s")
         kind, answer = receive.recv()
     except EOFError:
-        raise RuntimeError("the case's process ended without an answer") from None
+        raise RuntimeError("the case's process ended without a result") from None
     finally:
         process.terminate()
         process.join()
@@ -66,7 +65,7 @@ def _child(send: Any, function: Callable[..., Any], arguments: tuple[Any, ...], 
 
 
 def on_a_cpu(environment: dict[str, str] | None = None, **arguments: Any) -> Any:
-    """A small scheduler on a CPU."""
+    """Create a small scheduler on a CPU."""
     return scheduler_of(environment, **(ON_A_CPU | arguments))
 
 
@@ -77,16 +76,16 @@ def generate_on_ranks(
     function: Callable[..., Any] | None = None,
     **arguments: Any,
 ) -> list[Any]:
-    """`generate`, or another function, on every rank of a tensor-parallel run, over gloo: each rank's answer.
+    """Run `generate`, or another function, on every rank of a tensor-parallel run over gloo; return all results.
 
     Raises:
-        RuntimeError: what ranks raised, of which the first is not always the cause.
+        RuntimeError: a rank raised an error. The text has all ranks' errors; the first is not always the cause.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     together = dict(tp_size=ranks, nccl_port=port) | arguments
-    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # or it wants a NUMA node each
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # SGLang's default needs one NUMA node a rank
     together["environment"] = bind | arguments.get("environment", {})
 
     def one(rank: int) -> Any:
@@ -103,23 +102,23 @@ def generate_on_ranks(
 def generate(
     prompts: list[list[int]], max_new_tokens: int, environment: dict[str, str] | None = None, **arguments: Any
 ) -> dict[str, Any]:
-    """Texts of all prompts, served together, and how many verifications they took."""
+    """Serve all prompts together; return their texts and the number of verifications."""
     scheduler = on_a_cpu(environment, **arguments)
     requests = submit(scheduler, prompts, max_new_tokens)
     run_until_done(scheduler, requests)
     backend = scheduler.tp_worker.model_runner.attn_backend
-    backend = getattr(backend, "full_attn_backend", backend)  # beside layers of another kind it is wrapped
+    backend = getattr(backend, "full_attn_backend", backend)  # SGLang wraps it if the model has other layer kinds
     return {
         "texts": [list(request.output_ids)[:max_new_tokens] for request in requests],
         "verifies": sum(getattr(request, "spec_verify_ct", 0) for request in requests),
         "backend": type(backend).__name__,
         **(_shapes(backend.attention) if hasattr(backend, "attention") else {}),
-        "steps_compared": backend._forwards.compared if hasattr(backend, "_forwards") else 0,
+        "steps_compared": backend._comparison.compared if hasattr(backend, "_comparison") else 0,
     }
 
 
 def _shapes(attention: Any) -> dict[str, Any]:
-    """What differs between the layers that draftmark serves."""
+    """Return the parts of the layers' shapes that tests compare."""
     shapes = list(attention.shapes)
     return {
         "windows": sorted({shape.window_left for shape in shapes}),

@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: SGLang's kernels of short convolutions, which Triton's interpreter does not run."""
+"""SGLang's short convolution kernels in torch, for tests on a CPU: Triton's interpreter cannot run the kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def use_short_convolutions() -> None:
-    """Give them to LFM2 in this process, and a name to what an SGLang on a CPU looks up beside them."""
+    """Use the functions below for LFM2 in this process, and define two names that SGLang looks up on a CPU."""
     torch.ops.sgl_kernel.fused_sigmoid_gating_delta_rule_update_cpu = torch.ops.sgl_kernel.fused_gdn_gating_cpu = None
     from sglang.srt.models import lfm2
 
@@ -27,7 +27,7 @@ def prefill(
     conv_states: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Each request's columns of ``[channels, tokens]``, behind the last inputs that its state keeps."""
+    """Return the causal convolution of ``[channels, tokens]``, with the last inputs in each request's state."""
     assert activation is None
     kept, out, starts = weight.shape[1] - 1, torch.empty_like(x), query_start_loc.tolist()
     for request, (first, end) in enumerate(itertools.pairwise(starts)):
@@ -48,9 +48,9 @@ def decode(
     conv_state_indices: Any,
     activation: Any,
 ) -> torch.Tensor:
-    """One token a request: ``[requests, channels]``."""
+    """Return the causal convolution of one token a request, ``[requests, channels]``."""
     starts, kept = torch.arange(len(x) + 1), torch.ones(len(x), dtype=torch.bool)
-    given = dict(
+    state = dict(
         query_start_loc=starts, cache_indices=conv_state_indices, has_initial_state=kept, conv_states=conv_state
     )
-    return prefill(x.T.contiguous(), weight, bias, activation=activation, **given).T
+    return prefill(x.T.contiguous(), weight, bias, activation=activation, **state).T

@@ -1,4 +1,4 @@
-"""DP attention: ranks share layers, each has requests of its own, and SGLang pads all batches to a common size."""
+"""DP attention: ranks share layers, each rank has its own requests, and SGLang pads all batches to a common size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler import generate_on_ranks, on_a_cpu
 from draftmark_sglang.in_process import submit
 
 BUSY: list[list[list[int]]] = [[[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30] * 10], [[40, 41, 42]]]
-"""Of each rank: the second has done before the first."""
+"""Prompts of each rank. The second rank finishes before the first."""
 IDLE = [BUSY[0], []]
 TOKENS = 12
 DRAFTS = dict(speculative_algorithm="EAGLE3", speculative_num_steps=3)
@@ -26,7 +26,7 @@ TREE = dict(DRAFTS, speculative_eagle_topk=4, speculative_num_draft_tokens=10)
 
 @pytest.fixture(scope="module")
 def served(folder: Path) -> dict[str, Any]:
-    """A Qwen3-MoE of four layers, the last two with experts, on two ranks."""
+    """Server arguments for a Qwen3-MoE of four layers on two ranks; the last two layers have experts."""
     experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True)
     path = any_model(
         folder / "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe", num_hidden_layers=4, head_dim=32,
@@ -37,7 +37,7 @@ def served(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def head(folder: Path) -> str:
-    """An EAGLE-3 head for it; its guesses are poor."""
+    """Folder of an EAGLE-3 head for the model; its drafts are mostly wrong."""
     layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}
     shape = dict(num_hidden_layers=1, draft_vocab_size=96, eagle_config=layers)
     return any_model(folder / "qwen3_moe_head", "LlamaForCausalLMEagle3", "llama", **shape)
@@ -45,14 +45,14 @@ def head(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def plain(served: dict[str, Any]) -> list[list[list[int]]]:
-    """Each rank's texts, by SGLang's own attention."""
+    """Texts of each rank with SGLang's own attention."""
     made = generate_on_ranks(2, BUSY, TOKENS, _generate, attention_backend="torch_native", **served)
     return [one["texts"] for one in made]
 
 
 @pytest.mark.parametrize("drafts", [{}, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_two_ranks(drafts: dict[str, Any], served: dict[str, Any], head: str, plain: Any) -> None:
-    """Ranks with other numbers of requests, and later with none, have the texts of SGLang's own attention."""
+    """Ranks with different numbers of requests, later zero, give the texts of SGLang's own attention."""
     if drafts:
         drafts = dict(drafts, speculative_draft_model_path=head)
     made = generate_on_ranks(
@@ -63,8 +63,8 @@ def test_two_ranks(drafts: dict[str, Any], served: dict[str, Any], head: str, pl
     assert all((one["verifies"] > 0) == bool(drafts) for one in made)
 
 
-def test_a_rank_that_is_always_idle(served: dict[str, Any], head: str, plain: Any) -> None:
-    """It runs every forward of the others with nothing of its own."""
+def test_rank_without_requests(served: dict[str, Any], head: str, plain: Any) -> None:
+    """A rank without requests runs idle batches only, and the other rank's texts stay equal."""
     drafts = dict(TREE, speculative_draft_model_path=head)
     made = generate_on_ranks(
         2, IDLE, TOKENS, _generate, attention_backend="draftmark", page_size=16, **served, **drafts
@@ -74,7 +74,7 @@ def test_a_rank_that_is_always_idle(served: dict[str, Any], head: str, plain: An
 
 
 def _generate(prompts: list[list[list[int]]], max_new_tokens: int, rank: int, **arguments: Any) -> dict[str, Any]:
-    """Texts of this rank's prompts, and which batches it ran."""
+    """Return the texts of this rank's prompts, and the forward modes of its batches."""
     use_random_weights()
     _stand_in()
     scheduler = on_a_cpu(rank=rank, **arguments)
@@ -89,7 +89,7 @@ def _generate(prompts: list[list[list[int]]], max_new_tokens: int, rank: int, **
 
 
 def _run_together(scheduler: Any, requests: list[Any]) -> Counter[str]:
-    """SGLang's event loop until the requests of all ranks have ended, since each turn is one of all ranks."""
+    """Run SGLang's event loop until the requests of all ranks have ended, because all ranks run each turn together."""
     modes: Counter[str] = Counter()
 
     def receive(**_: Any) -> list[Any]:
@@ -107,7 +107,7 @@ def _run_together(scheduler: Any, requests: list[Any]) -> Counter[str]:
 
 
 def _stand_in() -> None:
-    """What SGLang's DP attention takes for granted of a device: pinned memory, two collectives, and a fill value."""
+    """Emulate device features that SGLang's DP attention needs: pinned memory, two collectives, and a fill value."""
     from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 

@@ -1,4 +1,4 @@
-"""draftmark's own head for SmolLM2-135M drafts in SGLang: texts equal, and a tree accepts more than a chain."""
+"""draftmark's draft head for SmolLM2-135M in SGLang: texts are equal, and a tree accepts more than a chain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _head(model: str, out: Path) -> str:
 
 @pytest.fixture(scope="module")
 def plain(smollm2: str) -> list[list[int]]:
-    """What SGLang's own attention decodes without drafts."""
+    """Texts of SGLang's own attention without drafts."""
     return in_a_fork(generate, _prompts(smollm2), TOKENS, model_path=smollm2, attention_backend="torch_native")["texts"]
 
 
@@ -44,8 +44,8 @@ def _accepted(smollm2: str, folder: Path, plain: list[list[int]], **arguments: A
     return len(QUESTIONS) * TOKENS / made["verifies"]
 
 
-def test_a_tree_accepts_more_than_a_chain(smollm2: str, folder: Path, plain: list[list[int]]) -> None:
-    """A chain of four on pages of 16, and a tree of 16 on pages of 64: by features of three layers, the last normed."""
+def test_tree_accepts_more_than_chain(smollm2: str, folder: Path, plain: list[list[int]]) -> None:
+    """A tree of 16 nodes accepts more than a chain of four; the head reads three layers, the last after the norm."""
     chain = _accepted(smollm2, folder, plain, page_size=16, **CHAIN)
     tree = _accepted(smollm2, folder, plain, page_size=64, **TREE)
     assert chain > 1.4 and tree > 1.1 * chain, (chain, tree)

@@ -1,4 +1,4 @@
-"""What the adapter assumes of SGLang and only a running one shows; `../test_drift.py` reads the rest from files."""
+"""Behaviour of a running SGLang that the adapter's hooks need; `../test_drift.py` checks the rest in its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _source(target: str) -> str:
     return textwrap.dedent(inspect.getsource(function))
 
 
-def test_candidates_are_numbered_as_parents_are_read() -> None:
+def test_candidate_numbers_give_parents() -> None:
     """`tree_info[2]` is the candidate's number plus topk² · (step - 1) + topk."""
     source = _source("sglang.srt.speculative.spec_utils.select_top_k_tokens")
     assert "i == 0" in source
@@ -35,8 +35,8 @@ def test_candidates_are_numbered_as_parents_are_read() -> None:
     assert sorted((info[2] - (4 + 2)).flatten().tolist()) == [0, 1]
 
 
-def test_draft_extend_graphs_go_by_class() -> None:
-    """Only instances of a list of classes are captured, and TritonAttnBackend, an abstract class, is on it."""
+def test_draft_extend_graphs_need_a_listed_class() -> None:
+    """SGLang captures draft extend for instances of listed classes, and the list has the abstract TritonAttnBackend."""
     from abc import ABCMeta
 
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
@@ -46,8 +46,8 @@ def test_draft_extend_graphs_go_by_class() -> None:
     assert "TritonAttnBackend" in inspect.getsource(eagle_worker_v2)
 
 
-def test_branches_are_given_no_copies(target: str, eagle: str) -> None:
-    """Of the prefix's last page, at page sizes above 1: every round of a tree would wait for them."""
+def test_prefix_page_is_not_copied(target: str, eagle: str) -> None:
+    """At page sizes above 1, no round of a tree copies the prefix's last page to its branches."""
 
     def served() -> Any:
         from sglang.srt.speculative import eagle_worker_common
@@ -62,15 +62,16 @@ def test_branches_are_given_no_copies(target: str, eagle: str) -> None:
     assert in_a_fork(served)["verifies"] > 0
 
 
-def test_a_hook_that_did_not_take_hold_is_refused(target: str, eagle: str) -> None:
-    """SGLang logs a failed hook and goes on; the backend does not."""
+def test_missing_hook_is_rejected(target: str, eagle: str) -> None:
+    """The backend raises for a hook that SGLang did not apply; SGLang only logs it."""
 
     def start() -> None:
         from sglang.srt.plugins import load_plugins
         from sglang.srt.plugins.hook_registry import HookRegistry
 
         load_plugins()
-        HookRegistry._patched.discard(next(one.here() for one in HOOKS if "select_top_k_tokens" in one.target))
+        hook = next(one for one in HOOKS if "select_top_k_tokens" in one.target)
+        HookRegistry._patched.discard(hook.installed_target())
         on_a_cpu(
             model_path=target,
             attention_backend="draftmark",
@@ -82,7 +83,5 @@ def test_a_hook_that_did_not_take_hold_is_refused(target: str, eagle: str) -> No
             speculative_num_draft_tokens=4,
         )
 
-    with pytest.raises(
-        RuntimeError, match=r"select_top_k_tokens did not take hold, without which a branch cannot know"
-    ):
+    with pytest.raises(RuntimeError, match=r"select_top_k_tokens is not applied, so the parents of draft branches"):
         in_a_fork(start)

@@ -1,6 +1,6 @@
-"""`draftmark judge sglang:triton` can fail: backends derived from SGLang's own, each with one defect, are found wrong.
+"""`draftmark judge sglang:triton` finds defects: each backend here is SGLang's own with one defect added.
 
-A station forks from this process, so that a defect reaches the running scheduler's process as a class.
+Scheduler processes are forked from this process, so that a defect can be passed as a class.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from draftmark_contract.judge.item import NotServed
 from draftmark_sglang.judge.batches import forward_batch
 from draftmark_sglang.judge.items import NEAR
 from draftmark_sglang.judge.requests import place
+from draftmark_sglang.judge.scheduler_process import SchedulerProcess
 from draftmark_sglang.judge.setups import SETUPS, Scene, eager_scenes
-from draftmark_sglang.judge.station import Station
 
 Patch = Callable[[Any], Any]
 
 
 @contextmanager
-def _station(setup: str, patch: Patch = lambda kind: kind, backend: str = "triton") -> Iterator[Station]:
-    station = Station(setup, backend, "cpu", patch)
+def _process(setup: str, patch: Patch = lambda kind: kind, backend: str = "triton") -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(setup, backend, "cpu", patch)
     try:
-        yield station
+        yield process
     finally:
-        station.end()
+        process.end()
 
 
 def _sees_every_draft(kind: Any) -> Any:
-    """A verification without its mask: sglang#32269."""
+    """Verify without the tree mask (sglang#32269)."""
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
         kind.init_forward_metadata(self, batch)
@@ -44,7 +44,7 @@ def _sees_every_draft(kind: Any) -> Any:
 
 
 def _keeps_the_capture(kind: Any) -> Any:
-    """A replay that leaves the index buffers as they were captured: sglang#26019."""
+    """Leave the index buffers unchanged in a replay (sglang#26019)."""
 
     def init_forward_metadata_out_graph(self: Any, batch: Any, in_capture: bool = False) -> None:
         if in_capture:
@@ -54,7 +54,7 @@ def _keeps_the_capture(kind: Any) -> Any:
 
 
 def _moves_its_buffer(kind: Any) -> Any:
-    """A replay that fills a new tensor, which no captured kernel reads: sglang#27664."""
+    """Fill a new tensor in a replay, which no captured kernel reads (sglang#27664)."""
 
     def init_forward_metadata_out_graph(self: Any, batch: Any, in_capture: bool = False) -> None:
         if not in_capture:
@@ -65,7 +65,7 @@ def _moves_its_buffer(kind: Any) -> Any:
 
 
 def _stores_one_further(kind: Any) -> Any:
-    """Rows stored in the next slot."""
+    """Store each row in the slot after its own."""
 
     def forward_decode(self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, **named: Any) -> Any:
         batch.out_cache_loc = batch.out_cache_loc + 1
@@ -75,7 +75,7 @@ def _stores_one_further(kind: Any) -> Any:
 
 
 def _counts_one_too_few(kind: Any) -> Any:
-    """Index buffers sized by a sum that stayed behind: sglang#26753."""
+    """Size index buffers by a `seq_lens_sum` that is too small (sglang#26753)."""
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
         batch.seq_lens_sum -= 3
@@ -85,8 +85,8 @@ def _counts_one_too_few(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("scene", eager_scenes(SETUPS["page1-tree"]), ids=lambda one: one.name)
-def test_a_batch_lies_on_the_device(scene: Scene) -> None:
-    """All of it but the lengths that SGLang's host knows; on a device that anybody has."""
+def test_batch_is_on_the_device(scene: Scene) -> None:
+    """All tensors of a batch except `seq_lens_cpu` are on the device; the meta device stands for any device."""
     runner = SimpleNamespace(req_to_token_pool=None, token_to_kv_pool=None)
     with torch.device("meta"):
         batch = forward_batch(place(scene, SETUPS["page1-tree"], 512), runner)
@@ -95,57 +95,57 @@ def test_a_batch_lies_on_the_device(scene: Scene) -> None:
     assert homes.pop("seq_lens_cpu") == "cpu" and set(homes.values()) == {"meta"}, homes
 
 
-def test_sgl_own_is_right() -> None:
-    """What the defects below are asked, SGLang's own Triton backend answers."""
-    with _station("page16") as station:
-        station.ask("stores", "decode")
-        station.ask("replays", "decode", -1)
-    with _station("page1-tree") as station:
-        station.ask("rows", "verify-random")
-        station.ask("wall", "verify", NEAR, False)
+def test_unchanged_backend_is_right() -> None:
+    """SGLang's own Triton backend passes the questions that find the defects below."""
+    with _process("page16") as process:
+        process.ask("stores", "decode")
+        process.ask("replays", "decode", -1)
+    with _process("page1-tree") as process:
+        process.ask("rows", "verify-random")
+        process.ask("context_end", "verify", NEAR, False)
 
 
 @pytest.mark.parametrize(
-    ("setup", "patch", "question", "said"),
+    ("setup", "patch", "question", "message"),
     [
         ("page1-tree", _sees_every_draft, ("rows", "verify-random"), "is not attention over the"),
         ("page16", _keeps_the_capture, ("replays", "decode", -1), "is not attention over the"),
         ("page16", _moves_its_buffer, ("replays", "decode", -1), "is not attention over the"),
         ("page16", _stores_one_further, ("stores", "decode"), "a slot that no row stores has changed|does not hold it"),
-        ("page1-tree", _counts_one_too_few, ("wall", "verify", NEAR, False), "3 elements were written behind its end"),
+        ("page1-tree", _counts_one_too_few, ("context_end", "verify", NEAR, False), "3 elements were written past the"),
     ],
     ids=lambda one: one.__name__.strip("_") if callable(one) else None,
 )
-def test_a_defect_is_found(setup: str, patch: Patch, question: tuple[Any, ...], said: str) -> None:
-    """By the item that is about it."""
-    with _station(setup, patch) as station, pytest.raises(ContractViolation, match=said):
-        station.ask(*question)
+def test_defect_is_found(setup: str, patch: Patch, question: tuple[Any, ...], message: str) -> None:
+    """The question about a defect's rule fails."""
+    with _process(setup, patch) as process, pytest.raises(ContractViolation, match=message):
+        process.ask(*question)
 
 
-def test_a_backend_without_graphs_is_not_asked_for_replays() -> None:
-    """It is not right, and not wrong."""
-    with _station("page16", backend="torch_native") as station:
-        station.ask("rows", "decode")
-        with pytest.raises(NotServed, match="it has no graphs"):
-            station.ask("replays", "decode", -1)
+def test_backend_without_graphs_is_not_served() -> None:
+    """A backend without CUDA graphs is neither right nor wrong in replays."""
+    with _process("page16", backend="torch_native") as process:
+        process.ask("rows", "decode")
+        with pytest.raises(NotServed, match="it has no CUDA graphs"):
+            process.ask("replays", "decode", -1)
 
 
-def test_a_process_that_ends_is_told() -> None:
-    """And the next question begins another one."""
+def test_ended_process_is_reported() -> None:
+    """The end of a process raises an error, and the next question starts another process."""
 
     def dies(kind: Any) -> Any:
         import os
 
-        return type(kind.__name__, (kind,), {"forward_extend": lambda *given, **named: os._exit(3)})
+        return type(kind.__name__, (kind,), {"forward_extend": lambda *arguments, **named: os._exit(3)})
 
-    with _station("page16", dies) as station:
-        with pytest.raises(RuntimeError, match="SGLang's process ended in this item"):
-            station.ask("rows", "extend")
-        station.ask("rows", "decode")
+    with _process("page16", dies) as process:
+        with pytest.raises(RuntimeError, match="SGLang's process ended during this item"):
+            process.ask("rows", "extend")
+        process.ask("rows", "decode")
 
 
-def _refuses(kind: Any) -> Any:
-    """A constructor that SGLang's server would end at."""
+def _constructor_rejects(kind: Any) -> Any:
+    """Raise in the constructor, where SGLang's server would not start."""
 
     def __init__(self: Any, *arguments: Any) -> None:
         raise AssertionError("no windows here")
@@ -153,8 +153,8 @@ def _refuses(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"__init__": __init__})
 
 
-def _says_no(kind: Any) -> Any:
-    """A refusal in words, at a forward."""
+def _forward_rejects(kind: Any) -> Any:
+    """Raise an assertion that rejects the input, in a forward."""
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
         raise AssertionError("this backend doesn't support it")
@@ -162,15 +162,15 @@ def _says_no(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
 
 
-@pytest.mark.parametrize("patch", [_refuses, _says_no])
-def test_a_refusal_is_not_served(patch: Patch) -> None:
-    """What SGLang itself refuses is no wrong answer."""
-    with _station("page16", patch) as station, pytest.raises(NotServed, match="refuses"):
-        station.ask("rows", "decode")
+@pytest.mark.parametrize("patch", [_constructor_rejects, _forward_rejects])
+def test_rejection_is_not_served(patch: Patch) -> None:
+    """An input that SGLang itself rejects is not a wrong result."""
+    with _process("page16", patch) as process, pytest.raises(NotServed, match="rejects"):
+        process.ask("rows", "decode")
 
 
-def test_a_lost_device_is_not_asked_again() -> None:
-    """Behind a CUDA error the next question gets a process of its own."""
+def test_lost_device_ends_the_process() -> None:
+    """After a CUDA error, the next question starts another process."""
 
     def faults(kind: Any) -> Any:
         def init_forward_metadata(self: Any, batch: Any) -> None:
@@ -178,7 +178,7 @@ def test_a_lost_device_is_not_asked_again() -> None:
 
         return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
 
-    with _station("page16", faults) as station:
+    with _process("page16", faults) as process:
         with pytest.raises(RuntimeError, match="CUDA error"):
-            station.ask("rows", "decode")
-        assert station._process is None
+            process.ask("rows", "decode")
+        assert process._process is None

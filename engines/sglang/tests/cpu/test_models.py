@@ -1,4 +1,4 @@
-"""Models of other families than Llama's, from a configuration and random weights: texts are another attention's."""
+"""Model families other than Llama, with random weights: draftmark gives the texts of another attention backend."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _generate(*before: Any, **arguments: Any) -> dict[str, Any]:
 
 
 def test_attention_sinks(folder: Path) -> None:
-    """gpt-oss: sinks, windows in a KV pool of their own, and SGLang's list of backends, which does not name this one.
+    """gpt-oss gives equal texts: sinks, a second KV pool for windows, and a list of backends without draftmark.
 
-    The draft model is of the same kind, and its trees lie on pages of 16.
+    The draft model is a gpt-oss too, and its trees use pages of 16.
     """
     experts = dict(num_local_experts=4, num_experts_per_tok=2, swiglu_limit=7.0, attention_bias=True, head_dim=16)
     layers = dict(sliding_window=9, layer_types=["sliding_attention", "full_attention"])
@@ -37,8 +37,8 @@ def test_attention_sinks(folder: Path) -> None:
     assert len(PROMPTS) * TOKENS - made["verifies"] >= 20, "drafts were not accepted"
 
 
-def test_convolutions_beside_attention(folder: Path) -> None:
-    """LFM2: SGLang wraps the backend of its attention layers in another, and their KV pool too."""
+def test_convolution_layers(folder: Path) -> None:
+    """LFM2 gives equal texts: SGLang wraps the backend and the KV pool of its attention layers."""
     convolutions = dict(conv_L_cache=3, conv_bias=False, block_ff_dim=128, block_dim=64, block_multiple_of=8)
     more = dict(block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, layer_types=["conv", "full_attention"])
     path = any_model(folder / "lfm2", "Lfm2ForCausalLM", "lfm2", **convolutions, **more)
@@ -48,8 +48,8 @@ def test_convolutions_beside_attention(folder: Path) -> None:
     assert made["backend"] == "DraftmarkBackend" and made["texts"] == plain["texts"]
 
 
-def test_a_model_of_transformers(folder: Path) -> None:
-    """SGLang wraps what it has no model of: attention layers lie beside the model, and get their scale when run."""
+def test_transformers_model(folder: Path) -> None:
+    """A transformers model gives equal texts: its attention layers are outside the module tree, without a scale."""
     scale = dict(attention_multiplier=0.4, logits_scaling=1.0, residual_multiplier=1.0, embedding_multiplier=1.0)
     path = any_model(folder / "granite", "GraniteForCausalLM", "granite", **scale)
     served = dict(model_path=path, model_impl="transformers")

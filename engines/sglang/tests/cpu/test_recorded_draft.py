@@ -1,4 +1,4 @@
-"""What would be baked into SGLang's CUDA graph of the draft steps holds for every later round."""
+"""SGLang's draft steps, captured once in a recorded graph: each replay equals the eager round."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30]]
 
 
 @pytest.mark.parametrize(("topk", "nodes", "page_size"), [(1, 5, 1), (4, 12, 16)], ids=["chain", "tree"])
-def test_a_recorded_round_equals_the_eager_one(topk: int, nodes: int, page_size: int, target: str, eagle: str) -> None:
-    """Captured once, padded, and replayed while lengths grow and requests leave; seed d, sglang#26521 and #26655."""
+def test_replayed_round_equals_eager(topk: int, nodes: int, page_size: int, target: str, eagle: str) -> None:
+    """Replays equal eager rounds while lengths grow and requests leave; seed d, sglang#26521 and #26655."""
     drafts = dict(
         speculative_algorithm="EAGLE",
         speculative_draft_model_path=eagle,

@@ -1,6 +1,6 @@
-"""The failures that this project exists for, in the released SGLang that had each, and in one that has it right.
+"""The failures that draftmark prevents: the judge finds each in the SGLang release that had it, and not in a fixed one.
 
-Of the five, sglang#26738 was in no release: what brought it and its fix lie between two. Releases are fetched, once.
+One of the five, sglang#26738, was in no release. Each release is downloaded once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ SEEDS = {"a": "sglang-26753", "c": "sglang-27338", "d": "sglang-26521", "e": "sg
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_seed_is_in_the_release_that_had_it(seed: str) -> None:
-    """`draftmark judge` finds it there, with the numbers that docs/findings.md gives, and not in the later release."""
+def test_seed_is_found_in_its_release(seed: str) -> None:
+    """`draftmark judge` finds the failure, with the value in docs/findings.md, and not in the later release."""
     [one] = [one for one in findings.read() if one.id == SEEDS[seed]]
     try:
         for release in (one.release, one.right):
             prepare(release)
     except DraftmarkError as error:
         pytest.skip(str(error))
-    there, later = findings.asked(one, one.release), findings.asked(one, one.right)
+    there, later = findings.outcome_of(one, one.release), findings.outcome_of(one, one.right)
     assert there["outcome"] == "wrong" and one.got in there["message"], there
     assert later["outcome"] == "right", later

@@ -1,4 +1,4 @@
-"""SGLang's scheduler with draftmark's attention gives the very texts of plain decoding with SGLang's own."""
+"""SGLang's scheduler with draftmark's attention: texts equal plain decoding with SGLang's own attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = dict(speculative_eagle_topk=8, speculative_num_steps=5, speculative_num_d
 
 @pytest.fixture(scope="module")
 def plain(target: str) -> list[list[int]]:
-    """What SGLang's own attention decodes without drafts."""
+    """Texts of SGLang's own attention without drafts."""
     return _texts(target, attention_backend="torch_native")
 
 
@@ -51,29 +51,29 @@ def test_chain(page_size: int, target: str, eagle: str, plain: list[list[int]]) 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_tree(page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
-    """An EAGLE tree saves more of them, at page sizes that SGLang refuses for backends it does not know."""
+    """An EAGLE tree saves more verifications, at page sizes that SGLang allows only for its own backends."""
     assert _texts(target, 30, page_size=page_size, **TREE, **_drafts(eagle)) == plain
 
 
 def test_wide_tree(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """Masks of more than 32 nodes, eight branches of five steps, on pages of 64."""
+    """Eight branches of five steps, with masks of more than 32 nodes, change no text on pages of 64."""
     assert _texts(target, 40, page_size=64, **WIDE, **_drafts(eagle)) == plain
 
 
 def test_branch_order(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """The order that SGLang's own backends read, for comparison, changes drafts and no text."""
+    """SGLang's branch order (DRAFTMARK_ANCESTORS=branch) changes drafts but no text."""
     branch = dict(environment={"DRAFTMARK_ANCESTORS": "branch"})
     assert _texts(target, 20, page_size=16, **TREE, **_drafts(eagle), **branch) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_ngram_tree(page_size: int, target: str, plain: list[list[int]]) -> None:
-    """Trees from the text itself."""
+    """N-gram trees save verifications and change no text."""
     assert _texts(target, 5, attention_backend="draftmark", page_size=page_size, **NGRAM) == plain
 
 
 def test_eagle3(deep_target: str, eagle3: str) -> None:
-    """Features of three layers, and a draft vocabulary of its own."""
+    """An EAGLE-3 head with features of three layers and its own draft vocabulary changes no text."""
     drafts = dict(_drafts(eagle3), speculative_algorithm="EAGLE3")
     plain = _texts(deep_target, attention_backend="torch_native")
     assert _texts(deep_target, 0, page_size=16, **TREE, **drafts) == plain
@@ -81,14 +81,14 @@ def test_eagle3(deep_target: str, eagle3: str) -> None:
 
 @pytest.mark.parametrize(("shape", "page_size"), [({}, 16), (CHAIN, 64), (TREE, 16)], ids=["plain", "chain", "tree"])
 def test_triton_kernels(shape: dict[str, int], page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
-    """The kernels of cuda_triton, in Triton's interpreter."""
+    """cuda_triton's kernels, in Triton's interpreter, give the same texts."""
     drafts = _drafts(eagle) if shape else dict(attention_backend="draftmark")
     kernels = dict(environment={"DRAFTMARK_BACKEND": "cuda_triton"})
     assert _texts(target, 0, page_size=page_size, **shape, **drafts, **kernels) == plain
 
 
 def test_overlap_and_mixed_chunks(target: str) -> None:
-    """Chunks of a prompt mixed with decodes, under SGLang's overlapped loop, give the texts of whole prompts."""
+    """Prompt chunks mixed with decodes, in SGLang's overlapped loop, give the texts of whole prompts."""
     prompts = [[5 + n, 7, 9] * 20 for n in range(4)]
     whole = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="torch_native")
     chunks = dict(chunked_prefill_size=32, enable_mixed_chunk=True, page_size=16)
@@ -97,19 +97,19 @@ def test_overlap_and_mixed_chunks(target: str) -> None:
 
 
 def _idle_between(prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> dict[str, Any]:
-    """`generate`, with an idle batch before every turn of SGLang's loop, as DP attention's ranks have them.
+    """Run `generate` with an idle batch before every turn of SGLang's loop, as DP attention's ranks have them.
 
-    Its forward is left out: SGLang's rotary embedding for CPUs takes no empty batch.
+    The idle forward is skipped: SGLang's rotary embedding for CPUs rejects an empty batch.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     scheduler, ran = on_a_cpu(**arguments), []
     taken = inspect.signature(ForwardBatch.init_new).parameters
-    given = {name: False for name in taken if name == "return_hidden_states_before_norm"}
+    fields = {name: False for name in taken if name == "return_hidden_states_before_norm"}
 
     def idle() -> None:
         batch, runner = scheduler.dp_attn_adapter.get_idle_batch(), scheduler.tp_worker.model_runner
-        runner.attn_backend.init_forward_metadata(ForwardBatch.init_new(batch, runner, **given))
+        runner.attn_backend.init_forward_metadata(ForwardBatch.init_new(batch, runner, **fields))
         ran.append(batch.forward_mode.name)
 
     requests = submit(scheduler, prompts, max_new_tokens)
@@ -118,14 +118,14 @@ def _idle_between(prompts: list[list[int]], max_new_tokens: int, **arguments: An
 
 
 def test_idle_batches(target: str, plain: list[list[int]]) -> None:
-    """A batch of nothing leaves no trace."""
+    """Idle batches between the others change no text."""
     made = in_a_fork(_idle_between, PROMPTS, TOKENS, model_path=target, attention_backend="draftmark", page_size=16)
     assert made["texts"] == plain
     assert len(made["idle"]) > 10 and set(made["idle"]) == {"IDLE"}
 
 
 def test_radix_cache(target: str, eagle: str) -> None:
-    """A prompt that is in the radix cache already continues as one that is not."""
+    """A prompt that is in the radix cache gives the same text as one that is not."""
     prompts = [[11, 12, 13, 14] * 10] * 3
     plain = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="torch_native")
     one_by_one = dict(max_running_requests=1, page_size=16)
@@ -134,7 +134,7 @@ def test_radix_cache(target: str, eagle: str) -> None:
 
 
 def test_sliding_window(folder: Any) -> None:
-    """A model whose layers see sixteen positions to the left, or all, out of one pool: two shapes, two backends."""
+    """A model with window layers and full layers in one pool has two shapes and gives the same texts."""
     import models
 
     gemma = str(models.tiny_gemma2(folder / "gemma2"))
@@ -146,11 +146,11 @@ def test_sliding_window(folder: Any) -> None:
 
 
 def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
-    """`generate`, with the two KV pools that SGLang gives other such models, and how many slots the second freed."""
+    """Run `generate` with SGLang's two KV pools for window and full layers, and count the slots freed in the second."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
-    # What leaves the window is freed by segments since 0.5.20.
+    # 0.5.20 and later free the tokens that left the window in segments.
     way = "free_swa_segment" if hasattr(SWATokenToKVPoolAllocator, "free_swa_segment") else "free_swa"
     derive, free = ModelConfig._derive_hybrid_model, getattr(SWATokenToKVPoolAllocator, way)
     freed = []
@@ -169,8 +169,8 @@ def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("page_size", "drafts"), [(1, NGRAM), (16, {}), (16, NGRAM)], ids=["1", "16-plain", "16"])
-def test_a_pool_for_layers_with_a_window(page_size: int, drafts: dict[str, Any], folder: Any) -> None:
-    """Their KV lies in slots of its own, which are freed behind the window; texts are those of one pool."""
+def test_second_pool_for_window_layers(page_size: int, drafts: dict[str, Any], folder: Any) -> None:
+    """Window layers in a second KV pool, which frees slots that left the window, give the texts of one pool."""
     import models
 
     gemma = str(models.tiny_gemma2(folder / "gemma2"))
@@ -178,14 +178,14 @@ def test_a_pool_for_layers_with_a_window(page_size: int, drafts: dict[str, Any],
     prompts = [[5 + n, 7, 9, 11] * (10 + n) for n in range(6)]
     plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
     served = dict(model_path=hybrid, attention_backend="draftmark", page_size=page_size)
-    served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)  # slots of the first pool are none of the second
+    served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)  # the pools then use different slots
     made = in_a_fork(_in_two_pools, prompts, TOKENS, **served, **drafts)
     assert made["texts"] == plain["texts"]
     assert made["freed"] >= 16, "nothing left the window"
 
 
 def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts and the steps of one."""
+    """Each tensor-parallel rank has its own heads and KV, and all ranks run the same steps and give the same texts."""
     guarded = dict(environment={"DRAFTMARK_GUARD": "1"})
     made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle), **guarded)
     assert [one["texts"] for one in made] == [plain, plain]
@@ -208,8 +208,8 @@ def _longer_on_rank_1(*arguments: Any, rank: int, **named: Any) -> dict[str, Any
     return generate(*arguments, rank=rank, **named)
 
 
-def test_ranks_that_disagree(target: str) -> None:
-    """A rank whose lengths are one off is told from the others, on every rank."""
+def test_different_ranks_are_reported(target: str) -> None:
+    """If one rank's lengths are off by one, every rank raises an error that names the rank."""
     served = dict(model_path=target, page_size=16, attention_backend="draftmark")
     guarded = dict(environment={"DRAFTMARK_GUARD": "1"}, function=_longer_on_rank_1)
     with pytest.raises(RuntimeError, match="ranks 1 differ from rank 0 in the prefix lengths"):
@@ -217,7 +217,7 @@ def test_ranks_that_disagree(target: str) -> None:
 
 
 def test_fp8_kv(target: str, eagle: str) -> None:
-    """KV in e4m3, by cuda_triton in the interpreter: a tree gives the texts of plain decoding over such KV."""
+    """With KV in e4m3, by cuda_triton in the interpreter, a tree gives the texts of plain decoding over e4m3 KV."""
     kernels = {"DRAFTMARK_BACKEND": "cuda_triton"}
     served = dict(model_path=target, page_size=16, kv_cache_dtype="fp8_e4m3", environment=kernels)
     try:

@@ -1,7 +1,7 @@
-"""The five failures that this project exists for, through SGLang: what each had is taken away, and texts stay equal.
+"""The five failures that draftmark prevents, tested through SGLang: inputs that caused them do not change the texts.
 
-Each failure itself is in core/draftmark/tests/regressions, in a reconstruction of what the engine did, and in
-test_released_seeds.py, in the release that had it.
+The failures themselves are reproduced in core/draftmark/tests/regressions, and in test_released_seeds.py with the
+releases that had them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _tree(eagle: str) -> dict[str, Any]:
 def _tampered(
     tamper: Callable[[Any], None], prompts: list[list[int]], max_new_tokens: int, **arguments: Any
 ) -> dict[str, Any]:
-    """Serve, with every forward batch tampered with before draftmark sees it; then look at all guard words."""
+    """Serve with `tamper` applied to every forward batch before draftmark reads it, then check all guard words."""
     from draftmark_sglang.backend import DraftmarkBackend
     from draftmark_sglang.draft_steps import DraftSteps
 
@@ -80,7 +80,7 @@ def _leave(batch: Any) -> None:
 @pytest.mark.parametrize("tamper", [_stale_sum, _nothing_on_the_host], ids=["a-26753", "b-26738"])
 @pytest.mark.parametrize("speculate", ["ngram", "tree"])
 def test_lengths_on_the_host(tamper: Callable[[Any], None], speculate: str, target: str, eagle: str) -> None:
-    """Seeds a and b: no buffer and no plan depends on a sum or a mirror that SGLang may leave behind, or out."""
+    """Seeds a and b: a stale or missing `seq_lens_sum` or `seq_lens_cpu` changes no text."""
     drafts = NGRAM if speculate == "ngram" else _tree(eagle)
     served = dict(model_path=target, attention_backend="draftmark", page_size=16)
     made = in_a_fork(_tampered, tamper, PROMPTS, 20, **served, **drafts)
@@ -89,8 +89,8 @@ def test_lengths_on_the_host(tamper: Callable[[Any], None], speculate: str, targ
     assert made["tampered"] > 10 and made["arenas"] >= 1
 
 
-def test_topk_is_in_no_buffer_with_the_context(target: str, eagle: str) -> None:
-    """Seed c, sglang#27338: eight branches need no more index memory than one, and no write leaves a buffer."""
+def test_topk_does_not_multiply_the_context(target: str, eagle: str) -> None:
+    """Seed c, sglang#27338: eight branches need no index memory for eight contexts, and no write leaves a buffer."""
     served = dict(model_path=target, attention_backend="draftmark", page_size=1)
     size = {}
     for topk in (1, 8):
@@ -103,11 +103,11 @@ def test_topk_is_in_no_buffer_with_the_context(target: str, eagle: str) -> None:
 
 
 def test_the_end_of_the_context(target: str, eagle: str) -> None:
-    """Seed e, sglang#22778: texts that end at the context's wall, with a tree's tail behind it."""
+    """Seed e, sglang#22778: texts that end at the context's end stay equal, although a tree's tail passes it."""
     prompts = [[7] * 200, [8, 9] * 104]
     tokens = 256 - 210
     served = dict(model_path=target, attention_backend="draftmark", page_size=16)
     made = in_a_fork(_tampered, _leave, prompts, tokens, **served, **_tree(eagle))
     plain = in_a_fork(generate, prompts, tokens, model_path=target, attention_backend="torch_native")
     assert made["texts"] == plain["texts"]
-    assert made["columns"] * 16 >= 256 + 12, "the page table ends at the context, where a tail begins"
+    assert made["columns"] * 16 >= 256 + 12, "the page table ends at the context's end and has no room for a tail"

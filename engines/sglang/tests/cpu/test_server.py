@@ -1,4 +1,4 @@
-"""SGLang's HTTP server, started by its own command line and asked by OpenAI's client."""
+"""SGLang's HTTP server, started by its command line and used through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def server(smollm2: str, folder: Path) -> Iterator[str]:
-    """The address of a server with n-gram trees on pages of 16."""
+    """Address of a server with n-gram trees on pages of 16."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,7 +49,7 @@ def server(smollm2: str, folder: Path) -> Iterator[str]:
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the server answers; where nobody listens yet, a try waits a little for the process to end."""
+    """Wait until the server responds, or fail if its process ends."""
     for _ in range(START):
         try:
             with urllib.request.urlopen(f"{address}/model_info", timeout=5):
@@ -63,8 +63,8 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
 
-def test_a_client_asks_concurrently_and_cancels(server: str, smollm2: str) -> None:
-    """Texts of concurrent requests are those of the model decoded by itself, while other requests are broken off."""
+def test_concurrent_and_cancelled_requests(server: str, smollm2: str) -> None:
+    """Concurrent requests give the texts of the model without a server, while other requests are cancelled."""
     import openai
     import torch
     import transformers

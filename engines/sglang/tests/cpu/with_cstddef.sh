@@ -1,3 +1,3 @@
 #!/bin/sh
-# The compiler of an n-gram corpus that leaves an include out (SGLang 0.5.17 and 0.5.18).
+# C++ compiler for SGLang 0.5.17 and 0.5.18: their n-gram corpus lacks an include of <cstddef>.
 exec c++ -include cstddef "$@"

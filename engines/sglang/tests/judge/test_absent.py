@@ -1,4 +1,4 @@
-"""Packages that are not there."""
+"""Stubs for packages that are not installed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from draftmark_sglang.judge.absent import AbsentPackages
 
 @pytest.fixture
 def finder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for a package of no distribution, and for torch, which is there."""
+    """Add a finder for a package that does not exist, and for torch, which is installed."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, AbsentPackages(("no_such_kernels", "torch"))])
 
 
-def test_a_name_of_it_is_imported_and_not_called(finder: None) -> None:
-    """SGLang imports at the top of a file what it calls on a device alone."""
+def test_stub_can_be_imported_but_not_called(finder: None) -> None:
+    """Importing a name from a stub works, and calling it raises: SGLang imports device code at the top of files."""
     module = importlib.import_module("no_such_kernels.quant.fp8")
     with pytest.raises(NotImplementedError, match=r"no_such_kernels\.quant\.fp8\.quantize\.per_token is not installed"):
         module.quantize.per_token(1)
@@ -25,12 +25,12 @@ def test_a_name_of_it_is_imported_and_not_called(finder: None) -> None:
         del sys.modules[name]
 
 
-def test_what_is_installed_is_not_replaced(finder: None) -> None:
-    """It is the last finder that is asked."""
+def test_installed_package_is_not_replaced(finder: None) -> None:
+    """Python uses the finder only for modules that no other finder has found."""
     assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
 
 
-def test_nothing_else_is_found(finder: None) -> None:
-    """A package that nobody named is missing as ever."""
+def test_other_packages_stay_missing(finder: None) -> None:
+    """The finder does not find packages outside its list."""
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_package_at_all")

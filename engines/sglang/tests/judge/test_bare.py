@@ -1,4 +1,4 @@
-"""What a probe says of a name that it does not find in a release."""
+"""Errors of a probe for names that a release lacks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from draftmark_sglang.judge.probes import bare
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (ModuleNotFoundError("no orjson", name="orjson"), "SGLang imports orjson, which is not installed here"),
-        (ModuleNotFoundError("No module named 'a.b'", name="a.b"), "SGLang imports a.b, which is not installed here"),
-        (ModuleNotFoundError("…", name="sglang.srt.gone"), "this release has no sglang.srt.gone, where Name is"),
+        (ModuleNotFoundError("no orjson", name="orjson"), "SGLang imports orjson, which is not installed; pip"),
+        (ModuleNotFoundError("No module named 'a.b'", name="a.b"), "SGLang imports a.b, which is not installed; pip"),
+        (ModuleNotFoundError("…", name="sglang.srt.gone"), "this release has no module sglang.srt.gone, which should"),
         (ImportError("cannot import name 'x'"), "this release has no sglang.srt.gone.Name: cannot import name 'x'"),
     ],
 )
-def test_a_missing_requirement_is_no_fault_of_the_release(
-    error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A package that SGLang imports and that is not installed is named, with the way out; else the release lacks it."""
+def test_missing_package_is_not_a_missing_name(error: Exception, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names a package that is not installed with the remedy, or the name that the release lacks."""
 
     def import_module(name: str) -> None:
         raise error

@@ -1,8 +1,8 @@
-"""What FA3 gave on an H200 for draft steps in a layer with a window, worked out from the keys that its calls leave.
+"""Explanation of FA3's wrong output on an H200 for draft steps with a sliding window, computed from its calls.
 
-SGLang 0.5.17 gives FA3 a step's branches as the rows of one query over the committed tokens, not causal, with a window
-of (w, 0), and each branch's own drafts in a second call. A window's right end of 0 is counted from the last row, as
-causal attention is: of k rows, row t ends k - 1 - t tokens before the newest.
+SGLang 0.5.17 calls FA3 twice in a draft step. The first call has a step's branches as the rows of one query over the
+committed tokens, not causal, with a window of (w, 0). The second has each branch's own drafts. A window's right end
+of 0 is aligned to the last row, as in causal attention: of k rows, row t ends k - 1 - t tokens before the newest.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ ITEM = "numerics.match_float64[page1-tree-draft-window]"
 
 
 def _as_documented(length: int, branch: int) -> list[int]:
-    """Committed tokens that a window of `WINDOW` to the left leaves to a draft step's first token."""
+    """Return the committed tokens that a window of `WINDOW` leaves visible to a draft step's first token."""
     return list(range(max(0, length - WINDOW), length))
 
 
 def _as_called(length: int, branch: int) -> list[int]:
-    """Those that the first call leaves, by FlashAttention's own rule for windows of several rows."""
+    """Return the committed tokens that the first call leaves visible, by FlashAttention's rule for several rows."""
     end = length - SETUP.topk + branch
     return list(range(max(0, end - WINDOW), end + 1))
 
 
 def _rows(seen: object) -> torch.Tensor:
-    """The scene's first step in float64, over committed tokens by `seen` and each branch's own."""
+    """Return the scene's first step in float64, over the committed tokens of `seen` and each branch's own token."""
     make = torch.Generator().manual_seed(0)
     shape = (ON_A_GPU.num_kv_heads, ON_A_GPU.head_dim)
     pools = [[torch.randn(length, *shape, generator=make).bfloat16().double() for length in PREFIXES] for _ in "kv"]
@@ -51,8 +51,8 @@ def _rows(seen: object) -> torch.Tensor:
     return torch.stack(out)
 
 
-def test_the_calls_give_the_number_that_was_seen() -> None:
-    """And the same five of six rows are wrong; the record has both, and what is right."""
+def test_calls_explain_the_recorded_output() -> None:
+    """The computed rows equal the record: the same value, and the same five of six rows are wrong."""
     targets = {one["target"]: one for one in json.loads(RECORD.read_text())["targets"]}
     [said] = [one for one in targets["sglang:fa3"]["wrong"] if one["item"] == ITEM]
     right, called = _rows(_as_documented), _rows(_as_called)

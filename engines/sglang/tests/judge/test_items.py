@@ -1,4 +1,4 @@
-"""What SGLang's backends are asked."""
+"""Items of `draftmark judge` for SGLang's backends."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ import pytest
 
 from draftmark_contract.judge.rules import rules
 from draftmark_sglang.judge import questions
-from draftmark_sglang.judge.driver import as_it_is
+from draftmark_sglang.judge.driver import unpatched
 from draftmark_sglang.judge.engine import ENGINE, LEFT_OUT
 from draftmark_sglang.judge.items import _questions
+from draftmark_sglang.judge.scheduler_process import _serve
 from draftmark_sglang.judge.setups import SETUPS, heads_on
-from draftmark_sglang.judge.station import _serve
 
 ON = [(info.name, device) for info in ENGINE.targets() for device in info.devices]
 
 
 @pytest.mark.parametrize(("target", "device"), ON, ids="-".join)
-def test_each_item_asks_a_rule_of_the_contract(target: str, device: str) -> None:
-    """Under an id of its own, on each device; and making items imports no SGLang."""
+def test_items_use_rules_of_the_contract(target: str, device: str) -> None:
+    """On each device, item ids are unique, and each item's rule exists in the contract."""
     items = ENGINE.open(target, device).items()
     ids = [item.id for item in items]
     assert items and len(ids) == len(set(ids))
     assert {item.rule for item in items} <= set(rules())
 
 
-def test_each_question_is_there() -> None:
-    """The station finds what an item names."""
-    asked = {name for setup in SETUPS.values() for _, _, name, _, _ in _questions(setup)}
-    assert asked and all(callable(getattr(questions, name)) for name in asked)
+def test_questions_exist() -> None:
+    """Each item names a function of `questions`."""
+    names = {name for setup in SETUPS.values() for _, _, name, _, _ in _questions(setup)}
+    assert names and all(callable(getattr(questions, name)) for name in names)
 
 
-def test_on_a_gpu_nothing_is_interpreted() -> None:
-    """The process there has none of what lets SGLang run on a CPU, and numbers that compiled kernels take."""
+def test_gpu_runs_compiled_kernels() -> None:
+    """On a GPU, the environment has no CPU settings, and the shape fits compiled kernels."""
     assert set(ENGINE.environment("fa3", "cuda:0")) == {"OMP_NUM_THREADS", "SGLANG_PLUGINS"}
     assert heads_on("cuda:0").dtype == "bfloat16" and heads_on("cpu").dtype == "float32"
 
 
-def test_what_a_spawned_station_is_given_is_taken_by_pickle() -> None:
-    """Where CUDA is in use a process is spawned, not forked."""
-    assert pickle.loads(pickle.dumps((_serve, as_it_is))) == (_serve, as_it_is)
+def test_spawned_process_arguments_can_be_pickled() -> None:
+    """Spawned processes, which GPUs need, receive their arguments by pickle."""
+    assert pickle.loads(pickle.dumps((_serve, unpatched))) == (_serve, unpatched)
 
 
 def test_reasons_name_modules_of_rules() -> None:
-    """Each reason for what is left out reaches some rule."""
+    """Each key of `LEFT_OUT` is the module of some rule."""
     assert set(LEFT_OUT) <= {name.partition(".")[0] for name in rules()}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="SGLang is installed here")
-def test_without_sglang_the_targets_are_listed_all_the_same() -> None:
-    """And the engine says that it is not installed."""
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="SGLang is installed")
+def test_targets_are_listed_without_sglang() -> None:
+    """Without SGLang, the engine lists its targets and has no version."""
     assert ENGINE.version() is None and len(ENGINE.targets()) == 8

@@ -1,4 +1,4 @@
-"""Released versions, and what they are judged with."""
+"""Downloads of SGLang releases, with a stand-in for pip."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from draftmark_sglang.judge.releases import folder_of, prepare
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Requirements that pip was asked for; it installs the wheel's metadata alone."""
-    asked: list[str] = []
+    """Requirements that pip was called with. The stand-in for pip installs only the wheel's metadata."""
+    requirements: list[str] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         *_, folder, requirement = command
-        asked.append(requirement)
+        requirements.append(requirement)
         if requirement == "sglang==9.9.9":
             return subprocess.CompletedProcess(command, 1, "", "WARNING: a mirror\nERROR: No matching distribution")
         if requirement.startswith("sglang=="):
@@ -31,28 +31,28 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("DRAFTMARK_RELEASES", str(tmp_path / "releases"))
-    return asked
+    return requirements
 
 
-def test_a_release_is_fetched_once_with_what_it_pins(fetched: list[str]) -> None:
-    """Its own transformers and tokenizers for that, and nothing else that it requires."""
+def test_release_is_downloaded_once_with_its_pins(fetched: list[str]) -> None:
+    """A release gets its own transformers and the tokenizers for it, and no other requirement."""
     prepare("0.5.12.post1")
     prepare("0.5.12.post1")
     assert fetched == ["sglang==0.5.12.post1", "transformers==5.6.0", "tokenizers>=0.22,<=0.23.0"]
     assert (folder_of("0.5.12.post1") / "sglang-0.5.12.post1.dist-info").is_dir()
 
 
-def test_a_release_that_is_none_leaves_nothing(fetched: list[str]) -> None:
-    """A typing error is told before pip runs, an unknown version in pip's last words, and no folder is left."""
-    with pytest.raises(DraftmarkError, match="release 'latest' is no version"):
+def test_unknown_release_leaves_no_folder(fetched: list[str]) -> None:
+    """A malformed version fails before pip runs, an unknown one with pip's last line, and no folder remains."""
+    with pytest.raises(DraftmarkError, match="release 'latest' is not a version"):
         prepare("latest")
-    with pytest.raises(DraftmarkError, match=r"could not fetch sglang==9.9.9: ERROR: No matching distribution"):
+    with pytest.raises(DraftmarkError, match=r"could not download sglang==9.9.9: ERROR: No matching distribution"):
         prepare("9.9.9")
     assert fetched == ["sglang==9.9.9"] and not list(folder_of("9.9.9").parent.iterdir())
 
 
-def test_a_release_comes_before_what_is_installed(fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judging process finds it first; without one its path is left alone."""
+def test_release_comes_first_on_the_path(fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge's PYTHONPATH begins with the release; without a release the judge does not set it."""
     monkeypatch.setenv("PYTHONPATH", "/mine")
     assert ENGINE.at("0.5.13").environment("flashinfer", "cpu")["PYTHONPATH"].endswith("sglang-0.5.13:/mine")
     assert "PYTHONPATH" not in ENGINE.environment("flashinfer", "cpu")

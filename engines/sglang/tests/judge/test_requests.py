@@ -1,4 +1,4 @@
-"""Where a scene's requests lie."""
+"""KV slots of a scene's requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAFTING = [one for one in SETUPS.values() if one.speculates]
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=str)
 def test_no_two_requests_share_a_slot(setup) -> None:  # type: ignore[no-untyped-def]
-    """Of every scene, and page 0, which is SGLang's padding, belongs to nobody."""
+    """In every scene, all slots differ, and no request uses page 0, SGLang's padding page."""
     scenes = [*eager_scenes(setup), *(one for mode in replayed_modes(setup) for one in replayed(setup, mode))]
     for scene in scenes:
         slots = [slot for row in place(scene, setup, 2048 // setup.page_size).slots for slot in row]
@@ -21,8 +21,8 @@ def test_no_two_requests_share_a_slot(setup) -> None:  # type: ignore[no-untyped
 
 
 @pytest.mark.parametrize("setup", DRAFTING, ids=str)
-def test_each_branch_has_slots_of_its_own(setup) -> None:  # type: ignore[no-untyped-def]
-    """Behind the prefix, and on other pages than another branch's first one where pages hold several tokens."""
+def test_each_branch_has_its_own_slots(setup) -> None:  # type: ignore[no-untyped-def]
+    """Branches have different slots after the prefix, and different pages if a page holds several tokens."""
     placed = place(Scene("draft", Mode.DRAFT, (5, 33)), setup, 2048 // setup.page_size)
     for n, length in enumerate((5, 33)):
         mine = [[placed.draft_slot(n, t, s) for s in range(setup.num_steps)] for t in range(setup.topk)]
@@ -34,8 +34,8 @@ def test_each_branch_has_slots_of_its_own(setup) -> None:  # type: ignore[no-unt
 
 
 @pytest.mark.parametrize("setup", DRAFTING, ids=str)
-def test_each_branch_begins_with_a_copy_of_the_last_page(setup) -> None:  # type: ignore[no-untyped-def]
-    """Where pages hold several tokens: in front of the branch's own tokens, from the prefix's last slots."""
+def test_branches_start_with_a_copy_of_the_last_page(setup) -> None:  # type: ignore[no-untyped-def]
+    """If a page holds several tokens, each further branch starts with a copy of the prefix's last, partial page."""
     placed = place(Scene("draft", Mode.DRAFT, (5, 64)), setup, 2048 // setup.page_size)
     if setup.page_size == 1 or setup.topk == 1:
         assert placed.copied == []

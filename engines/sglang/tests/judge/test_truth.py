@@ -1,4 +1,4 @@
-"""What a run is compared with."""
+"""Comparison of forward results with the oracle: right results pass, wrong results fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from draftmark import Mode
 from draftmark_contract.check import ContractViolation
-from draftmark_sglang.judge.driver import TRAP, Ran
+from draftmark_sglang.judge.driver import TRAP, ForwardResult
 from draftmark_sglang.judge.requests import place
 from draftmark_sglang.judge.setups import ON_A_CPU, SETUPS, Scene
 from draftmark_sglang.judge.truth import check_rows, check_stores, visible
@@ -19,8 +19,8 @@ SETUP = SETUPS["page1-tree"]
 HEADS, KV_HEADS, HEAD_DIM = ON_A_CPU.num_qo_heads, ON_A_CPU.num_kv_heads, ON_A_CPU.head_dim
 
 
-def _right(scene: Scene) -> Ran:
-    """A run of a backend that is right: a softmax of each row over what it sees, without the contract's oracle."""
+def _right(scene: Scene) -> ForwardResult:
+    """Return a right forward result: each row's softmax over its visible keys, without the contract's oracle."""
     placed = place(scene, SETUP, 512)
     make = torch.Generator().manual_seed(1)
     before = tuple(torch.full((512, KV_HEADS, HEAD_DIM), TRAP) for _ in range(2))
@@ -47,7 +47,7 @@ def _right(scene: Scene) -> Ran:
             group = head // (HEADS // KV_HEADS)
             weights = torch.softmax(after[0][seen, group] @ q[at, head] / HEAD_DIM**0.5, 0)
             out[at, head] = weights @ after[1][seen, group]
-    return Ran(placed, 0, q, k, v, out, before, after, writes)
+    return ForwardResult(placed, 0, q, k, v, out, before, after, writes)
 
 
 def _near(scene: Scene, distance: int) -> bool:
@@ -56,15 +56,15 @@ def _near(scene: Scene, distance: int) -> bool:
 
 @pytest.mark.parametrize("window", [-1, 6])
 @pytest.mark.parametrize("mode", [Mode.VERIFY, Mode.DECODE])
-def test_a_right_run_is_right(mode: Mode, window: int) -> None:
-    """Trees and windows included."""
+def test_right_result_passes(mode: Mode, window: int) -> None:
+    """A right result passes both checks, with trees and windows."""
     ran = _right(Scene("right", mode, (9, 3), window=window))
     check_rows(ran)
     check_stores(ran)
 
 
-def test_one_key_too_few_is_wrong() -> None:
-    """A window that is one key short is told by request and row, with the thread that it is known from."""
+def test_missing_key_is_wrong() -> None:
+    """A window that is one key short fails; the error has the request, the row and the known thread."""
     scene = Scene("short", Mode.DECODE, (9, 3), window=6)
     short = _right(replace(scene, window=5))
     placed = place(scene, SETUP, 512)
@@ -75,16 +75,16 @@ def test_one_key_too_few_is_wrong() -> None:
     assert told.value.details["known from"] == "sglang#32087"
 
 
-def test_a_padded_row_must_be_finite() -> None:
-    """Rows behind the live ones may be anything but NaN."""
+def test_padding_rows_must_be_finite() -> None:
+    """A NaN in a padding row fails."""
     ran = _right(Scene("padded", Mode.DECODE, (9,)))
     wide = replace(ran, out=torch.cat([ran.out, torch.full_like(ran.out, float("nan"))]))
-    with pytest.raises(ContractViolation, match="row 1, which belongs to a padded request, is not finite"):
+    with pytest.raises(ContractViolation, match="row 1, which belongs to a padding request, is not finite"):
         check_rows(wide)
 
 
 def test_a_row_stored_elsewhere_is_wrong() -> None:
-    """Its own slot does not hold it, or somebody else's changed."""
+    """A row that is not in its slot fails, and so does a change of another slot."""
     ran = _right(Scene("stores", Mode.DECODE, (9, 3)))
     lost = ran.after[0].clone()
     lost[ran.writes[1]] = 0
@@ -96,8 +96,8 @@ def test_a_row_stored_elsewhere_is_wrong() -> None:
         check_stores(replace(ran, after=(ran.after[0], other)))
 
 
-def test_a_draft_step_sees_its_own_branch() -> None:
-    """And of the window, positions: the newest are its own drafts."""
+def test_draft_step_sees_its_own_branch() -> None:
+    """A branch of a draft step sees its own drafts, and committed tokens within the window."""
     placed = place(Scene("draft", Mode.DRAFT, (9,), window=2), SETUP, 512)
     seen = visible(placed, 1)
     assert set(seen) == {(0, 0), (0, 1), (0, 2)}

@@ -1,6 +1,7 @@
-"""SGLang's own attention backends, judged: `engine` is what `draftmark judge` finds. Imports no SGLang and no torch.
+"""Judge for SGLang's own attention backends, used by `draftmark judge`. Importing it imports neither SGLang nor torch.
 
-`setups` and `items` say what is asked. A `station` is a process with a running scheduler, in which `driver` runs scenes
-on fresh backends and `truth` compares them. `probes` judge sizes and metadata of backends that cannot run here, and
-`releases` fetches other versions.
+* `engine` is the entry point. `setups` and `items` define servers, forwards and questions.
+* `scheduler_process` starts a process with a running scheduler. There `driver` runs scenes on new backends, and `truth`
+  compares their output with float64 attention.
+* `probes` checks sizes and metadata of backends that cannot run on a CPU. `releases` downloads other SGLang versions.
 """

@@ -1,6 +1,6 @@
-"""Packages that SGLang imports and that need a device: where they are not installed, each name of theirs is a stub.
+"""Stubs for packages that SGLang imports and that need a device. Only packages that are not installed get stubs.
 
-An import of it works; a call says that it is not there. No draftmark code and nothing that is judged runs in them.
+Importing a name from a stub works; calling it raises NotImplementedError. No judged code runs in a stub.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ PACKAGES = (
 
 
 class Absent:
-    """A name of a package that is not installed."""
+    """Name in a package that is not installed. A call raises NotImplementedError."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self, *arguments: Any, **named: Any) -> NoReturn:
-        raise NotImplementedError(f"{self._name} is not installed here, and on a CPU nothing calls it")
+        """Raise `NotImplementedError`."""
+        raise NotImplementedError(f"{self._name} is not installed, and code that runs on a CPU must not call it")
 
     def __getattr__(self, name: str) -> Absent:
         if name.startswith("__"):
@@ -34,22 +35,22 @@ class Absent:
 
 
 class AbsentPackages(MetaPathFinder, Loader):
-    """The last of Python's finders: it is asked for what no other has found."""
+    """Import finder at the end of `sys.meta_path`, so it is used only for modules that no other finder has found."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = frozenset(packages)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """A module of one of the packages."""
+        """Return a module spec for a name in one of the packages, and None otherwise."""
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Every name but Python's own is there."""
+        """Give the module a stub for every name except Python's own double-underscore names."""
         module.__getattr__ = names_of(module.__name__)  # type: ignore[method-assign]
 
 
 def names_of(module: str) -> Callable[[str], Absent]:
-    """A module's `__getattr__`."""
+    """Return a stub module's `__getattr__`."""
 
     def get(name: str) -> Absent:
         if name.startswith("__"):
@@ -60,5 +61,5 @@ def names_of(module: str) -> Callable[[str], Absent]:
 
 
 def stand_in(packages: Sequence[str] = PACKAGES) -> None:
-    """Let these packages be imported; installed ones are as they were."""
+    """Install stubs for these packages; installed packages are unchanged."""
     sys.meta_path.append(AbsentPackages(packages))

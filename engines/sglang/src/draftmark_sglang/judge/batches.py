@@ -1,4 +1,4 @@
-"""SGLang's own `ForwardBatch` for a scene, with the fields that its backends read, as its workers set them."""
+"""SGLang's `ForwardBatch` of a scene, with the fields that backends read, filled as SGLang's workers fill them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .requests import Placed
 
 
 def forward_batch(placed: Placed, runner: Any, padded: int | None = None) -> Any:
-    """A batch on torch's default device.
+    """Create a batch on torch's default device.
 
     Args:
-        padded: requests of a graph, of which those behind the live ones are SGLang's padding.
+        padded: requests of the CUDA graph, where those after the live requests are padding; None for no padding.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
@@ -66,7 +66,7 @@ def _mode(placed: Placed) -> Any:
 
 
 def _seq_lens(placed: Placed) -> list[int]:
-    """SGLang counts a DECODE's, an EXTEND's and a DRAFT_EXTEND's own rows already, and no others."""
+    """Return `seq_lens`, which include the rows of this forward in DECODE, EXTEND and DRAFT_EXTEND only."""
     counts = placed.scene.mode in (Mode.DECODE, Mode.EXTEND, Mode.DRAFT_EXTEND)
     return [one.prefix + (one.rows if counts else 0) for one in placed.requests]
 
@@ -130,10 +130,13 @@ def _spec_info(placed: Placed, count: int) -> Any:
 
 
 def _verify_input(kind: Any, placed: Placed, count: int) -> Any:
-    """The live requests' masks alone, as in a replay of SGLang's: a row of ones for the prefix, then the ancestors."""
+    """Return the verify input with the live requests' masks only, as in a replay by SGLang.
+
+    A mask row has ones for the prefix, then the row's ancestors.
+    """
     masks = [_mask(one) for one in placed.requests] or [torch.ones(count * placed.setup.num_draft_tokens**2 * 2)]
     needed = {one.name: None for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING}
-    given = dict(
+    fields = dict(
         custom_mask=torch.cat([one.flatten() for one in masks]).bool(),
         positions=torch.tensor(_positions(placed), dtype=torch.int64),
         spec_steps=placed.setup.num_steps,
@@ -141,7 +144,7 @@ def _verify_input(kind: Any, placed: Placed, count: int) -> Any:
         draft_token_num=placed.setup.num_draft_tokens,
         seq_lens_sum=sum(_seq_lens(placed)),
     )
-    return kind(**(needed | given))
+    return kind(**(needed | fields))
 
 
 def _mask(one: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What SGLang decides by the device, set to what it decides on CUDA, for that is what is judged."""
+"""Settings that SGLang derives from the device, changed on a CPU to the values for CUDA, which are judged."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def full_masks() -> None:
-    """Let verification use masks of prefix and drafts: on a CPU SGLang has them for the drafts alone, for AMX kernels.
+    """Make verification use masks of prefix and drafts, which SGLang's Triton kernels read.
 
-    Its Triton kernels read the former.
+    On a CPU SGLang uses masks of the drafts only, for its AMX kernels.
     """
     try:
         masks: Any = importlib.import_module("sglang.srt.layers.attention.verify_mask")
     except ImportError:
-        return  # an older release, which has one kind
+        return  # older releases always use masks of prefix and drafts
     masks.default_tree_mask_mode = lambda: masks.TreeMaskMode.FULL_MASK

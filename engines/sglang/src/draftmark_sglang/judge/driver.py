@@ -1,4 +1,4 @@
-"""Runs scenes on the real attention backends of a running SGLang: fresh ones, of its own classes, on its own pools."""
+"""Execution of scenes on SGLang's attention backends: new backend objects on the pools of a running scheduler."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from .requests import Placed, place
 from .setups import LARGEST, ON_A_CPU, Heads, Scene, Setup, heads_on
 
 TRAP = 1000.0
-"""What KV slots hold that no row may see: a row that gives one any weight is far off."""
+"""Contents of KV slots that no row may see; a row that attends to one has a large error."""
 Patch = Callable[[Any], Any]
-"""A backend's class to the class that is judged in its place; what tests of the checks make faulty ones with."""
+"""Function from a backend's class to the class to judge. Tests of the checks use it to make faulty backends."""
 
 
-def as_it_is(kind: Any) -> Any:
-    """The patch that is none."""
+def unpatched(kind: Any) -> Any:
+    """Return the class unchanged: the default patch."""
     return kind
 
 
 @dataclass
-class Ran:
-    """What one forward left, on the CPU.
+class ForwardResult:
+    """Tensors of one forward, on the CPU.
 
     Attributes:
-        placed: its requests. step: of a draft round.
-        q, k, v, out: rows, heads, head_dim; `out` as the backend returned it.
-        before, after: K and V of the pool, ``[slots, kv_heads, head_dim]``.
-        writes: the slot that each row stores.
-        heads: the shape of q, k and v.
+        placed: requests of the forward.
+        step: index of the draft step; 0 in other modes.
+        q, k, v, out: ``[rows, heads, head_dim]``; `out` as the backend returned it.
+        before, after: K and V of the pool before and after the forward, ``[slots, kv_heads, head_dim]``.
+        writes: the KV slot in which each row is stored.
+        heads: attention heads and dtype of q, k and v.
     """
 
     placed: Placed
@@ -52,15 +53,16 @@ class Ran:
 
 
 class Driver:
-    """The backends of one scheduler.
+    """Creates and runs the backends of one scheduler.
 
     Args:
-        scheduler: SGLang's own.
+        scheduler: SGLang's `Scheduler`.
+        setup: server that the scheduler was started for.
         patch: see `Patch`.
-        device: torch's, as the scheduler was given it.
+        device: torch device of the scheduler.
     """
 
-    def __init__(self, scheduler: Any, setup: Setup, patch: Patch = as_it_is, device: str = "cpu") -> None:
+    def __init__(self, scheduler: Any, setup: Setup, patch: Patch = unpatched, device: str = "cpu") -> None:
         self.setup, self.scheduler, self._patch, self.device = setup, scheduler, patch, device
         self.heads = heads_on(device)
         self._target = scheduler.tp_worker.model_runner
@@ -68,14 +70,14 @@ class Driver:
         self._draft = getattr(self._worker, "draft_runner", None)
 
     def runner(self, mode: Mode) -> Any:
-        """SGLang's `ModelRunner` of a mode: the target's or the draft model's."""
+        """Return SGLang's `ModelRunner` of a mode: the target's or the draft model's."""
         return self._draft if mode in (Mode.DRAFT, Mode.DRAFT_EXTEND) else self._target
 
     def backend(self, mode: Mode, window: int = -1) -> Any:
-        """A new backend of SGLang's class for a mode, on SGLang's runner, whose model says that it has a window.
+        """Create a new backend of SGLang's class for a mode, on SGLang's runner with this sliding window.
 
         Raises:
-            NotServed: its constructor refuses, where SGLang's server would not start.
+            NotServed: its constructor rejects the setup, so SGLang's server would not start.
         """
         runner = self.runner(mode)
         runner.sliding_window_size = window if window >= 0 else None
@@ -85,15 +87,15 @@ class Driver:
         try:
             return self._patch(type(of))(runner, *shape)
         except (AssertionError, NotImplementedError) as error:
-            raise NotServed(f"its constructor refuses: {type(error).__name__} {error}".rstrip()) from error
+            raise NotServed(f"its constructor rejects the setup: {type(error).__name__} {error}".rstrip()) from error
 
-    def settle(self) -> None:
-        """Wait for the device, so that a fault is the question's that caused it."""
+    def synchronize(self) -> None:
+        """Wait for the device, so that a device fault is reported for the question that caused it."""
         if self.device != "cpu":
             torch.accelerator.synchronize()
 
     def place(self, scene: Scene) -> Placed:
-        """Give a scene's requests pages, write `req_to_token`, and fill the pool."""
+        """Allocate pages for a scene's requests, write `req_to_token`, and fill the KV pool."""
         runner = self.runner(scene.mode)
         pool, table = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
         placed = place(scene, self.setup, pool.get_key_buffer(0).shape[0] // self.setup.page_size)
@@ -114,12 +116,12 @@ class Driver:
         return placed
 
     def batch(self, placed: Placed, padded: int | None = None) -> Any:
-        """SGLang's batch of a scene, on the device; see `forward_batch`."""
+        """Return SGLang's batch of a scene on the device; see `forward_batch`."""
         with torch.device(self.device):
             return forward_batch(placed, self.runner(placed.scene.mode), padded)
 
-    def eagerly(self, scene: Scene, backend: Any) -> list[Ran]:
-        """One forward, or the steps of one round."""
+    def run_eager(self, scene: Scene, backend: Any) -> list[ForwardResult]:
+        """Run one forward, or all steps of one draft round, in eager mode."""
         placed = self.place(scene)
         batch = self.batch(placed)
         backend.init_forward_metadata(batch)
@@ -128,7 +130,7 @@ class Driver:
         return [self.step(placed, backend, batch, 0)]
 
     def layer(self, scene: Scene) -> Any:
-        """SGLang's layer object."""
+        """Create SGLang's layer object for a scene."""
         from sglang.srt.layers.radix_attention import RadixAttention
 
         return RadixAttention(
@@ -141,7 +143,8 @@ class Driver:
             sliding_window_size=scene.window,
         )
 
-    def step(self, placed: Placed, backend: Any, batch: Any, step: int) -> Ran:
+    def step(self, placed: Placed, backend: Any, batch: Any, step: int) -> ForwardResult:
+        """Run one forward, or one draft step, with random q, k and v."""
         scene = placed.scene
         if scene.mode is Mode.DRAFT:
             batch = step_of(batch, self.setup, step)
@@ -153,14 +156,14 @@ class Driver:
         pool = self.runner(scene.mode).token_to_kv_pool
         before = _copies(pool)
         writes = batch.out_cache_loc.tolist()
-        there = [one.to(self.device) for one in (q, k, v)]
-        out = self.forward(backend, scene, there[0], there[1], there[2], batch).cpu()
-        return Ran(placed, step, q, k, v, out, before, _copies(pool), writes, self.heads)
+        on_device = [one.to(self.device) for one in (q, k, v)]
+        out = self.forward(backend, scene, on_device[0], on_device[1], on_device[2], batch).cpu()
+        return ForwardResult(placed, step, q, k, v, out, before, _copies(pool), writes, self.heads)
 
     def forward(
         self, backend: Any, scene: Scene, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
     ) -> torch.Tensor:
-        """SGLang's own call of a layer's attention."""
+        """Call a layer's attention as SGLang's models do; returns ``[rows, num_qo_heads, head_dim]``."""
         decodes = scene.mode in (Mode.DECODE, Mode.DRAFT)
         call = backend.forward_decode if decodes else backend.forward_extend
         out: torch.Tensor = call(q.reshape(len(q), -1).clone(), k.clone(), v.clone(), self.layer(scene), batch)
@@ -168,12 +171,12 @@ class Driver:
 
 
 def _copies(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of the only layer."""
+    """Return CPU copies of K and V of the only layer."""
     return pool.get_key_buffer(0).clone().cpu(), pool.get_value_buffer(0).clone().cpu()
 
 
 def step_of(batch: Any, setup: Setup, step: int) -> Any:
-    """The batch as SGLang's draft loop hands it to a step: that step's slots and positions."""
+    """Return the batch that SGLang's draft loop passes to a step, with the step's slots and positions."""
     one = copy.copy(batch)
     slots = batch.out_cache_loc.view(batch.batch_size, setup.topk, setup.num_steps)
     one.out_cache_loc = slots[:, :, step].reshape(-1).contiguous()
@@ -182,11 +185,10 @@ def step_of(batch: Any, setup: Setup, step: int) -> Any:
 
 
 class Graph:
-    """A backend's metadata as one captured graph would see it: what the capture bound, and the numbers it baked in.
+    """Emulation of a CUDA graph: replays run on the metadata objects that existed at capture.
 
-    The kernels of a replay run on the tensors and with the Python numbers that the backend held when it was captured,
-    while `init_forward_metadata_out_graph` is called afresh. So whatever a replay puts elsewhere than in those tensors
-    is lost, on a laptop as on a device.
+    A replay calls `init_forward_metadata_out_graph`, then runs the kernels on the tensors and Python numbers that the
+    backend held at capture. Data that a replay writes to other tensors is lost, on a CPU as in a real CUDA graph.
     """
 
     def __init__(self, driver: Driver, mode: Mode, window: int = -1) -> None:
@@ -202,8 +204,8 @@ class Graph:
     def _parts(self) -> list[Any]:
         return list(self.backend.attn_backends) if self.mode is Mode.DRAFT else [self.backend]
 
-    def capture(self) -> list[Ran]:
-        """Capture on padding alone, as SGLang does, and what the captured run gave."""
+    def capture(self) -> list[ForwardResult]:
+        """Run a capture with padding requests only, as SGLang does, and return its results."""
         placed = self.driver.place(Scene("capture", self.mode, (), tree="chain", window=self.window))
         self._static = self.driver.batch(placed, LARGEST)
         self.backend.init_forward_metadata_out_graph(self._static, in_capture=True)
@@ -211,8 +213,8 @@ class Graph:
         self._bound = [copy.copy(part.forward_metadata) for part in self._parts]
         return self._run(placed)
 
-    def replay(self, scene: Scene) -> list[Ran]:
-        """Fill the static inputs with a scene, padded; prepare; and run what was captured."""
+    def replay(self, scene: Scene) -> list[ForwardResult]:
+        """Copy a padded scene to the static inputs, prepare the metadata, and run the captured forward."""
         placed = self.driver.place(scene)
         view = self.driver.batch(placed, LARGEST)
         for name in ("req_pool_indices", "seq_lens", "out_cache_loc", "positions"):
@@ -226,7 +228,7 @@ class Graph:
         if hasattr(self.backend, "init_forward_metadata_in_graph"):
             self.backend.init_forward_metadata_in_graph(batch)
 
-    def _run(self, placed: Placed) -> list[Ran]:
+    def _run(self, placed: Placed) -> list[ForwardResult]:
         ran = []
         self._in_graph(self._static)
         for step, (part, bound) in enumerate(zip(self._parts, self._bound, strict=True)):

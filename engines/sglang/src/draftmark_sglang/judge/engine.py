@@ -1,4 +1,4 @@
-"""`draftmark judge sglang:…`: SGLang's own attention backends, as released. Importing this imports no SGLang."""
+"""Entry point of `draftmark judge sglang:…`, for SGLang's own backends as released. Importing it imports no SGLang."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from .releases import folder_of, prepare
 
 ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 SERVED = {
-    "triton": ("its Triton kernels: extend, decode, trees and chains; on a CPU in Triton's interpreter", ON_BOTH),
+    "triton": ("Triton kernels: extend, decode, trees and chains; on a CPU in Triton's interpreter", ON_BOTH),
     "torch_native": ("attention in torch", ON_BOTH),
-    "fa3": ("FlashAttention 3, as its compiled kernels bring it", ON_GPU),
-    "flashinfer": ("FlashInfer's kernels; on a CPU sizes and indices of its draft steps alone", ON_GPU),
+    "fa3": ("FlashAttention 3's compiled kernels", ON_GPU),
+    "flashinfer": ("FlashInfer's kernels; on a CPU only sizes and indices of its draft steps", ON_GPU),
 }
-"""Backends that run, on the pools of a running scheduler, and where."""
+"""Backends that run on the pools of a running scheduler: a description, and the devices."""
 PROBED = {
     "triton": SERVED["triton"][0],
     "flashinfer": SERVED["flashinfer"][0],
-    "flashinfer_mla": "the same of its MLA backend",
-    "trtllm_mha": "lengths and page tables of its graphs, without its kernels",
+    "flashinfer_mla": "sizes and indices of the MLA backend's draft steps",
+    "trtllm_mha": "lengths and page tables of its CUDA graphs, without its kernels",
     "ascend": "sizes of its graphs' block tables, without an NPU",
-    "ngram": "the lengths that n-gram verification leaves behind",
+    "ngram": "the lengths after an n-gram verification",
 }
-"""Backends whose kernels need a device, and whose own sizes and metadata are judged on a CPU."""
+"""Backends with sizes and metadata that are judged on a CPU, without their kernels."""
 LEFT_OUT = {
-    "load": "it is no plugin of draftmark",
-    "supports": "SGLang's backends answer no question about a geometry",
+    "load": "the backend is not a draftmark plugin",
+    "supports": "SGLang's backends have no function that accepts or rejects a geometry",
     "tightness": "SGLang's backends declare no sizes",
     "overflow": "SGLang's backends declare no integer types",
-    "proof": "nothing is declared that could be proved",
-    "tree_ops": "trees are built and walked by SGLang's workers, not by its attention backends",
-    "engine": "rows that the device decides and other forms are draftmark's own interface",
-    "late": "the interpreter runs at once",
-    "memory": "its buffers are its own",
+    "proof": "SGLang's backends declare nothing that could be proved",
+    "tree_ops": "SGLang's workers, not its attention backends, build and verify trees",
+    "engine": "row counts on the device and other forms exist only in draftmark's interface",
+    "late": "Triton's interpreter runs kernels synchronously",
+    "memory": "the backend allocates its buffers itself",
     "sinks": "no scene has a layer with attention sinks yet",
-    "production": "interpreted kernels take their time for long contexts",
-    "metadata": "the triton target is judged by what it computes; the others by their own metadata, as sizing.covers",
+    "production": "interpreted kernels are too slow for long contexts",
+    "metadata": "the triton target is judged by its output, the others by their own metadata in sizing.covers",
 }
 
 
 @dataclass(frozen=True)
 class SGLang:
-    """The engine.
+    """SGLang as an engine of `draftmark judge`.
 
     Attributes:
-        release: a released version to judge instead of the installed one, or "".
+        release: a released version to judge instead of the installed one; "" for the installed one.
     """
 
     release: str = ""
@@ -59,23 +59,23 @@ class SGLang:
     install = "pip install sglang"
 
     def at(self, release: str) -> SGLang:
-        """The same for a released version, which is downloaded, once, and run as it is."""
+        """Return the engine for a released version, which is downloaded once and run unchanged."""
         return replace(self, release=release)
 
     def version(self) -> str | None:
-        """Of the installed distribution."""
+        """Return the name and version of the judged release; None if SGLang is not installed."""
         try:
             return f"SGLang {self.release or md.version('sglang')}"
         except md.PackageNotFoundError:
             return None
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Those that run, then those whose metadata are judged."""
+        """Return the targets that run, then the targets with metadata checks only."""
         served = [TargetInfo(name, what, ON_BOTH if name in PROBED else on) for name, (what, on) in SERVED.items()]
         return [*served, *(TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED)]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """What lets SGLang run without plugins, and on a CPU; with the release's own packages first."""
+        """Return environment variables to run SGLang without plugins, on a CPU if needed, in the chosen release."""
         found = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "SGLANG_PLUGINS": "none"}
         if device == "cpu":
             found |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -86,12 +86,12 @@ class SGLang:
         return found
 
     def open(self, target: str, device: str) -> Backend:
-        """One backend. SGLang is imported at its first question."""
+        """Open one backend. SGLang is imported at the first question."""
         return Backend(target, device)
 
 
 class Backend:
-    """One opened target."""
+    """One opened target, with its items."""
 
     left_out: Mapping[str, str] = LEFT_OUT
 
@@ -101,14 +101,14 @@ class Backend:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Which releases were judged, on what."""
-        told = {"engine": f"SGLang {md.version('sglang')}", "torch": md.version("torch"), "device": self._device}
+        """Versions of SGLang, torch and Triton, and the device."""
+        facts = {"engine": f"SGLang {md.version('sglang')}", "torch": md.version("torch"), "device": self._device}
         if self._target == "triton":
-            told["triton"] = md.version("triton") + (", interpreted" if self._kind == "cpu" else "")
-        return told
+            facts["triton"] = md.version("triton") + (", interpreted" if self._kind == "cpu" else "")
+        return facts
 
     def items(self) -> Sequence[Item]:
-        """Everything it is asked."""
+        """Return all items of the target."""
         _, served_on = SERVED.get(self._target, ("", ()))
         served = served_items(self._target, self._device) if self._kind in served_on else []
         return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]

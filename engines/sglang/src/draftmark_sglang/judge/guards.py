@@ -1,4 +1,4 @@
-"""Tensors with guard words around them, for code that allocates its own: whatever is written past an end shows."""
+"""Guard words around the tensors that SGLang allocates, to detect writes outside of a tensor."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from torch.overrides import TorchFunctionMode
 from draftmark_contract.check import ContractViolation
 
 GUARD = 4096
-"""Elements on either side of each tensor."""
+"""Elements of guard words on each side of a tensor."""
 BYTE = 0x5A
 FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full)
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """One tensor: the memory around it, and its number of elements."""
+    """One guarded tensor: `around` is the memory with guard words, `inner` the tensor itself."""
 
     around: torch.Tensor
     inner: torch.Tensor
 
-    def written_behind(self) -> int:
-        """Elements behind its end up to the last that was written."""
+    def written_past_end(self) -> int:
+        """Return the number of elements from the tensor's end to the last changed guard word."""
         touched = self._touched(self.around[GUARD + self.inner.numel() :])
         return int(touched[-1]) + 1 if len(touched) else 0
 
-    def written_before(self) -> int:
-        """Elements before its beginning from the first that was written."""
+    def written_before_start(self) -> int:
+        """Return the number of elements from the first changed guard word to the tensor's start."""
         touched = self._touched(self.around[:GUARD])
         return GUARD - int(touched[0]) if len(touched) else 0
 
     @staticmethod
     def _touched(words: torch.Tensor) -> torch.Tensor:
-        """Elements whose bytes are not as they were; in bytes, for torch makes any byte of a bool a one."""
+        """Return the indices of changed guard words.
+
+        Bytes are compared, because torch turns every non-zero byte of a bool into one.
+        """
         return (words.view(torch.uint8).view(-1, words.element_size()) != BYTE).any(1).nonzero()
 
 
 class GuardWords(TorchFunctionMode):
-    """While active, gives every new tensor guard words.
+    """Torch function mode that adds guard words to every new tensor.
 
     Args:
-        device: what is judged on. Where that is a CPU, what is asked for on another device is put there: an old
-            release asks for ``device="cuda"`` by name, where a newer one asks its runner.
+        device: device that is judged. If it is a CPU, tensors for CUDA or an NPU are allocated on the CPU: old releases
+            write ``device="cuda"`` where newer ones use the runner's device.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -79,17 +82,20 @@ class GuardWords(TorchFunctionMode):
         return inner
 
     def check(self, batch: str, bug: str = "") -> None:
-        """Raise at the first tensor around which something was written.
+        """Raise an error for the first tensor with changed guard words.
 
         Raises:
-            ContractViolation: which, and how far.
+            ContractViolation: the error names the tensor and the number of elements.
         """
         for one in self.tensors:
-            for where, count in (("behind its end", one.written_behind()), ("before it", one.written_before())):
+            for where, count in (
+                ("past the end", one.written_past_end()),
+                ("before the start", one.written_before_start()),
+            ):
                 if count:
                     shape = list(one.inner.shape)
                     raise ContractViolation(
-                        f"{count} elements were written {where}: of a {one.inner.dtype} tensor {shape}",
+                        f"{count} elements were written {where} of a {one.inner.dtype} tensor {shape}",
                         batch=batch,
                         got=f"{count} elements past {one.inner.numel()}",
                         expected="none",

@@ -1,4 +1,4 @@
-"""SGLang, imported once in a process; where no device is, with stand-ins for the packages that need one."""
+"""Import of SGLang, once in a process. On a CPU, stand-ins replace packages that need a device."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import cache
 
 
 @cache
-def ready(device: str) -> None:
-    """Let SGLang's modules be imported one by one."""
+def prepare_imports(device: str) -> None:
+    """Prepare the process for imports of SGLang's modules."""
     from .absent import stand_in
 
     if device == "cpu":
@@ -16,10 +16,10 @@ def ready(device: str) -> None:
 
 @cache
 def import_sglang(device: str) -> None:
-    """Everything that a scheduler's process needs."""
+    """Import every module that a scheduler's process needs."""
     import logging
 
-    ready(device)
+    prepare_imports(device)
     logging.disable(logging.WARNING)
     import sglang.srt.managers.scheduler
     import sglang.srt.speculative.eagle_worker_v2  # noqa: F401

@@ -1,4 +1,4 @@
-"""Everything that SGLang's backends are asked, as items of `draftmark judge`."""
+"""Items of `draftmark judge` for SGLang's backends."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ from typing import Any
 from draftmark import Mode
 from draftmark_contract.judge.item import Item, NotAsked
 
-from .importing import ready
+from .importing import prepare_imports
 from .setups import SETUPS, WINDOW, Setup, eager_scenes, replayed_modes
 
-AS_GRAPH = "metadata are prepared as for a replay, and the kernels run on what the capture bound"
-AS_STORES = "attention stores its rows, and nothing else changes"
-AS_WALL = "what the backend allocates has guard words around it, and all requests are at the context's end"
+AS_GRAPH = "metadata is prepared as for a replay, and the kernels read the tensors of the capture"
+AS_STORES = "attention stores its rows, and no other slot changes"
+AS_CONTEXT_END = "every tensor that the backend allocates has guard words, and all requests are at the context's end"
 Question = tuple[str, str, str, tuple[Any, ...], str]
-"""A rule, a case, a function of `questions`, what it is given, and how the rule is put."""
+"""(rule, case, function of `questions`, its arguments, sentence about how the rule is checked)."""
 NEAR = 4
-"""SGLang ends a request two tokens below the context; of those, a round has one to come and one pending."""
+"""Tokens from a request's longest length to the context's end.
+
+SGLang ends a request 2 tokens below the context, and 2 further tokens are in flight: one pending, one of the round.
+"""
 
 
 @cache
-def _not_run() -> str:
-    """Why this release's scheduler is not run; "" where it is."""
+def _reason_not_run() -> str:
+    """Return the reason why this release's scheduler is not run; "" if it is run."""
     installed = md.version("sglang")
     known = importlib.util.find_spec("sglang.srt.runtime_context") is not None
-    return "" if known else f"the scheduler of {installed} is not run here; of 0.5.17 and later it is"
+    return "" if known else f"the judge runs the scheduler of SGLang 0.5.17 and later, and this is {installed}"
 
 
 def served_items(target: str, device: str) -> list[Item]:
-    """Of a backend that runs on a running scheduler's pools; each setup's process ends when the next one's begins."""
-    from .station import Station
+    """Return the items of a backend that runs in a scheduler. A setup's process ends when another setup's starts."""
+    from .scheduler_process import SchedulerProcess
 
     made: list[Item] = []
-    stations = {name: Station(name, target, device) for name in SETUPS}
+    processes = {name: SchedulerProcess(name, target, device) for name in SETUPS}
 
-    def ask(setup: str, question: str, *given: Any) -> None:
-        if why := _not_run():
+    def ask(setup: str, question: str, *arguments: Any) -> None:
+        if why := _reason_not_run():
             raise NotAsked(why)
-        for name, station in stations.items():
+        for name, process in processes.items():
             if name != setup:
-                station.end()
-        stations[setup].ask(question, *given)
+                process.end()
+        processes[setup].ask(question, *arguments)
 
     for setup in SETUPS.values():
-        for rule, case, question, given, asks in _questions(setup):
-            made.append(Item(rule, f"{setup.name}-{case}", partial(ask, setup.name, question, *given), asks))
+        for rule, case, question, arguments, asks in _questions(setup):
+            made.append(Item(rule, f"{setup.name}-{case}", partial(ask, setup.name, question, *arguments), asks))
     return made
 
 
@@ -61,27 +64,27 @@ def _questions(setup: Setup) -> Iterator[Question]:
             yield "purity.each_call_writes_its_own", scene.name, "stores", (scene.name,), AS_STORES
     for name in ("decode", "verify-random", "verify-chain", "draft-extend"):
         if any(scene.name == name for scene in scenes):
-            yield "lengths.of_any_kind_give_one_result", name, "unknown_lengths", (name,), "the host knows no lengths"
+            yield "lengths.of_any_kind_give_one_result", name, "unknown_lengths", (name,), "the host has no lengths"
     yield "history.equals_a_fresh_state", "all-modes", "history", (), ""
     yield "repeats.give_the_same_bits", "decode", "same_bits", ("decode",), ""
     for mode in replayed_modes(setup):
-        yield from _of_graphs(mode) if mode is not Mode.DRAFT else _of_draft_graphs(setup)
+        yield from _graph_questions(mode) if mode is not Mode.DRAFT else _draft_graph_questions(setup)
     if setup.speculates:
-        yield "sizing.covers", "served", "served", (), "the scheduler serves one request, to the context's end"
+        yield "sizing.covers", "served", "served", (), "the scheduler serves one request up to the context's end"
         for mode in (Mode.VERIFY, Mode.DRAFT):
-            yield "guards.survive_every_step", mode.value, "wall", (mode.value, NEAR, False), AS_WALL
+            yield "guards.survive_every_step", mode.value, "context_end", (mode.value, NEAR, False), AS_CONTEXT_END
 
 
-def _of_graphs(mode: Mode) -> Iterator[Question]:
+def _graph_questions(mode: Mode) -> Iterator[Question]:
     yield "graphs.captured_run_is_right", mode.value, "captured", (mode.value, -1), AS_GRAPH
     yield "graphs.replay_equals_eager", mode.value, "replays", (mode.value, -1), AS_GRAPH
     yield "graphs.replay_equals_eager", f"{mode.value}-window", "replays", (mode.value, WINDOW), AS_GRAPH
     yield "padding.changes_no_live_byte", mode.value, "padding", (mode.value,), AS_GRAPH
-    yield "guards.survive_every_step", f"{mode.value}-graph", "wall", (mode.value, NEAR, True), AS_WALL
+    yield "guards.survive_every_step", f"{mode.value}-graph", "context_end", (mode.value, NEAR, True), AS_CONTEXT_END
 
 
-def _of_draft_graphs(setup: Setup) -> Iterator[Question]:
-    """Few, and at one page size: Triton's interpreter takes half a minute for a round of three branches."""
+def _draft_graph_questions(setup: Setup) -> Iterator[Question]:
+    """Yield draft rounds for one page size only, because Triton's interpreter takes half a minute for each."""
     if setup.page_size == 1:
         mode = Mode.DRAFT
         yield "graphs.captured_run_is_right", mode.value, "captured", (mode.value, -1), AS_GRAPH
@@ -89,14 +92,14 @@ def _of_draft_graphs(setup: Setup) -> Iterator[Question]:
 
 
 def probe_items(target: str) -> list[Item]:
-    """Of a backend whose own metadata and sizes are judged without its kernels."""
+    """Return the items that check a backend's metadata and sizes without its kernels."""
 
-    def item(rule: str, case: str, module: str, function: str, *given: Any, **named: Any) -> Item:
+    def item(rule: str, case: str, module: str, function: str, *arguments: Any, **named: Any) -> Item:
         def run() -> None:
             import importlib
 
-            ready("cpu")
-            getattr(importlib.import_module(f".probes.{module}", __package__), function)(*given, **named)
+            prepare_imports("cpu")
+            getattr(importlib.import_module(f".probes.{module}", __package__), function)(*arguments, **named)
 
         return Item(rule, case, run, AS_PROBE)
 
@@ -131,5 +134,5 @@ def probe_items(target: str) -> list[Item]:
     }[target]
 
 
-AS_PROBE = "the class's own methods fill its own buffers on a CPU, and are compared with integers"
+AS_PROBE = "the class's own methods fill its own buffers on a CPU, and the result is compared with integers"
 AT_END = "sglang#29695"

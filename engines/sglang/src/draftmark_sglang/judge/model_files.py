@@ -1,4 +1,4 @@
-"""Configurations of tiny models; SGLang makes up their weights itself (`load_format="dummy"`)."""
+"""Configurations of tiny models. SGLang creates random weights for them (`load_format="dummy"`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .setups import CONTEXT, Heads
 
 
 def write_models(folder: Path, heads: Heads) -> tuple[Path, Path]:
-    """A Llama of one layer, and an EAGLE head for it."""
+    """Write the folders of a Llama of one layer and of an EAGLE head for it, and return both paths."""
     shape = dict(
         vocab_size=32,
         hidden_size=heads.num_qo_heads * heads.head_dim,

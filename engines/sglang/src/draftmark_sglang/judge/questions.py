@@ -1,4 +1,7 @@
-"""What a running SGLang is asked: each function raises what `draftmark_contract.judge.item` says."""
+"""Questions of the judge for a running SGLang.
+
+Each function raises `ContractViolation` for a wrong result, and `NotServed` if the backend rejects the input.
+"""
 
 from __future__ import annotations
 
@@ -11,68 +14,68 @@ from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.item import NotServed
 
 from .device_facts import full_masks
-from .driver import Driver, Graph, Ran
+from .driver import Driver, ForwardResult, Graph
 from .guards import GuardWords
 from .served import serve_to_the_end
-from .setups import Scene, at_the_wall, eager_scenes, replayed
+from .setups import Scene, context_end_scene, eager_scenes, replayed
 from .truth import check_rows, check_stores
 
 BUGS = {Mode.VERIFY: "sglang#39287", Mode.DECODE: "sglang#32087", Mode.DRAFT: "sglang#32087"}
-"""Public threads about the window of a mode in SGLang's Triton backend."""
+"""Public threads about sliding windows of a mode in SGLang's Triton backend."""
 
 
 def rows(driver: Driver, name: str) -> None:
-    """A forward's rows are attention over what each sees, in float64."""
+    """Check that every row of a forward equals attention in float64."""
     scene = _scene(driver, name)
-    for ran in _ran(driver, scene):
+    for ran in _run_eager(driver, scene):
         check_rows(ran, _bug(scene))
 
 
 def stores(driver: Driver, name: str) -> None:
-    """A forward stores its rows in the slots it was given, and changes no other byte of the pool."""
-    for ran in _ran(driver, _scene(driver, name)):
+    """Check that a forward stores each row in the given slot and changes no other byte of the pool."""
+    for ran in _run_eager(driver, _scene(driver, name)):
         check_stores(ran)
 
 
 def unknown_lengths(driver: Driver, name: str) -> None:
-    """The same forward without lengths on the host."""
+    """Check the rows of a forward without lengths on the host."""
     scene = replace(_scene(driver, name), lengths_on_host=False)
     backend = driver.backend(scene.mode, scene.window)
     if getattr(backend, "needs_cpu_seq_lens", True):
-        raise NotServed("its needs_cpu_seq_lens says that it must be told lengths on the host")
-    for ran in driver.eagerly(scene, backend):
+        raise NotServed("its needs_cpu_seq_lens is True: the host must have the lengths")
+    for ran in driver.run_eager(scene, backend):
         check_rows(ran, "sglang#26738")
 
 
 def history(driver: Driver) -> None:
-    """Forwards of all modes in turn on one backend, growing and shrinking."""
+    """Check forwards of all modes on one backend, with batches that grow and shrink."""
     backend = driver.backend(Mode.DECODE)
     scenes = [one for one in eager_scenes(driver.setup) if one.window < 0 and not one.soft_cap]
     served = [one for one in scenes if one.mode is not Mode.DRAFT]
     for scene in (*served, *reversed(served)):
         if driver.runner(scene.mode) is driver.runner(Mode.DECODE):
-            for ran in driver.eagerly(scene, backend):
+            for ran in driver.run_eager(scene, backend):
                 check_rows(ran)
 
 
 def same_bits(driver: Driver, name: str) -> None:
-    """The same forward twice."""
+    """Check that two runs of one forward give the same bits."""
     scene = _scene(driver, name)
-    first, second = (driver.eagerly(scene, driver.backend(scene.mode, scene.window)) for _ in range(2))
+    first, second = (driver.run_eager(scene, driver.backend(scene.mode, scene.window)) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if not torch.equal(one.out, other.out):
             raise ContractViolation("the same forward gives other bits the second time", batch=name)
 
 
 def captured(driver: Driver, mode: str, window: int) -> None:
-    """What runs while a graph is captured, on padding alone, is finite."""
+    """Check that a capture run, which has padding requests only, gives finite output."""
     for ran in _graph(driver, mode, window).capture():
         if not bool(ran.out.isfinite().all()):
             raise ContractViolation("the captured run is not finite", batch=f"capture of {mode}", bug="sglang#26521")
 
 
 def replays(driver: Driver, mode: str, window: int) -> None:
-    """Replays of one captured graph for batches that grow, shrink and change."""
+    """Check the rows of one captured graph's replays, with batches that grow, shrink and change."""
     graph = _graph(driver, mode, window)
     graph.capture()
     for scene in replayed(driver.setup, Mode(mode), window):
@@ -81,7 +84,7 @@ def replays(driver: Driver, mode: str, window: int) -> None:
 
 
 def padding(driver: Driver, mode: str) -> None:
-    """Padded requests of a replay store in page 0 alone."""
+    """Check that a replay stores the rows of padding requests in page 0 only."""
     graph = _graph(driver, mode, -1)
     graph.capture()
     for scene in replayed(driver.setup, Mode(mode))[:2]:
@@ -89,28 +92,28 @@ def padding(driver: Driver, mode: str) -> None:
             check_stores(ran)
 
 
-def wall(driver: Driver, mode: str, below: int, in_a_graph: bool) -> None:
-    """All requests near the context's end: no byte around what the backend allocates is written, rows are right."""
-    scene, words = at_the_wall(driver.setup, Mode(mode), below), GuardWords(driver.device)
-    _as_on_a_device(driver)
+def context_end(driver: Driver, mode: str, below: int, in_graph: bool) -> None:
+    """Check guard words and rows when all requests are near the context's end."""
+    scene, words = context_end_scene(driver.setup, Mode(mode), below), GuardWords(driver.device)
+    _use_full_masks(driver)
     with words:
-        if in_a_graph:
+        if in_graph:
             graph = _graph(driver, mode, -1)
             graph.capture()
             ran = graph.replay(scene)
         else:
-            ran = driver.eagerly(scene, driver.backend(scene.mode))
+            ran = driver.run_eager(scene, driver.backend(scene.mode))
     words.check(f"{mode}, {len(scene.prefixes)} requests of {scene.prefixes[0]} tokens, context {_context(driver)}")
     for one in ran:
         check_rows(one)
 
 
 def served(driver: Driver) -> None:
-    """One request in the running scheduler, up to the context's end."""
+    """Serve one request in the running scheduler up to the context's end."""
     serve_to_the_end(driver.scheduler, driver.setup)
 
 
-def _as_on_a_device(driver: Driver) -> None:
+def _use_full_masks(driver: Driver) -> None:
     if driver.device == "cpu":
         full_masks()
 
@@ -128,18 +131,18 @@ def _scene(driver: Driver, name: str) -> Scene:
     return next(one for one in eager_scenes(driver.setup) if one.name == name)
 
 
-def _ran(driver: Driver, scene: Scene) -> list[Ran]:
-    _as_on_a_device(driver)
-    return driver.eagerly(scene, driver.backend(scene.mode, scene.window))
+def _run_eager(driver: Driver, scene: Scene) -> list[ForwardResult]:
+    _use_full_masks(driver)
+    return driver.run_eager(scene, driver.backend(scene.mode, scene.window))
 
 
 def _graph(driver: Driver, mode: str, window: int) -> Graph:
-    _as_on_a_device(driver)
+    _use_full_masks(driver)
     try:
         return Graph(driver, Mode(mode), window)
     except NotImplementedError as error:
-        raise NotServed(f"it has no graphs: init_cuda_graph_state raises NotImplementedError {error}") from error
+        raise NotServed(f"it has no CUDA graphs: init_cuda_graph_state raises NotImplementedError {error}") from error
     except AttributeError as error:
         if "init_cuda_graph_state" not in str(error):
             raise
-        raise NotServed("it has no graphs: there is no init_cuda_graph_state") from error
+        raise NotServed("it has no CUDA graphs: there is no init_cuda_graph_state") from error

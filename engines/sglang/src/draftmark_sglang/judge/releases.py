@@ -1,6 +1,6 @@
-"""Released versions of SGLang, side by side: each in a folder of its own, with the transformers that it names.
+"""Download of SGLang releases, each to its own folder, with the transformers version that it requires.
 
-Only the wheels are fetched, never what they require: torch and everything else is the environment's own.
+Only these wheels are downloaded. torch and all other dependencies come from the environment.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path
 from draftmark.errors import DraftmarkError
 
 VARIABLE = "DRAFTMARK_RELEASES"
-"""Environment variable that names the folder of all releases."""
+"""Environment variable with the folder of all releases."""
 TOKENIZERS = {"5.19": ">=0.23.1,<0.24"}
-"""What a transformers of that beginning takes; older ones take `OLDER`."""
+"""tokenizers version for a transformers version that starts so. Older transformers versions take `OLDER`."""
 OLDER = ">=0.22,<=0.23.0"
 
 
 def folder_of(release: str) -> Path:
-    """Where a release is, or will be."""
+    """Return the folder of a release, which may not exist yet."""
     home = os.environ.get(VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftmark"
     return Path(home) / f"sglang-{release}"
 
 
 def prepare(release: str) -> None:
-    """Download a release, unless it is there.
+    """Download a release unless its folder exists.
 
     Raises:
-        DraftmarkError: the name is none of a release, or pip could not fetch it.
+        DraftmarkError: `release` is not a version number, or pip cannot download it.
     """
     if not re.fullmatch(r"\d+(\.\d+)*(\.post\d+|rc\d+)?", release):
-        raise DraftmarkError(f"release {release!r} is no version; write one as PyPI does, e.g. 0.5.12.post1")
+        raise DraftmarkError(f"release {release!r} is not a version; write a version of PyPI, e.g. 0.5.12.post1")
     folder = folder_of(release)
     if folder.exists():
         return
@@ -48,11 +48,11 @@ def prepare(release: str) -> None:
             taken = next((spec for start, spec in TOKENIZERS.items() if version.startswith(start)), OLDER)
             _install(scratch, f"tokenizers{taken}")
         Path(scratch).rename(folder)
-        Path(scratch).mkdir()  # what `TemporaryDirectory` removes
+        Path(scratch).mkdir()  # `TemporaryDirectory` removes it
 
 
 def _requirement(folder: Path, distribution: str, name: str) -> str:
-    """The requirement that a distribution's metadata names, e.g. ``"transformers==5.6.0"``; "" for none."""
+    """Return the pinned requirement in a distribution's metadata, e.g. ``"transformers==5.6.0"``; "" for none."""
     metadata = (folder / f"{distribution}.dist-info" / "METADATA").read_text(encoding="utf-8")
     found = re.search(rf"^Requires-Dist: ({name}==[\w.]+)\s*$", metadata, re.MULTILINE)
     return found.group(1) if found else ""
@@ -63,5 +63,5 @@ def _install(folder: str, requirement: str) -> None:
     command += ["--only-binary", ":all:", "--target", folder, requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
-        raise DraftmarkError(f"pip could not fetch {requirement}: {last[0]}")
+        last = done.stderr.strip().splitlines()[-1:] or ["pip printed no error"]
+        raise DraftmarkError(f"pip could not download {requirement}: {last[0]}")

@@ -1,4 +1,4 @@
-"""The requests of a scene in SGLang's pools: pages, rows of `req_to_token`, and which slot each token has."""
+"""Placement of a scene's requests in SGLang's pools: pages, rows of `req_to_token`, and each token's KV slot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .setups import Scene, Setup
 
 @dataclass(frozen=True)
 class Placed:
-    """A scene's requests with their pages; request n has row n + 1 of `req_to_token`, since row 0 is SGLang's padding.
+    """Requests of a scene with their pages. Request n has row n + 1 of `req_to_token`; row 0 is SGLang's padding.
 
     Attributes:
-        requests: what the contract's oracle reads. Of draft steps: the committed tokens alone.
-        slots: of each request, the KV slot of each position of its row.
+        requests: requests for the contract's oracle; in a draft round they have committed tokens only.
+        slots: KV slot of each position, for each request.
     """
 
     scene: Scene
@@ -28,7 +28,7 @@ class Placed:
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """(request, row) of each query row, in order; of a draft step each branch is a row."""
+        """(request, row) of each query row, in order. In a draft step, each branch is a row."""
         count = [self.setup.topk] * len(self.requests) if self.scene.mode is Mode.DRAFT else None
         return [
             (n, row)
@@ -37,7 +37,7 @@ class Placed:
         ]
 
     def draft_slot(self, request: int, branch: int, step: int) -> int:
-        """Where SGLang stores a draft token (`speculative/spec_utils.py`, `assign_draft_cache_locs`)."""
+        """Return the KV slot of a draft token, as SGLang assigns it (`assign_draft_cache_locs` in `spec_utils.py`)."""
         length, steps = self.scene.prefixes[request], self.setup.num_steps
         if self.setup.page_size == 1 or self.setup.topk == 1:
             return self.slots[request][length + branch * steps + step]
@@ -45,7 +45,7 @@ class Placed:
 
     @property
     def copied(self) -> list[tuple[int, int]]:
-        """(slot, copy) of the prefix's part of a page, which each further branch begins with where pages hold several.
+        """(source slot, target slot) pairs that copy the prefix's last, partial page to each branch after the first.
 
         SGLang's workers copy it before a draft round (`duplicate_prefix_tail_to_draft_branches`), and FA3 reads it.
         """
@@ -60,7 +60,7 @@ class Placed:
         ]
 
     def _branch_slot(self, request: int, branch: int, offset: int) -> int:
-        """A branch's slot at an offset behind the last whole page of the prefix."""
+        """Return a branch's slot at an offset after the last whole page of the prefix."""
         length, page = self.scene.prefixes[request], self.setup.page_size
         last = length % page
         pages = -(-(last + self.setup.num_steps) // page)
@@ -68,7 +68,7 @@ class Placed:
 
 
 def place(scene: Scene, setup: Setup, num_pages: int) -> Placed:
-    """Hand out shuffled pages, enough for every request's longest tail; page 0 is SGLang's padding page."""
+    """Assign random pages to all requests of a scene, enough for the longest tail. Page 0 is SGLang's padding page."""
     size, dice = setup.page_size, random.Random(f"{scene.name} {scene.seed}")
     needs = [-(-_positions(scene, setup, n) // size) for n in range(len(scene.prefixes))]
     ids = dice.sample(range(1, num_pages), sum(needs))
@@ -90,7 +90,7 @@ def _request(scene: Scene, setup: Setup, n: int, prefix: int, pages: tuple[int, 
 
 
 def _positions(scene: Scene, setup: Setup, n: int) -> int:
-    """Positions of a request's row that a forward of the scene may name."""
+    """Return the number of a request's positions that a forward of the scene may use."""
     prefix, page = scene.prefixes[n], setup.page_size
     if scene.mode is not Mode.DRAFT:
         return prefix + max(1, setup.num_draft_tokens, *(scene.rows or (1,)))

@@ -1,4 +1,4 @@
-"""SGLang's own `Scheduler` in this process, so that pools, runners and backends are made as SGLang makes them."""
+"""SGLang's `Scheduler` in this process, so that SGLang itself creates pools, runners and backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARGUMENTS = dict(
 
 
 def scheduler_for(setup: Setup, backend: str, device: str, folder: Path) -> Any:
-    """A scheduler with one of SGLang's attention backends, for a tiny model that is written into `folder`."""
+    """Create a scheduler with one of SGLang's attention backends, for a tiny model that is written to `folder`."""
     heads = heads_on(device)
     target, head = write_models(folder, heads)
     arguments: dict[str, Any] = ARGUMENTS | dict(

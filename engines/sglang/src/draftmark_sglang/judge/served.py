@@ -1,4 +1,4 @@
-"""A request in SGLang's own running scheduler, up to the context's end: does its row of `req_to_token` hold it?"""
+"""Check of a request in SGLang's running scheduler up to the context's end: its row of `req_to_token` must hold it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .guards import GuardWords
 from .setups import CONTEXT, Setup
 
 LEFT = 8
-"""Tokens between the prompt's end and the context's; SGLang takes no prompt that leaves fewer than seven."""
+"""Tokens from the prompt's end to the context's end. SGLang rejects a prompt that leaves fewer than seven."""
 
 
 def serve_to_the_end(scheduler: Any, setup: Setup) -> None:
-    """Serve one prompt until SGLang itself ends it.
+    """Serve one prompt until SGLang itself ends the request.
 
-    On a CPU a compiled function of SGLang's writes `req_to_token`; here its Triton kernel does, as on CUDA, on a copy
-    with guard words, whenever a write ends behind the row.
+    On a CPU, a compiled function of SGLang writes `req_to_token`. When a write would pass the row's end, this check
+    runs SGLang's Triton kernel, which CUDA uses, on a copy with guard words.
 
     Raises:
-        ContractViolation: what SGLang reserves for a round ends behind the request's row.
+        ContractViolation: the slots that SGLang reserves for a round pass the end of the request's row.
     """
     import sglang.srt.mem_cache.allocation as allocation
 
@@ -42,8 +42,8 @@ def serve_to_the_end(scheduler: Any, setup: Setup) -> None:
         allocation.assign_req_to_token_pool_func = original
 
 
-def _report(allocation: Any, given: tuple[Any, ...], setup: Setup) -> None:
-    rows, table, start, end, slots, count = given
+def _report(allocation: Any, arguments: tuple[Any, ...], setup: Setup) -> None:
+    rows, table, start, end, slots, count = arguments
     words = GuardWords(table.device.type)
     with words:
         copy = torch.zeros(table.shape, dtype=table.dtype, device=table.device)
@@ -52,16 +52,16 @@ def _report(allocation: Any, given: tuple[Any, ...], setup: Setup) -> None:
     allocation.assign_req_to_token_pool[(count,)](rows, copy, start, end, slots, table.shape[1], power)
     mine = torch.zeros(len(copy), dtype=torch.bool, device=table.device)
     mine[rows] = True
-    others = int((copy[~mine] != -1).sum()) + words.tensors[0].written_behind()
+    others = int((copy[~mine] != -1).sum()) + words.tensors[0].written_past_end()
     length, width, last = int(start.min()), table.shape[1], int(end.max())
     raise ContractViolation(
-        f"SGLang reserves {last - width} slots more than a row of req_to_token holds, and its kernel writes them "
-        "behind the row, where the next request's row begins",
+        f"SGLang reserves {last - width} more slots than a row of req_to_token holds, and its kernel writes them past "
+        "the row's end, where the next request's row begins",
         batch=f"one request of {length} tokens, context {CONTEXT}, topk {setup.topk}, {setup.num_steps} steps, "
         f"{setup.num_draft_tokens} drafts, page size {setup.page_size}",
         got=f"a row of {width}, {others} entries written outside of it",
         expected=f"a row of at least {last}",
         formula="context + reserve a round, where get_req_to_token_extra_context_len has 4 + num_draft_tokens",
         bug="sglang#33581",
-        remedy="the reserve is in that function for page sizes above 1 alone",
+        remedy="SGLang adds the reserve in that function only for page sizes above 1",
     )

@@ -1,4 +1,4 @@
-"""What SGLang is set up for, and the forwards that its backends are asked to run. No torch, no SGLang."""
+"""Servers that the judge starts, and the forwards that it runs on their backends. Imports no torch and no SGLang."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from draftmark import Mode
 
 CONTEXT, REQUESTS, LARGEST = 96, 4, 3
-"""A tiny model's; `LARGEST` requests are what graphs are captured for."""
+"""Context length of the tiny model, requests that the server admits, and requests of the captured CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The shape of its attention, and the type of its numbers, as torch calls it."""
+    """Attention heads of the tiny model, and its torch dtype name."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -22,17 +22,17 @@ class Heads:
 
 ON_A_CPU = Heads(4, 2, 16, "float32")
 ON_A_GPU = Heads(8, 2, 128, "bfloat16")
-"""What compiled kernels serve."""
+"""A shape that compiled attention kernels support."""
 
 
 def heads_on(device: str) -> Heads:
-    """Those that are judged on a device."""
+    """Return the attention heads that are judged on a device."""
     return ON_A_CPU if device == "cpu" else ON_A_GPU
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One server: a page size, and EAGLE's three numbers; all 0 where it does not speculate."""
+    """One server: a page size, and EAGLE's draft shape, which is all 0 without speculation."""
 
     name: str
     page_size: int
@@ -42,7 +42,7 @@ class Setup:
 
     @property
     def speculates(self) -> bool:
-        """Whether it drafts and verifies."""
+        """True when the server drafts and verifies."""
         return self.topk > 0
 
 
@@ -63,12 +63,13 @@ class Scene:
 
     Attributes:
         prefixes: committed tokens of each live request.
-        rows: of an EXTEND, the rows of each request; elsewhere the mode says them.
-        tree: of VERIFY, a kind of `draftmark_contract.cases.trees.verify_tree`.
-        window: positions to the left that a row sees beside itself, as SGLang's layers say it, or -1.
-        soft_cap: cap of the logits, or 0.
-        lengths_on_host: whether the host knows them.
-        mixed: whether an EXTEND is called mixed.
+        rows: query rows of each request of an EXTEND; empty in other modes, which imply the number.
+        tree: kind of draft tree in a VERIFY, see `draftmark_contract.cases.trees.verify_tree`.
+        window: tokens to the left of a row that it sees, without the row itself (`sliding_window_size`); -1 for all.
+        soft_cap: cap of the logits; 0 for none.
+        lengths_on_host: whether the batch has `seq_lens_cpu`.
+        mixed: whether an EXTEND uses SGLang's MIXED forward mode.
+        seed: seed of the tensors and the page table.
     """
 
     name: str
@@ -88,7 +89,7 @@ WINDOW = 6
 
 
 def eager_scenes(setup: Setup) -> list[Scene]:
-    """Forwards of every mode of a setup, each on a backend of its own."""
+    """Return forwards of every mode of a setup. Each runs on a new backend."""
     scenes = [
         Scene("extend", Mode.EXTEND, (0, 16, 7), (9, 4, 1)),
         Scene("mixed", Mode.EXTEND, (30, 0, 12), (1, 11, 1), mixed=True),
@@ -114,12 +115,12 @@ def eager_scenes(setup: Setup) -> list[Scene]:
 
 
 def replayed_modes(setup: Setup) -> list[Mode]:
-    """Modes that SGLang captures."""
+    """Return the modes that SGLang captures in CUDA graphs."""
     return [Mode.DECODE, *((Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND) if setup.speculates else ())]
 
 
 def replayed(setup: Setup, mode: Mode, window: int = -1) -> list[Scene]:
-    """Batches that one graph of `LARGEST` requests is replayed for: it grows, shrinks and changes its contents."""
+    """Return batches for the replays of one graph of `LARGEST` requests: they grow, shrink and change contents."""
     kind = "random" if setup.topk > 1 else "chain"
     batches = ((9,), (20, 1)) if mode is Mode.DRAFT else ((9,), (40, 1, 23), (3,))
     return [
@@ -127,7 +128,7 @@ def replayed(setup: Setup, mode: Mode, window: int = -1) -> list[Scene]:
     ]
 
 
-def at_the_wall(setup: Setup, mode: Mode, below: int) -> Scene:
-    """All requests `below` tokens below the context's end."""
+def context_end_scene(setup: Setup, mode: Mode, below: int) -> Scene:
+    """Return a scene with all requests `below` tokens below the context's end."""
     kind = "random" if setup.topk > 1 else "chain"
     return Scene("wall", mode, (CONTEXT - below,) * LARGEST, tree=kind)

@@ -1,4 +1,4 @@
-"""What each row of a run must be: the contract's own oracle, on the slots that SGLang's pools name."""
+"""Comparison of a forward's rows and stores with the contract's float64 oracle, on the slots of SGLang's pools."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from draftmark_contract.check import ContractViolation
 from draftmark_contract.oracle.attention import attend, tolerance
 from draftmark_contract.oracle.truth import Row, enumerate_truth
 
-from .driver import Ran
+from .driver import ForwardResult
 from .requests import Placed
 
 
 def visible(placed: Placed, step: int) -> dict[Row, tuple[int, ...]]:
-    """KV slots that each row may see."""
+    """Return the KV slots that each row may see."""
     scene = placed.scene
     if scene.mode is not Mode.DRAFT:
         return enumerate_truth(placed.requests, placed.setup.page_size, scene.window).visible
@@ -28,11 +28,11 @@ def visible(placed: Placed, step: int) -> dict[Row, tuple[int, ...]]:
     return found
 
 
-def check_rows(ran: Ran, bug: str = "") -> None:
-    """Every live row is within rounding of float64, and every padded one finite.
+def check_rows(ran: ForwardResult, bug: str = "") -> None:
+    """Check that live rows equal float64 attention within rounding, and that padding rows are finite.
 
     Raises:
-        ContractViolation: the first that is not.
+        ContractViolation: the error describes the first wrong row.
     """
     placed, scene = ran.placed, ran.placed.scene
     shape = AttentionShape(
@@ -58,12 +58,12 @@ def check_rows(ran: Ran, bug: str = "") -> None:
     if not bool(ran.out.isfinite().all()):
         bad = int((~ran.out.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ContractViolation(
-            f"row {bad}, which belongs to a padded request, is not finite", batch=_words(ran), bug=bug
+            f"row {bad}, which belongs to a padding request, is not finite", batch=_describe(ran), bug=bug
         )
 
 
 def _report(
-    ran: Ran,
+    ran: ForwardResult,
     rows: list[Row],
     seen: dict[Row, tuple[int, ...]],
     expected: torch.Tensor,
@@ -76,19 +76,19 @@ def _report(
     head, dim = (int(one) for one in wrong[first].nonzero()[0])
     raise ContractViolation(
         f"request {n}, row {row} is not attention over the {len(seen[n, row])} tokens that it sees "
-        f"({len(bad)} of {len(rows)} rows are wrong: {_short(rows, bad)})",
-        batch=_words(ran),
+        f"({len(bad)} of {len(rows)} rows are wrong: {_list_rows(rows, bad)})",
+        batch=_describe(ran),
         got=f"out[head {head}, {dim}] = {float(ran.out[first, head, dim]):.6f}",
         expected=f"{float(expected[first, head, dim]):.6f}",
         bug=bug,
     )
 
 
-def check_stores(ran: Ran) -> None:
-    """Each row's K and V lie in its slot, and no other slot but page 0's has changed.
+def check_stores(ran: ForwardResult) -> None:
+    """Check that each row's K and V are in its slot, and that no other slot outside page 0 has changed.
 
     Raises:
-        ContractViolation: the first slot of which this is not so.
+        ContractViolation: the error names the first wrong slot.
     """
     live = len(ran.placed.rows)
     mine = set(ran.writes[:live])
@@ -101,11 +101,11 @@ def check_stores(ran: Ran) -> None:
             slot = int(changed.nonzero()[0])
             what = "a row's own slot does not hold it" if slot in mine else "a slot that no row stores has changed"
             raise ContractViolation(
-                f"{what}: {name} of slot {slot}", batch=_words(ran), got=after[slot, 0, :2].tolist()
+                f"{what}: {name} of slot {slot}", batch=_describe(ran), got=after[slot, 0, :2].tolist()
             )
 
 
-def _words(ran: Ran) -> str:
+def _describe(ran: ForwardResult) -> str:
     scene, setup = ran.placed.scene, ran.placed.setup
     step = f" step {ran.step}" if scene.mode is Mode.DRAFT else ""
     more = f", window {scene.window}" if scene.window >= 0 else ""
@@ -118,6 +118,6 @@ def _words(ran: Ran) -> str:
     return "\n      ".join([head, *(f"r{n}: {line}" for n, line in enumerate(lines))])
 
 
-def _short(rows: list[Row], bad: list[int], most: int = 6) -> str:
+def _list_rows(rows: list[Row], bad: list[int], most: int = 6) -> str:
     shown = ", ".join(f"r{rows[one][0]} row {rows[one][1]}" for one in bad[:most])
     return shown + (", …" if len(bad) > most else "")

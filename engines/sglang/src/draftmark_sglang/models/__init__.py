@@ -1,1 +1,1 @@
-"""Model classes that SGLang loads by name, for SGLANG_EXTERNAL_MODEL_PACKAGE: draftmark's draft heads."""
+"""Model classes of draftmark's draft heads. SGLang loads them by name (SGLANG_EXTERNAL_MODEL_PACKAGE)."""

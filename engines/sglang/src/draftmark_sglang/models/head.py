@@ -1,8 +1,8 @@
-"""draftmark's draft head as an EAGLE-3 drafter of SGLang; `draftmark_sglang.heads` writes a folder of one.
+"""draftmark's draft head as an EAGLE-3 draft model for SGLang. `draftmark_sglang.heads` writes its model folder.
 
-It differs from SGLang's EAGLE-3 Llama in how it joins token and feature: both are normed, joined by one product, and
-added to the feature; then follows a usual Llama layer. Scores and embedding are the target's own. The layer is put
-together here, since SGLang's carries the residual in another way from release to release.
+The head differs from SGLang's EAGLE-3 Llama in its input. It normalizes token embedding and feature, projects both
+together, and adds the result to the feature. A usual Llama layer follows. Embedding and output rows are the target's.
+The layer is defined here, because SGLang's own layer passes the residual differently from release to release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = {
     "mlp.down_proj": "mlp.down_proj",
     "output_norm": "norm",
 }
-"""A module of the head, by its name here."""
+"""Module names in a head's file, and the modules here that load them."""
 STACKED: dict[str, tuple[str, str | int]] = {
     "attention.q_proj": ("attention.qkv_proj", "q"),
     "attention.k_proj": ("attention.qkv_proj", "k"),
@@ -41,11 +41,11 @@ STACKED: dict[str, tuple[str, str | int]] = {
     "mlp.gate_proj": ("mlp.gate_up_proj", 0),
     "mlp.up_proj": ("mlp.gate_up_proj", 1),
 }
-"""Modules that SGLang keeps in one: its name, and which part of it they are."""
+"""Modules that SGLang stacks in one weight: the stacked module's name, and the part of it."""
 
 
 class _Head(nn.Module):
-    """The layers."""
+    """Layers of the draft head."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ class _Head(nn.Module):
     def forward(
         self, input_ids: Any, positions: Any, forward_batch: Any, input_embeds: Any = None, pp_proxy_tensors: Any = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """What is scored, and what the next draft step takes for its feature."""
+        """Return the hidden state for the output rows, and the feature for the next draft step."""
         tokens = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
         feature = forward_batch.spec_info.hidden_states
-        if feature.shape[-1] != tokens.shape[-1]:  # the target's, not this function's own
+        if feature.shape[-1] != tokens.shape[-1]:  # these are the target's hidden states, not a draft step's feature
             feature = self.fuse(feature)
         if not feature.shape[0]:  # an idle batch
             return feature, [feature]
@@ -84,15 +84,15 @@ class _Head(nn.Module):
 
 
 def _rope_theta(config: Any) -> float:
-    """Where this release of transformers keeps it."""
+    """Return the RoPE base, which transformers releases store in different places."""
     return float(getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"])
 
 
 class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  # sglang has no types here
-    """A draft head in SGLang's place for EAGLE-3.
+    """draftmark's draft head in the place of SGLang's EAGLE-3 model.
 
     Raises:
-        EngineError: tensor parallelism, where no rank has all of the target's output rows.
+        EngineError: tensor parallelism is on, so no rank has all of the target's output rows.
     """
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
@@ -104,25 +104,25 @@ class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  #
         self.lm_head = ParallelLMHead(config.draft_vocab_size, config.hidden_size)
         if self.lm_head.weight.shape[0] < config.draft_vocab_size:
             raise EngineError(
-                "a head of draftmark's takes the target's output rows, of which a rank has a part; use --tp 1"
+                "a draftmark head needs all of the target's output rows, but a TP rank has only a part; use --tp 1"
             )
         scored = type(config)(**(config.to_dict() | dict(vocab_size=config.draft_vocab_size)))
         self.logits_processor = LogitsProcessor(scored)
         self.capture_aux_hidden_states, self.load_lm_head_from_target = True, True
         self.hot_token_id: torch.Tensor | None = None
-        LAST_FEATURE.asked = True
+        LAST_FEATURE.enabled = True
 
     def set_embed_and_head(self, embed: torch.Tensor, head: torch.Tensor) -> None:
-        """Take the target's embedding, and the output rows of the tokens that the head drafts."""
+        """Set the target's embedding, and the output rows of the tokens that the head can draft."""
         rows = head if self.hot_token_id is None else head[self.hot_token_id.to(head.device)]
         self.model.embed_tokens.weight, self.lm_head.weight = embed, nn.Parameter(rows, requires_grad=False)
 
     def get_hot_token_id(self) -> torch.Tensor | None:
-        """The target's token of each token that is drafted."""
+        """Return the target's token id of each token that the head can draft; None for the whole vocabulary."""
         return self.hot_token_id
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load a head's own file."""
+        """Load the weights of a head's own file."""
         parameters = dict(self.model.named_parameters())
         for name, tensor in weights:
             if name == "d2t":

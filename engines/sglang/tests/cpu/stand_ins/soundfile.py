@@ -1,1 +1,1 @@
-"""Stand-in for tests on a CPU: SGLang imports it for speech alone."""
+"""Stand-in for tests on a CPU: SGLang uses soundfile for speech only."""

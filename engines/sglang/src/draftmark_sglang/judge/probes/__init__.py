@@ -1,5 +1,5 @@
-"""Metadata and sizes of SGLang's backends that cannot run on a CPU, asked of their own unmodified code.
+"""Checks of metadata and buffer sizes of SGLang backends that cannot run on a CPU, computed by their unmodified code.
 
-Each module builds a backend's class without its constructor, which wants a device, sets what its methods read, calls
-them on the CPU, and compares what they left with integers that follow from the batch alone.
+Each module creates a backend object without its constructor, which needs a device. It sets the attributes that the
+methods read, calls the methods on the CPU, and compares the results with integers computed from the batch.
 """

@@ -1,4 +1,4 @@
-"""Objects of a release's classes without their constructors, and what a release does not have."""
+"""Objects of SGLang's classes without their constructors, and errors for names that a release lacks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from draftmark_contract.judge.item import NotAsked
 
 
 def member(module: str, name: str) -> Any:
-    """A class or function of the installed SGLang.
+    """Return a class or function of the installed SGLang.
 
     Raises:
-        NotAsked: this release has none of that name, or imports what is not installed here.
+        NotAsked: this release lacks the name, or imports a package that is not installed.
     """
     try:
         return getattr(importlib.import_module(f"sglang.{module}"), name)
@@ -23,16 +23,16 @@ def member(module: str, name: str) -> Any:
         lacks = str(error.name)
         if lacks.partition(".")[0] != "sglang":
             remedy = "pip install sglang brings it"
-            raise NotAsked(f"SGLang imports {lacks}, which is not installed here; {remedy}") from error
-        raise NotAsked(f"this release has no {lacks}, where {name} is looked for") from error
+            raise NotAsked(f"SGLang imports {lacks}, which is not installed; {remedy}") from error
+        raise NotAsked(f"this release has no module {lacks}, which should contain {name}") from error
     except (ImportError, AttributeError) as error:
         raise NotAsked(f"this release has no sglang.{module}.{name}: {error}") from error
 
 
 def bare(kind: Any, **attributes: Any) -> Any:
-    """An object of a class, without its constructor.
+    """Create an object of a class without its constructor.
 
-    A method that reads an attribute that it lacks raises `NotAsked`: this release reads more than the probe knows.
+    A method that reads an attribute outside `attributes` raises `NotAsked`: the probe does not fit this release.
     """
 
     def lacks(self: Any, name: str) -> Any:
@@ -47,7 +47,7 @@ def bare(kind: Any, **attributes: Any) -> Any:
 
 
 def translator(req_to_token: torch.Tensor) -> Any:
-    """What newer releases read KV slots through: here, `req_to_token` itself."""
+    """Return a stand-in for the KV index translator of newer releases; it returns `req_to_token` itself."""
 
     def read_source(plan: Any, *, req_pool_indices: torch.Tensor, **_: Any) -> Any:
         return SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Graph buffers of backends that size them from numbers: Ascend's block tables, and Triton's verify mask."""
+"""Sizes of CUDA graph buffers: the block table of the Ascend backend, and the verify mask of the Triton backend."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PAGE, CONTEXT, DRAFTS, REQUESTS, LENGTH = 16, 64, 6, 2, 60
 
 
 def check_ascend() -> None:
-    """The graph's block table has a column for the drafts of a request at the context's end.
+    """Check that the graph's block table has columns for the drafts of a request at the context's end.
 
     Raises:
-        ContractViolation: it ends at the context.
+        ContractViolation: the table has too few columns.
     """
     made = bare(
         member("srt.hardware_backend.npu.attention.ascend_backend", "AscendAttnBackend"),
@@ -32,18 +32,26 @@ def check_ascend() -> None:
     )
     try:
         made.init_cuda_graph_state(REQUESTS, REQUESTS * DRAFTS)
-    except RuntimeError as error:  # from 0.5.18 on it asks for the server's settings, which nobody has published here
+    except RuntimeError as error:  # from 0.5.18 on it reads the published server arguments; a probe has none
         raise NotAsked(f"its sizes depend on a running server's settings: {str(error).partition('.')[0]}") from error
     columns, need = made.graph_metadata["block_tables"].shape[1], -(-(LENGTH + DRAFTS) // PAGE)
     formula = "ceil((length + num_draft_tokens) / page_size)"
-    check_room("the graph's block table", "columns", columns, need, batch=_said(), formula=formula, bug="sglang#22778")
+    check_room(
+        "the graph's block table",
+        "columns",
+        columns,
+        need,
+        batch=_describe_batch(),
+        formula=formula,
+        bug="sglang#22778",
+    )
 
 
 def check_verify_mask() -> None:
-    """The verify mask of Triton's graph holds a row of (length + drafts) entries for each draft of each request.
+    """Check that the verify mask of Triton's graph has (length + drafts) entries for each draft of each request.
 
     Raises:
-        ContractViolation: it holds less.
+        ContractViolation: the mask has fewer entries.
     """
     made = bare(
         member("srt.layers.attention.triton_backend", "TritonAttnBackend"),
@@ -68,8 +76,10 @@ def check_verify_mask() -> None:
     mask: torch.Tensor = made.verify_mask.buffer if old is None else old
     have, need = mask.numel(), REQUESTS * DRAFTS * (LENGTH + DRAFTS)
     formula = "requests * num_draft_tokens * (length + num_draft_tokens)"
-    check_room("the graph's verify mask", "entries", have, need, batch=_said(), formula=formula, bug="sglang#29450")
+    check_room(
+        "the graph's verify mask", "entries", have, need, batch=_describe_batch(), formula=formula, bug="sglang#29450"
+    )
 
 
-def _said() -> str:
+def _describe_batch() -> str:
     return f"verification: lengths {[LENGTH] * REQUESTS}, {DRAFTS} drafts, context {CONTEXT}, page size {PAGE}"

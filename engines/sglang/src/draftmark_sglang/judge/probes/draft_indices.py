@@ -1,4 +1,4 @@
-"""The KV indices of a multi-step draft backend, in its graph's buffers: do they fit, and are they the right slots?"""
+"""KV indices of multi-step draft backends in their CUDA graph buffers: the buffers' sizes, and the slots."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ KINDS = {
     "triton": ("srt.layers.attention.triton_backend", "TritonMultiStepDraftBackend"),
 }
 EXTRA = 64
-"""Columns of `req_to_token` beyond the context."""
+"""Columns of `req_to_token` past the context length."""
 
 
 def check(
     backend: str, topk: int, lengths: tuple[int, ...] = LENGTHS, steps: int = STEPS, bug: str = "sglang#27338"
 ) -> None:
-    """Fill the buffers of `init_cuda_graph_state` for these requests, and compare each row with `req_to_token`.
+    """Fill the buffers of `init_cuda_graph_state`, and compare each row of `kv_indices` with `req_to_token`.
 
     Raises:
-        ContractViolation: a row is shorter than its last step needs, something was written outside, or a slot is wrong.
+        ContractViolation: a row is too short for its last step, a write missed the buffer, or a slot is wrong.
     """
     table = (torch.arange(8 * (CONTEXT + EXTRA)).view(8, -1) * 7 % 4093).to(torch.int32)
     made, words = _backend(backend, topk, len(lengths), steps, table), GuardWords()
@@ -38,7 +38,7 @@ def check(
     buffer = made.cuda_graph_kv_indices
     _check_width(buffer, topk, lengths, steps, bug)
     _fill(made, topk, lengths, table)
-    words.check(_said(topk, lengths, steps), bug)
+    words.check(_describe_batch(topk, lengths, steps), bug)
     _check_slots(made, topk, lengths, steps, table, bug)
 
 
@@ -77,7 +77,7 @@ def _check_width(buffer: torch.Tensor, topk: int, lengths: tuple[int, ...], step
         "entries",
         width,
         need,
-        batch=_said(topk, lengths, steps),
+        batch=_describe_batch(topk, lengths, steps),
         formula="topk * sum of lengths + requests * topk * num_steps",
         bug=bug,
         each=" a row",
@@ -111,13 +111,13 @@ def _check_slots(made: Any, topk: int, lengths: tuple[int, ...], steps: int, tab
                 got = row[bounds[at] : bounds[at + 1]]
                 if got != want:
                     raise ContractViolation(
-                        f"step {step}, request {n}, branch {branch} does not name the slots that it sees",
-                        batch=_said(topk, lengths, steps),
+                        f"step {step}, request {n}, branch {branch}: kv_indices differ from the visible slots",
+                        batch=_describe_batch(topk, lengths, steps),
                         got=f"{len(got)} slots, {got[:3]} … {got[-3:]}",
                         expected=f"{len(want)} slots, {want[:3]} … {want[-3:]}",
                         bug=bug,
                     )
 
 
-def _said(topk: int, lengths: tuple[int, ...], steps: int) -> str:
+def _describe_batch(topk: int, lengths: tuple[int, ...], steps: int) -> str:
     return f"draft round: lengths {list(lengths)}, context {CONTEXT}, topk {topk}, {steps} steps, page size 1"

@@ -1,9 +1,12 @@
-"""The draft rounds that are probed. No torch."""
+"""Lengths and steps of the draft rounds that the probes run. Imports no torch."""
 
 from __future__ import annotations
 
 CONTEXT, STEPS, LENGTHS = 40, 4, (30, 29, 29)
-"""Three requests that are far from the context's end, so that nothing but a missing factor can be short."""
+"""Three requests far from the context's end, so that a buffer is too small only if a factor is missing in its size."""
 AT_THE_END, STEPS_AT_THE_END = (CONTEXT - 4,) * 3, 6
-"""As far as SGLang lets a request come: it ends one with two tokens less than the context, of which a round has one
-more to come, and one pending. Drafts are not counted."""
+"""Longest lengths that SGLang reaches, and steps.
+
+SGLang ends a request 2 tokens below the context, and 2 further tokens are in flight: one pending, one of the round.
+Draft tokens are not counted.
+"""

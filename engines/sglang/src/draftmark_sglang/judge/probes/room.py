@@ -1,4 +1,4 @@
-"""Whether a buffer that a release sizes by itself has room for what a batch needs."""
+"""Comparison of a buffer's size with the size that a batch needs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from draftmark_contract.check import ContractViolation
 def check_room(
     what: str, unit: str, have: int, need: int, *, batch: str, formula: str, bug: str, each: str = ""
 ) -> None:
-    """Compare the room of a buffer with a need that follows from the batch.
+    """Compare a buffer's size with the need of a batch.
 
     Args:
-        each: what has that room, where the buffer has several, e.g. `` a row``.
+        what: name of the buffer.
+        unit: unit of `have` and `need`, in the plural.
+        batch, formula, bug: details of the error.
+        each: part of the buffer that has this size, e.g. `` a row``; "" for the whole buffer.
 
     Raises:
-        ContractViolation: `what` has fewer `unit` than are needed.
+        ContractViolation: `have` is less than `need`.
     """
     if need > have:
         raise ContractViolation(

@@ -1,4 +1,4 @@
-"""Lengths and page tables of the TRT-LLM backend in a graph: filled at capture, wide enough at the context's end."""
+"""Lengths and page tables in the TRT-LLM backend's CUDA graphs: filled at capture, and wide enough."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MODULE = "srt.layers.attention.trtllm_mha_backend"
 
 
 def check_capture() -> None:
-    """Capture a draft step: the lengths that its kernel will read are those of the batch, not zeros.
+    """Check that the capture of a draft step fills the lengths that its kernel reads.
 
     Raises:
-        ContractViolation: they are not.
+        ContractViolation: the lengths are not those of the batch.
     """
     made = _backend()
     lengths = torch.tensor([5, 9], dtype=torch.int64)
@@ -38,10 +38,10 @@ def check_capture() -> None:
 
 
 def check_width() -> None:
-    """A replayed verification of a request at the context's end has a column for each page that its lengths name.
+    """Check that a replayed verification has a page table column for each page of its lengths, at the context's end.
 
     Raises:
-        ContractViolation: the lengths name more pages than the table has columns.
+        ContractViolation: the lengths need more pages than the table has columns.
     """
     made = _backend()
     lengths = torch.full((REQUESTS,), AT_THE_END, dtype=torch.int64)
@@ -53,7 +53,7 @@ def check_width() -> None:
     need = -(-reads // PAGE)
     if need > columns:
         raise ContractViolation(
-            f"the page table is short by {need - columns} columns for the lengths beside it",
+            f"the page table has {need - columns} columns too few for its cache_seqlens",
             batch=f"verification: lengths {lengths.tolist()}, {DRAFTS} drafts, context {CONTEXT}, page size {PAGE}",
             got=f"page_table {list(metadata.page_table.shape)}",
             expected=f"{need} columns: cache_seqlens is {reads}",
@@ -68,7 +68,7 @@ def _backend() -> Any:
         member(MODULE, "TRTLLMHAAttnBackend"),
         device="cpu",
         max_context_len=CONTEXT,
-        max_num_pages=-(-CONTEXT // PAGE),  # as its constructor has it, in releases that keep it
+        max_num_pages=-(-CONTEXT // PAGE),  # the constructor's value, in releases that have the attribute
         page_size=PAGE,
         req_to_token=table,
         req_to_token_pool=SimpleNamespace(req_to_token=table),
@@ -89,7 +89,7 @@ def _backend() -> Any:
 
 
 def _prepare(made: Any, mode: str, spec_info: Any, lengths: torch.Tensor, capture: bool) -> None:
-    """The release's own preparation of a capture or a replay; until 0.5.12 two functions, and one since."""
+    """Prepare a capture or a replay with the release's own functions: two until 0.5.12, one in later releases."""
     forward_mode = getattr(member("srt.model_executor.forward_batch_info", "ForwardMode"), mode)
     rows = torch.arange(1, REQUESTS + 1)
     tokens = REQUESTS * (1 if mode == "DECODE" else DRAFTS)

@@ -1,4 +1,4 @@
-"""What n-gram verification leaves behind: are the host's three copies of the lengths the same?"""
+"""Lengths on the host after an n-gram verification: `seq_lens_sum` must equal the sum of `seq_lens`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LENGTHS, ACCEPTED = (20, 7, 31), (3, 0, 2)
 
 
 def check() -> None:
-    """Accept some drafts, and compare `seq_lens_sum` with the sum of `seq_lens`, which sizes the next index buffer.
+    """Accept some drafts, and compare `seq_lens_sum`, which sizes the next index buffer, with the sum of `seq_lens`.
 
     Raises:
-        ContractViolation: they differ.
+        ContractViolation: the sums differ.
     """
     kind = member("srt.speculative.ngram_info", "NgramVerifyInput")
     if not hasattr(kind, "verify"):
@@ -32,7 +32,7 @@ def check() -> None:
         draft_token_num=4,
         num_correct_drafts=torch.tensor(ACCEPTED, dtype=torch.int32),
         accept_tokens=torch.zeros(0, dtype=torch.int64),
-        # What the kernel decides, and what is done with texts and slots, is given: lengths alone are judged.
+        # The kernel, and the functions that change texts and slots, are replaced: only lengths are judged.
         _greedy_verify=lambda batch, logits: None,
         _fill_requests=lambda batch, logits: None,
         _free_cache=lambda *given: None,
@@ -41,7 +41,7 @@ def check() -> None:
     total, kept = int(batch.seq_lens.sum()), batch.seq_lens_sum
     if total != kept:
         raise ContractViolation(
-            f"seq_lens_sum stays behind, so the next forward's kv_indices are short by {total - kept} entries",
+            f"seq_lens_sum is not updated, so the next forward's kv_indices are short by {total - kept} entries",
             batch=f"n-gram verify: lengths {list(LENGTHS)}, accepted {[n + 1 for n in ACCEPTED]} tokens",
             got=kept,
             expected=f"{total}, the sum of seq_lens {batch.seq_lens.tolist()}",
@@ -60,7 +60,7 @@ def _batch() -> Any:
 
 
 class _Sampling:
-    """Greedy, without penalties."""
+    """Sampling information for greedy sampling without penalties."""
 
     has_custom_logit_processor, logit_bias, is_all_greedy = False, None, True
     penalizer_orchestrator = SimpleNamespace(is_required=False)

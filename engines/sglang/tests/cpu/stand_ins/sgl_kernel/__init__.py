@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: what a dense text model needs of SGLang's compiled kernels, in torch."""
+"""Stand-in for tests on a CPU: SGLang's compiled kernels that a dense text model needs, in torch."""
 
 from draftmark_sglang.judge.absent import names_of, stand_in
 

@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: which KV slots a request's positions have, and moves between slots."""
+"""Stand-in for tests on a CPU: SGLang's kernels that assign KV slots to positions and move KV between slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _spans(start: torch.Tensor, end: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def assign_req_to_token_pool_cpu(rows, req_to_token, start, end, out_cache_loc, width) -> None:
-    """req_to_token[rows[i], start[i]:end[i]] = the next slots of out_cache_loc."""
+    """Write the next slots of out_cache_loc to req_to_token[rows[i], start[i]:end[i]] for each request i."""
     at = 0
     for row, (low, high) in zip(rows.tolist(), _spans(start, end), strict=True):
         assert high <= width, f"row {row} ends at {width}, but {high} is written"
@@ -21,7 +21,7 @@ def assign_req_to_token_pool_cpu(rows, req_to_token, start, end, out_cache_loc, 
 
 
 def assign_extend_cache_locs_cpu(rows, req_to_token, start, end, out_cache_loc, width) -> None:
-    """The next slots of out_cache_loc = req_to_token[rows[i], start[i]:end[i]]."""
+    """Write req_to_token[rows[i], start[i]:end[i]] of each request i to the next slots of out_cache_loc."""
     at = 0
     for row, (low, high) in zip(rows.tolist(), _spans(start, end), strict=True):
         assert high <= width, f"row {row} ends at {width}, but {high} is read"
@@ -30,26 +30,26 @@ def assign_extend_cache_locs_cpu(rows, req_to_token, start, end, out_cache_loc, 
 
 
 def assign_draft_cache_locs_contiguous_cpu(rows, req_to_token, seq_lens, out_cache_loc, width, topk, num_steps) -> None:
-    """The slots of topk · num_steps positions behind each request's length."""
+    """Write the slots of the topk · num_steps positions after each request's length to out_cache_loc."""
     end = seq_lens + topk * num_steps
     assign_extend_cache_locs_cpu(rows, req_to_token, seq_lens, end, out_cache_loc, width)
 
 
 def fill_bonus_tokens_cpu(accept_tokens, accept_lens, bonus_tokens, stride) -> None:
-    """The last accepted token of each request."""
+    """Write the last accepted token of each request to bonus_tokens."""
     last = torch.arange(len(accept_lens)) * stride + accept_lens.long() - 1
     bonus_tokens.copy_(accept_tokens.flatten()[last])
 
 
 def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_loc) -> None:
-    """The slots of accepted nodes, in one piece; -1 accepts nothing."""
+    """Write the slots of accepted nodes contiguously; an index of -1 is no node."""
     kept = accept_index.flatten()
     kept = kept[kept >= 0].long()
     accept_out_cache_loc[: len(kept)] = out_cache_loc[kept]
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs, strides, target, source) -> None:
-    """In every buffer the rows `source` become the rows `target`; all are read before any is written."""
+    """Copy rows `source` to rows `target` in every buffer; all rows are read before any is written."""
     for pointer, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         rows = [ctypes.string_at(pointer + row * stride, stride) for row in source.tolist()]
         for row, content in zip(target.tolist(), rows, strict=True):

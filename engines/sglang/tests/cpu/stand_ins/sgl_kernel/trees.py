@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: a draft tree from scores, its links, and the greedy walk along the target's tokens."""
+"""Stand-in for tests on a CPU: building a draft tree from scores, its links, and greedy tree verification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ QLEN_ONLY = 1
 
 
 def _links(parents: list[int], next_token, next_sibling) -> None:
-    """First child and next sibling of each node; children ascend. A node without a parent hangs nowhere."""
+    """Write the first child and next sibling of each node, in ascending order; nodes without a parent are skipped."""
     for node in range(len(parents) - 1, 0, -1):
         parent = parents[node]
         if parent < 0:
@@ -32,8 +32,8 @@ def build_tree_kernel_efficient_cpu(
     nodes,
     mask_mode,
 ) -> None:
-    """Each selected score names its parent's place in `parent_list`, which names the parent's score."""
-    assert mask_mode == QLEN_ONLY, "on a CPU SGLang asks for masks of draft tokens alone"
+    """Build masks, positions and links: a selected score gives an index in `parent_list`, which has the parent."""
+    assert mask_mode == QLEN_ONLY, "on a CPU SGLang requests masks of draft tokens only"
     batch = len(seq_lens)
     mask = tree_mask[: batch * nodes * nodes].view(batch, nodes, nodes)
     for r in range(batch):
@@ -56,7 +56,7 @@ def build_tree_kernel_efficient_cpu(
 def reconstruct_indices_from_tree_mask(
     tree_mask, seq_lens, positions, retrieve_index, retrieve_next_token, retrieve_next_sibling, batch, nodes
 ) -> None:
-    """A node's parent is the last of its ancestors."""
+    """Compute positions and links from masks: a node's parent is the last of its ancestors."""
     mask = tree_mask.view(batch, nodes, nodes)
     retrieve_next_token.fill_(-1)
     retrieve_next_sibling.fill_(-1)
@@ -79,7 +79,7 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling,
     target_predict,
 ) -> None:
-    """Follow the child that carries the target's token for as long as there is one."""
+    """Accept the child with the target's token, node by node, until no child has it."""
     target = target_predict.flatten()
     for r in range(len(candidates)):
         last, node, count = int(retrive_index[r, 0]), 0, 0

@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: SGLang and transformers import it for images alone."""
+"""Stand-in for tests on a CPU: SGLang and transformers use torchvision for images only."""
 
 from draftmark_sglang.judge.absent import names_of, stand_in
 
