@@ -11,7 +11,8 @@ import torch
 from benchmarks.spans import Span, covered
 
 ATTENTION = (
-    *("attend_", "merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),
+    *("attend_", "combine_splits", "write_kv_rows", "write_metadata_", "write_tree_tail"),
+    *("merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),  # the same kernels in older records
     *("flash::", "_fused_metadata", "store_kvcache", "merge_attn_states"),
     *("BatchPrefill", "BatchDecode", "MergeStates"),
     *("_fwd_", "_kv_indices", "num_kv_splits"),

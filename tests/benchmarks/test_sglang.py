@@ -26,7 +26,7 @@ def _bytes(server: Server) -> float:
 
 
 @pytest.mark.parametrize("wave", WAVES)
-def test_a_wave_fits_into_one_gpu(wave: tuple[Server, ...]) -> None:
+def test_wave_fits_into_one_gpu(wave: tuple[Server, ...]) -> None:
     """The servers of a wave fit into one GPU: each holds its KV at the same time."""
     assert sum(map(_bytes, wave)) < 0.97 * H200
 
@@ -36,13 +36,13 @@ def test_every_server_is_measured_once() -> None:
     assert len(set(SERVERS)) == len(SERVERS)
 
 
-def test_every_peer_has_draftmark_beside_it() -> None:
+def test_every_peer_has_a_draftmark_server() -> None:
     """Every peer has a draftmark server with the same case, page size and points."""
     ours = {(server.case, server.points) for server in SERVERS if server.backend == "draftmark"}
     assert {(server.case, server.points) for server in SERVERS} == ours
 
 
-def test_a_recorded_row_is_one_of_the_plan() -> None:
+def test_recorded_row_is_in_the_plan() -> None:
     """A recorded row has a planned server that measures its point."""
     planned = {(one.case.name, one.case.page_size, one.backend): one for one in SERVERS}
     for row in json.loads(RECORD.read_text())["rows"]:
@@ -54,7 +54,7 @@ def test_a_recorded_row_is_one_of_the_plan() -> None:
         assert row["tokens_per_s"] > 0
 
 
-def test_the_record_says_what_it_is() -> None:
+def test_record_describes_its_runs() -> None:
     """Each run has device, versions, commit, other load and missing cases; the texts add up."""
     record = json.loads(RECORD.read_text())
     runs = record["runs"]
@@ -65,13 +65,13 @@ def test_the_record_says_what_it_is() -> None:
     assert all(one["equal"] + len(one["parted"]) == one["texts"] for one in record["equality"])
 
 
-def test_the_page_shows_the_record() -> None:
+def test_page_shows_the_record() -> None:
     """docs/sglang.md has the summary that `python -m benchmarks.sglang.tables` writes."""
     text = PAGE.read_text()
     assert page(text, json.loads(RECORD.read_text())) == text
 
 
-def test_a_peer_is_the_fastest_of_its_kind() -> None:
+def test_peer_is_the_fastest_of_its_kind() -> None:
     """The peer is the fastest backend at any page size; the faster of two measurements counts; no row is left out."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024)
     rates = {("draftmark", 1): [90.0], ("draftmark", 64): [100.0], ("fa3", 64): [40.0, 50.0], ("triton", 1): [45.0]}
@@ -87,7 +87,7 @@ def test_a_peer_is_the_fastest_of_its_kind() -> None:
     assert line in tables(dict(rows=rows))
 
 
-def test_a_round_that_stuck_out_does_not_count() -> None:
+def test_one_long_round_does_not_count() -> None:
     """A row with one long round has the rate of its median round, and a mark."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=64)
     row |= dict(backend="fa3", accept_len=4, median_round_us=10_000.0)
@@ -97,7 +97,7 @@ def test_a_round_that_stuck_out_does_not_count() -> None:
     assert "FA3 400* (p64)" in tables(dict(rows=[odd | dict(tokens_per_s=97.0)]))
 
 
-def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
+def test_rows_of_two_runs_have_separate_tables() -> None:
     """Rows of two runs have separate tables, and a run replaces one of the same name."""
     row = dict(phase="decode", case="none 1x1024", speculate="none", num_reqs=1, prompt_len=1024, page_size=64)
     run = dict(device="H", torch="t", sglang="s", not_measured=[])
@@ -113,12 +113,12 @@ def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
 def test_overlapping_kernels_count_once() -> None:
     """The share of attention is the time in which only attention ran, not the sum of kernel times."""
     assert covered([(0, 4), (2, 5), (7, 8)]) == 6
-    kernels = [("attend_uniform", (0.0, 4.0)), ("merge_pieces", (2.0, 5.0)), ("nvjet_sm90_tst", (4.5, 9.0))]
+    kernels = [("attend_decode_verify", (0.0, 4.0)), ("combine_splits", (2.0, 5.0)), ("nvjet_sm90_tst", (4.5, 9.0))]
     assert shares(kernels) == (9.0, 4.5)
 
 
 @pytest.mark.parametrize("record", [json.loads(RECORD.read_text())])
-def test_kernels_of_every_backend_are_told_apart(record: dict[str, Any]) -> None:
+def test_attention_kernels_are_recognised(record: dict[str, Any]) -> None:
     """Each recorded round has attention kernels; no matrix product, norm or sampling kernel counts as one."""
     for one in record["profiles"]:
         names = [name for name, _, _ in one["kernels"]]
@@ -127,7 +127,7 @@ def test_kernels_of_every_backend_are_told_apart(record: dict[str, Any]) -> None
         assert not [name for name in names if is_attention(name) and any(other in name for other in others)]
 
 
-def test_a_bound_is_the_round_without_attention() -> None:
+def test_bound_is_the_round_without_attention() -> None:
     """A bound exists only for the row that was profiled."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", backend="draftmark", page_size=1, speculate="tree")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0, median_round_us=10_000.0)
@@ -140,7 +140,7 @@ def test_a_bound_is_the_round_without_attention() -> None:
     assert "| tree(4,4,16) 1x1024 | draftmark (p1) | 10,000 | 9,000 | 2,000 | 7,000 | 1,000 |" in rounds(record)
 
 
-def test_a_prefill_hides_no_round() -> None:
+def test_prefill_does_not_hide_a_round() -> None:
     """A prefill has the case name of a decode, and only the decode has rounds."""
     row = dict(phase="decode", case="none 1x1024", backend="draftmark", page_size=64, median_round_us=5_000.0)
     profile = dict(case=row["case"], backend="draftmark", page_size=64, busy_us=4_900.0, attention_us=300.0)
@@ -148,7 +148,7 @@ def test_a_prefill_hides_no_round() -> None:
     assert "| none 1x1024 | draftmark (p64) | 5,000 | 4,900 | 300 | 4,600 | 100 |" in rounds(record)
 
 
-def test_a_point_that_one_side_lacks_is_shown() -> None:
+def test_point_without_a_peer_is_shown() -> None:
     """A row without a peer is shown without a ratio."""
     row = dict(phase="verify", case="ngram(16) 1x1024", backend="draftmark", page_size=1, speculate="ngram")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0)

@@ -17,10 +17,10 @@ from draftmark_speculative import Engine
 
 ATTENTION = RESULTS / "attention-h200.json"
 KINDS = (
-    ("attention", ("attend", "merge_pieces", "fmha", "flash", "batchdecode", "batchprefill", "xqa", "mha")),
+    ("attention", ("attend", "combine_splits", "fmha", "flash", "batchdecode", "batchprefill", "xqa", "mha")),
     ("matrix products", ("gemm", "gemv", "cutlass", "nvjet", "matmul", "splitk", "cublas")),
     ("choosing tokens", ("topk", "softmax", "sort", "argmax")),
-    ("metadata, KV, tree", ("write_", "walk", "compact", "schedule", "index", "gather", "scatter")),
+    ("metadata, KV, tree", ("write_", "verify_tree", "compact", "schedule", "index", "gather", "scatter")),
 )
 """A kernel is of the first kind of which its name holds a word; the rest is "elementwise and others"."""
 

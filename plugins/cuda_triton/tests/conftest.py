@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pkgutil
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,20 +20,10 @@ from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limit
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import (
-    again,
-    boxes,
-    extend,
-    few_rows,
-    launch,
-    sizing,
-    starting,
-    tiling,
-    tree_ops,
-    wide,
-    writing,
-)
-from draftmark_cuda_triton.flavours import OWN, _load
+from draftmark_cuda_triton import decode_verify, kv_write, prefill, prefill_fp8, sizing, tree_ops
+from draftmark_cuda_triton.heuristics import common, upcast
+from draftmark_cuda_triton.kernel_variants import kernels
+from draftmark_cuda_triton.launch import launcher, launches, relaunch, tma
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -184,7 +173,7 @@ def oracle(
     return torch.cat(outs), torch.cat(lses)
 
 
-def filled(
+def fill_cache(
     caches: tuple[torch.Tensor, ...],
     table: torch.Tensor,
     lens: tuple[int, ...],
@@ -236,25 +225,25 @@ def poison(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Helpers:
     """The helpers above, for tests, which cannot import a conftest."""
 
     device: str = DEVICE
     problem: Callable[..., Problem] = make_problem
     oracle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = oracle
     ragged_oracle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = ragged_oracle
-    filled: Callable[..., list[int]] = filled
+    fill_cache: Callable[..., list[int]] = fill_cache
     error: Callable[..., float] = error
     poison: Callable[..., torch.Tensor] = poison
 
 
 @pytest.fixture(scope="session")
-def bench() -> Bench:
-    return Bench()
+def helpers() -> Helpers:
+    return Helpers()
 
 
 @dataclass
-class Slots:
+class Stages:
     """What of each slot of a ring there is: a tile in NumPy, or the name of a barrier."""
 
     each: list[Any]
@@ -265,15 +254,18 @@ class Slots:
 
 
 @pytest.fixture(scope="session")
-def ring_of() -> Callable[..., Any]:
-    """Hopper's `Ring` for roles that run over NumPy, of the parts of K's and V's tiles, slot after slot each; barriers
-    are "k", "v", "k free" and "v free", with their slot."""
+def make_numpy_pipeline() -> Callable[..., Any]:
+    """Hopper's `KvPipeline` for roles that run over NumPy, of the parts of K's and V's tiles, slot after slot each;
+    barriers are "k", "v", "k free" and "v free", with their slot.
+    """
+
+    from draftmark_cuda_triton import kernels_sm90
 
     def half(name: str, parts: list[list[Any]]) -> Any:
-        full, free = (Slots([(one, slot) for slot in range(len(parts[0]))]) for one in (name, f"{name} free"))
-        return boxes.hopper().ring.Half(tiles=tuple(map(Slots, parts)), full=full, free=free)
+        full, empty = (Stages([(one, slot) for slot in range(len(parts[0]))]) for one in (name, f"{name} empty"))
+        return kernels_sm90.pipeline.TensorPipeline(tiles=tuple(map(Stages, parts)), full=full, empty=empty)
 
-    return lambda k, v: boxes.hopper().ring.Ring(k=half("k", k), v=half("v", v))
+    return lambda k, v: kernels_sm90.pipeline.KvPipeline(k=half("k", k), v=half("v", v))
 
 
 @dataclass
@@ -287,24 +279,27 @@ class Result:
 
 
 @pytest.fixture(scope="session")
-def run_uniform() -> Callable[..., Result]:
+def run_decode_verify() -> Callable[..., Result]:
     """write_metadata and attend of a problem, cut by a tile into so many pieces, over poisoned buffers."""
-    from draftmark_cuda_triton import launch, tiling
+    from draftmark_cuda_triton.heuristics import common
+    from draftmark_cuda_triton.launch import launches, operands
 
-    def run(problem: Problem, tile: tiling.Tile, pieces: int) -> Result:
+    def run(problem: Problem, config: common.KernelConfig, num_splits: int) -> Result:
         p = problem
         rows, hq, dim = p.q.shape
         hkv, page = p.k.shape[2], p.k.shape[1]
         pdl = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 9
-        shape = launch.Attention(hkv, p.group, dim, page, p.scale, p.cap, p.window_left, pdl)
-        extent = launch.Extent(p.prefix_lens.numel(), p.q_len, p.tail_len, rows)
-        work, slots = poison(2 * pieces, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
-        launch.write_metadata(shape, tile, extent, pieces, p.prefix_lens, p.page_table, slots, work)
-        tiles = tiling.row_tiles(tile, p.q_len, p.group * tile.heads) * hkv // tile.heads
-        parts = 2 * pieces * tiles * tile.block_m
+        shape = operands.AttentionParams(hkv, p.group, dim, page, p.scale, p.cap, p.window_left, pdl)
+        extent = operands.BatchExtent(p.prefix_lens.numel(), p.q_len, p.tail_len, rows)
+        work, slots = poison(2 * num_splits, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
+        launches.write_metadata_decode_verify(
+            shape, config, extent, num_splits, p.prefix_lens, p.page_table, slots, work
+        )
+        tiles = common.row_tiles(config, p.q_len, p.group * config.kv_heads_per_tile) * hkv // config.kv_heads_per_tile
+        parts = 2 * num_splits * tiles * config.block_m
         out, lse = poison(rows, hq, dim, dtype=p.q.dtype), poison(rows, hq)
-        launch.attend(
-            shape, tile, extent, pieces, p.q, p.k, p.v, p.k_scale, p.v_scale, p.prefix_lens, p.page_table, p.mask,
+        launches.attend_decode_verify(
+            shape, config, extent, num_splits, p.q, p.k, p.v, p.k_scale, p.v_scale, p.prefix_lens, p.page_table, p.mask,
             p.depth, work, poison(parts, dim), poison(parts), out, lse, sinks=p.sinks,
         )  # fmt: skip
         return Result(out, lse, slots, work)
@@ -328,7 +323,7 @@ class Utils:
         """Nothing was loaded."""
 
 
-class NoGpu:
+class FakeDriver:
     """A driver of a GPU that is not there: kernels compile for it, down to its machine code, and launches are kept.
 
     Triton brings its own assembler, so that any machine says whether the kernels compile with its Triton.
@@ -368,65 +363,69 @@ class NoGpu:
 @pytest.fixture
 def compiled_kernels() -> list[JITFunction]:
     """Every kernel of the package, and what kernels call, as compiled for a GPU."""
-    return functions_of(_load(OWN, False))
+    return functions_of(kernels)
 
 
 def functions_of(package: ModuleType) -> list[JITFunction]:
     """Every kernel of a package of kernels, and what they call."""
-    modules = [getattr(package, one.name) for one in pkgutil.iter_modules(package.__path__)]
+    modules = [one for one in vars(package).values() if isinstance(one, ModuleType)]
     return [function for one in modules for function in vars(one).values() if isinstance(function, JITFunction)]
 
 
 @pytest.fixture
-def no_gpu(request, monkeypatch, compiled_kernels) -> Iterator[NoGpu]:
+def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     """In place of Triton's own driver; of sm_90, or of the architecture that a test names by an indirect parameter."""
-    found = NoGpu(getattr(request, "param", 90))
+    found = FakeDriver(getattr(request, "param", 90))
     monkeypatch.setattr(driver, "_active", found)
     # What another driver compiled is not started, nor left to a later one.
-    monkeypatch.setattr(starting, "_STARTED", {})
-    monkeypatch.setattr(writing, "_AGAIN", again.Again(writing.MOVING))
-    kernels = (*compiled_kernels, *(functions_of(boxes.hopper()) if boxes.available() else ()))
-    for one in kernels:
+    monkeypatch.setattr(launcher, "_COMPILED", {})
+    monkeypatch.setattr(kv_write, "_RELAUNCH", relaunch.RelaunchCache(kv_write.PER_CALL))
+    functions = list(compiled_kernels)
+    if tma.has_gluon():
+        from draftmark_cuda_triton import kernels_sm90
+
+        functions += functions_of(kernels_sm90)
+    for one in functions:
         one.device_caches.clear()
     yield found
     # A compiled kernel asks the driver to unload it, which it may do at any time; Triton's own one has none here.
-    starting._STARTED.clear()
-    for one in kernels:
+    launcher._COMPILED.clear()
+    for one in functions:
         one.device_caches.clear()
     gc.collect()
 
 
 @pytest.fixture
-def compiled(no_gpu, monkeypatch) -> NoGpu:
+def fake_gpu(fake_driver, monkeypatch) -> FakeDriver:
     """Launches take the kernels for a GPU, though the tensors are the CPU's."""
-    for module in (launch, tree_ops, writing):
-        monkeypatch.setattr(module, "compiled_or_interpreted", lambda _, package=OWN: _load(package, False))
-    monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
-    monkeypatch.setattr(boxes, "has_fast_memory", lambda _: True)
+    for module in (launches, tree_ops, kv_write):
+        monkeypatch.setattr(module, "select_variant", lambda kernel, _: kernel)
+    monkeypatch.setattr(tma, "_num_sms", lambda _: 132)
+    monkeypatch.setattr(tma, "has_fast_memory", lambda _: True)
     # Whatever another test has left: where Triton is told to interpret, its constexpr functions give no constants.
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    return no_gpu
+    return fake_driver
 
 
 LAYER_REQS, HEADS = 3, (8, 2)
 
 
-class OnGpu(torch.Tensor):
+class GpuTensor(torch.Tensor):
     """A tensor of the CPU that says it is a GPU's."""
 
     is_cuda = True
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
-def made(*shape, dtype=torch.bfloat16, odd=False):
+def new_tensor(*shape, dtype=torch.bfloat16, odd=False):
     """A new tensor, at an address that is no multiple of 16 bytes if `odd`."""
     count = torch.Size(shape).numel()
-    return seen(torch.zeros(count + 8, dtype=dtype)[4 * odd :][:count].view(shape))
+    return as_gpu(torch.zeros(count + 8, dtype=dtype)[4 * odd :][:count].view(shape))
 
 
-def seen(view):
+def as_gpu(view):
     """A view of a GPU's tensor is a GPU's."""
-    return view.as_subclass(OnGpu)
+    return view.as_subclass(GpuTensor)
 
 
 class Layers:
@@ -443,21 +442,21 @@ class Layers:
         self.q_len = {Mode.DECODE: 1, Mode.EXTEND: 20}.get(mode, 8)
         limits, device = Limits(8, 4096, 256), DeviceProfile("cuda", 90, 132)
         geometry = Geometry.create(shape, limits, DraftShape(4, 3, 8), device, (mode,))
-        slots = made(int(geometry.max_rows_any), dtype=torch.int64)
-        prefill = mode is Mode.EXTEND
-        specs = sizing.parts_buffers(geometry, [] if prefill else [mode], prefill)
-        specs += sizing.wide_buffers(geometry) if prefill else []
-        own = {one.name: made(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
-        if prefill:
+        slots = new_tensor(int(geometry.max_rows_any), dtype=torch.int64)
+        is_prefill = mode is Mode.EXTEND
+        specs = sizing.split_buffers(geometry, [] if is_prefill else [mode], is_prefill)
+        specs += sizing.upcast_buffers(geometry) if is_prefill else []
+        own = {one.name: new_tensor(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
+        if is_prefill:
             # Of pages of 16 row tiles may be cut.
-            tiles = made(999, 2, dtype=torch.int32)
+            tiles = new_tensor(999, 2, dtype=torch.int32)
             if fp8:
-                self.served = wide.Wide(geometry, slots, tiles, own)
+                self.attention = prefill_fp8.PrefillFp8(geometry, slots, tiles, own)
             else:
-                self.served = extend.Extend(geometry, slots, tiles, own if page == 16 else None)
-                self.get_ready, self.served.get_ready = self.served.get_ready, lambda *_: None
+                self.attention = prefill.Prefill(geometry, slots, tiles, own if page == 16 else None)
+                self.warm_up, self.attention.warm_up = self.attention.warm_up, lambda *_: None
         else:
-            self.served = few_rows.FewRows(geometry, slots, own)
+            self.attention = decode_verify.DecodeVerify(geometry, slots, own)
         self.words = geometry.mask_words
 
     def batch(self, chance):
@@ -467,11 +466,11 @@ class Layers:
         tail = Causal()
         if self.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) and chance.random() < 0.6:
             depth = (rows,) if self.mode is Mode.RAGGED_VERIFY else (count, q_len)
-            mask = made(rows, self.words, dtype=torch.int32, odd=chance.random() < 0.2)
-            tail = Tree(mask, made(*depth, dtype=torch.int32))
+            mask = new_tensor(rows, self.words, dtype=torch.int32, odd=chance.random() < 0.2)
+            tail = Tree(mask, new_tensor(*depth, dtype=torch.int32))
         return ForwardBatch(
-            self.mode, 0, made(count, dtype=torch.int32), made(count + 1, dtype=torch.int32),
-            made(count, chance.choice((300, 4096)), dtype=torch.int32), tail, made(rows, dtype=torch.int64),
+            self.mode, 0, new_tensor(count, dtype=torch.int32), new_tensor(count + 1, dtype=torch.int32),
+            new_tensor(count, chance.choice((300, 4096)), dtype=torch.int32), tail, new_tensor(rows, dtype=torch.int64),
             self.host(count, chance), count, (q_len,) * count, (q_len,) * count, rows, None,
         )  # fmt: skip
 
@@ -484,36 +483,36 @@ class Layers:
         """A cache: contiguous, or K and V in one page, and of one of two sizes."""
         pages, shape = chance.choice((4, 6)), (self.page, HEADS[1], 128)
         if chance.random() < 0.3:
-            k, v = map(seen, made(pages, 2, *shape, dtype=self.kv_dtype).unbind(1))
+            k, v = map(as_gpu, new_tensor(pages, 2, *shape, dtype=self.kv_dtype).unbind(1))
         else:
-            k, v = (made(pages, *shape, dtype=self.kv_dtype) for _ in range(2))
-        scales = [made(1, dtype=torch.float32, odd=chance.random() < 0.2) for _ in range(2)]
+            k, v = (new_tensor(pages, *shape, dtype=self.kv_dtype) for _ in range(2))
+        scales = [new_tensor(1, dtype=torch.float32, odd=chance.random() < 0.2) for _ in range(2)]
         if self.kv_dtype is torch.bfloat16 or chance.random() < 0.2:
             scales = [None, None]
         elif chance.random() < 0.3:
             scales[1] = scales[0]
-        return KVCache(k, v, *scales, made(HEADS[0], dtype=torch.float32) if self.has_sinks else None)
+        return KVCache(k, v, *scales, new_tensor(HEADS[0], dtype=torch.float32) if self.has_sinks else None)
 
     def rows(self, batch, chance):
         """q and out; q may be a part of wider rows."""
-        projected = made(batch.num_rows, HEADS[0] + 2 * HEADS[1], 128)
-        q = seen(projected[:, : HEADS[0]]) if chance.random() < 0.5 else made(batch.num_rows, HEADS[0], 128)
-        return q, made(batch.num_rows, HEADS[0], 128)
+        projected = new_tensor(batch.num_rows, HEADS[0] + 2 * HEADS[1], 128)
+        q = as_gpu(projected[:, : HEADS[0]]) if chance.random() < 0.5 else new_tensor(batch.num_rows, HEADS[0], 128)
+        return q, new_tensor(batch.num_rows, HEADS[0], 128)
 
     def new_rows(self, count, chance):
         """K and V of a step, parts of one projection or not, and their slots."""
-        qkv = made(count, HEADS[0] + 2 * HEADS[1], 128)
-        k, v = (seen(one) for one in qkv[:, HEADS[0] :].split(HEADS[1], 1))
+        qkv = new_tensor(count, HEADS[0] + 2 * HEADS[1], 128)
+        k, v = (as_gpu(one) for one in qkv[:, HEADS[0] :].split(HEADS[1], 1))
         if chance.random() < 0.4:
-            k, v = (made(count, HEADS[1], 128, odd=chance.random() < 0.2) for _ in "kv")
-        return k, v, made(count, dtype=torch.int64)
+            k, v = (new_tensor(count, HEADS[1], 128, odd=chance.random() < 0.2) for _ in "kv")
+        return k, v, new_tensor(count, dtype=torch.int64)
 
-    made = staticmethod(made)
+    new_tensor = staticmethod(new_tensor)
 
 
 @pytest.fixture
-def layers_of() -> type[Layers]:
-    """Backends without a GPU whose tensors say that they are on one, with `compiled`."""
+def make_layers() -> type[Layers]:
+    """Backends without a GPU whose tensors say that they are on one, with `fake_gpu`."""
     return Layers
 
 
@@ -531,44 +530,46 @@ def layers_of() -> type[Layers]:
     ],
     ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}",
 )
-def asked_of_layers(request, layers_of, monkeypatch):
+def layer_calls(request, make_layers, monkeypatch):
     """One backend's layers and 40 calls of its attention: batches and layers that differ in addresses, pitches,
     alignment, sizes and what is not there, in any order. However short prompts are, e4m3 is widened for them.
     """
-    monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
-    monkeypatch.setattr(tiling, "WIDENING", 0)
-    layers = layers_of(*request.param)
-    monkeypatch.setattr(extend.Extend, "get_ready", lambda *_: None)
-    monkeypatch.setattr(wide.Wide, "_get_ready", lambda *_: None)
-    return asked_of(layers)
+    monkeypatch.setattr(upcast, "UPCAST_MIN_ROWS", 0)
+    monkeypatch.setattr(upcast, "UPCAST_LAUNCH_COST", 0)
+    layers = make_layers(*request.param)
+    monkeypatch.setattr(prefill.Prefill, "warm_up", lambda *_: None)
+    monkeypatch.setattr(prefill_fp8.PrefillFp8, "_warm_up", lambda *_: None)
+    return make_calls(layers)
 
 
-def asked_of(layers: Layers) -> tuple[Layers, list[tuple[Any, ...]]]:
-    """Layers, and what is asked of them; see `asked_of_layers`."""
+def make_calls(layers: Layers) -> tuple[Layers, list[tuple[Any, ...]]]:
+    """Layers, and what is asked of them; see `layer_calls`."""
     chance = random.Random(1)
     batches, caches = [layers.batch(chance) for _ in range(6)], [layers.layer(chance) for _ in range(5)]
-    asked = []
+    calls = []
     for _ in range(40):
         batch = chance.choice(batches)
         q, out = layers.rows(batch, chance)
-        asked.append((q, chance.choice(caches), batch, out))
-    return layers, asked
+        calls.append((q, chance.choice(caches), batch, out))
+    return layers, calls
 
 
 @pytest.fixture
-def decodes(layers_of):
-    """`asked_of_layers` of decodes over pages of 16."""
-    return asked_of(layers_of(Mode.DECODE, 16))
+def decode_calls(make_layers):
+    """`layer_calls` of decodes over pages of 16."""
+    return make_calls(make_layers(Mode.DECODE, 16))
 
 
 @pytest.fixture
-def anew(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
+def without_relaunch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
     """In the block, nothing is launched again, but all of it anew, by Triton."""
 
     @contextmanager
     def block() -> Iterator[None]:
         with monkeypatch.context() as inside:
-            inside.setattr(again.Again, "__call__", lambda _, layout, tensors, launch, *args: launch(*args, *tensors))
+            inside.setattr(
+                relaunch.RelaunchCache, "__call__", lambda _, layout, tensors, launch, *args: launch(*args, *tensors)
+            )
             yield
 
     return block

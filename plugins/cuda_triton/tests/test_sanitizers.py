@@ -70,7 +70,7 @@ def test_reports_are_counted_by_kind() -> None:
     assert not reports("========= COMPUTE-SANITIZER\n1 passed\n========= ERROR SUMMARY: 0 errors\n")
 
 
-def test_how_a_test_ended_may_stand_behind_a_report() -> None:
+def test_test_outcome_is_parsed_after_a_report() -> None:
     """Which begins on the test's own line."""
     said = without_reports(RACE)
     assert all(f"test_random[{one}] PASSED" in said for one in "ab") and "Race" not in said
@@ -99,7 +99,7 @@ def run(stand_in: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
     return ran
 
 
-def test_every_shape_is_asked_once(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+def test_every_shape_runs_once(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """By several processes; and nothing is clean where something was reported, or did not pass."""
     code, found = run("PASSED", "--workers", "2", "--batches", "5", shapes="a b c d e")
     named = [f"{DEVICE}[{shape}]" for shape in "abcde"]
@@ -110,7 +110,7 @@ def test_every_shape_is_asked_once(run: Callable[..., tuple[int, dict[str, Any]]
     assert code == 1 and found["racecheck"]["failed"] == named[:2] and not found["racecheck"]["not_ended"]
 
 
-def test_a_report_in_other_words_is_one(
+def test_unknown_report_text_is_counted(
     run: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tool says by its exit code that it reported something, whatever its lines look like."""
@@ -119,7 +119,7 @@ def test_a_report_in_other_words_is_one(
     assert code == 1 and not found["racecheck"]["reports"] and found["racecheck"]["exit_codes"] == [sanitizers.REPORTED]
 
 
-def test_what_does_not_end_is_named(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+def test_timeouts_are_named(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """And counts as not passed. Its process has all the time that it may have, which is none."""
     code, found = run("PASSED", "--tools", "racecheck", "--workers", "1", "--seconds", "0", shapes="hangs b")
     assert code == 1 and found["racecheck"]["exit_codes"] == [-9]
@@ -141,15 +141,15 @@ def test_processes_end_with_the_command(stand_in: None, monkeypatch: pytest.Monk
         os.kill(int(begun[0]), 0)
 
 
-def test_shapes_are_those_of_the_device_tests() -> None:
+def test_shapes_match_the_device_tests() -> None:
     """Each by a name that pytest takes."""
-    from . import test_device, test_wide
+    from . import test_decode_verify_device, test_prefill_fp8
 
     found = sanitizers._shapes()
-    assert len(set(found)) == len(found) == len(test_device.SHAPES) + len(test_wide.RANDOM)
+    assert len(set(found)) == len(found) == len(test_decode_verify_device.SHAPES) + len(test_prefill_fp8.RANDOM)
 
 
-def test_without_the_tool_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_missing_tool_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     """Before anything runs."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["sanitizers", str(tmp_path / "out")])

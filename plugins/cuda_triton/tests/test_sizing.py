@@ -17,7 +17,9 @@ from draftmark import (
     Limits,
     Mode,
 )
-from draftmark_cuda_triton import boxes, sizing, tiling
+from draftmark_cuda_triton import sizing
+from draftmark_cuda_triton.heuristics import common, select, split_kv
+from draftmark_cuda_triton.launch import tma
 from draftmark_cuda_triton.support import reasons_against
 
 H200 = DeviceProfile("cuda", 90, 132)
@@ -30,7 +32,7 @@ def geometry(modes=TARGET_MODES, device=H200, **attention):
 
 
 @pytest.mark.parametrize("modes", [TARGET_MODES, DRAFT_MODES])
-def test_graph_state_has_no_term_in_requests_times_length(modes):
+def test_buffers_do_not_grow_with_requests_times_length(modes):
     """At 256 requests, context 131072, topk 8 and 64 draft tokens a geometry takes less than 32 MiB."""
     assert sum(spec.nbytes for spec in sizing.buffers(geometry(modes))) < 32 << 20
 
@@ -42,18 +44,18 @@ def test_graph_state_has_no_term_in_requests_times_length(modes):
 def test_tiles_fit_shared_memory(head_dim, dtype, q_len, narrow):
     """The rows and the keys in flight fit what a multiprocessor has for the programs it is to hold."""
     shape = AttentionShape(32, 8, head_dim, 64, dtype, "float8_e4m3fn" if narrow else dtype)
-    tile = tiling.choose(shape, H200, q_len, extend=q_len > 64)
+    config = select.select_config(shape, H200, q_len, prefill=q_len > 64)
     columns = (
-        sum(boxes.columns_of(tile, head_dim, DTYPE_BYTES[shape.kv_dtype]))
-        if tile.members
-        else tiling.next_power_of_two(head_dim)
+        sum(tma.tile_columns(config, head_dim, DTYPE_BYTES[shape.kv_dtype]))
+        if config.num_consumer_wgs
+        else common.next_power_of_two(head_dim)
     )
     row = columns * {"float32": 4}.get(dtype, 2)
-    narrow_row = tiling.next_power_of_two(head_dim) * 2 * tile.depth * tile.block_n
-    stage = tile.block_n * row // (2 if tile.narrow else 1)
-    weights = tile.block_m * tile.block_n * 2 if tile.narrow else 0
-    used = tile.block_m * row + 2 * tile.num_stages * stage + narrow_row + weights + 1024
-    assert used * tile.programs_per_sm <= 228 << 10
+    narrow_row = common.next_power_of_two(head_dim) * 2 * config.num_fp8_stages * config.block_n
+    stage = config.block_n * row // (2 if config.fp8_swap_ab else 1)
+    weights = config.block_m * config.block_n * 2 if config.fp8_swap_ab else 0
+    used = config.block_m * row + 2 * config.num_stages * stage + narrow_row + weights + 1024
+    assert used * config.ctas_per_sm <= 228 << 10
 
 
 @pytest.mark.parametrize(
@@ -71,60 +73,62 @@ def test_refusals_name_the_value(change, word):
     assert any(word in reason for reason in reasons_against(geometry(**change)))
 
 
-def test_modes_decide_what_is_declared():
+def test_modes_decide_the_declared_buffers():
     """A geometry without EXTEND has no row tiles; schedule and partial results are of any mode."""
     names = {spec.name for spec in sizing.buffers(geometry((Mode.EXTEND,)))}
-    assert names == {"slot_mapping", "row_tiles", *sizing.FEW_ROWS}
+    assert names == {"slot_mapping", "row_tiles", *sizing.SPLIT_BUFFERS}
     few = {spec.name for spec in sizing.buffers(geometry((Mode.DECODE,)))}
-    assert few == {"slot_mapping", *sizing.FEW_ROWS}
+    assert few == {"slot_mapping", *sizing.SPLIT_BUFFERS}
 
 
 @pytest.mark.parametrize(
-    ("pieces", "num_reqs", "expected"),
+    ("num_splits", "num_reqs", "expected"),
     [
         *((33, 64, 32), (33, 32, 32), (33, 31, 33), (33, 256, 32), (33, 8, 32), (33, 16, 32), (33, 5, 33)),
         *((33, 48, 33), (9, 1, 9), (1, 5, 1)),
     ],
 )
-def test_equal_requests_are_not_cut_for_a_piece_more(pieces, num_reqs, expected):
+def test_even_splits_keeps_equal_requests_whole(num_splits, num_reqs, expected):
     """Pieces hold whole requests where that costs a twentieth of them at most."""
-    assert tiling.whole(pieces, num_reqs) == expected
+    assert split_kv.even_splits(num_splits, num_reqs) == expected
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 32, 48, 64, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (28, 4), (40, 8), (64, 8), (12, 1), (16, 4)])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_hopper_serves_pages_groups_and_head_dims(page_size, heads, head_dim):
+def test_sm90_serves_usual_pages_groups_and_head_dims(page_size, heads, head_dim):
     """On sm_90 no usual page size, group or head_dim falls back to the kernels that load by pointer."""
     shape = AttentionShape(*heads, head_dim, page_size, "bfloat16", "bfloat16")
-    assert all(tiling.choose(shape, H200, q_len).members for q_len in (1, 16, 64, 4096))
-    assert not any(tiling.choose(shape, DeviceProfile("cuda", arch, 132), 16).members for arch in (80, 89, 100))
+    assert all(select.select_config(shape, H200, q_len).num_consumer_wgs for q_len in (1, 16, 64, 4096))
+    assert not any(
+        select.select_config(shape, DeviceProfile("cuda", arch, 132), 16).num_consumer_wgs for arch in (80, 89, 100)
+    )
 
 
 @pytest.mark.parametrize("arch", [80, 89, 90, 100])
 @pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float8_e4m3fn")])
-def test_sizing_knows_every_tile(arch, dtypes):
+def test_candidates_contain_every_selected_config(arch, dtypes):
     """What a forward is cut into is among the tiles that the buffers have room for, or EXTEND's and taller than one."""
     device = DeviceProfile("cuda", arch, 132)
     for head_dim in (64, 80, 96, 128, 192, 256):
         for page_size in (1, 16, 48, 64):
             shape = AttentionShape(32, 8, head_dim, page_size, *dtypes)
-            known = tiling.candidates(shape, device)
+            known = select.config_candidates(shape, device)
             for q_len in (1, 2, 4, 5, 16, 17, 64, 4096):
-                assert replace(tiling.choose(shape, device, q_len), gather=False) in known
-                ragged = replace(tiling.choose(shape, device, q_len, extend=True), gather=False)
+                assert replace(select.select_config(shape, device, q_len), gather_kv=False) in known
+                ragged = replace(select.select_config(shape, device, q_len, prefill=True), gather_kv=False)
                 own = [replace(one, num_stages=ragged.num_stages) for one in known]
-                taller = replace(ragged, block_m=128, members=2) if ragged.members == 3 else ragged
-                assert taller in (own if ragged.members == 3 else known)
+                taller = replace(ragged, block_m=128, num_consumer_wgs=2) if ragged.num_consumer_wgs == 3 else ragged
+                assert taller in (own if ragged.num_consumer_wgs == 3 else known)
 
 
 @pytest.mark.parametrize(("head_dim", "q_len", "height"), [
     (128, 1, 16), (96, 4, 16), (128, 5, 32), (128, 16, 64), (128, 17, 0), (256, 8, 32), (256, 9, 0), (64, 1, 0),
 ])  # fmt: skip
-def test_few_rows_over_e4m3_are_widened_in_registers(head_dim, q_len, height):
+def test_few_fp8_rows_use_swap_ab(head_dim, q_len, height):
     """As many packed rows as registers allow, of a head whose half wgmma has rows for; never EXTEND, nor other KV."""
     shape = AttentionShape(32, 8, head_dim, 16, "bfloat16", "float8_e4m3fn")
-    tile = tiling.choose(shape, H200, q_len)
-    assert (tile.block_m if tile.narrow else 0) == height
-    assert not tiling.choose(shape, H200, q_len, extend=True).narrow
-    assert not tiling.choose(AttentionShape(32, 8, head_dim, 16), H200, q_len).narrow
+    config = select.select_config(shape, H200, q_len)
+    assert (config.block_m if config.fp8_swap_ab else 0) == height
+    assert not select.select_config(shape, H200, q_len, prefill=True).fp8_swap_ab
+    assert not select.select_config(AttentionShape(32, 8, head_dim, 16), H200, q_len).fp8_swap_ab

@@ -17,7 +17,7 @@ CONTEXT = 120
 
 
 @pytest.fixture(scope="module")
-def sides(bench):
+def sides(helpers):
     """Geometry → the torch operations, and ours."""
     from draftmark_cuda_triton.tree_ops import TritonTreeOps
 
@@ -56,11 +56,11 @@ def tree(nodes: int, reach: int, chance: random.Random) -> list[int]:
 @pytest.mark.parametrize(
     ("nodes", "requests", "reach"), [(1, 2, 1), (2, 3, 1), (33, 2, 33), (64, 2, 1), (70, 2, 5), (1000, 1, 40)]
 )
-def test_tails_equal_torchs(bench, sides, nodes, requests, reach):
+def test_tails_match_torch(helpers, sides, nodes, requests, reach):
     """Mask words, depths and clamped positions, and not a word more; up to a thousand nodes, chains among them."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
-    parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=bench.device)
-    buffers, batch = batch_of(geometry, bench.device, chance)
+    parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=helpers.device)
+    buffers, batch = batch_of(geometry, helpers.device, chance)
     written = []
     for ops in sides(geometry):
         for tensor in (buffers.mask, buffers.depth, buffers.positions):
@@ -72,14 +72,14 @@ def test_tails_equal_torchs(bench, sides, nodes, requests, reach):
 
 
 @pytest.mark.parametrize(("nodes", "requests", "reach"), [(1, 2, 1), (2, 9, 1), (9, 40, 3), (64, 3, 1), (300, 3, 9)])
-def test_verdicts_equal_torchs(bench, sides, nodes, requests, reach):
+def test_verify_results_match_torch(helpers, sides, nodes, requests, reach):
     """Few distinct tokens, so that children agree and tie; a third of the nodes is unused."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
-    parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=bench.device)
+    parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=helpers.device)
     tokens = [[chance.choice((-1, 3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)]
-    drafts = torch.tensor(tokens, device=bench.device)
+    drafts = torch.tensor(tokens, device=helpers.device)
     targets = torch.tensor(
-        [[chance.choice((3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)], device=bench.device
+        [[chance.choice((3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)], device=helpers.device
     )
     wanted, got = (ops.verify_tree(drafts, parents, targets) for ops in sides(geometry))
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
@@ -88,17 +88,17 @@ def test_verdicts_equal_torchs(bench, sides, nodes, requests, reach):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("shape", [(2, 64, 16), (3, 33, 1), (8, 128, 64)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("nodes", [2, 21])
-def test_pools_equal_torchs(bench, sides, dtype, shape, nodes):
+def test_compacted_pools_match_torch(helpers, sides, dtype, shape, nodes):
     """Three layers, rows of an odd number of bytes too, and paths that land on each other's sources."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, 4, shape, dtype)
-    _, batch = batch_of(geometry, bench.device, chance)
+    _, batch = batch_of(geometry, helpers.device, chance)
     kept = [[0, *sorted(chance.sample(range(1, nodes), k))] for k in (0, nodes - 1, nodes // 2, nodes // 3)]
     kept[0] = [0, *range(2, nodes)]
-    path = torch.tensor([[*one, *range(len(one), nodes)] for one in kept], device=bench.device)
-    verdict = VerifyResult(path, torch.tensor([len(one) for one in kept], device=bench.device), path)
+    path = torch.tensor([[*one, *range(len(one), nodes)] for one in kept], device=helpers.device)
+    verdict = VerifyResult(path, torch.tensor([len(one) for one in kept], device=helpers.device), path)
     pools = []
     for ops in sides(geometry):
-        pool = KVPool(geometry, 3, 1 + 4 * geometry.max_pages_per_req, 1, bench.device)
+        pool = KVPool(geometry, 3, 1 + 4 * geometry.max_pages_per_req, 1, helpers.device)
         dice = torch.Generator().manual_seed(nodes)
         for tensor in (pool.k, pool.v):
             bits = tensor.view(torch.uint8)
@@ -110,19 +110,19 @@ def test_pools_equal_torchs(bench, sides, dtype, shape, nodes):
 
 
 @pytest.mark.device
-def test_words_past_int32_move(bench, sides):
+def test_compaction_beyond_int32_offsets(helpers, sides):
     """A kept node moves in pages behind the first 2**31 words of a pool."""
     geometry = geometry_of(4, 1, (8, 128, 64), "bfloat16")
     pages = 2**31 // (64 * 8 * 64) + 1 + geometry.max_pages_per_req
-    pool = KVPool(geometry, 1, pages, 1, bench.device)
-    _, batch = batch_of(geometry, bench.device, random.Random(0))
+    pool = KVPool(geometry, 1, pages, 1, helpers.device)
+    _, batch = batch_of(geometry, helpers.device, random.Random(0))
     batch.page_table.copy_(torch.arange(pages - geometry.max_pages_per_req, pages).view(1, -1))
     batch.prefix_lens.fill_(60)
     slots = [(pages - geometry.max_pages_per_req + p // 64, p % 64) for p in range(60, 64)]
     for node, (page, offset) in enumerate(slots):
         pool.k[0, page, offset] = node
         pool.v[0, page, offset] = -node
-    path = torch.tensor([[0, 2, 3, 3]], device=bench.device)
-    sides(geometry)[1].compact(pool, batch, VerifyResult(path, torch.tensor([3], device=bench.device), path))
+    path = torch.tensor([[0, 2, 3, 3]], device=helpers.device)
+    sides(geometry)[1].compact(pool, batch, VerifyResult(path, torch.tensor([3], device=helpers.device), path))
     assert [pool.k[0, page, offset, 0, 0].item() for page, offset in slots] == [0, 2, 3, 3]
     assert [pool.v[0, page, offset, 7, 127].item() for page, offset in slots] == [0, -2, -3, -3]

@@ -1,10 +1,10 @@
 """python -m plugins.cuda_triton.tools.sanitizers OUT: compute-sanitizer over random batches of every shape, on a GPU.
 
-Each tool (memcheck, racecheck) runs the random batches of `tests/test_device.py` and `tests/test_wide.py` in several
-processes, a part of the shapes in each. OUT holds a log of each process and `sanitizers.json`: which shapes passed
-under which tool, which did not end in time, and what was reported, each kind once with how often. Nothing is excused:
-exit code 0 says that every shape passed under every tool, that none reported anything, and that every process ended
-well.
+Each tool (memcheck, racecheck) runs the random batches of `tests/test_decode_verify_device.py` and
+`tests/test_prefill_fp8.py` in several processes, a part of the shapes in each. OUT holds a log of each process and
+`sanitizers.json`: which shapes passed under which tool, which did not end in time, and what was reported, each kind
+once with how often. Nothing is excused: exit code 0 says that every shape passed under every tool, that none reported
+anything, and that every process ended well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-TESTS = tuple(f"plugins/cuda_triton/tests/{name}.py::test_random_batches" for name in ("test_device", "test_wide"))
+TESTS = tuple(
+    f"plugins/cuda_triton/tests/{name}.py::test_random_batches"
+    for name in ("test_decode_verify_device", "test_prefill_fp8")
+)
 REPORTED = 86
 """Exit code of a process in which a tool has reported something."""
 SAYS = re.compile(r"(?<!=)={9}(?: (.*))?$")

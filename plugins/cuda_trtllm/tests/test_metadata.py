@@ -11,7 +11,7 @@ from draftmark import DRAFT_MODES, TARGET_MODES, Limits, Mode
 from draftmark.arena import Arena
 from draftmark.batch import BatchBuffers, Tree, ragged
 from draftmark.lengths import Unknown
-from draftmark_cuda_triton import tiling
+from draftmark_cuda_triton.heuristics.interpreted import INTERPRETED_ROWS
 from draftmark_cuda_trtllm import forms, sizing
 from draftmark_cuda_trtllm.backend import XqaBackend
 
@@ -97,11 +97,12 @@ def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
     batch = ragged(made, buffers.prefix_lens[: len(rows)], buffers.page_table[: len(rows)], rows, Unknown(5, 300), 5)
     arena.poison()
     backend.write_metadata(batch)
-    height = tiling.INTERPRETED_ROWS // made.attention.group_size  # cuda_triton's tiles where it is interpreted
+    height = INTERPRETED_ROWS // made.attention.group_size  # cuda_triton's tiles where it is interpreted
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in range(-(-n // height))]
     wanted.sort(key=lambda one: (-prefix[one[0]] - (one[1] + 1) * height, one[0]))
-    agenda, tiles = arena["row_tiles"][: forms.AGENDA_ROWS].tolist(), arena["row_tiles"][forms.AGENDA_ROWS :]
-    assert agenda == [[0, len(wanted)], [made.attention.num_kv_heads, 0]]
+    header = arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist()
+    tiles = arena["row_tiles"][forms.SCHEDULE_HEADER_ROWS :]
+    assert header == [[0, len(wanted)], [made.attention.num_kv_heads, 0]]
     assert tiles[: len(wanted)].tolist() == wanted
     at = [(r, n) for r, count in enumerate(rows) for n in range(prefix[r], prefix[r] + count)]
     slots = [int(buffers.page_table[r, n // 16]) * 16 + n % 16 for r, n in at]
@@ -113,7 +114,7 @@ def test_metadata_is_one_launch(opened, monkeypatch):
     """Of every mode: write_metadata starts one kernel and no torch operator."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from draftmark_cuda_triton import extend
+    from draftmark_cuda_triton import prefill
     from draftmark_cuda_trtllm import backend as module
 
     class Writes(TorchDispatchMode):
@@ -123,7 +124,7 @@ def test_metadata_is_one_launch(opened, monkeypatch):
             return func(*args, **(kwargs or {}))
 
     launches, operators = [], []
-    for one in (module, extend):
+    for one in (module, prefill):
         monkeypatch.setattr(one, "record_call", lambda fn, *args, mutates=(): launches.append(fn.__name__))
     made, draft, _, buffers = opened(DRAFT_MODES, (3, 4, 6))
     kinds = ((Mode.DRAFT, 0), (Mode.DRAFT, 2), (Mode.DRAFT_EXTEND, 0))
@@ -132,7 +133,7 @@ def test_metadata_is_one_launch(opened, monkeypatch):
     with Writes():
         for batch in batches:
             draft.write_metadata(batch)
-    assert launches == ["write_uniform"] * 3 + ["write_metadata_ragged"]
+    assert launches == ["write_uniform"] * 3 + ["write_metadata_prefill"]
     assert operators == []
 
 

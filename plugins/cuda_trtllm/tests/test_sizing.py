@@ -105,14 +105,14 @@ def test_a_prefill_alone_needs_slots_and_row_tiles_only(geometry):
 @pytest.mark.parametrize("extend", [1, 15, 16, 17, 200, 8192])
 def test_row_tiles_hold_what_cuda_triton_cuts(geometry, heads, extend):
     """For every tile that it may choose; the smallest one is the constant that sizing rests on."""
-    from draftmark_cuda_triton import tiling
+    from draftmark_cuda_triton.heuristics import common, select
 
     made = geometry(num_qo_heads=heads[0], num_kv_heads=heads[1], limits=Limits(7, 131072, extend, (7,)))
-    tile = tiling.choose(made.attention, made.device, made.extent(Mode.EXTEND).q_len)
-    needed = tiling.ragged_tiles(tile, made.attention.group_size, extend, made.max_reqs)
-    assert (forms.AGENDA_ROWS + needed) * 8 <= sizes(made)["row_tiles"]
-    assert forms.AGENDA_ROWS == tiling.AGENDA_ROWS
-    assert forms.LEAST_TILE_ROWS == tiling.LEAST_ROWS <= tile.block_m
+    config = select.select_config(made.attention, made.device, made.extent(Mode.EXTEND).q_len)
+    needed = common.max_row_tiles(config, made.attention.group_size, extend, made.max_reqs)
+    assert (forms.SCHEDULE_HEADER_ROWS + needed) * 8 <= sizes(made)["row_tiles"]
+    assert forms.SCHEDULE_HEADER_ROWS == common.SCHEDULE_HEADER_ROWS
+    assert forms.LEAST_TILE_ROWS == common.MIN_BLOCK_M <= config.block_m
 
 
 def test_an_fp8_cache_never_asks_for_the_decode_form(geometry):

@@ -2,9 +2,9 @@
 
     python -m core.contract.tests.source_mutants.own_tests --backend cuda_triton.kernels --draw 60 --seed 23
 
-The contract sees what a backend computes; which tile it takes, and how fast, is for its own tests to hold. A mutant
-meets the test files that speak of its file (`FILES`), then all others, until one fails; tests that are slow or need a
-device are left out. What was decided is kept in ``--journal``.
+The contract tests the values that a backend computes. Only the plugin's own tests check its choice of tile and its
+speed. A mutant first runs the test files of its module (`FILES`), then all others, until one fails. Slow tests and
+tests that need a device are left out. ``--journal`` keeps finished results.
 """
 
 from __future__ import annotations
@@ -33,42 +33,48 @@ from .targets import TARGETS, Target
 
 TESTS = Path("plugins/cuda_triton/tests")
 FILES = {
-    "tiling": ("choices", "tiling", "sizing"),
-    "few_rows": ("few_rows", "uniform"),
-    "launch": ("extend", "few_rows", "uniform", "tree_ops"),
-    "writing": ("kv_write", "few_rows", "again"),
-    "kernels/tile": ("uniform", "extend"),
-    "kernels/uniform": ("uniform", "few_rows"),
-    "kernels/schedule": ("schedule", "few_rows", "extend"),
-    "kernels/merge": ("uniform", "few_rows"),
-    "kernels/extend": ("extend",),
-    "kernels/kv_write": ("kv_write", "few_rows"),
-    "kernels/compact": ("tree_ops",),
-    "kernels/convert": ("kv_write", "operations", "uniform"),
-    "kernels/walk": ("tree_ops",),
-    "kernels/tail": ("tree_ops",),
-    "kernels/split": ("uniform", "few_rows"),
-    "kernels/reduce": ("uniform",),
+    "heuristics/common": ("select_config", "heuristics", "sizing"),
+    "heuristics/interpreted": ("heuristics", "select_config", "sizing"),
+    "heuristics/select": ("select_config", "heuristics", "sizing"),
+    "heuristics/sm80": ("select_config", "heuristics", "sizing"),
+    "heuristics/sm90": ("select_config", "heuristics", "sizing"),
+    "heuristics/split_kv": ("select_config", "heuristics", "sizing"),
+    "heuristics/upcast": ("prefill_fp8", "sizing"),
+    "decode_verify": ("decode_verify_ragged", "decode_verify"),
+    "launch/launches": ("prefill", "decode_verify_ragged", "decode_verify", "tree_ops"),
+    "kv_write": ("kv_write", "decode_verify_ragged", "relaunch"),
+    "kernels/tile": ("decode_verify", "prefill"),
+    "kernels/decode_verify": ("decode_verify", "decode_verify_ragged"),
+    "kernels/tile_schedule": ("tile_schedule", "decode_verify_ragged", "prefill"),
+    "kernels/combine": ("decode_verify", "decode_verify_ragged"),
+    "kernels/prefill": ("prefill",),
+    "kernels/kv_write": ("kv_write", "decode_verify_ragged"),
+    "kernels/compact_kv": ("tree_ops",),
+    "kernels/convert": ("kv_write", "interpreter_operations", "decode_verify"),
+    "kernels/verify_tree": ("tree_ops",),
+    "kernels/tree_tail": ("tree_ops",),
+    "kernels/split_kv": ("decode_verify", "decode_verify_ragged"),
+    "kernels/reduce": ("decode_verify",),
 }
-"""Of a module, the tests that speak of it: ``test_NAME.py``."""
-SUITE = "the plugin's own tests on a CPU, those that speak of the file first"
+"""Module → names of the test files about it, ``test_NAME.py``; they run first."""
+SUITE = "the plugin's own tests on a CPU, those about the mutated file first"
 SECONDS = 300
-"""CPU time of all tests of one mutant at most; on the unchanged plugin they take twenty."""
+"""CPU time limit of one mutant's tests, in seconds. On the unchanged plugin they take twenty."""
 
 
 class _First:
-    """A pytest plugin that keeps the first test that fails, and how many ran."""
+    """A pytest plugin that records the first failing test and the number of tests that ran."""
 
     def __init__(self) -> None:
         self.failed, self.ran = "", 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of each test and its fixtures."""
+        """Count a test, and record it or its fixtures if they fail."""
         self.ran += report.when == "call"
         self._note(report.failed, report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported."""
+        """Record a test file that cannot be imported."""
         self._note(report.failed, report.nodeid)
 
     def _note(self, failed: bool, name: str) -> None:
@@ -77,19 +83,19 @@ class _First:
 
 
 def files(module: str) -> list[str]:
-    """All test files, those that speak of a module first."""
+    """Return the paths of all test files, the files about a module first."""
     every = sorted(path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py"))
     return [str(TESTS / f"test_{name}.py") for name in dict.fromkeys([*FILES.get(module, ()), *every])]
 
 
-def judge(target: Target, mutation: Mutation, say: pool.Say) -> None:
-    """Run the tests on the plugin with one change. Once a process: its modules stand under their own names."""
+def judge(target: Target, mutation: Mutation, send: pool.Send) -> None:
+    """Run the tests on the plugin with one change. Works once per process, because it replaces imported modules."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
 
     def change(module: str, tree: ast.Module) -> ast.Module | None:
         return mutation.apply(tree) if module == mutation.module else None
 
-    for name, module in list(sys.modules.items()):  # or the tests would find the original, or be those that did
+    for name, module in list(sys.modules.items()):  # forget the original, so the tests import the mutant
         if f"{name}.".startswith(f"{target.package}.") or str(TESTS) in str(getattr(module, "__file__", "")):
             del sys.modules[name]
     run_changed(replace(target, alias=target.package, shared=()), change)
@@ -98,11 +104,11 @@ def judge(target: Target, mutation: Mutation, say: pool.Say) -> None:
     os.dup2(silent, 2)
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not device"]
     code = pytest.main([*options, *files(mutation.module)], plugins=[first])
-    say({"failed": first.failed or ("" if code == pytest.ExitCode.OK else f"exit code {code:d}"), "ran": first.ran})
+    send({"failed": first.failed or ("" if code == pytest.ExitCode.OK else f"exit code {code:d}"), "ran": first.ran})
 
 
 def ended(mutation: str, rows: Sequence[dict[str, object]], code: int) -> Ended:
-    """What the process of a mutant said, or how it ended."""
+    """Return the result that the process of a mutant sent, or a result made from its exit code."""
     if not rows:
         return Ended(mutation, Status.HUNG, "process", f"the process ended with code {code}"[:SHOWN])
     failed, ran = str(rows[-1]["failed"]), int(str(rows[-1]["ran"]))
@@ -110,19 +116,19 @@ def ended(mutation: str, rows: Sequence[dict[str, object]], code: int) -> Ended:
 
 
 def main() -> int:
-    """Judge, tell, write; 1 when a survivor is not reviewed or a review has no survivor."""
-    asked = _asked()
-    target, name = TARGETS[asked.backend], f"{asked.backend} by its own tests"
-    made = [one for one in target.mutations() if one.module.startswith(tuple(asked.begins) or ("",))]
-    every = drawn(made, asked.draw, asked.seed) if asked.draw else made
-    asked.journal.mkdir(parents=True, exist_ok=True)
-    journal = Journal(asked.journal, f"{asked.backend}.own")
+    """Judge mutants, report and record their results, and return 1 if reviews and survivors do not match."""
+    args = _arguments()
+    target, name = TARGETS[args.backend], f"{args.backend} by its own tests"
+    made = [one for one in target.mutations() if one.module.startswith(tuple(args.begins) or ("",))]
+    every = drawn(made, args.draw, args.seed) if args.draw else made
+    args.journal.mkdir(parents=True, exist_ok=True)
+    journal = Journal(args.journal, f"{args.backend}.own")
     known = journal.ended()
     torch.set_num_threads(1)  # forks of a process with threads may hang
 
     def jobs() -> Iterator[tuple[str, pool.Work]]:
         for one in every:
-            if one.id not in known and not asked.write_only:
+            if one.id not in known and not args.write_only:
                 yield one.id, _work(target, one)
 
     for job, rows, code in pool.run(jobs(), 1):
@@ -132,31 +138,31 @@ def main() -> int:
     shown = {one.id: known[one.id] for one in every if one.id in known}
     reviewed = {mutant: review for mutant, review in reviews(name).items() if mutant in {one.id for one in every}}
     page.record(
-        asked.results,
+        args.results,
         name,
         every,
         shown,
         reviewed,
-        f"{SUITE}{', seed ' + str(asked.seed) if asked.draw else ''}",
+        f"{SUITE}{', seed ' + str(args.seed) if args.draw else ''}",
         len(made),
     )
-    page.write(asked.page, asked.results)
+    page.write(args.page, args.results)
     whole, wrong = score(every, shown, reviewed), complaints(every, shown, reviewed)
     print(*wrong, f"{name}: {whole.killed} of {whole.judged} killed", sep="\n")
     return 1 if wrong else 0
 
 
-def _work(target: Target, mutation: Mutation) -> Callable[[pool.Say], None]:
-    return lambda say: judge(target, mutation, say)
+def _work(target: Target, mutation: Mutation) -> Callable[[pool.Send], None]:
+    return lambda send: judge(target, mutation, send)
 
 
-def _asked() -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("begins", nargs="*", help="beginnings of modules; all when none is given")
+    parser.add_argument("begins", nargs="*", help="beginnings of module names; all modules if none is given")
     parser.add_argument("--backend", choices=[name for name in TARGETS if name != "reference"], default="cuda_triton")
     parser.add_argument("--draw", type=int, default=0, help="mutants to judge, evenly over the files; 0 for all")
-    parser.add_argument("--seed", type=int, default=SEED, help="with --draw: another draw")
-    parser.add_argument("--write-only", action="store_true", help="judge nothing: write what the journal has")
+    parser.add_argument("--seed", type=int, default=SEED, help="with --draw: seed of the draw")
+    parser.add_argument("--write-only", action="store_true", help="judge nothing; write the results of the journal")
     parser.add_argument("--results", type=Path, default=page.RESULTS, help="record of results")
     parser.add_argument("--page", type=Path, default=page.PAGE, help="page to write")
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")

@@ -1,4 +1,4 @@
-"""What is mutated: the source files of one backend, and what a copy of its package shares with the original."""
+"""Targets: the source files of a backend to mutate, and the modules that a copy shares with the original."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Target:
     """Some source files of one installed backend.
 
     Attributes:
-        name: heads its part of the page; what ``--backend`` takes.
+        name: heading of its part of the page; value of ``--backend``.
         backend: the backend's name.
         package: its package, as installed.
-        alias: the name of a changed copy. A copy beside the original finds what it imports relatively.
-        modules: the files that are mutated, without ending, relative to the package.
-        shared: modules that a copy takes from the original as they are: they change something in the whole process,
-            or are dear to import.
-        renamed: subpackage of a copy → subpackage whose files it has, for a package that imports itself twice.
+        alias: package name of a changed copy. A copy next to the original resolves its relative imports.
+        modules: paths of the mutated files, relative to the package, without ending.
+        shared: modules that a copy takes unchanged from the original: they change state of the whole process, or are
+            slow to import.
+        renamed: subpackage of a copy → subpackage that has its files, for a package that imports itself twice.
     """
 
     name: str
@@ -34,45 +34,45 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """Where the package's files lie."""
+        """Folder of the package's files."""
         spec = importlib.util.find_spec(self.package)
         assert spec is not None and spec.origin is not None, f"{self.package} is not installed"
         return Path(spec.origin).parent
 
     def source(self, module: str) -> str:
-        """The text of one of its files."""
+        """Return the text of one module."""
         return (self.folder / f"{module}.py").read_text(encoding="utf-8")
 
     def mutations(self) -> list[Mutation]:
-        """Every change, file by file."""
+        """Return every change of every module."""
         return [one for module in self.modules for one in mutations(module, self.source(module))]
 
 
 _TRITON = "draftmark_cuda_triton"
 _INTERPRETER = (
-    "flavours",
-    "interpreter",
-    "operands",
-    "operations",
-    "programs",
-    "recipe",
-    "recorder",
-    "reductions",
-    "shortcuts",
-    "starting",
+    "interpreter/operands",
+    "interpreter/operations",
+    "interpreter/patches",
+    "interpreter/programs",
+    "interpreter/recipe",
+    "interpreter/recorder",
+    "interpreter/reductions",
+    "interpreter/shortcuts",
+    "kernel_variants",
+    "launch/launcher",
 )
 _KERNELS = (
-    "compact",
+    "combine",
+    "compact_kv",
     "convert",
-    "extend",
+    "decode_verify",
     "kv_write",
-    "merge",
+    "prefill",
     "reduce",
-    "schedule",
-    "split",
-    "tail",
+    "split_kv",
     "tile",
-    "uniform",
+    "tile_schedule",
+    "tree_tail",
 )
 
 TARGETS = {
@@ -95,15 +95,22 @@ TARGETS = {
                 "contract",
                 "support",
                 "sizing",
-                "tiling",
+                "heuristics/common",
+                "heuristics/interpreted",
+                "heuristics/select",
+                "heuristics/sm80",
+                "heuristics/sm90",
+                "heuristics/split_kv",
+                "heuristics/upcast",
                 "backend",
-                "extend",
-                "few_rows",
-                "launch",
-                "writing",
+                "prefill",
+                "decode_verify",
+                "launch/operands",
+                "launch/launches",
+                "kv_write",
                 "tree_ops",
             ),
-            shared=("interpreter", "flavours"),
+            shared=("interpreter.patches", "kernel_variants"),
         ),
         Target(
             "cuda_triton.interpreter",
@@ -118,8 +125,8 @@ TARGETS = {
             "cuda_triton",
             _TRITON,
             f"mutated_{_TRITON}",
-            tuple(f"kernels/{name}" for name in (*_KERNELS, "walk")),
-            shared=("interpreter",),
+            tuple(f"kernels/{name}" for name in (*_KERNELS, "verify_tree")),
+            shared=("interpreter.patches",),
             renamed=(("interpreted_kernels", "kernels"),),
         ),
     )

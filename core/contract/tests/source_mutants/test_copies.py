@@ -1,4 +1,4 @@
-"""A mutant is really what runs, and the original stays what it was."""
+"""Tests of copies: the mutant runs, and the original stays unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GEOMETRY = Geometry.create(
 
 
 def _one(module: str, operator: str, before: str, after: str) -> Mutation:
-    """The only mutant of the reference with such a change."""
+    """Return the only mutant of the reference with such a change."""
     found = [
         one
         for one in REFERENCE.mutations()
@@ -34,8 +34,8 @@ def _one(module: str, operator: str, before: str, after: str) -> Mutation:
     return found[0]
 
 
-def test_the_changed_module_is_what_runs(forked: Forked) -> None:
-    """A buffer that the mutant does not declare is absent from the copy's answer, and there in the original's."""
+def test_the_copy_runs_the_changed_module(forked: Forked) -> None:
+    """A changed buffer name appears in the copy's buffers and not in the original's."""
     mutation = _one("sizing", "word", "BufferSpec('kv_lens', ", "BufferSpec('kv_lens_', ")
 
     def names() -> list[list[str]]:
@@ -46,22 +46,25 @@ def test_the_changed_module_is_what_runs(forked: Forked) -> None:
     assert forked(names) == [["kv_lens_", "slot_mapping"], ["kv_lens", "slot_mapping"]]
 
 
-def test_the_copy_stands_beside_the_original(forked: Forked) -> None:
-    """A copy is another package with the modules of its own name, and shares those that the target says."""
+def test_the_copy_has_its_own_modules(forked: Forked) -> None:
+    """A copy imports its own modules, except those that the target declares as shared."""
 
     def modules() -> list[object]:
         copy = load_copy(TRITON, lambda name, tree: None)
-        shared = sys.modules["mutated_draftmark_cuda_triton.flavours"] is sys.modules["draftmark_cuda_triton.flavours"]
-        own = sys.modules["mutated_draftmark_cuda_triton.sizing"] is sys.modules["draftmark_cuda_triton.sizing"]
-        return [copy.module, shared, own]
+
+        def is_shared(name: str) -> bool:
+            copied, original = (sys.modules[f"{one}draftmark_cuda_triton.{name}"] for one in ("mutated_", ""))
+            return copied is original
+
+        return [copy.module, is_shared("kernel_variants"), is_shared("sizing")]
 
     draftmark.load("cuda_triton")
     assert forked(modules) == ["mutated_draftmark_cuda_triton", True, False]
     assert not [name for name in sys.modules if name.startswith("mutated_")]
 
 
-def test_a_copy_that_cannot_be_loaded_says_so(forked: Forked) -> None:
-    """What Python or the core refuses is a load failure, not a crash of the run."""
+def test_a_copy_that_cannot_be_loaded_raises(forked: Forked) -> None:
+    """An error at import of the copy raises BackendLoadError and does not crash the run."""
 
     def failure() -> str:
         try:
@@ -92,8 +95,8 @@ def f(a):
 @pytest.mark.parametrize(
     ("given", "lines"), [(1, {4, 5, 11, 13}), (None, {4, 6, 7, 11, 13}), (0, {4, 6, 9, 10, 11, 13})]
 )
-def test_reach_notes_the_statements_that_run(given: object, lines: set[int]) -> None:
-    """Each statement that runs is noted, those of branches not taken and of functions not called are not."""
+def test_reach_records_the_statements_that_run(given: object, lines: set[int]) -> None:
+    """Statements that run are recorded; branches not taken and functions not called are not."""
     tree = ast.parse(SOURCE)
     reach = Reach(["m"])
     scope: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""A mutant before the plugin's own tests: it is what they run, and whatever becomes of its process is a verdict."""
+"""Tests of `own_tests`: the plugin's own tests run on a mutant, and each way to end gives a result."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ TRITON = TARGETS["cuda_triton"]
 
 
 def test_the_tests_run_on_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another height of a tile fails the test that names it, though the original was imported before."""
-    import draftmark_cuda_triton.tiling as original
+    """A mutant with another minimum tile height fails the test of it, even if the original was imported before."""
+    import draftmark_cuda_triton.heuristics.common as original
 
-    (mutation,) = [one for one in TRITON.mutations() if one.module == "tiling" and one.after == "LEAST_ROWS = 17"]
-    ((_, rows, code),) = pool.run(iter([("one", lambda say: own_tests.judge(TRITON, mutation, say))]), 1)
+    mutations = [one for one in TRITON.mutations() if one.module == "heuristics/common"]
+    (mutation,) = [one for one in mutations if one.after == "MIN_BLOCK_M = 17"]
+    ((_, rows, code),) = pool.run(iter([("one", lambda send: own_tests.judge(TRITON, mutation, send))]), 1)
     one = own_tests.ended(mutation.id, rows, code)
     assert (one.status, code) == (Status.KILLED, 0), rows
-    assert one.item.startswith("test_choices.py::test_hopper_takes_the_measured_tile") and one.met > 1
-    assert original.LEAST_ROWS == 16
+    assert one.item.startswith("test_select_config.py::test_sm90_selects_the_measured_config") and one.met > 1
+    assert original.MIN_BLOCK_M == 16
 
 
 @pytest.mark.parametrize(
@@ -34,13 +35,13 @@ def test_the_tests_run_on_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], -9, Status.HUNG),
     ],
 )
-def test_how_a_mutant_ended(rows: list[dict[str, Any]], code: int, status: Status) -> None:
-    """A process that ends without a word is killed, as by a crash of the interpreter."""
+def test_the_result_of_a_process(rows: list[dict[str, Any]], code: int, status: Status) -> None:
+    """A failing test kills a mutant; a process that ends without a message counts as hung."""
     assert own_tests.ended("m", rows, code).status is status
 
 
-def test_what_was_decided_is_read_again(tmp_path: Any) -> None:
-    """Line by line; of a mutant that was judged twice the last word counts."""
+def test_the_journal_returns_the_last_result(tmp_path: Any) -> None:
+    """The journal returns the last of several results of a mutant."""
     rows = [Ended("a", Status.SURVIVED, met=2, of=2), Ended("a", Status.KILLED, "test_a.py::test_b")]
     journal = Journal(tmp_path, "j")
     for one in rows:
@@ -49,8 +50,8 @@ def test_what_was_decided_is_read_again(tmp_path: Any) -> None:
     assert Journal(tmp_path, "none").ended() == {}
 
 
-def test_each_module_has_tests_that_speak_of_it(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come first, and all others after them."""
+def test_tests_of_a_module_run_first(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test files of a module come first, and all other files after them."""
     monkeypatch.chdir(pytestconfig.rootpath)
     every = own_tests.files("nothing")
     for module, names in own_tests.FILES.items():

@@ -1,8 +1,39 @@
-"""draftmark's own Triton kernels for NVIDIA GPUs: a speculation tree at the speed of plain attention.
+"""draftmark's own Triton kernels for NVIDIA GPUs: tree verification at the speed of plain attention.
 
-The prefix is read once for all rows of a request and all heads of a group, and the tree's mask is paid for in the
-last tiles only. `tiling` and `sizing` are integers, `backend` is the step path, `launch` starts `kernels`. Without a
-GPU the same kernels run on CPU tensors in Triton's interpreter, for correctness.
+The prefix is read once for all rows of a request and all heads of a group. Only the last tiles apply the tree mask.
+Without a GPU the same kernels run on CPU tensors in Triton's interpreter, for correctness.
+
+Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
+
+    backend.py                        the four methods of a step (plan, write_metadata, write_kv, attend)
+    decode_verify.py                  decode, verify and draft modes: chooses a plan, launches attention and combine
+    prefill.py, prefill_fp8.py        EXTEND; over e4m3 with K and V upcast first
+    kv_write.py, tree_ops.py          KV scatter (append_kv), tree tail, tree verification, KV compaction
+    sizing.py, support.py             buffers by name and size; refused geometries
+    kernel_variants.py                `kernels` compiled for a GPU, or interpreted for CPU tensors
+    heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)
+        select.py, common.py          select_config: batch -> KernelConfig
+        sm80.py, sm90.py              block sizes, stages and warp groups for any GPU; for Hopper
+        split_kv.py, upcast.py        num_splits (num_splits_heuristic); when prefill upcasts e4m3
+    launch/                           host launch code (FA3 flash_api.cpp, DeepGEMM jit)
+        launches.py, operands.py      one function per kernel: grid, constants, arguments
+        tma.py                        TMA descriptors of the paged cache
+        launcher.py, relaunch.py      launch without Triton's binding; recorded launches, repeated per layer
+        cuda_driver.py, parameters.py launches through the CUDA driver API
+    kernels/                          Triton, any GPU from sm_80
+        decode_verify.py, prefill.py  attention kernels; tile.py is their mainloop and mask
+        tile_schedule.py, split_kv.py schedule on the device (FA3 prepare_scheduler, get_scheduler_metadata)
+        combine.py                    combine of the splits (FA3 flash_fwd_combine)
+        upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
+    kernels_sm90/                     Gluon, Hopper
+        decode_verify.py, decode_verify_fp8.py, prefill.py      kernels (FA3 flash_fwd_kernel_sm90)
+        decode_verify_gather.py, prefill_gather.py              the same for pages that TMA cannot load (paged_kv)
+        warp_specialize.py            producer and consumer warp groups, their registers
+        producer*.py, pipeline.py     loads by TMA or cp.async, upcast; full and empty barriers of the stages
+        mainloop.py, mma_fp8_swap_ab.py                         mainloop_fwd_sm90; e4m3 with operands swapped
+        mask.py, softmax.py, pack_gqa.py, epilogue.py           as in FA3
+        tile_scheduler.py             dynamic persistent scheduler of prefill (DynamicPersistentTileScheduler)
+    interpreter/                      speeds up Triton's interpreter on CPU tensors
 """
 
 from __future__ import annotations

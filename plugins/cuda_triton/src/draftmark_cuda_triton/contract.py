@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from draftmark import Geometry, Mode
 from draftmark_contract.layouts import MetadataSpec, over_page_table
 
-from . import sizing, tiling
+from . import sizing
+from .heuristics import upcast
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -21,14 +22,14 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Bytes that one batch takes of the plugin's own buffers; of partials, at most."""
     # By name: working out every size for each batch took most of the suite's time on sizing.
-    used = dict.fromkeys(sizing.FEW_ROWS, 0)
+    used = dict.fromkeys(sizing.SPLIT_BUFFERS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0
-        if tiling.widens(geometry.attention, geometry.device):
-            used |= dict.fromkeys(sizing.WIDE, 0)
+        if upcast.upcasts(geometry.attention, geometry.device):
+            used |= dict.fromkeys(sizing.UPCAST, 0)
     extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:
-        used |= sizing.wide_usage(geometry, batch) or sizing.extend_usage(geometry, batch)
+        used |= sizing.upcast_usage(geometry, batch) or sizing.prefill_usage(geometry, batch)
     else:
-        used |= sizing.few_rows_usage(geometry, extent.q_len, batch.padded_reqs)
+        used |= sizing.decode_verify_usage(geometry, extent.q_len, batch.padded_reqs)
     return used

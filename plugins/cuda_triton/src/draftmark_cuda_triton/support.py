@@ -9,13 +9,13 @@ MAX_TAIL = 1024
 MAX_GRID_Y = 65535
 """CUDA's bound on the second and third extent of a grid."""
 FP8 = "float8_e4m3fn"
-BOXED_PAGES = 8
+TMA_PAGE_MULTIPLE = 8
 """Tokens that a page in boxes is a multiple of: the copy engine swizzles so many rows together, inside one page."""
 
 
-def gathers(shape: AttentionShape) -> bool:
+def gathers_kv(shape: AttentionShape) -> bool:
     """Whether the Hopper kernels gather the keys of such pages one by one; `kernels` read those that they do not."""
-    return shape.page_size % BOXED_PAGES != 0 and shape.kv_dtype == shape.q_dtype
+    return shape.page_size % TMA_PAGE_MULTIPLE != 0 and shape.kv_dtype == shape.q_dtype
 
 
 def reasons_against(geometry: Geometry) -> list[str]:

@@ -8,9 +8,9 @@ import triton
 from draftmark import Geometry
 from draftmark.runtime import ForwardBatch, KVPool, Tree, VerifyResult, record_call
 
-from .flavours import compiled_or_interpreted
-from .starting import start
-from .tiling import next_power_of_two
+from .heuristics.common import next_power_of_two
+from .kernel_variants import kernels, select_variant
+from .launch.launcher import launch_kernel
 
 TAIL_CELLS = 2048
 """Mask words that one program of write_tail holds in registers."""
@@ -39,7 +39,7 @@ class TritonTreeOps:
         """Tokens, counts and path in one launch."""
         tokens, path = torch.empty_like(targets), torch.empty_like(targets)
         counts = torch.empty(targets.shape[0], dtype=torch.int64, device=targets.device)
-        record_call(_walk, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
+        record_call(_verify_tree, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
         return VerifyResult(tokens, counts, path)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
@@ -62,13 +62,13 @@ def _write_tail(
     depth: torch.Tensor | None,
     positions: torch.Tensor,
 ) -> None:
-    """See `kernels.tail.write_tail`."""
+    """See `kernels.tree_tail.write_tree_tail`."""
     tree = mask is not None and parents is not None
     words = 1 if mask is None else mask.shape[1]
     columns = next_power_of_two(words)
     block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
-    start(
-        compiled_or_interpreted(positions).tail.write_tail, (requests, triton.cdiv(tail_len, block)),
+    launch_kernel(
+        select_variant(kernels.tree_tail.write_tree_tail, positions), (requests, triton.cdiv(tail_len, block)),
         parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
         positions, q_len, tail_len, words, last_position, 0 if parents is None else parents.stride(0),
         0 if mask is None else mask.stride(0), TREE=tree, BLOCK=block, WORDS=columns,
@@ -76,7 +76,7 @@ def _write_tail(
     )  # fmt: skip
 
 
-def _walk(
+def _verify_tree(
     drafts: torch.Tensor,
     parents: torch.Tensor,
     targets: torch.Tensor,
@@ -84,11 +84,11 @@ def _walk(
     counts: torch.Tensor,
     path: torch.Tensor,
 ) -> None:
-    """See `kernels.walk.walk`."""
+    """See `kernels.verify_tree.verify_tree`."""
     requests, nodes = targets.shape
     block = max(16, next_power_of_two(nodes))
-    start(
-        compiled_or_interpreted(targets).walk.walk, (requests,),
+    launch_kernel(
+        select_variant(kernels.verify_tree.verify_tree, targets), (requests,),
         drafts, parents, targets, tokens, counts, path, nodes, drafts.stride(0), parents.stride(0),
         BLOCK=block, num_warps=1 if block <= 256 else 4,
     )  # fmt: skip
@@ -103,15 +103,15 @@ def _compact(
     prefix_lens: torch.Tensor,
     page_table: torch.Tensor,
 ) -> None:
-    """See `kernels.compact.compact`."""
+    """See `kernels.compact_kv.compact_kv`."""
     requests, nodes = path.shape
     if nodes < 2:
         return
     layers, _, _, words = k.shape
     block = min(MOVE_WORDS, next_power_of_two(words))
-    start(
-        compiled_or_interpreted(k).compact.compact, (requests, layers, triton.cdiv(words, block)),
-        k, v, path, counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE=page_size,
+    launch_kernel(
+        select_variant(kernels.compact_kv.compact_kv, k), (requests, layers, triton.cdiv(words, block)), k, v, path,
+        counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE_SIZE=page_size,
         BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
     )  # fmt: skip
 

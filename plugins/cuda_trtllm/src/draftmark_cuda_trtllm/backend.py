@@ -12,7 +12,7 @@ import torch
 
 from draftmark import BatchError, Geometry, Mode, ceil_div
 from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call, sinks_of
-from draftmark_cuda_triton.shared import Extend, FewRows, write_kv
+from draftmark_cuda_triton.shared import DecodeVerify, Prefill, write_kv
 
 from . import forms, launch, sizing
 from .xqa import Xqa
@@ -37,9 +37,9 @@ class XqaBackend:
         self._factor = scale * a.head_dim**0.5
         slots = self._buffer[sizing.SLOTS]
         if Mode.EXTEND in geometry.modes:
-            self._extend = Extend(geometry, slots, self._buffer[sizing.ROW_TILES])
+            self._prefill = Prefill(geometry, slots, self._buffer[sizing.ROW_TILES])
         if forms.sibling_modes(geometry):
-            self._few_rows = FewRows(geometry, slots, self._buffer)
+            self._decode_verify = DecodeVerify(geometry, slots, self._buffer)
         self._xqa = self._open() if slots.is_cuda and forms.uniform_modes(geometry) else None
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -98,11 +98,11 @@ class XqaBackend:
         if lanes != q_len:
             launch.move_rows(from_, out, batch.num_rows, q_len, (lanes, q_len))
 
-    def _sibling(self, batch: ForwardBatch) -> Extend | FewRows | None:
+    def _sibling(self, batch: ForwardBatch) -> Prefill | DecodeVerify | None:
         """cuda_triton's kernels for a mode that XQA has no form for."""
         if batch.mode is Mode.EXTEND:
-            return self._extend
-        return self._few_rows if batch.mode in forms.SIBLING_MODES else None
+            return self._prefill
+        return self._decode_verify if batch.mode in forms.SIBLING_MODES else None
 
     def _staged(self, q: torch.Tensor, requests: int, q_len: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Staged queries, filled, and staged outputs: `lanes` rows a request, the real ones first."""

@@ -46,9 +46,9 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         return _gen_usage(geometry, batch)
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in OWN_ROLES}
     if batch.mode in forms.SIBLING_MODES:
-        from draftmark_cuda_triton.shared_sizing import few_rows_usage
+        from draftmark_cuda_triton.shared_sizing import decode_verify_usage
 
-        return used | few_rows_usage(geometry, geometry.extent(batch.mode).q_len, batch.padded_reqs)
+        return used | decode_verify_usage(geometry, geometry.extent(batch.mode).q_len, batch.padded_reqs)
     if batch.uniform is None:
         used[sizing.ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
         return used

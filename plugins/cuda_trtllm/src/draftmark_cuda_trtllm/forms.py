@@ -22,9 +22,9 @@ from draftmark import Geometry, Mode, ceil_div, maximum, minimum
 
 PAGES = (16, 32, 64, 128)
 LEAST_TILE_ROWS = 16
-"""(row, head) pairs of the smallest row tile that cuda_triton's EXTEND cuts (`tiling.LEAST_ROWS` there)."""
-AGENDA_ROWS = 2
-"""Rows that it keeps before the first row tile (`tiling.AGENDA_ROWS` there)."""
+"""(row, head) pairs of the smallest row tile that cuda_triton's EXTEND cuts (`heuristics.common.MIN_BLOCK_M` there)."""
+SCHEDULE_HEADER_ROWS = 2
+"""Rows that it keeps before the first row tile (`heuristics.common.SCHEDULE_HEADER_ROWS` there)."""
 BLOCK_ROWS = 32
 """(row, head) pairs that a block of the tree form takes (M_TILESIZE in xqa/defines.h)."""
 KV_TILE = 256
@@ -121,7 +121,7 @@ def kernels(geometry: Geometry) -> list[int]:
 
 def row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
     """Rows of the buffer of row tiles for so many EXTEND rows of so many requests, at most: agenda and tiles."""
-    return AGENDA_ROWS + num_rows * geometry.attention.group_size // LEAST_TILE_ROWS + num_reqs
+    return SCHEDULE_HEADER_ROWS + num_rows * geometry.attention.group_size // LEAST_TILE_ROWS + num_reqs
 
 
 def blocks(group: int, rows: Any) -> Any:

@@ -43,9 +43,9 @@ def _of_sibling(geometry: Geometry) -> list[BufferSpec]:
     modes = forms.sibling_modes(geometry)
     if not modes:
         return []
-    from draftmark_cuda_triton.shared_sizing import few_rows_buffers
+    from draftmark_cuda_triton.shared_sizing import decode_verify_buffers
 
-    return few_rows_buffers(geometry, modes)
+    return decode_verify_buffers(geometry, modes)
 
 
 def _tree_form(geometry: Geometry) -> list[BufferSpec]:
@@ -74,7 +74,7 @@ def _staging(geometry: Geometry) -> list[BufferSpec]:
 def _row_tiles(geometry: Geometry) -> BufferSpec:
     count = forms.row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
     tiles = f"max_extend_tokens · group / {forms.LEAST_TILE_ROWS} + max_reqs, request and tile"
-    formula = f"{tiles}; {forms.AGENDA_ROWS} before them"
+    formula = f"{tiles}; {forms.SCHEDULE_HEADER_ROWS} before them"
     return BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (count, 2), "int32", Unit.ROWS, formula)
 
 

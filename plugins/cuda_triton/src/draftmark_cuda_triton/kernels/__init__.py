@@ -1,1 +1,25 @@
-"""The plugin's Triton kernels, one file each. Every file runs on a GPU and, under TRITON_INTERPRET=1, on the CPU."""
+"""The plugin's Triton kernels for any GPU. Every file also runs on the CPU, under TRITON_INTERPRET=1."""
+
+from . import (
+    combine,
+    compact_kv,
+    decode_verify,
+    kv_write,
+    prefill,
+    tile_schedule,
+    tree_tail,
+    upcast_kv,
+    verify_tree,
+)
+
+__all__ = [
+    "combine",
+    "compact_kv",
+    "decode_verify",
+    "kv_write",
+    "prefill",
+    "tile_schedule",
+    "tree_tail",
+    "upcast_kv",
+    "verify_tree",
+]

@@ -11,7 +11,7 @@ from .convert import convert
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def write_rows(
+def write_kv_rows(
     k,
     v,
     k_cache,
@@ -32,9 +32,9 @@ def write_rows(
     stride_vc_head,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     SCALED: tl.constexpr,
-    NARROW: tl.constexpr,
+    QUANTIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     PDL: tl.constexpr,
@@ -47,7 +47,7 @@ def write_rows(
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     row_live = row < num_rows
     slot = tl.load(slot_mapping + row, mask=row_live, other=0)
-    page, offset = (slot // PAGE)[:, None], (slot % PAGE)[:, None]
+    page, offset = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
     element = tl.arange(0, BLOCK)
     # -1: the engine has no place for the row, or the row belongs to nobody.
     live = (row_live & (slot >= 0))[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
@@ -59,7 +59,7 @@ def write_rows(
         new_k = new_k.to(tl.float32) / tl.load(k_scale)
     if SCALED & 2:
         new_v = new_v.to(tl.float32) / tl.load(v_scale)
-    if NARROW:
+    if QUANTIZE:
         # e4m3 has no infinity: beyond 448 the conversion must saturate, not wrap into NaN.
         new_k = convert(tl.clamp(new_k.to(tl.float32), -448.0, 448.0), k_cache.dtype.element_ty)
         new_v = convert(tl.clamp(new_v.to(tl.float32), -448.0, 448.0), v_cache.dtype.element_ty)

@@ -21,10 +21,10 @@ from .inline import INTERPRETED, bound, inline
 from .reduce import largest, total
 
 CAUSAL, TREE, BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""TAIL of a kernel: a row sees the tail up to its own slot, what its mask names, or all of it."""
+"""TAIL_KIND of a kernel: a row sees the tail up to its own slot, what its mask names, or all of it."""
 
 
-class View(NamedTuple):
+class RowMask(NamedTuple):
     """What packed rows of one request see, int32 where nothing is said.
 
     Attributes:
@@ -47,7 +47,7 @@ class View(NamedTuple):
     window_left: tl.tensor
 
 
-class Source(NamedTuple):
+class KvSource(NamedTuple):
     """K or V of a cache.
 
     Attributes:
@@ -72,13 +72,13 @@ def dot(a, b, acc):
 
 
 @inline
-def pages_of(page_row, tile, kv_len, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_page_ids(page_row, tile, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Page ids of a tile's keys: one id when a tile lies in one page, ``[BLOCK_N]`` otherwise."""
-    if PAGE % BLOCK_N == 0:
-        return tl.load(page_row + tile * BLOCK_N // PAGE)
+    if PAGE_SIZE % BLOCK_N == 0:
+        return tl.load(page_row + tile * BLOCK_N // PAGE_SIZE)
     else:
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        return tl.load(page_row + position // PAGE, mask=position < kv_len, other=0)
+        return tl.load(page_row + position // PAGE_SIZE, mask=position < kv_len, other=0)
 
 
 @inline
@@ -88,7 +88,7 @@ def load_tile(
     tile,
     head,
     kv_len,
-    PAGE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -97,12 +97,12 @@ def load_tile(
     """K or V of one tile, ``[BLOCK_N, BLOCK_D]``; at and above kv_len zeros, or in a box what the page holds."""
     if USE_TMA:
         # The cache is described as [slots, heads · dim]: a tile lies in one page, so one box is one tile.
-        return source.data.load([page * PAGE + tile * BLOCK_N % PAGE, head * HEAD_DIM])
+        return source.data.load([page * PAGE_SIZE + tile * BLOCK_N % PAGE_SIZE, head * HEAD_DIM])
     else:
         col = tl.arange(0, BLOCK_D)
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         # 64-bit: page · stride passes 2**31 in a large pool (vllm#47671).
-        rows = page.to(tl.int64) * source.stride_page + (position % PAGE) * source.stride_slot
+        rows = page.to(tl.int64) * source.stride_page + (position % PAGE_SIZE) * source.stride_slot
         pointers = source.data + rows[:, None] + head * source.stride_head + col[None, :]
         live = (position < kv_len)[:, None]
         if HEAD_DIM != BLOCK_D:
@@ -111,7 +111,7 @@ def load_tile(
 
 
 @inline
-def soft_cap(s, scale, cap, EXACT: tl.constexpr):
+def apply_soft_cap(s, scale, cap, EXACT: tl.constexpr):
     """``cap · tanh(s · scale / cap)`` of scores whose `scale` is to base-2 units.
 
     EXACT: tanh through exp2, exact at both ends; else the one instruction there is for it, which is wrong by 2**-11 of
@@ -127,86 +127,86 @@ def soft_cap(s, scale, cap, EXACT: tl.constexpr):
 
 
 @inline
-def sink_mass(sinks, heads, live, top):
-    """What the sinks of query heads add to the mass of rows, beside their `top`; nothing where not `live`.
+def sink_weight(sinks, heads, live, row_max):
+    """What the sinks of query heads add to the mass of rows, beside their `row_max`; nothing where not `live`.
 
     A sink has no value, so acc stays. It is in natural units, and already what a logit is after scale and cap.
     """
     sink = tl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
     # A row that has seen no key: -inf - -inf would be NaN.
-    return tl.exp2(sink - tl.where(top == float("-inf"), 0.0, top))
+    return tl.exp2(sink - tl.where(row_max == float("-inf"), 0.0, row_max))
 
 
 @inline
-def with_word(bits, i: tl.constexpr, first, shift, column, view):
+def insert_mask_word(bits, i: tl.constexpr, first, shift, column, row_mask):
     """`bits` with the 32 keys from 32i of a tile filled in: of each row, two neighbouring words shifted into one."""
-    index = (first >> 5) + i + view.slot_of_row * 0
-    there = view.row_live & (index >= 0) & (index < view.mask_words)
-    low = tl.load(view.row_words + index, mask=there, other=0)
-    there = view.row_live & (index >= -1) & (index + 1 < view.mask_words)
-    high = tl.load(view.row_words + index + 1, mask=there, other=0)
+    index = (first >> 5) + i + row_mask.slot_of_row * 0
+    there = row_mask.row_live & (index >= 0) & (index < row_mask.mask_words)
+    low = tl.load(row_mask.row_words + index, mask=there, other=0)
+    there = row_mask.row_live & (index >= -1) & (index + 1 < row_mask.mask_words)
+    high = tl.load(row_mask.row_words + index + 1, mask=there, other=0)
     both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
     word = (both >> shift).to(tl.int32)
     return tl.where((column // 32 == i)[None, :], word[:, None], bits)
 
 
 @inline
-def visible(tile, view, BLOCK_N: tl.constexpr, TAIL: tl.constexpr, WINDOW: tl.constexpr):
+def visible_keys(tile, row_mask, BLOCK_N: tl.constexpr, TAIL_KIND: tl.constexpr, WINDOW: tl.constexpr):
     """bool ``[BLOCK_M, BLOCK_N]``: which keys of a tile each packed row sees."""
     position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    slot = position - view.prefix_len
-    if TAIL == TREE:
+    slot = position - row_mask.prefix_len
+    if TAIL_KIND == TREE:
         # A row's words are shifted so that bit c of word i is key 32i + c of this tile: registers per row, not per
         # (row, key). Words that do not exist read as zero, and keys left of slot 0 are prefix.
-        first = tile * BLOCK_N - view.prefix_len
+        first = tile * BLOCK_N - row_mask.prefix_len
         shift = (first & 31).to(tl.int64)
         column = tl.arange(0, BLOCK_N)
-        bits = tl.full([view.slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
+        bits = tl.full([row_mask.slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
         for i in tl.static_range((BLOCK_N + 31) // 32):
             if INTERPRETED:
                 # A word is dozens of operations there, so 32 keys among which no tail slot is are left out.
-                if -32 < bound(first) + 32 * i < bound(view.tail_len):
-                    bits = with_word(bits, i, first, shift, column, view)
+                if -32 < bound(first) + 32 * i < bound(row_mask.tail_len):
+                    bits = insert_mask_word(bits, i, first, shift, column, row_mask)
             else:
-                bits = with_word(bits, i, first, shift, column, view)
-        seen = (((bits >> (column % 32)[None, :]) & 1) != 0) & (slot < view.tail_len)[None, :]
+                bits = insert_mask_word(bits, i, first, shift, column, row_mask)
+        seen = (((bits >> (column % 32)[None, :]) & 1) != 0) & (slot < row_mask.tail_len)[None, :]
         seen = seen | (slot < 0)[None, :]
-    elif TAIL == BLOCK:
-        seen = (slot < view.tail_len)[None, :] & (view.slot_of_row == view.slot_of_row)[:, None]
+    elif TAIL_KIND == BLOCK:
+        seen = (slot < row_mask.tail_len)[None, :] & (row_mask.slot_of_row == row_mask.slot_of_row)[:, None]
     else:
-        seen = slot[None, :] <= view.slot_of_row[:, None]
+        seen = slot[None, :] <= row_mask.slot_of_row[:, None]
     if WINDOW:
-        if TAIL == TREE:
-            depth = tl.load(view.depths + slot, mask=(slot >= 0) & (slot < view.tail_len), other=0)
-            key_position = tl.where(slot < 0, position, view.prefix_len + depth)
+        if TAIL_KIND == TREE:
+            depth = tl.load(row_mask.depths + slot, mask=(slot >= 0) & (slot < row_mask.tail_len), other=0)
+            key_position = tl.where(slot < 0, position, row_mask.prefix_len + depth)
         else:
             key_position = position
-        seen = seen & (view.row_position[:, None] - key_position[None, :] <= view.window_left)
+        seen = seen & (row_mask.row_position[:, None] - key_position[None, :] <= row_mask.window_left)
     return seen
 
 
 @inline
-def attend_tiles(
+def mainloop(
     state,
     q,
     begin,
-    shown,
-    clear,
+    first_unmasked_tile,
+    first_masked_tile,
     end,
-    fetch,
-    last,
+    first_loaded_tile,
+    last_tile,
     keys,
     values,
     page_row,
     head,
-    view,
+    row_mask,
     scale,
     cap,
-    PAGE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    TAIL: tl.constexpr,
+    TAIL_KIND: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     USE_TMA: tl.constexpr,
@@ -215,104 +215,107 @@ def attend_tiles(
 ):
     """Fold tiles [begin, end) into the running state of one row tile: acc, top, mass.
 
-    MASK says where rows differ in what they see: in no tile (0); in all, which are boxes (1); or from tile `clear` on
-    and, with a window, before tile `shown` (2).
-    `fetch` is begin, or any tile if there is none to fold; `last` bounds the look-ahead.
+    MASK says where rows differ in what they see: in no tile (0); in all, which are boxes (1); or from tile
+    `first_masked_tile` on and, with a window, before tile `first_unmasked_tile` (2). `first_loaded_tile` is begin, or
+    any tile if there is none to fold; `last_tile` bounds the look-ahead.
     """
-    acc, top, mass = state
-    kv_len = view.prefix_len + view.tail_len
+    acc, row_max, row_sum = state
+    kv_len = row_mask.prefix_len + row_mask.tail_len
     unit = 1.4426950408889634 if CAP else scale
     # Page ids are fetched a tile ahead, outside the pipeline: inside it they would take half of its stages.
-    page = pages_of(page_row, fetch, kv_len, PAGE, BLOCK_N)
+    page = load_page_ids(page_row, first_loaded_tile, kv_len, PAGE_SIZE, BLOCK_N)
     for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
-        k = load_tile(keys, page, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
-        v = load_tile(values, page, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
-        page = pages_of(page_row, tl.minimum(tile + 1, last), kv_len, PAGE, BLOCK_N)
+        k = load_tile(keys, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
+        v = load_tile(values, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
+        page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), kv_len, PAGE_SIZE, BLOCK_N)
         if MASK == 1:
             # Before the product, so that the mask's words travel while the keys do.
-            seen = visible(tile, view, BLOCK_N, TAIL, WINDOW)
+            seen = visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW)
         s = dot(q, tl.trans(k.to(q.dtype)), tl.full([q.shape[0], BLOCK_N], 0.0, tl.float32))
         if CAP:
-            s = soft_cap(s, scale, cap, INTERPRETED or q.dtype == tl.float32)
+            s = apply_soft_cap(s, scale, cap, INTERPRETED or q.dtype == tl.float32)
         if MASK == 2:
-            differs = tile >= clear
+            differs = tile >= first_masked_tile
             if WINDOW:
-                differs = differs | (tile < shown)
+                differs = differs | (tile < first_unmasked_tile)
             if differs:
-                s = tl.where(visible(tile, view, BLOCK_N, TAIL, WINDOW), s, float("-inf"))
+                s = tl.where(visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW), s, float("-inf"))
         if MASK == 1:
             s = tl.where(seen, s, float("-inf"))
             # A box brings what the page holds past kv_len, and 0 · NaN is NaN (vllm#43961).
             stored = tile * BLOCK_N + tl.arange(0, BLOCK_N) < kv_len
             v = tl.where(stored[:, None], v, 0.0).to(v.dtype)
-        new_top = tl.maximum(top, largest(s, 1) * unit)
-        pivot = new_top
+        new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
+        pivot = new_row_max
         if MASK != 0:
             # A row that has seen no key yet: -inf - -inf would be NaN.
-            pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+            pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
         p = tl.exp2(s * unit - pivot[:, None])
-        shrink = tl.exp2(top - pivot)
-        mass = mass * shrink + total(p, 1)
-        acc = dot(convert(p, q.dtype), v, acc * shrink[:, None])
-        top = new_top
-    return acc, top, mass
+        old_scale = tl.exp2(row_max - pivot)
+        row_sum = row_sum * old_scale + total(p, 1)
+        acc = dot(convert(p, q.dtype), v, acc * old_scale[:, None])
+        row_max = new_row_max
+    return acc, row_max, row_sum
 
 
 @inline
-def attend_range(
+def attend_kv_range(
     q,
     begin,
-    clear,
+    first_masked_tile,
     end,
     keys,
     values,
     page_row,
     head,
-    view,
+    row_mask,
     scale,
     cap,
-    PAGE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    TAIL: tl.constexpr,
+    TAIL_KIND: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     USE_TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The state of a row tile after tiles [begin, end): acc, top, mass. Rows differ in what they see from tile `clear`
-    on, and where a window begins.
+    """The state of a row tile after tiles [begin, end): acc, top, mass. Rows differ in what they see from tile
+    `first_masked_tile` on, and where a window begins.
 
     Through pointers one loop does both, for a masked load brings zeros. A box brings all that a page holds, so
     its last tiles have a loop of their own, which zeroes V in registers; and so have those in which a window begins.
     """
     acc = tl.full([q.shape[0], BLOCK_D], 0.0, tl.float32)
-    top = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    mass = tl.full([q.shape[0]], 0.0, tl.float32)
-    state = (acc, top, mass)
-    shown = begin
+    row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    row_sum = tl.full([q.shape[0]], 0.0, tl.float32)
+    state = (acc, row_max, row_sum)
+    first_unmasked_tile = begin
     if WINDOW:
         # From the first tile on that the highest row sees whole, every row sees every key before the tail.
-        highest = largest(tl.where(view.row_live, view.row_position, 0), 0)
-        hidden = tl.maximum(highest - view.window_left, 0)
-        shown = tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), clear)
+        highest = largest(tl.where(row_mask.row_live, row_mask.row_position, 0), 0)
+        hidden = tl.maximum(highest - row_mask.window_left, 0)
+        first_unmasked_tile = tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), first_masked_tile)
     if not USE_TMA:
-        return attend_tiles(
-            state, q, begin, shown, clear, end, begin, end - 1, keys, values, page_row, head, view, scale, cap, PAGE,
-            BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 2, STAGES,
+        return mainloop(
+            state, q, begin, first_unmasked_tile, first_masked_tile, end, begin, end - 1, keys, values, page_row, head,
+            row_mask, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, 2, STAGES,
         )  # fmt: skip
     else:
         if WINDOW:
-            state = attend_tiles(
-                state, q, begin, shown, clear, shown, begin, end - 1, keys, values, page_row, head, view, scale, cap,
-                PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, 2,
+            state = mainloop(
+                state, q, begin, first_unmasked_tile, first_masked_tile, first_unmasked_tile, begin, end - 1, keys,
+                values, page_row, head, row_mask, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW,
+                CAP, USE_TMA, 1, 2,
             )  # fmt: skip
-        state = attend_tiles(
-            state, q, shown, shown, clear, clear, tl.minimum(shown, end - 1), end - 1, keys, values, page_row, head,
-            view, scale, cap, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 0, STAGES,
+        state = mainloop(
+            state, q, first_unmasked_tile, first_unmasked_tile, first_masked_tile, first_masked_tile,
+            tl.minimum(first_unmasked_tile, end - 1), end - 1, keys, values, page_row, head, row_mask, scale, cap,
+            PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, 0, STAGES,
         )  # fmt: skip
-        return attend_tiles(
-            state, q, clear, shown, clear, end, tl.minimum(clear, end - 1), end - 1, keys, values, page_row, head,
-            view, scale, cap, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, 2,
+        return mainloop(
+            state, q, first_masked_tile, first_unmasked_tile, first_masked_tile, end,
+            tl.minimum(first_masked_tile, end - 1), end - 1, keys, values, page_row, head, row_mask, scale, cap,
+            PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, 1, 2,
         )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Decode and verify: every mode except EXTEND, from the batch's lengths and page table. No plan, no host lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
+
+from . import prefill, sizing
+from .heuristics import common, interpreted, select, split_kv
+from .launch import launches, tma
+from .launch.layouts import IdentityCache, layer_facts
+from .launch.operands import AttentionParams, BatchExtent
+from .launch.relaunch import MAX_LAYOUTS, RelaunchCache
+from .prefill import check_contiguous, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
+
+PER_CALL = (*prefill.PER_CALL, "tail_mask", "tail_depth")
+"""The kernels' parameters that another layer or step brings, in the order of `DecodeVerify._launch`."""
+PER_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "engine_slots")
+"""Those of `write_metadata_decode_verify`, in the order of `launches.write_metadata_decode_verify`."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodePlan:
+    """How batches of one size are cut. Each is itself, and no other: it is part of the key of launches.
+
+    Attributes:
+        config, num_splits: see `heuristics`.
+    """
+
+    extent: BatchExtent
+    config: common.KernelConfig
+    num_splits: int
+
+
+BatchFacts = tuple[tuple[DecodePlan, bool, int, int | None], torch.Tensor | None, torch.Tensor | None]
+"""Of a batch: its cut, whether its tail is a block, pitches of page table and mask; then its tree's mask and depth."""
+
+
+class DecodeVerify:
+    """Attention of one geometry's modes of few rows, uniform or ragged, for any backend whose buffers hold their state.
+
+    Serves what `support.reasons_against` finds nothing against. On CPU tensors it runs in Triton's interpreter.
+
+    Args:
+        slots: int64 ``[max rows]``, the caller's; `write_metadata_decode_verify` writes the KV slot of each row.
+        buffers: the caller's, of `sizing.decode_verify_buffers`, by name.
+    """
+
+    def __init__(self, geometry: Geometry, slots: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> None:
+        self._geometry, self._slots = geometry, slots
+        self._work = buffers[sizing.WORK]
+        self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
+        self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
+        self._plans: dict[tuple[int, ...], DecodePlan] = {}
+        self._relaunch, self._relaunch_metadata = (
+            RelaunchCache(PER_CALL, prefill.DESCRIPTOR_ALIASES),
+            RelaunchCache(PER_STEP, on_second_use=True),
+        )
+        self._facts = IdentityCache[ForwardBatch, BatchFacts](self._batch_facts)
+        self._layer_facts = layer_facts(geometry)
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        """The KV slot of every row and the schedule, in one launch."""
+        slots, table = self._slots, batch.page_table
+        plan = self._plan_of(batch)
+        own = self._shape, plan.config, plan.extent, plan.num_splits
+        tensors = batch.prefix_lens, table, slots, self._work, batch.q_indptr, batch.slots
+        if slots.is_cuda:
+            self._relaunch_metadata(
+                (plan, table.stride(0), batch.slots is None), tensors, launches.write_metadata_decode_verify, *own
+            )
+            return
+        record_call(launches.write_metadata_decode_verify, *own, *tensors, mutates=(slots, self._work))
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """Attention of all rows, one launch and a merge; q and out ``[rows, query heads, head_dim]``."""
+        facts, mask, depth = self._facts(batch)
+        cache_layout, sinks = self._layer_facts(cache)
+        tensors = (
+            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks, out, batch.prefix_lens, batch.q_indptr,
+            batch.page_table, mask, depth,
+        )  # fmt: skip
+        if self._slots.is_cuda:
+            layout = facts, cache_layout, q.stride(), out.stride(), q.dtype, out.dtype
+            self._relaunch(layout, tensors, self._launch_with_buffers, *facts[:2])
+            return
+        check_contiguous(q, out)
+        record_call(
+            self._launch, *facts[:2], *tensors, self._work, self._partial_out, self._partial_lse,
+            mutates=(self._partial_out, self._partial_lse, out),
+        )  # fmt: skip
+
+    def _batch_facts(self, batch: ForwardBatch) -> BatchFacts:
+        tail = batch.tail
+        mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
+        pitches = batch.page_table.stride(0), None if mask is None else mask.stride(0)
+        return (self._plan_of(batch), isinstance(tail, Block), *pitches), mask, depth
+
+    def _launch_with_buffers(self, plan: DecodePlan, block: bool, *tensors: torch.Tensor) -> None:
+        check_contiguous(tensors[0], tensors[PER_CALL.index("out")])
+        own = self._work, self._partial_out, self._partial_lse
+        self._launch(plan, block, *tensors, *own)  # type: ignore[call-arg]  # as PER_CALL names them
+
+    def _launch(
+        self,
+        plan: DecodePlan,
+        block: bool,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        q_indptr: torch.Tensor,
+        page_table: torch.Tensor,
+        mask: torch.Tensor | None,
+        depth: torch.Tensor | None,
+        work: torch.Tensor,
+        partial_out: torch.Tensor,
+        partial_lse: torch.Tensor,
+    ) -> None:
+        a, device = self._geometry.attention, self._geometry.device
+        adjacent = has_adjacent_heads(k, v)
+        tma_boxes = has_tma_boxes(k, v, heads=plan.config.kv_heads_per_tile if adjacent else 1)
+        fast_memory = tma_boxes and tma.has_fast_memory(k.device)
+        config = select.adapt_to_cache(
+            a, device, plan.config, has_uniform_row_stride(k, v), tma_boxes, adjacent, fast_memory
+        )
+        launches.attend_decode_verify(
+            self._shape, config, plan.extent, plan.num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask,
+            depth, work, partial_out, partial_lse, out, None, q_indptr, block, sinks,
+        )  # fmt: skip
+
+    def _plan_of(self, batch: ForwardBatch) -> DecodePlan:
+        """Worked out once for each size of batch: it is asked for in every layer."""
+        ragged = batch.mode is Mode.RAGGED_VERIFY
+        # What a graph freezes is the bound of every later replay, not this batch's.
+        q_len = self._geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
+        size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged)
+        plan = self._plans.get(size)
+        if plan is None:
+            if len(self._plans) >= MAX_LAYOUTS:
+                self._plans.clear()
+            extent = BatchExtent(*size)
+            plan = self._plans[size] = DecodePlan(extent, *self._choose_splits(extent))
+        return plan
+
+    def _choose_splits(self, extent: BatchExtent) -> tuple[common.KernelConfig, int]:
+        a, device = self._geometry.attention, self._geometry.device
+        config = select.select_config(a, device, extent.q_len, num_reqs=extent.num_reqs)
+        splits = split_kv.choose_num_splits(a, device, config, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)
+        if not self._slots.is_cuda:
+            return interpreted.interpreted_config(a, config, extent.q_len, splits, self._geometry.max_kv_len)
+        return config, split_kv.even_splits(splits, extent.num_reqs)

@@ -1,0 +1,129 @@
+"""Kernel configuration of a batch. Integers only, no torch.
+
+A configuration depends on what cannot change between capture and replay: rows per request, GQA group size, head_dim,
+page size, dtypes and device. It never depends on sequence lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from draftmark import AttentionShape, DeviceProfile, ceil_div
+
+from ..support import TMA_PAGE_MULTIPLE, gathers_kv
+from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
+from .sm80 import generic_config, uses_tma
+from .sm90 import (
+    BLOCK_M_3WG,
+    ROW_THRESHOLDS,
+    SMEM_BYTES,
+    base_config,
+    box_fits_head,
+    fp8_block_ms,
+    fp8_config,
+    has_sm90_kernels,
+    merged_block_ms,
+    merged_config,
+    merging_heads_pays,
+    row_threshold,
+    unmerged_config,
+    with_gather,
+    with_three_wgs,
+    with_two_ctas,
+)
+
+
+def select_config(
+    shape: AttentionShape, device: DeviceProfile, q_len: Any, prefill: bool = False, num_reqs: Any = 1
+) -> KernelConfig:
+    """The tile for forwards of q_len rows a request. NOTES.md has the measurements.
+
+    Args:
+        prefill: of EXTEND, whose longest request has q_len rows.
+        num_reqs: requests of the forward, padding included.
+    """
+    rows = q_len * shape.group_size
+    boxed = shape.page_size % TMA_PAGE_MULTIPLE == 0
+    if not has_sm90_kernels(shape, device) or not (boxed or gathers_kv(shape)):
+        return generic_config(shape, device, shape.q_dtype == "float32" or rows <= MIN_BLOCK_M)
+    if not prefill and merging_heads_pays(shape, device, rows, num_reqs):
+        config = merged_config(shape, rows)
+        return config if boxed else replace(config, gather_kv=True)
+    block_ms = () if prefill else fp8_block_ms(shape)
+    if block_ms and rows <= block_ms[-1]:
+        return fp8_config(shape, rows)
+    config = base_config(shape, row_threshold(rows))
+    if not boxed:
+        return replace(config, gather_kv=True)
+    if prefill:
+        return with_three_wgs(shape, config)
+    if ceil_div(rows, BLOCK_M_3WG) < ceil_div(rows, 128) < 4:
+        return with_three_wgs(shape, config)
+    request_heads = num_reqs * shape.num_kv_heads
+    return with_gather(shape, device, with_two_ctas(shape, device, config, rows, request_heads), rows, request_heads)
+
+
+def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
+    """Every tile that `select_config` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes
+    the largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes.
+    """
+    tiles = [generic_config(shape, device, True)]
+    if shape.q_dtype != "float32":
+        tiles.append(generic_config(shape, device, False))
+    if has_sm90_kernels(shape, device):
+        tiles += [base_config(shape, min_rows) for min_rows in ROW_THRESHOLDS]
+        tiles.append(with_three_wgs(shape, tiles[-1]))
+        tiles += [fp8_config(shape, block_m) for block_m in fp8_block_ms(shape)]
+        tiles += [merged_config(shape, block_m // 2) for block_m in merged_block_ms(shape)]
+    return tuple(dict.fromkeys(tiles))
+
+
+def prefill_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
+    """Every tile that `select_config` has for EXTEND, or one that asks for as much."""
+    tiles = config_candidates(shape, device)
+    return (*tiles, *(with_three_wgs(shape, config) for config in tiles if config.num_consumer_wgs == 2))
+
+
+def fallback_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
+    """The same cut of the work for `kernels`, whose launches take their stages for themselves, of one power of two."""
+    row = 2 * next_power_of_two(shape.head_dim)
+    fits = (config.block_m + 2 * 2 * config.block_n) * row <= SMEM_BYTES
+    stages = min(config.num_stages, 2 if fits else 1)
+    return replace(
+        config,
+        num_consumer_wgs=0,
+        fp8_swap_ab=False,
+        gather_kv=False,
+        kv_heads_per_tile=1,
+        box_full_head=False,
+        num_stages=stages,
+    )
+
+
+def adapt_to_cache(
+    shape: AttentionShape,
+    device: DeviceProfile,
+    config: KernelConfig,
+    uniform_stride: bool,
+    tma_boxes: bool,
+    adjacent_heads: bool = True,
+    fast_memory: bool = False,
+) -> KernelConfig:
+    """The same tile, through the copy engine where a box can describe the cache. No cut of the work depends on it.
+
+    Args:
+        uniform_stride: K's tokens are rows of one pitch, and V's.
+        tma_boxes: their strides are what a box may have, and Gluon is there.
+        adjacent_heads: a token's heads lie beside each other.
+        fast_memory: memory is so fast that of 65 packed rows and more products are the work, not bytes
+            (`tma.FAST_MEMORY_BANDWIDTH`).
+    """
+    if config.num_consumer_wgs:
+        if tma_boxes:
+            config = config if adjacent_heads else unmerged_config(shape, config)
+            boxed = fast_memory and config.num_consumer_wgs > 1 and shape.page_size % TMA_PAGE_MULTIPLE == 0
+            config = replace(config, gather_kv=config.gather_kv and not boxed)
+            return replace(config, box_full_head=adjacent_heads and box_fits_head(shape, config))
+        config = fallback_config(shape, config)
+    return replace(config, use_tma=uniform_stride and uses_tma(shape, device, config))

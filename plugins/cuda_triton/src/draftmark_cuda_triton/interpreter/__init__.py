@@ -1,0 +1,1 @@
+"""A faster interpreter for the Triton kernels on CPU tensors."""

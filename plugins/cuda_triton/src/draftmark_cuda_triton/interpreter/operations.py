@@ -1,0 +1,119 @@
+"""The interpreted language's operations, each worked out once for operands of the same types and the same numbers.
+
+What a tensor holds decides nothing about what an operation does with it: of control flow, kernels ask with `if` and
+`range`, outside of the language's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from triton.language import core
+from triton.runtime.interpreter import TensorHandle
+
+from .operands import Operands
+from .recipe import Recipe, recipe_of, set_signature
+from .recorder import CallRecord, Recorder
+
+PLAIN = frozenset({bool, float, str, type(None)})
+"""Types of arguments that go by how they are written: 0.0 equals -0.0, and 1 equals True, but neither is the other."""
+
+
+class NoKey(Exception):
+    """An argument of which no key can be made."""
+
+
+class Operations:
+    """Functions of the language as they are called while a kernel is interpreted."""
+
+    def __init__(self) -> None:
+        self._builder = Recorder()
+        self._semantic = Operands(self._builder)
+        self._recipes: dict[tuple[Any, ...], Recipe | None] = {}
+
+    def cached(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, remembering what it comes to."""
+        recipes, builder, semantic, tensor = self._recipes, self._builder, self._semantic, core.tensor
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("_semantic", None)
+            if builder.record is not None:  # inside of an operation that is being noted
+                return function(*args, _semantic=semantic, **kwargs)
+            key: list[Any] = [function]
+            handles: list[Any] = []
+            try:
+                for one in args:
+                    if type(one) is tensor:
+                        key.append(one.__dict__.get("signature") or set_signature(one))
+                        handles.append(one.handle)
+                    elif type(one) is int:
+                        key.append(one)
+                    else:
+                        _append_key(one, key, handles)
+                for name, one in kwargs.items():
+                    key.append(name)
+                    _append_key(one, key, handles)
+            except NoKey:
+                return function(*args, _semantic=semantic, **kwargs)
+            whole = tuple(key)
+            try:
+                recipe = recipes[whole]
+            except KeyError:
+                return self._record(function, whole, args, kwargs)
+            return function(*args, _semantic=semantic, **kwargs) if recipe is None else recipe(handles)
+
+        return computed
+
+    def _record(self, function: Callable[..., Any], key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        """Do an operation and note how."""
+        operands: list[Any] = []
+        args = _with_own_handles(args, operands)
+        kwargs = {name: _with_own_handles(one, operands) for name, one in kwargs.items()}
+        self._builder.record = record = CallRecord(operands)
+        try:
+            made = function(*args, _semantic=self._semantic, **kwargs)
+        finally:
+            self._builder.record = None
+        self._recipes[key] = recipe_of(record, operands, made)
+        return made
+
+
+def _append_key(value: Any, key: list[Any], handles: list[Any]) -> None:
+    """Append what decides about an argument to `key`, and the handles in it.
+
+    Raises:
+        NoKey: it is none of a tensor, a number, a type, or a sequence of such.
+    """
+    kind = type(value)
+    if kind is core.tensor:
+        key.append(value.__dict__.get("signature") or set_signature(value))
+        handles.append(value.handle)
+    elif kind is int:
+        key.append(value)
+    elif kind in PLAIN:
+        key.append(repr(value))
+    elif kind is slice and value.start is value.stop is value.step is None:
+        key.append(slice)
+    elif kind is core.constexpr:
+        key.append(core.constexpr)
+        _append_key(value.value, key, handles)
+    elif isinstance(value, core.dtype):
+        key += (core.dtype, value.name)
+    elif kind in (list, tuple, core.tuple):
+        key += (kind, len(value))
+        for one in value:
+            _append_key(one, key, handles)
+    else:
+        raise NoKey
+
+
+def _with_own_handles(value: Any, handles: list[Any]) -> Any:
+    """The same argument with handles of its own, appended to `handles`: the same tensor may be given twice."""
+    kind = type(value)
+    if kind is core.tensor:
+        handles.append(TensorHandle(value.handle.data, value.handle.dtype))
+        return core.tensor(handles[-1], value.type)
+    if kind in (list, tuple):
+        return kind(_with_own_handles(one, handles) for one in value)
+    return value

@@ -1,0 +1,62 @@
+"""Compact the KV of the accepted path: K and V of all layers become contiguous. One launch.
+
+A program takes BLOCK words of the token row of one request in one layer, and moves BLOCK_ROWS kept nodes at a time.
+Kept slots ascend and none lies below its place on the path, so whatever a later step still has to read lies above all
+that was written; inside a step everything is read before the barrier and written behind it. Requests that keep the
+root alone leave at once, and nodes that are in place already are not touched. Worked size, 64 requests that each move
+4 nodes, 32 layers, 8 heads of 128, bf16: 33 MB read and 33 MB written, 16 µs at 4.3 TB/s.
+"""
+
+import triton
+import triton.language as tl
+
+from .inline import bound
+from .reduce import largest
+
+
+@triton.jit(do_not_specialize=["stride_table"])
+def compact_kv(
+    k,
+    v,
+    path,
+    counts,
+    prefix_lens,
+    page_table,
+    nodes,
+    row_words,
+    stride_layer,
+    stride_table,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """k, v: words ``[layers, pages, P, row_words]``; slot of position L + path[r, i] → slot of position L + i.
+
+    Args:
+        path: int64 ``[R, nodes]``, ascending up to counts[r]; counts: int64 ``[R]``.
+    """
+    request = tl.program_id(0).to(tl.int64)
+    count = tl.load(counts + request).to(tl.int32)
+    if count > 1:
+        prefix = tl.load(prefix_lens + request)
+        # 64-bit: words of a layer, and slots, pass 2**31 in a large pool (vllm#47671).
+        layer = tl.program_id(1).to(tl.int64) * stride_layer
+        word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+        table = page_table + request * stride_table
+        for first in range(1, bound(count), BLOCK_ROWS):
+            place = first + tl.arange(0, BLOCK_ROWS)
+            node = tl.load(path + request * nodes + place, mask=place < count, other=0).to(tl.int32)
+            moves = (place < count) & (node != place)
+            if largest(moves.to(tl.int32), 0) > 0:
+                origin = prefix + node
+                target = prefix + place
+                page = tl.load(table + origin // PAGE_SIZE, mask=moves, other=0).to(tl.int64)
+                source = layer + (page * PAGE_SIZE + origin % PAGE_SIZE) * row_words
+                page = tl.load(table + target // PAGE_SIZE, mask=moves, other=0).to(tl.int64)
+                destination = layer + (page * PAGE_SIZE + target % PAGE_SIZE) * row_words
+                live = moves[:, None] & (word < row_words)[None, :]
+                old_k = tl.load(k + source[:, None] + word[None, :], mask=live)
+                old_v = tl.load(v + source[:, None] + word[None, :], mask=live)
+                tl.debug_barrier()
+                tl.store(k + destination[:, None] + word[None, :], old_k, mask=live)
+                tl.store(v + destination[:, None] + word[None, :], old_v, mask=live)

@@ -1,0 +1,207 @@
+"""Decode and verify, uniform or ragged: prefix and masked tail in one launch.
+
+    grid (row tiles, KV heads, pieces)    piece c, one KV head, one row tile:
+                                          ┌ request 3 ────────┐┌ request 4 ──────────────────┐┌ request 5 …
+    all programs of a piece run side      │ … tiles 100-127 T ││ tiles 0-127              T ││ tiles 0-63 │
+    by side over the same tokens, so      └───── partial 0 ───┘└──────── straight to out ───┘└─ partial 1 ┘
+    the prefix crosses the bus once.                      T: the last tile, where the tail's mask applies
+
+Bytes: every key and value of a request once, (L + T) · heads_kv · dim · 2 · 2 for bf16; rows and partials are
+small beside it. Worked size, 64 requests x 8192, 8 KV heads of 128, bf16: 2.15 GB, 477 µs at 4.5 TB/s, whether
+one row is decoded or a tree of 16 verified; 64 rows x group 4 reach the tensor cores' limit first.
+"""
+
+import triton
+import triton.language as tl
+
+from .convert import convert
+from .inline import bound, inline
+from .split_kv import kv_tile_range, kv_tile_stop, request_overhead, request_rows
+from .tile import BLOCK, CAUSAL, TREE, KvSource, RowMask, attend_kv_range, sink_weight
+
+
+@inline
+def zero_padding_rows(
+    out,
+    begin,
+    end,
+    step,
+    head,
+    group,
+    stride_out_row,
+    stride_out_head,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Zeros in every step-th row of [begin, end), for the query heads of one KV head."""
+    col = tl.arange(0, BLOCK_D)
+    for row in range(bound(begin), bound(end), bound(step)):
+        for head_in_group in range(bound(group * 0), bound(group)):
+            at = out + (row * stride_out_row).to(tl.int64) + (head * group + head_in_group) * stride_out_head
+            tl.store(at + col, tl.full([BLOCK_D], 0.0, out.dtype.element_ty), mask=col < HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=["tail_len", "num_reqs", "num_rows", "stride_table"])
+def attend_decode_verify(
+    q,
+    k_source,
+    v_source,
+    k_scale,
+    v_scale,
+    sinks,
+    out,
+    lse,
+    partial_out,
+    partial_lse,
+    work,
+    prefix_lens,
+    q_indptr,
+    page_table,
+    tail_mask,
+    tail_depth,
+    q_len,
+    tail_len,
+    num_reqs,
+    num_rows,
+    group,
+    mask_words,
+    window_left,
+    scale,
+    cap,
+    stride_q_row,
+    stride_q_head,
+    stride_out_row,
+    stride_out_head,
+    stride_table,
+    stride_k_page,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_page,
+    stride_v_slot,
+    stride_v_head,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TAIL_KIND: tl.constexpr,
+    RAGGED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+    OVERHEAD_TILES: tl.constexpr,
+    PDL: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """out (and lse) of the requests a piece has whole; partial_out and partial_lse of the others.
+
+    Args:
+        q, out: ``[rows, heads, dim]``. lse: fp32 ``[rows, heads]``, natural logarithm, of the keys alone.
+        sinks: fp32 ``[heads]``, natural units; of a request that was cut the merge counts them, once.
+        partial_out: fp32 ``[pieces, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalised by its own sum.
+        partial_lse: fp32 ``[pieces, 2, KV heads, row tiles · BLOCK_M]``, base 2. Half 0 is what a piece begins with.
+        work: from `tile_schedule.write_metadata_decode_verify`.
+    """
+    if PDL:
+        # This grid took its place on the multiprocessors while the one before it ran; the next one, the merge if there
+        # is one, may do so now. In this order, for the merge reads the schedule before it waits for this grid.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    m, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_kv_heads = tl.num_programs(1)
+    request = tl.load(work + split * 4)
+    tile = tl.load(work + split * 4 + 1)
+    tiles_left = tl.load(work + split * 4 + 2)
+    if RAGGED and m == 0:
+        # Rows behind the last request's belong to nobody; their output is zero, not what the memory held.
+        zero_padding_rows(
+            out, tl.load(q_indptr + num_reqs) + split, num_rows, tl.num_programs(2), head, group, stride_out_row,
+            stride_out_head, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    if tiles_left == 0:
+        return
+
+    packed = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = packed // group
+    last_row = (m * BLOCK_M + BLOCK_M - 1) // group
+    col = tl.arange(0, BLOCK_D)
+    uniform_live = packed < q_len * group
+    uniform_slot = tail_len - q_len + row
+    uniform_cells = uniform_live[:, None] & (col < HEAD_DIM)[None, :]
+    k_factor, v_factor = 1.0, 1.0
+    if SCALED & 1:
+        k_factor = tl.load(k_scale)
+    if SCALED & 2:
+        v_factor = tl.load(v_scale)
+    keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
+    values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
+    partial_half = 0
+    while tiles_left > 0:
+        prefix_len = tl.load(prefix_lens + request)
+        begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len, RAGGED)
+        if RAGGED:
+            row_live = packed < rows * group
+            slot_of_row = row
+            cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
+            present = m * BLOCK_M < rows * group
+        else:
+            # Worked out before the loop: in it they would cost a large tile registers.
+            row_live, slot_of_row, cell_live, present = uniform_live, uniform_slot, uniform_cells, True
+        first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
+        # Otherwise the piece begins in the surplus of a request that others have done, or this row tile has no row.
+        if (tile < end) & present:
+            stop = kv_tile_stop(
+                tile, tiles_left, end, prefix_len, tail_slots, rows, last_row, BLOCK_N, TAIL_KIND == BLOCK
+            )
+            keys_seen_by_all = prefix_len
+            if TAIL_KIND == CAUSAL:
+                # A causal row also sees the tail up to the slot of the row tile's first row.
+                keys_seen_by_all = prefix_len + tail_slots - rows + m * BLOCK_M // group + 1
+            if TAIL_KIND == BLOCK:
+                keys_seen_by_all = prefix_len + tail_slots
+            first_masked_tile = tl.minimum(tl.maximum(keys_seen_by_all // BLOCK_N, tile), stop)
+
+            row_index = begin + row
+            head_of_row = head * group + packed % group
+            q_rows = row_index.to(tl.int64)[:, None] * stride_q_row + head_of_row[:, None] * stride_q_head
+            queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
+            depths = tail_depth + (begin if RAGGED else request * tail_len)
+            row_position = prefix_len + slot_of_row
+            if TAIL_KIND == TREE and WINDOW:
+                row_position = prefix_len + tl.load(depths + slot_of_row, mask=row_live, other=0)
+            row_words = tail_mask + row_index.to(tl.int64) * mask_words
+            page_row = page_table + request.to(tl.int64) * stride_table
+            row_mask = RowMask(
+                prefix_len=prefix_len, tail_len=tail_slots, slot_of_row=slot_of_row, row_position=row_position,
+                row_live=row_live, row_words=row_words, depths=depths, mask_words=mask_words, window_left=window_left,
+            )  # fmt: skip
+            acc, row_max, row_sum = attend_kv_range(
+                queries, tile, first_masked_tile, stop, keys, values, page_row, head, row_mask, scale * k_factor, cap,
+                PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, STAGES,
+            )  # fmt: skip
+
+            # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
+            is_unsplit = (tile == first) & (tile + tiles_left >= end)
+            if SINKS:
+                row_sum += sink_weight(sinks, head_of_row, row_live & is_unsplit, row_max)
+            acc = acc * (v_factor / tl.where(row_sum > 0, row_sum, 1.0))[:, None]
+            if is_unsplit:
+                out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
+                tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)
+                if WITH_LSE:
+                    cell = row_index * (num_kv_heads * group) + head_of_row
+                    tl.store(lse + cell, log_sum * 0.6931471805599453, mask=row_live)
+            else:
+                partial_row = ((split * 2 + partial_half) * num_kv_heads + head) * tl.num_programs(0) * BLOCK_M + packed
+                tl.store(partial_lse + partial_row, log_sum, mask=row_live)
+                tl.store(partial_out + partial_row.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
+        partial_half = 1
+        tiles_left -= end + request_overhead(tail_slots, OVERHEAD_TILES, RAGGED) - tile
+        request += 1
+        if tiles_left > 0:
+            _, _, tail_slots = request_rows(q_indptr, request, q_len, tail_len, RAGGED)
+            tile, _ = kv_tile_range(tl.load(prefix_lens + request), tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)

@@ -1,0 +1,170 @@
+"""Prefill (EXTEND): ragged causal attention of prompts and chunks, prefix and new tokens in one pass.
+
+    grid (row tiles · KV heads)       keys:  0 ────────── L ───────────── L+n
+                                      tile:  │ seen by every row │ masked │ never loaded
+    One program is one row tile of one request: BLOCK_M packed rows (tokens x group heads). The longest tiles of
+    a request are launched first, and the heads of a tile side by side, so a request's KV stays in L2.
+
+    Few row tiles may be cut by their keys as `split_kv` cuts requests, so that no multiprocessor is idle while another
+    walks over a long prefix: grid (pieces · KV heads), and `combine`.
+
+Operations: 4 · heads · dim · pairs(row, key). Worked size, 8 requests x 4096 tokens, 32 heads of 128: 1.1 TFLOP,
+1.4 ms at 790 TFLOP/s; the bytes (0.4 GB) are a tenth of that.
+"""
+
+import triton
+import triton.language as tl
+
+from .convert import convert
+from .split_kv import row_tile_kv_range, split_order
+from .tile import CAUSAL, KvSource, RowMask, attend_kv_range, sink_weight
+from .tile_schedule import HEADER_WORDS
+
+ALL_TILES = tl.constexpr(1 << 30)
+"""Tiles of keys, more than there are."""
+
+
+@triton.jit(do_not_specialize=["stride_table", "num_splits"])
+def attend_prefill(
+    q,
+    k_source,
+    v_source,
+    k_scale,
+    v_scale,
+    sinks,
+    out,
+    lse,
+    partial_out,
+    partial_lse,
+    work,
+    row_tiles,
+    prefix_lens,
+    q_indptr,
+    page_table,
+    group,
+    num_kv_heads,
+    window_left,
+    scale,
+    cap,
+    stride_q_row,
+    stride_q_head,
+    stride_out_row,
+    stride_out_head,
+    stride_table,
+    stride_k_page,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_page,
+    stride_v_slot,
+    stride_v_head,
+    num_splits,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_M_POW2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+    SPLIT_KV: tl.constexpr,
+    OVERHEAD_TILES: tl.constexpr,
+    PDL: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """out ``[rows, heads, dim]`` (and lse fp32 ``[rows, heads]``, of the keys alone); row_tiles from
+    `tile_schedule.write_metadata_prefill`, of BLOCK_M packed rows (BLOCK_M_POW2: the next power of two); sinks fp32
+    ``[heads]``, natural units. Where row tiles may be SPLIT_KV, into as many pieces, work is from there too, and
+    partials are those of `decode_verify.attend_decode_verify`, of one row tile.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    head, split = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
+    # Programs are as many as row tiles, or as pieces.
+    entry, tile, split_tiles_per_request = split, split * 0, split * 0
+    count = tl.load(row_tiles + 1)
+    tiles_left = tl.where(split < count, ALL_TILES, 0)
+    if SPLIT_KV:
+        split_tiles_per_request = tl.load(row_tiles + 3)
+        split_record = work + tl.minimum(split, num_splits - 1) * 4
+        entry = tl.where(split_tiles_per_request > 0, tl.load(split_record), split)
+        tile = tl.load(split_record + 1)
+        tiles_left = tl.where(
+            split_tiles_per_request > 0, tl.where(split < num_splits, tl.load(split_record + 2), 0), tiles_left
+        )
+    col = tl.arange(0, BLOCK_D)
+    k_factor, v_factor = 1.0, 1.0
+    if SCALED & 1:
+        k_factor = tl.load(k_scale)
+    if SCALED & 2:
+        v_factor = tl.load(v_scale)
+    keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
+    values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
+    partial_half = split * 0
+    while tiles_left > 0:
+        row_tile = row_tiles + HEADER_WORDS + split_order(entry, count, split_tiles_per_request) * 2
+        request, m = tl.load(row_tile), tl.load(row_tile + 1)
+        begin = tl.load(q_indptr + request)
+        rows = tl.load(q_indptr + request + 1) - begin
+        prefix_len = tl.load(prefix_lens + request)
+        first, end = row_tile_kv_range(m, rows, prefix_len, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+        if split_tiles_per_request == 0:
+            tile = first
+        stop = tl.minimum(tile + tiles_left, end)
+        # Otherwise the piece begins in the surplus of a row tile that others have done.
+        if tile < end:
+            lane = tl.arange(0, BLOCK_M_POW2)
+            packed = m * BLOCK_M + lane
+            row = packed // group
+            row_live = row < rows
+            if BLOCK_M_POW2 > BLOCK_M:
+                row_live &= lane < BLOCK_M
+            row_index = begin + row
+            head_of_row = head * group + packed % group
+            cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
+            q_rows = row_index.to(tl.int64)[:, None] * stride_q_row + head_of_row[:, None] * stride_q_head
+            queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
+            first_masked_tile = (prefix_len + m * BLOCK_M // group + 1) // BLOCK_N
+            first_masked_tile = tl.minimum(tl.maximum(first_masked_tile, tile), stop)
+            page_row = page_table + request.to(tl.int64) * stride_table
+            # No tree: there are neither words nor depths.
+            row_mask = RowMask(
+                prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
+                row_words=row_tiles, depths=row_tiles, mask_words=0, window_left=window_left,
+            )  # fmt: skip
+            acc, row_max, row_sum = attend_kv_range(
+                queries, tile, first_masked_tile, stop, keys, values, page_row, head, row_mask, scale * k_factor, cap,
+                PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
+            )  # fmt: skip
+            log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
+            is_unsplit = (tile == first) & (stop == end)
+            row_weight = row_sum
+            if SINKS:
+                row_weight += sink_weight(sinks, head_of_row, row_live & is_unsplit, row_max)
+            acc = acc * (v_factor / tl.where(row_weight > 0, row_weight, 1.0))[:, None]
+            if is_unsplit:
+                out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
+                tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)
+                if WITH_LSE:
+                    cell = row_index * (num_kv_heads * group) + head_of_row
+                    tl.store(lse + cell, log_sum * 0.6931471805599453, mask=row_live)
+            else:
+                partial_row = ((split * 2 + partial_half) * num_kv_heads + head) * BLOCK_M + lane
+                tl.store(partial_lse + partial_row, log_sum, mask=row_live)
+                tl.store(partial_out + partial_row.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
+        partial_half = partial_half * 0 + 1
+        entry += 1
+        tiles_left = tl.where(split_tiles_per_request > 0, tiles_left - (end + OVERHEAD_TILES - tile), 0)
+        if SPLIT_KV:  # noqa: SIM102
+            if tiles_left > 0:
+                row_tile = row_tiles + HEADER_WORDS + split_order(entry, count, split_tiles_per_request) * 2
+                request = tl.load(row_tile)
+                rows = tl.load(q_indptr + request + 1) - tl.load(q_indptr + request)
+                tile, _ = row_tile_kv_range(
+                    tl.load(row_tile + 1), rows, tl.load(prefix_lens + request), group, window_left, BLOCK_M, BLOCK_N,
+                    WINDOW,
+                )  # fmt: skip

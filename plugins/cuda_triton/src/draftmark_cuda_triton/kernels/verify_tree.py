@@ -1,0 +1,52 @@
+"""Verify a draft tree: from the root, as long as a child carries the target's token. One launch, one CTA a request.
+
+Whether a node carries its parent's target is known for all nodes at once; what is left is to follow first children,
+in registers. Worked size, 256 requests of 64 nodes: 384 KiB of drafts, parents and targets read, 260 KiB written,
+0.15 µs at 4.3 TB/s; the launch and one reduction over the nodes for each kept one are the floor.
+"""
+
+import triton
+import triton.language as tl
+
+from .reduce import smallest
+
+
+@triton.jit
+def verify_tree(
+    drafts,
+    parents,
+    targets,
+    tokens,
+    counts,
+    path,
+    nodes,
+    stride_drafts,
+    stride_parents,
+    BLOCK: tl.constexpr,
+):
+    """drafts, parents, targets int64 ``[R, nodes]`` → tokens, path int64 ``[R, nodes]`` and counts int64 ``[R]``."""
+    request = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    live = index < nodes
+    parent = tl.load(parents + request * stride_parents + index, mask=live, other=-1).to(tl.int32)
+    draft = tl.load(drafts + request * stride_drafts + index, mask=live, other=-1)
+    target = tl.load(targets + request * nodes + index, mask=live, other=-1)
+    expected = tl.load(targets + request * nodes + parent, mask=parent >= 0, other=-1)
+    matches = (parent >= 0) & (draft == expected) & (draft >= 0)
+
+    node = smallest(index, 0)
+    count = node
+    path_index = tl.where(index == node, 0, -1)
+    while node < nodes:
+        count += 1
+        node = smallest(tl.where(matches & (parent == node), index, BLOCK), 0)
+        path_index = tl.where(index == node, count, path_index)
+
+    line = request * nodes
+    kept = path_index >= 0
+    tl.store(path + line + path_index, index.to(tl.int64), mask=kept)
+    tl.store(tokens + line + path_index, target, mask=kept)
+    beyond = live & (index >= count)
+    tl.store(path + line + index, index.to(tl.int64), mask=beyond)
+    tl.store(tokens + line + index, tl.full((BLOCK,), -1, tl.int64), mask=beyond)
+    tl.store(counts + request, count.to(tl.int64))

@@ -1,0 +1,317 @@
+"""Which keys a packed row sees, where a tile's last box is aligned to the end of what a request has stored.
+
+box of 16 rows:  . . . . . . . . . k k k k k k k      A tile is BLOCK_N / BOX_KEYS boxes, each inside one page. The
+                 ── zeros ──────── ─ 7 keys ────      box that holds the last key ends with it: what lies before
+                                                      the page reads as zeros, so nothing that a page holds
+behind the last key is ever read (0 · NaN is NaN, vllm#43961), and no value has to be cleared afterwards. Where
+the page begins before the box, its other rows are keys that the request has; they are masked, and finite.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .config import scores_layout
+
+CAUSAL, TREE = gl.constexpr(0), gl.constexpr(1)
+
+
+class RowMask(NamedTuple):
+    """What 64 packed rows see of one request, int32 where nothing is said.
+
+    Attributes:
+        prefix_len, tail_len: its keys before the tail, and in it.
+        slot_of_row, row_position: ``[64]``, each row's slot in the tail, and the position at which its token stands.
+        row_live: bool ``[64]``, whether it is a row of the request.
+        row_words, mask_words: of a tree, pointers ``[64]`` to each row's mask, and its words.
+        depths: of a tree, pointer to the depths of the tail's slots.
+        window_left: tokens left of its own that a row sees.
+        max_position: the highest `row_position` of any.
+        first_masked_tile: the first tile from which on rows may differ in what they see at its end.
+    """
+
+    prefix_len: gl.tensor
+    tail_len: gl.tensor
+    slot_of_row: gl.tensor
+    row_position: gl.tensor
+    row_live: gl.tensor
+    row_words: gl.tensor
+    depths: gl.tensor
+    mask_words: gl.tensor
+    window_left: gl.tensor
+    max_position: gl.tensor
+    first_masked_tile: gl.tensor
+
+
+@gluon.jit
+def key_positions(tile, kv_len, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr, cols: gl.constexpr):
+    """Position of each column's key, and whether it is a key of this column's box at all."""
+    column = gl.arange(0, BLOCK_N, cols)
+    start = tile * BLOCK_N + column // BOX_KEYS * BOX_KEYS
+    position = start + column % BOX_KEYS - BOX_KEYS + gl.minimum(kv_len - start, BOX_KEYS)
+    return position, position >= start
+
+
+@gluon.jit
+def tree_bits(
+    tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, CFG: gl.constexpr, scores: gl.constexpr
+):  # fmt: skip
+    """bool ``[rows, BLOCK_N]``: the mask's bit of each column's slot, where it has one.
+
+    Of each row two neighbouring words are shifted so that bit c is column c of a run: registers per row, not per
+    (row, key). Words that do not exist read as zero.
+    """
+    RUN: gl.constexpr = 32 if CFG.BOX_KEYS > 32 else CFG.BOX_KEYS
+    column = gl.arange(0, CFG.BLOCK_N, gl.SliceLayout(0, scores))
+    bits = gl.full([slot_of_row.shape[0], CFG.BLOCK_N], 0, gl.int32, scores)
+    for i in gl.static_range(CFG.BLOCK_N // RUN):
+        start = tile * CFG.BLOCK_N + i * RUN // CFG.BOX_KEYS * CFG.BOX_KEYS
+        first = start - CFG.BOX_KEYS + gl.minimum(kv_len - start, CFG.BOX_KEYS) + i * RUN % CFG.BOX_KEYS - prefix_len
+        index = (first >> 5) + slot_of_row * 0
+        low = gl.load(row_words + index, mask=row_live & (index >= 0) & (index < mask_words), other=0)
+        high = gl.load(row_words + index + 1, mask=row_live & (index >= -1) & (index + 1 < mask_words), other=0)
+        both = (high.to(gl.int64) << 32) | (low.to(gl.int64) & 0xFFFFFFFF)
+        word = (both >> (first & 31).to(gl.int64)).to(gl.int32)
+        bits = gl.where((column // RUN == i)[None, :], word[:, None], bits)
+    return ((bits >> (column % RUN)[None, :]) & 1) != 0
+
+
+@gluon.jit
+def visible_keys(
+    tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+    CFG: gl.constexpr, scores: gl.constexpr,
+):  # fmt: skip
+    """bool ``[rows, BLOCK_N]``: which keys of a tile each packed row sees; see `kernels.tile.visible_keys`."""
+    kv_len = prefix_len + tail_len
+    position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BOX_KEYS, gl.SliceLayout(0, scores))
+    slot = position - prefix_len
+    seen = stored[None, :] & (slot_of_row == slot_of_row)[:, None]
+    if CFG.TAIL_KIND == TREE:
+        bits = tree_bits(tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, CFG, scores)
+        seen = seen & ((slot < 0)[None, :] | bits)
+    if CFG.TAIL_KIND == CAUSAL:
+        seen = seen & (slot[None, :] <= slot_of_row[:, None])
+    if CFG.WINDOW:
+        key_position = position
+        if CFG.TAIL_KIND == TREE:
+            depth = gl.load(depths + slot, mask=stored & (slot >= 0) & (slot < tail_len), other=0)
+            key_position = gl.where(slot < 0, position, prefix_len + depth)
+        seen = seen & (row_position[:, None] - key_position[None, :] <= window_left)
+    return seen
+
+
+@gluon.jit
+def low_bits(n):
+    """A word of 32 columns in which the first n are set."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .u32 width; max.s32 width, $1, 0; bmsk.clamp.b32 $0, 0, width; }", "=r,r", [n], dtype=gl.int32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def last_box(tile, row_mask, CFG: gl.constexpr):
+    """Keys from a tile's first one on, of which a last box that is not full begins at a column behind some that are
+    none: those keys, that column, how many are none.
+    """
+    rest = row_mask.prefix_len + row_mask.tail_len - tile * CFG.BLOCK_N
+    return rest, rest & -CFG.BOX_KEYS, gl.where(rest < CFG.BLOCK_N, -rest & (CFG.BOX_KEYS - 1), 0)
+
+
+@gluon.jit
+def first_tail_slot(tile, run: gl.constexpr, prefix_len, hole, width, CFG: gl.constexpr):
+    """The tail's slot that the first of 32 columns of a tile is, as if there were no hole in them."""
+    first = tile * CFG.BLOCK_N + run * 32 - prefix_len
+    if CFG.BOX_KEYS >= 32:
+        first -= gl.where(run * 32 >= hole, width, 0)
+    return first
+
+
+@gluon.jit
+def load_mask_words(tile, row_mask, CFG: gl.constexpr):
+    """Words of a tree's mask: two of each row for 32 columns."""
+    _, hole, width = last_box(tile, row_mask, CFG)
+    words = ()
+    for run in gl.static_range(CFG.BLOCK_N // 32):
+        at = (first_tail_slot(tile, run, row_mask.prefix_len, hole, width, CFG) >> 5) + row_mask.slot_of_row * 0
+        there = row_mask.row_live & (at >= 0) & (at < row_mask.mask_words)
+        low = gl.load(row_mask.row_words + at, mask=there, other=0)
+        there = row_mask.row_live & (at >= -1) & (at + 1 < row_mask.mask_words)
+        high = gl.load(row_mask.row_words + at + 1, mask=there, other=0)
+        words = words + (low, high)  # type: ignore[assignment]  # noqa: RUF005
+    return words
+
+
+@gluon.jit
+def mask_by_depth(s, tile, row_mask, CFG: gl.constexpr):
+    """Hide slots of a tree that are further left of a row than a window shows, by their depths."""
+    kv_len = row_mask.prefix_len + row_mask.tail_len
+    position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BOX_KEYS, gl.SliceLayout(0, scores_layout(CFG)))
+    slot = position - row_mask.prefix_len
+    depth = gl.load(row_mask.depths + slot, mask=stored & (slot >= 0) & (slot < row_mask.tail_len), other=1 << 30)
+    least = row_mask.row_position - row_mask.prefix_len - row_mask.window_left
+    return gl.where(depth[None, :] < least[:, None], float("-inf"), s)
+
+
+@gluon.jit
+def first_tile_in_window(max_position, window_left, CFG: gl.constexpr):
+    """The first tile of which, and of the last key before which, a window shows all to rows up to this position."""
+    return gl.where(max_position > window_left, (max_position - window_left) // CFG.BLOCK_N + 1, 0)
+
+
+@gluon.jit
+def needs_mask(tile, row_mask, CFG: gl.constexpr):
+    """Whether rows may differ in what they see of a tile: at the end of what they see, and where a window begins."""
+    found = tile >= row_mask.first_masked_tile
+    if CFG.WINDOW:
+        found = found | (tile < first_tile_in_window(row_mask.max_position, row_mask.window_left, CFG))
+    return found
+
+
+@gluon.jit
+def visible_words(tile, row_mask, CFG: gl.constexpr):
+    """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run."""
+    rest, hole, width = last_box(tile, row_mask, CFG)
+    loaded = load_mask_words(tile, row_mask, CFG)
+    words = ()
+    none = row_mask.slot_of_row * 0
+    # Of the prefix; whether slots are in the window is said by their depths.
+    least = gl.minimum(row_mask.row_position - row_mask.prefix_len - row_mask.window_left, 0)
+    end = (rest + CFG.BOX_KEYS - 1) & -CFG.BOX_KEYS
+    for run in gl.static_range(CFG.BLOCK_N // 32):
+        first = first_tail_slot(tile, run, row_mask.prefix_len, hole, width, CFG)
+        word = funnel_shift(loaded[2 * run], loaded[2 * run + 1], none + first) | low_bits(-first)
+        if CFG.WINDOW:
+            word = word & ~low_bits(least - first)
+        before = low_bits(hole - run * 32)
+        if CFG.BOX_KEYS < 32:
+            word = (word & before) | ((word << (none + width)) & ~before)
+        word = word & low_bits(end - run * 32) & (before | ~low_bits(hole + width - run * 32))
+        words = words + (word[:, None],)  # type: ignore[assignment]  # noqa: RUF005
+    return words
+
+
+@gluon.jit
+def funnel_shift(low, high, by):
+    """32 bits of two words, from bit ``by % 32`` on."""
+    return gl.inline_asm_elementwise(
+        "shf.r.wrap.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, by], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.constexpr_function
+def thread_columns(count):
+    """Columns of a thread's `count` scores beside its own first one, which is 2 · (lane % 4); in wgmma's layout.
+
+    Of two rows: element i is in the second if i & 2.
+    """
+    return [i // 4 * 8 + i % 2 for i in range(count)]
+
+
+FIRST_COLUMN_ASM = gl.constexpr("mov.u32 own, %laneid; and.b32 own, own, 3; shl.b32 own, own, 1;")
+"""A thread's first column, which `thread_columns` counts from."""
+
+
+@gluon.constexpr_function
+def mask_constraints(count, others):
+    """Constraints of `count` scores that are given and returned, and of as many of each of `others` integers."""
+    return ",".join(["=f"] * count + ["f"] * count + ["r"] * (count * others))
+
+
+@gluon.constexpr_function
+def mask_by_words_asm(count):
+    """Hide of `count` scores those whose bit is not set; the words of 32 columns follow the scores.
+
+    A warp whose rows see the whole tile goes past.
+    """
+    code = ["{", ".reg .pred out;", ".reg .b32 own, bit, all;", FIRST_COLUMN_ASM.value, "mov.b32 all, -1;"]
+    for run in range(count // 16):
+        for row in (0, 1):
+            word, args = f"word{run}{row}", f"${count * (2 + run) + 2 * row}"
+            code += [f".reg .b32 {word};", f"and.b32 all, all, {args};", f"shr.u32 {word}, {args}, own;"]
+    code += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    code += ["setp.ne.s32 out, all, -1;", "vote.sync.any.pred out, out, 0xffffffff;", "@!out bra.uni SEEN;"]
+    for i, column in enumerate(thread_columns(count)):
+        code += [f"and.b32 bit, word{column // 32}{i // 2 % 2}, {1 << column % 32};", "setp.eq.s32 out, bit, 0;"]
+        code += [f"selp.f32 ${i}, 0fFF800000, ${i}, out;"]
+    return "\n".join([*code, "SEEN:", "}"])
+
+
+@gluon.constexpr_function
+def mask_by_bounds_asm(count, windowed):
+    """Hide of `count` scores what is right of `last`, left of `least` (windowed), and in the hole.
+
+    A warp whose rows see the whole tile goes past; so does one of a tile without a hole.
+    """
+    last, least, hole, width = (count * (2 + i) for i in range(4))
+    columns = thread_columns(count)
+    code = ["{", ".reg .pred out;", ".reg .s32 own, at, hole, last0, last1, least0, least1;", FIRST_COLUMN_ASM.value]
+    for row in (0, 1):
+        code += [f"sub.s32 last{row}, ${last + 2 * row}, own;", f"sub.s32 least{row}, ${least + 2 * row}, own;"]
+    code += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    code += [f"setp.lt.s32 out, last0, {columns[-1]};", f"setp.lt.or.s32 out, last1, {columns[-1]}, out;"]
+    if windowed:
+        code += ["setp.gt.or.s32 out, least0, 0, out;", "setp.gt.or.s32 out, least1, 0, out;"]
+    code += ["vote.sync.any.pred out, out, 0xffffffff;", "@!out bra.uni SEEN;"]
+    for i, column in enumerate(columns):
+        row = i // 2 % 2
+        code += [f"setp.lt.s32 out, last{row}, {column};"]
+        code += [f"setp.gt.or.s32 out, least{row}, {column}, out;"] if windowed else []
+        code += [f"selp.f32 ${i}, 0fFF800000, ${i}, out;"]
+    code += ["SEEN:", f"setp.eq.s32 out, ${width}, 0;", "@out bra.uni FULL;", f"sub.s32 hole, ${hole}, own;"]
+    for i, column in enumerate(columns):
+        if i % 4 < 2:
+            code += [f"sub.s32 at, {column}, hole;", f"setp.lt.u32 out, at, ${width};"]
+            code += [f"selp.f32 ${j}, 0fFF800000, ${j}, out;" for j in (i, i + 2)]
+    return "\n".join([*code, "FULL:", "}"])
+
+
+@gluon.jit
+def shift_past_hole(column, hole, width):
+    """The column of a key that would have this one, were there no hole before the keys of the last box."""
+    return gl.where(column >= hole, column + width, column)
+
+
+@gluon.jit
+def mask_tree(s, tile, row_mask, CFG: gl.constexpr):
+    """`apply_mask` of a tree, in a tile in which rows differ."""
+    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    args = (s,) + visible_words(tile, row_mask, CFG)  # noqa: RUF005
+    s = gl.inline_asm_elementwise(
+        mask_by_words_asm(OWN), mask_constraints(OWN, CFG.BLOCK_N // 32), args, dtype=gl.float32, is_pure=True, pack=OWN
+    )
+    if CFG.WINDOW:  # noqa: SIM102  one is decided by the compiler, the other on the device
+        # Else the root is in every row's window, and the tail with it. Trees are seldom deeper than a window is wide.
+        if row_mask.max_position - row_mask.prefix_len > row_mask.window_left:
+            s = mask_by_depth(s, tile, row_mask, CFG)
+    return s
+
+
+@gluon.jit
+def mask_bounds(s, tile, row_mask, CFG: gl.constexpr):
+    """`apply_mask` of a chain or a block, in a tile in which rows differ."""
+    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
+    rest, hole, width = last_box(tile, row_mask, CFG)
+    last = row_mask.slot_of_row * 0 + rest - 1
+    if CFG.TAIL_KIND == CAUSAL:
+        last = row_mask.slot_of_row + row_mask.prefix_len - tile * CFG.BLOCK_N
+    last = shift_past_hole(last, hole, width)
+    least = shift_past_hole(row_mask.row_position - row_mask.window_left - tile * CFG.BLOCK_N, hole, width)
+    return gl.inline_asm_elementwise(
+        mask_by_bounds_asm(OWN, CFG.WINDOW), mask_constraints(OWN, 4), [s, last[:, None], least[:, None], hole, width],
+        dtype=gl.float32, is_pure=True, pack=OWN,
+    )  # fmt: skip
+
+
+@gluon.jit
+def apply_mask(s, tile, row_mask, CFG: gl.constexpr):
+    """Scores of a tile, -inf where a row does not see the key: `visible_keys`, in a third of its instructions.
+
+    The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
+    columns differ from its first one by constants, though, which an instruction takes as they are.
+    """
+    if needs_mask(tile, row_mask, CFG):
+        s = mask_tree(s, tile, row_mask, CFG) if CFG.TAIL_KIND == TREE else mask_bounds(s, tile, row_mask, CFG)
+    return s

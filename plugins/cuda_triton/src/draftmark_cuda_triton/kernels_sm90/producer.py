@@ -1,0 +1,40 @@
+"""Producer partitions: load K or V by TMA, gather both by cp.async, or upcast both from e4m3."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .config import GATHER, LOAD_V, UPCAST
+from .producer_gather import gather_tiles
+from .producer_tma import load_tiles
+from .producer_upcast import upcast_tiles
+
+
+@gluon.jit
+def produce_tiles(
+    k_source, v_source, load_pipeline, pipeline, state, page_row, head, first, stop, kv_len, num_pages,
+    ROLE: gl.constexpr, CFG: gl.constexpr,
+):  # fmt: skip
+    """Bring tiles [first, stop) of one request.
+
+    Args:
+        k_source, v_source: what `load_tiles` takes; what `gather_tiles` takes where keys are gathered.
+        load_pipeline: the ring that is fetched into: `pipeline` itself, or that of narrow tiles, which are then widened
+            into it.
+        state: slot and phase of `pipeline`, and of `load_pipeline` where it is widened from; returned as they stand
+            afterwards.
+    """
+    stage, phase, fp8_stage, fp8_phase = state
+    if ROLE == UPCAST:
+        fp8_stage, fp8_phase, stage, phase = upcast_tiles(
+            load_pipeline, pipeline, fp8_stage, fp8_phase, stage, phase, first, stop, CFG
+        )
+    elif ROLE == GATHER:
+        stage, phase = gather_tiles(
+            k_source, v_source, pipeline, stage, phase, page_row, head, first, stop, kv_len, CFG
+        )
+    else:
+        stage, phase = load_tiles(
+            v_source if ROLE == LOAD_V else k_source, load_pipeline, stage, phase, page_row, head, first, stop, kv_len,
+            num_pages, ROLE, CFG,
+        )  # fmt: skip
+    return stage, phase, fp8_stage, fp8_phase

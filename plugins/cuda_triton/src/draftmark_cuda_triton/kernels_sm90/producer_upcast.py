@@ -1,0 +1,69 @@
+"""Producer partition that upcasts e4m3 tiles of K and V to the dtype of q, from one pipeline into another."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from .config import num_column_parts, part_width, row_copy_layout
+from .pipeline import advance
+
+
+@gluon.jit
+def upcast(x, dtype: gl.constexpr):
+    """e4m3 to `dtype`, exactly. To bf16 by moving the bits, four at a time: exponents are 120 too small afterwards,
+    which a product with 2**120 makes up for, for subnormals too. e4m3's NaN becomes 480.
+    """
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 low, high, sign, factor;
+                mov.b32 factor, 0x7B807B80;
+                prmt.b32 low, $2, 0, 0x1404;
+                prmt.b32 high, $2, 0, 0x3424;
+                and.b32 sign, low, 0x80008000;
+                shr.b32 low, low, 4;
+                lop3.b32 low, low, 0x07F007F0, sign, 0xEA;
+                mul.rn.bf16x2 $0, low, factor;
+                and.b32 sign, high, 0x80008000;
+                shr.b32 high, high, 4;
+                lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
+                mul.rn.bf16x2 $1, high, factor;
+            }
+            """,
+            "=r,=r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        return x.to(dtype)
+
+
+@gluon.jit
+def upcast_tile(fp8, fp8_stage, fp8_phase, out, stage, phase, CFG: gl.constexpr):
+    """Bring K, or V, of one tile to the rows' dtype, from a half of one ring to that of another.
+
+    A narrow tile is left when what was read of it has been written: a barrier says nothing of loads that are under way,
+    and products that take all of shared memory's bandwidth can hold them up for longer than the copy engine takes.
+    """
+    mbarrier.wait(fp8.full.index(fp8_stage), fp8_phase)
+    values = ()
+    for part in gl.static_range(num_column_parts(CFG)):
+        # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
+        x = fp8.tiles[part].index(fp8_stage).load(row_copy_layout(part_width(CFG, part), gl.num_warps()))
+        values = values + (upcast(x, out.tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
+    mbarrier.wait(out.empty.index(stage), phase ^ 1)
+    for part in gl.static_range(num_column_parts(CFG)):
+        out.tiles[part].index(stage).store(values[part])
+    fence_async_shared()
+    mbarrier.arrive(out.full.index(stage), count=1)
+    mbarrier.arrive(fp8.empty.index(fp8_stage), count=1)
+
+
+@gluon.jit
+def upcast_tiles(fp8, pipeline, fp8_stage, fp8_phase, stage, phase, first, stop, CFG: gl.constexpr):
+    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
+    for _ in range(first, stop):
+        upcast_tile(fp8.k, fp8_stage, fp8_phase, pipeline.k, stage, phase, CFG)
+        upcast_tile(fp8.v, fp8_stage, fp8_phase, pipeline.v, stage, phase, CFG)
+        fp8_stage, fp8_phase = advance(fp8_stage, fp8_phase, CFG.FP8_STAGES)
+        stage, phase = advance(stage, phase, CFG.STAGES)
+    return fp8_stage, fp8_phase, stage, phase

@@ -1,0 +1,118 @@
+"""Warp specialization: starts the consumer warp groups, the producer warps, and the warps that upcast or gather.
+
+A role is a function of what it is given, of which one of its kind it is, and of the kernel's constants.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .config import GATHER, LOAD_K, LOAD_V, UPCAST
+from .producer_gather import GATHER_WARPS
+
+PRODUCER_REGISTERS_1WG, PRODUCER_REGISTERS, PRODUCER_REGISTERS_3WG = (
+    gl.constexpr(24),
+    gl.constexpr(40),
+    gl.constexpr(32),
+)
+"""Of a fetching thread beside one folding group, which has the rest; beside two, or a widening one; beside three."""
+UPCAST_REGISTERS = gl.constexpr(96)
+"""Of a widening thread."""
+GATHER_REGISTERS, GATHER_REGISTERS_2WG = gl.constexpr(64), gl.constexpr(56)
+"""Of a gathering thread, beside one group of folding warps, and beside two."""
+
+
+@gluon.jit
+def run_partition(PARTITION: gl.constexpr, args, INDEX: gl.constexpr, CFG: gl.constexpr):
+    """A role, as `warp_specialize` can be given one: it takes no function that has a name of its own there."""
+    PARTITION(args, INDEX, CFG)
+
+
+@gluon.jit
+def start_tma(
+    CONSUMER: gl.constexpr,
+    consumer_args,
+    PRODUCER: gl.constexpr,
+    producer_args,
+    CFG: gl.constexpr,
+    UPCAST_FP8: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+):
+    """Start the roles of a program whose keys come in boxes; it ends when all have."""
+    # More would leave too few registers to a group that folds rows of 256.
+    UPCAST_WARPS: gl.constexpr = 8 if CFG.BLOCK_D < 256 else 4
+    if CFG.NUM_CONSUMER_WGS == 1 and not UPCAST_FP8:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_K, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_V, CFG)),
+            ],
+            [1, 1], [PRODUCER_REGISTERS_1WG, PRODUCER_REGISTERS_1WG],
+        )  # fmt: skip
+    elif CFG.NUM_CONSUMER_WGS == 1:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_K, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_V, CFG)),
+                (run_partition, (PRODUCER, producer_args, UPCAST, CFG)),
+            ],
+            [1, 1, UPCAST_WARPS], [PRODUCER_REGISTERS, PRODUCER_REGISTERS, UPCAST_REGISTERS],
+        )  # fmt: skip
+    elif CFG.NUM_CONSUMER_WGS == 3:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (CONSUMER, consumer_args, 1, CFG)),
+                (run_partition, (CONSUMER, consumer_args, 2, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_K, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_V, CFG)),
+            ],
+            [4, 4, 1, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS_3WG, PRODUCER_REGISTERS_3WG],
+        )  # fmt: skip
+    elif not UPCAST_FP8:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (CONSUMER, consumer_args, 1, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_K, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_V, CFG)),
+            ],
+            [4, 1, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (CONSUMER, consumer_args, 1, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_K, CFG)),
+                (run_partition, (PRODUCER, producer_args, LOAD_V, CFG)),
+                (run_partition, (PRODUCER, producer_args, UPCAST, CFG)),
+            ],
+            [4, 1, 1, 4], [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, UPCAST_REGISTERS],
+        )  # fmt: skip
+
+
+@gluon.jit
+def start_gather(
+    CONSUMER: gl.constexpr, consumer_args, PRODUCER: gl.constexpr, producer_args, CFG: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr
+):  # fmt: skip
+    """Start the roles of a program whose keys are gathered."""
+    if CFG.NUM_CONSUMER_WGS == 1:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (PRODUCER, producer_args, GATHER, CFG)),
+            ],
+            [GATHER_WARPS], [GATHER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (run_partition, (CONSUMER, consumer_args, 0, CFG)),
+                (run_partition, (CONSUMER, consumer_args, 1, CFG)),
+                (run_partition, (PRODUCER, producer_args, GATHER, CFG)),
+            ],
+            [4, GATHER_WARPS], [CONSUMER_REGISTERS, GATHER_REGISTERS_2WG],
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""From tensors to a launch: arguments, copy descriptors, the launcher and the relaunch cache."""

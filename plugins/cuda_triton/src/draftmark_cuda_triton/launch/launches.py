@@ -1,0 +1,435 @@
+"""Kernel launches: one function per kernel that computes the grid, the constants and the arguments.
+
+The host does integer arithmetic on shapes that a CUDA graph freezes. It neither reads the device nor allocates.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..heuristics.common import OVERHEAD_TILES, KernelConfig, max_row_tiles, next_power_of_two, row_tiles
+from ..heuristics.interpreted import INTERPRETED_KEYS
+from ..heuristics.split_kv import MAX_SPLIT_ROW_TILES, MIN_SPLIT_TILES, split_costs
+from ..heuristics.upcast import UPCAST_PAGE_SIZE
+from ..kernel_variants import kernels, select_variant
+from . import tma
+from .launcher import launch_kernel, pdl_option
+from .operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent, SplitBuffers
+
+LOG2E = 1.4426950408889634
+SCHEDULE_CELLS = 8192
+"""Cells of the (worker, request) comparison that one program of write_metadata_decode_verify holds in registers."""
+PREFILL_CELLS = 2048
+"""Of the ragged (row or row tile, request) comparisons, which are several."""
+SPLIT_TILE_SIZES = (32, 2 * MAX_SPLIT_ROW_TILES)
+"""Row tiles that a program which cuts them holds in registers; of each request's a last one may be begun."""
+COMBINE_CELLS = 4096
+"""fp32 values that one step of a merge program, a warp, holds in registers."""
+UPCAST_CELLS = 8192
+"""Elements of K, and of V, that one program of `upcast_kv` has in registers."""
+UPCAST_REQS = 64
+"""Requests before its own that it looks at in one step."""
+
+
+def write_metadata_decode_verify(
+    shape: AttentionParams,
+    config: KernelConfig,
+    extent: BatchExtent,
+    num_splits: int,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    work: torch.Tensor,
+    q_indptr: torch.Tensor | None = None,
+    engine_slots: torch.Tensor | None = None,
+) -> None:
+    """Slots and work records of a batch of few rows a request; see `tile_schedule.write_metadata_decode_verify`.
+
+    Args:
+        q_indptr: of a ragged batch. engine_slots: the engine's, if it brings them.
+    """
+    block_r = max(16, next_power_of_two(extent.num_reqs))
+    block_splits = max(1, min(32, SCHEDULE_CELLS // block_r))
+    rows = extent.num_rows
+    # A ragged row looks for its request among all of them.
+    block_rows = max(1, min(256, SCHEDULE_CELLS // block_r)) if extent.ragged else 256
+    grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(num_splits, block_splits)),)
+    launch_kernel(
+        select_variant(kernels.tile_schedule.write_metadata_decode_verify, work), grid,
+        prefix_lens, _or(q_indptr, prefix_lens), page_table, engine_slots, slot_mapping, work, extent.num_reqs, rows,
+        extent.q_len, extent.tail_len, num_splits, page_table.stride(0), shape.window_left, PAGE_SIZE=shape.page_size,
+        BLOCK_N=config.block_n, WINDOW=shape.window, RAGGED=extent.ragged, HAS_SLOTS=engine_slots is not None,
+        OVERHEAD_TILES=OVERHEAD_TILES, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_SPLITS=block_splits,
+    )  # fmt: skip
+
+
+def write_metadata_prefill(
+    shape: AttentionParams,
+    config: KernelConfig,
+    num_rows: int,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    tiles: torch.Tensor,
+    engine_slots: torch.Tensor | None = None,
+    work: torch.Tensor | None = None,
+    num_splits: int = 1,
+    num_ctas: int = 1,
+) -> None:
+    """Slots and row tiles of a ragged batch; see `tile_schedule.write_metadata_prefill`.
+
+    Args:
+        work, num_splits: where row tiles may be cut, the schedule, and into how many pieces a KV head. num_ctas: that
+            the device holds at a time.
+    """
+    num_reqs = prefix_lens.shape[0]
+    num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
+    block_r = max(16, next_power_of_two(num_reqs))
+    block = max(1, min(256, PREFILL_CELLS // block_r))
+    # All row tiles stand in a vector of each program that cuts them; of two sizes, for each is compiled apart.
+    block_tiles = (
+        next((size for size in SPLIT_TILE_SIZES if num_tiles <= size), SPLIT_TILE_SIZES[-1]) if num_splits > 1 else 1
+    )
+    block_splits = max(1, min(32, SCHEDULE_CELLS // block_tiles))
+    grid = (max(triton.cdiv(max(num_rows, num_tiles), block), triton.cdiv(num_splits, block_splits)),)
+    launch_kernel(
+        select_variant(kernels.tile_schedule.write_metadata_prefill, tiles), grid, prefix_lens, q_indptr, page_table,
+        engine_slots, slot_mapping, tiles, _or(work, tiles), num_reqs, num_rows, num_tiles, shape.group,
+        shape.num_kv_heads, shape.l2_keys, page_table.stride(0), num_splits, num_ctas, shape.window_left,
+        PAGE_SIZE=shape.page_size, HAS_SLOTS=engine_slots is not None, BLOCK_M=config.block_m, BLOCK_R=block_r,
+        BLOCK=block, SPLIT_KV=num_splits > 1, BLOCK_N=config.block_n, WINDOW=shape.window,
+        OVERHEAD_TILES=OVERHEAD_TILES, MIN_SPLIT_TILES=MIN_SPLIT_TILES, SPLIT_COST=split_costs(shape.head_dim)[0],
+        BLOCK_TILES=block_tiles, BLOCK_SPLITS=block_splits,
+    )  # fmt: skip
+
+
+def attend_decode_verify(
+    shape: AttentionParams,
+    config: KernelConfig,
+    extent: BatchExtent,
+    num_splits: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None = None,
+    q_indptr: torch.Tensor | None = None,
+    block: bool = False,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """Attention of few rows a request, and its merge; see `decode_verify.attend_decode_verify` and
+    `combine.combine_splits`.
+
+    Args:
+        mask, depth: of a tree. q_indptr: of a ragged batch. block: all rows of a request see all of its tail.
+        sinks: of the query heads, if they have any; see `KVCache`.
+    """
+    shape = shape.merge_heads(config.kv_heads_per_tile)
+    tiles = row_tiles(config, extent.q_len, shape.group)
+    tree = mask is not None
+    tail = TREE if tree else BLOCK if block else CAUSAL
+    if config.num_consumer_wgs:
+        _attend_sm90(
+            shape, config, extent, num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
+            partial_out, partial_lse, out, lse, q_indptr, tail, sinks,
+        )  # fmt: skip
+    else:
+        _attend_generic(
+            shape, config, extent, num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
+            partial_out, partial_lse, out, lse, q_indptr, tail, sinks,
+        )  # fmt: skip
+    if num_splits > 1:
+        _combine(
+            shape, extent, num_splits, tiles * config.block_m, _or(q_indptr, prefix_lens), None, work, partial_out,
+            partial_lse, out, lse, sinks,
+        )  # fmt: skip
+
+
+def _attend_generic(
+    shape: AttentionParams,
+    config: KernelConfig,
+    extent: BatchExtent,
+    num_splits: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q_indptr: torch.Tensor | None,
+    tail: int,
+    sinks: torch.Tensor | None,
+) -> None:
+    tiles, tree = row_tiles(config, extent.q_len, shape.group), mask is not None
+    launch_kernel(
+        select_variant(kernels.decode_verify.attend_decode_verify, q), (tiles, shape.num_kv_heads, num_splits),
+        q, _source(k, shape, config), _source(v, shape, config), k_scale, v_scale, sinks, out, lse,
+        partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
+        mask if tree else prefix_lens, depth if tree else prefix_lens,
+        extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
+        0 if mask is None else mask.stride(0), shape.window_left,
+        shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+        page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        PAGE_SIZE=shape.page_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim,
+        BLOCK_D=shape.block_d, TAIL_KIND=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
+        SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=config.use_tma, WITH_LSE=lse is not None,
+        OVERHEAD_TILES=OVERHEAD_TILES, PDL=shape.pdl, STAGES=config.num_stages, num_warps=config.num_warps,
+        num_stages=config.num_stages, **pdl_option(shape.pdl),
+    )  # fmt: skip
+
+
+def _attend_sm90(
+    shape: AttentionParams,
+    config: KernelConfig,
+    extent: BatchExtent,
+    num_splits: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q_indptr: torch.Tensor | None,
+    tail: int,
+    sinks: torch.Tensor | None,
+) -> None:
+    tiles, tree = row_tiles(config, extent.q_len, shape.group), mask is not None
+    from .. import kernels_sm90
+
+    if config.gather_kv:
+        kernel = kernels_sm90.decode_verify_gather.attend_decode_verify_gather
+    elif config.fp8_swap_ab:
+        kernel = kernels_sm90.decode_verify_fp8.attend_decode_verify_fp8
+    else:
+        kernel = kernels_sm90.decode_verify.attend_decode_verify
+    k, v = (tma.merge_heads(one, config.kv_heads_per_tile) for one in (k, v))
+    kv, kv_strides = tma.kv_arguments(k, v, shape.page_size, config)
+    launch_kernel(
+        kernel,
+        (tiles, shape.num_kv_heads, num_splits), q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out,
+        _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
+        mask if tree else prefix_lens, depth if tree else prefix_lens, extent.q_len, extent.tail_len, extent.num_reqs,
+        extent.num_rows, shape.group, 0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E,
+        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *kv_strides,
+        PAGE_SIZE=shape.page_size, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim, TAIL_KIND=tail,
+        RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
+        SINKS=sinks is not None, WITH_LSE=lse is not None, OVERHEAD_TILES=OVERHEAD_TILES, PDL=shape.pdl,
+        STAGES=config.num_stages, KV_HEADS_PER_TILE=config.kv_heads_per_tile, STRIDE_ALIGN=_stride_align(q, out),
+        **tma.kernel_options(config, k, q, shape.page_size), **pdl_option(shape.pdl),
+    )  # fmt: skip
+
+
+def _combine(
+    shape: AttentionParams,
+    extent: BatchExtent,
+    num_splits: int,
+    partial_rows: int,
+    q_indptr: torch.Tensor,
+    row_tiles: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    split = row_tiles is not None
+    kernel = select_variant(kernels.combine.combine_splits, out)
+    rows = partial_rows if split else extent.q_len * shape.group
+    # In the interpreter a program costs milliseconds, whatever it holds.
+    cells = COMBINE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * COMBINE_CELLS
+    block_splits = min(64, next_power_of_two(num_splits // extent.num_reqs + 2))
+    block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_splits))
+    block_rows = max(1, min(next_power_of_two(rows), cells // (block_splits * block_cols)))
+    blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
+    launch_kernel(
+        kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
+        partial_out, partial_lse, work, q_indptr, _or(row_tiles, work), sinks, out, lse, extent.q_len, shape.group,
+        num_splits, partial_rows, out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim, BLOCK_ROWS=block_rows,
+        BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits, RAGGED=extent.ragged, SPLIT_KV=split, SINKS=sinks is not None,
+        WITH_LSE=lse is not None,
+        PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
+    )  # fmt: skip
+
+
+def attend_prefill(
+    shape: AttentionParams,
+    config: KernelConfig,
+    num_rows: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    split: SplitBuffers | None = None,
+) -> None:
+    """Ragged causal attention; see `prefill.attend_prefill`.
+
+    Args:
+        split: how row tiles are cut by their keys, if they may be.
+    """
+    count = max_row_tiles(config, shape.group, num_rows, prefix_lens.shape[0])
+    if split is not None:
+        _attend_row_tiles(
+            shape, config, max(split.num_splits, count), q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table,
+            tiles, out, lse, sinks, split.partial_out, split.partial_lse, split.work, split.num_splits,
+        )  # fmt: skip
+        batch = BatchExtent(count, 0, 0, num_rows, ragged=True)
+        _combine(
+            shape, batch, split.num_splits, config.block_m, q_indptr, tiles, split.work, split.partial_out,
+            split.partial_lse, out, lse, sinks,
+        )  # fmt: skip
+        return
+    _attend_row_tiles(
+        shape, config, count, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, tiles, out, lse, sinks, out,
+        out, tiles, 1,
+    )  # fmt: skip
+
+
+def _attend_row_tiles(
+    shape: AttentionParams,
+    config: KernelConfig,
+    num_tiles: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    work: torch.Tensor,
+    num_splits: int,
+) -> None:
+    split, num_ctas = num_splits > 1, shape.num_kv_heads * num_tiles
+    pdl = split and shape.pdl
+    if config.num_consumer_wgs:
+        from .. import kernels_sm90
+
+        grid = (min(num_ctas, tma.num_resident_ctas(q, config)),)
+        kv, kv_strides = tma.kv_arguments(k, v, shape.page_size, config)
+        if config.gather_kv:
+            kernel = kernels_sm90.prefill_gather.attend_prefill_gather
+        else:
+            kernel = kernels_sm90.prefill.attend_prefill
+        launch_kernel(
+            kernel, grid, q, *kv,
+            _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), partial_out, partial_lse, work, tiles,
+            prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
+            shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *kv_strides,
+            num_splits, PAGE_SIZE=shape.page_size, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
+            CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None,
+            SPLIT_KV=split, OVERHEAD_TILES=OVERHEAD_TILES, PDL=pdl, STAGES=config.num_stages,
+            STRIDE_ALIGN=_stride_align(q, out), **tma.kernel_options(config, k, q, shape.page_size), **pdl_option(pdl),
+        )  # fmt: skip
+        return
+    launch_kernel(
+        select_variant(kernels.prefill.attend_prefill, q), (num_ctas,), q, _source(k, shape, config),
+        _source(v, shape, config), k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, tiles,
+        prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
+        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *k.stride()[:3],
+        *v.stride()[:3], num_splits, PAGE_SIZE=shape.page_size, BLOCK_M=config.block_m,
+        BLOCK_M_POW2=next_power_of_two(config.block_m), BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim,
+        BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
+        SINKS=sinks is not None, USE_TMA=config.use_tma, WITH_LSE=lse is not None, SPLIT_KV=split,
+        OVERHEAD_TILES=OVERHEAD_TILES, PDL=pdl, STAGES=config.num_stages, num_warps=config.num_warps,
+        num_stages=config.num_stages, **pdl_option(pdl),
+    )  # fmt: skip
+
+
+def upcast_kv(
+    shape: AttentionParams,
+    pages_per_request: int,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    upcast_k: torch.Tensor,
+    upcast_v: torch.Tensor,
+    upcast_table: torch.Tensor,
+) -> None:
+    """K and V of a ragged batch in the rows' dtype; see `upcast_kv.upcast_pages`.
+
+    Args:
+        pages_per_request: pages of UPCAST_PAGE_SIZE that a request has at most, and its row of the new table.
+    """
+    kernel = select_variant(kernels.upcast_kv.upcast_pages, k)
+    block = next_power_of_two(shape.num_kv_heads * shape.head_dim)
+    # In the interpreter a program costs milliseconds, whatever it holds.
+    max_tokens = max(1, UPCAST_CELLS // block) if isinstance(kernel, triton.JITFunction) else UPCAST_PAGE_SIZE
+    tokens = min(max_tokens, UPCAST_PAGE_SIZE)
+    launch_kernel(
+        kernel, (pages_per_request * UPCAST_PAGE_SIZE // tokens, prefix_lens.shape[0]), k, v, prefix_lens, q_indptr,
+        page_table, upcast_k, upcast_v, upcast_table, pages_per_request, shape.window_left, page_table.stride(0),
+        *k.stride()[:3], *v.stride()[:3], BLOCK_REQS=UPCAST_REQS, PAGE_SIZE=shape.page_size,
+        UPCAST_PAGE_SIZE=UPCAST_PAGE_SIZE, NUM_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
+        ALIGN_KEYS=INTERPRETED_KEYS, BLOCK=block, BLOCK_TOKENS=tokens,
+    )  # fmt: skip
+
+
+def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
+    """Which scales there are, as kernels take it: bit 0 for k, bit 1 for v. One that is not there is 1."""
+    return (k_scale is not None) + 2 * (v_scale is not None)
+
+
+def _stride_align(q: torch.Tensor, out: torch.Tensor) -> int:
+    """Elements that rows and heads lie a multiple of apart: as many as a thread moves at once, or 1."""
+    elements = 16 // q.element_size()
+    return elements if all(stride % elements == 0 for stride in (*q.stride()[:2], *out.stride()[:2])) else 1
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A pointer for an argument that a kernel does not read."""
+    return other if tensor is None else tensor
+
+
+def _source(cache: torch.Tensor, shape: AttentionParams, config: KernelConfig) -> torch.Tensor | TensorDescriptor:
+    """The cache as a kernel reads it: itself, or a descriptor of ``[slots, heads · dim]`` with one tile as box."""
+    if not config.use_tma:
+        return cache
+    pages, page_size, kv_heads_per_tile, dim = cache.shape
+    return TensorDescriptor(
+        cache, [pages * page_size, kv_heads_per_tile * dim], [cache.stride(1), 1], [config.block_n, dim]
+    )

@@ -1,0 +1,291 @@
+"""`cuda_driver`, `parameters`: what the driver is given directly is what Triton's own call would give it."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from dataclasses import replace
+
+import pytest
+
+from draftmark import Mode
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton import kv_write
+from draftmark_cuda_triton.launch import cuda_driver, parameters
+from draftmark_cuda_triton.launch.cuda_driver import Driver, DriverError
+from draftmark_cuda_triton.launch.relaunch import DriverLaunch, TritonLaunch
+from draftmark_cuda_triton.prefill_fp8 import PrefillFp8
+
+FLOATS = {"fp32": "f", "fp64": "d"}
+BYTES = {"i32": 4, "i64": 8, "u32": 4, "u64": 8}
+
+
+def packed(source, args):
+    """Parameters of a launch: addresses, numbers, descriptors with shapes and pitches, and two nulls behind them."""
+    found = []
+    for kind, value in zip(source.signature.values(), args, strict=True):
+        if kind == "constexpr":
+            continue
+        if kind.startswith("tensordesc"):
+            about = repr((value.base.data_ptr(), value.base.dtype, value.shape, value.strides, value.block_shape))
+            found += [about.encode().ljust(128, b"\0")[:128]]
+            found += [int(n).to_bytes(4, "little") for n in value.shape]
+            found += [int(n).to_bytes(8, "little") for n in value.strides]
+        elif kind in FLOATS:
+            found.append(struct.pack(f"<{FLOATS[kind]}", value))
+        else:
+            number = value.data_ptr() if hasattr(value, "data_ptr") else value
+            found.append(int(number).to_bytes(8, "little", signed=number < 0)[: BYTES.get(kind, 8)])
+    return [*found, bytes(8), bytes(8)]
+
+
+class Library:
+    """What is used of libcuda, over launches that a driver without a GPU keeps."""
+
+    def __init__(self, gpu, lacks=()):
+        self.gpu, self.started, self.captures, self._captured, self.capturing = gpu, [], 0, [], False
+        self._sizes = {}
+        for name in lacks:
+            setattr(self, name, None)
+
+    def cuStreamCreate(self, stream, flags):
+        stream._obj.value = 5
+        return 0
+
+    def cuStreamIsCapturing(self, stream, status):
+        status._obj.value = self.capturing
+        return 0
+
+    def cuStreamBeginCapture_v2(self, stream, mode):
+        self._before = len(self.gpu.launched)
+        return 0
+
+    def cuStreamEndCapture(self, stream, graph):
+        self._captured = self.gpu.launched[self._before :]
+        del self.gpu.launched[self._before :]
+        self.captures += 1
+        graph._obj.value = 6
+        return 0
+
+    def cuGraphDestroy(self, graph):
+        return 0
+
+    def cuGraphGetNodes(self, graph, nodes, count):
+        count._obj.value = len(self._captured)
+        nodes[0] = 7
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node, about):
+        ((source, given),) = self._captured
+        assert given[3] == 5, "launched on the stream that captures"
+        self._params = [ctypes.create_string_buffer(one, len(one)) for one in packed(source, given[9:])]
+        self._pointers = (ctypes.c_void_p * len(self._params))(*map(ctypes.addressof, self._params))
+        found = about._obj
+        self._sizes[id(source)] = [len(one) for one in self._params]
+        found.function, found.shared = id(source), 1000
+        found.grid, found.block = (ctypes.c_uint * 3)(*given[:3]), (ctypes.c_uint * 3)(128, 1, 1)
+        found.params = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
+        return 0
+
+    def cuGraphKernelNodeGetAttribute(self, node, number, value):
+        return 0
+
+    def cuFuncGetParamInfo(self, function, number, offset, size):
+        if number.value >= len(self._params):
+            return 1
+        size._obj.value = len(self._params[number.value])
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, pointers, extra):
+        config = config._obj
+        sizes = self._sizes[function.value]
+        params = [ctypes.string_at(where, size) for where, size in zip(pointers, sizes, strict=True)]
+        attributes = [config.attributes[n].id for n in range(config.num_attributes)]
+        self.started.append((function.value, (*config.grid,), (*config.block,), config.shared, attributes, params))
+        return 0
+
+
+@pytest.fixture
+def library(fake_gpu, monkeypatch):
+    """Of a driver that is not there, in place of CUDA's."""
+    return stand_in(Library(fake_gpu), monkeypatch)
+
+
+def stand_in(library, monkeypatch):
+    driver = Driver(library)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: driver)
+    return library
+
+
+def launches_of(again):
+    return [one for steps in again._cache.values() for one in steps.launches]
+
+
+def given_anew(gpu, call, *args):
+    """Grids and parameters that ``call(*args)`` would give the driver, if Triton gave them."""
+    before = len(gpu.launched)
+    call(*args)
+    made = gpu.launched[before:]
+    del gpu.launched[before:]
+    return [(id(source), given[:3], packed(source, given[9:])) for source, given in made]
+
+
+def driver_calls(library):
+    """Grids and parameters that the driver was given by `DriverLaunch` since it was last asked."""
+    started = [(function, grid, params) for function, grid, _, _, _, params in library.started]
+    library.started.clear()
+    return started
+
+
+def test_driver_receives_what_triton_passes(library, layer_calls, without_relaunch):
+    """Of all that is asked of layers."""
+    layers, calls = layer_calls
+    count = 0
+    for one in calls:
+        with without_relaunch():
+            wanted = given_anew(library.gpu, layers.attention.attend, *one)
+        launched, started = given_anew(library.gpu, layers.attention.attend, *one), driver_calls(library)
+        if isinstance(
+            layers.attention, PrefillFp8
+        ):  # what widens for a layer, and what attends to that, are each known or not
+            assert wanted and wanted in (launched + started, started + launched)
+        else:
+            assert wanted and (launched or started) == wanted
+        count += bool(started)
+    assert count > 15
+    attention = layers.attention
+    parts = (
+        [one for part in attention._head_groups.values() for one in (part, part.prefill)]
+        if isinstance(attention, PrefillFp8)
+        else []
+    )
+    remembered = [one._relaunch for one in parts or [attention]]
+    assert all(isinstance(step, DriverLaunch) for one in remembered for step in launches_of(one))
+
+
+def test_pdl_kernels_launch_as_programmatic_dependents(library, decode_calls, make_layers):
+    """As programmatic dependents, on sm_90: attention of few rows and its merge, and the write before it, and EXTEND
+    where row tiles may be cut; not where Triton's option is off, as of EXTEND's whole ones.
+    """
+    layers, calls = decode_calls
+    for one in calls[:12]:
+        layers.attention.attend(*one)
+    assert library.started and all(
+        attributes == [cuda_driver.PROGRAMMATIC_DEPENDENT] for *_, attributes, _ in library.started
+    )
+    library.started.clear()
+    chance = random.Random(5)
+    cache, (k, v, slots) = layers.layer(chance), layers.new_rows(3, chance)
+    for _ in range(2):
+        kv_write.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
+    assert library.started and all(
+        attributes == [cuda_driver.PROGRAMMATIC_DEPENDENT] for *_, attributes, _ in library.started
+    )
+    library.started.clear()
+    for page, expected in ((16, [cuda_driver.PROGRAMMATIC_DEPENDENT]), (1, [])):
+        library.started.clear()
+        extends = make_layers(Mode.EXTEND, page)
+        batch, cache = extends.batch(chance), extends.layer(chance)
+        q, out = extends.rows(batch, chance)
+        for _ in range(2):
+            extends.attention.attend(q, cache, batch, out)
+        assert library.started and all(attributes == expected for *_, attributes, _ in library.started)
+
+
+def test_one_capture_serves_every_batch_size(library, make_layers):
+    """Batches of sizes never seen are captured for no more, nor layers whose descriptors are known."""
+    chance, layers = random.Random(3), make_layers(Mode.RAGGED_VERIFY, 64)
+    batches, cache = [layers.batch(chance) for _ in range(6)], layers.layer(chance)
+    known = 0
+    for calls in (batches[:3], batches):
+        known = len(layers.attention._relaunch._templates)
+        for batch in calls:
+            q, out = layers.rows(batch, chance)
+            layers.attention.attend(q, cache, batch, out)
+    templates_made = layers.attention._relaunch._templates
+    assert len(templates_made) - known <= 4
+    boxed = sum(bool(one._descriptor_args) for one in templates_made.values())
+    assert library.captures <= 2 * len(templates_made) + boxed
+
+
+@pytest.mark.parametrize("lacks", ["cuFuncGetParamInfo", "cuGraphKernelNodeGetParams_v2"])
+def test_old_driver_falls_back_to_triton_launch(fake_gpu, decode_calls, monkeypatch, lacks):
+    """Nothing is launched but by Triton's call, and all of it."""
+    stand_in(Library(fake_gpu, [lacks]), monkeypatch)
+    layers, calls = decode_calls
+    for one in calls:
+        assert given_anew(fake_gpu, layers.attention.attend, *one)
+    assert all(isinstance(step, TritonLaunch) for step in launches_of(layers.attention._relaunch))
+
+
+def test_driver_error_is_raised(library, decode_calls, monkeypatch):
+    """With the driver's code: no launch is lost in silence."""
+    layers, calls = decode_calls
+    monkeypatch.setattr(cuda_driver.driver(), "launch_ex", lambda *_: 700)
+    with pytest.raises(DriverError, match="cuLaunchKernelEx: CUresult 700"):
+        for one in calls:
+            layers.attention.attend(*one)
+
+
+def test_launch_failure_in_capture_is_a_driver_error(library):
+    """So that the kernel is left to Triton's own call, and the stream is no longer captured."""
+
+    def fails(stream):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(DriverError, match="not permitted"):
+        Driver(library).capture(fails, 0)
+    assert library.captures == 1
+
+
+def test_nothing_is_recorded_during_graph_capture(library, make_layers):
+    """What is captured is Triton's own launch; the first eager call behind it is noted."""
+    library.capturing = True
+    chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    q, out = layers.rows(batch, chance)
+    for _ in range(2):
+        assert given_anew(library.gpu, layers.attention.attend, q, cache, batch, out)
+    assert not layers.attention._relaunch._cache
+    library.capturing = False
+    for _ in range(2):
+        layers.attention.attend(q, cache, batch, out)
+    assert library.started
+
+
+def test_empty_grid_is_not_launched(library, make_layers):
+    """The driver refuses it, and Triton does not launch it."""
+    chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
+    cache, (k, v, slots) = layers.layer(chance), layers.new_rows(0, chance)
+    for _ in range(3):
+        kv_write.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
+    assert not library.started
+
+
+def test_evicted_descriptors_are_encoded_again(library, make_layers, without_relaunch, monkeypatch):
+    """K's is known and V's is not, when the room for both is full: neither is read where it was."""
+    monkeypatch.setattr(parameters, "MAX_DESCRIPTORS", 2)
+    chance, layers = random.Random(2), make_layers(Mode.VERIFY, 16, sinks=True)
+    batch, made = layers.batch(chance), [make_layers.new_tensor(4, 16, 2, 128) for _ in range(5)]
+    q, out = layers.rows(batch, chance)
+    calls = [KVCache(*chance.sample(made, 2)) for _ in range(30)]
+    sinks = layers.layer(chance).sinks
+    for cache in calls:
+        one = q, replace(cache, sinks=sinks), batch, out
+        with without_relaunch():
+            wanted = given_anew(library.gpu, layers.attention.attend, *one)
+        assert (given_anew(library.gpu, layers.attention.attend, *one) or driver_calls(library)) == wanted
+
+
+def test_kv_write_launches_through_the_driver(library, make_layers):
+    """write_kv too, with tensors that are parts of one projection."""
+    chance, layers = random.Random(5), make_layers(Mode.DECODE, 16)
+    cache = layers.layer(chance)
+    for count in (3, 3, 16, 3):
+        k, v, slots = layers.new_rows(count, chance)
+        calls = k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots
+        wanted = given_anew(library.gpu, kv_write._launch, *calls)
+        launched, started = given_anew(library.gpu, kv_write.write_kv, *calls), driver_calls(library)
+        assert (launched or started) == wanted
+    assert started

@@ -1,0 +1,156 @@
+"""On a GPU: launches by the driver write what Triton's own write, bit for bit, on any stream and in graphs."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
+from draftmark.batch import Causal, ForwardBatch, Tree
+from draftmark.lengths import Unknown
+from draftmark.runtime import KVCache
+
+pytestmark = pytest.mark.device
+
+LAYERS = 4
+ROWS = {Mode.DECODE: 1, Mode.VERIFY: 8, Mode.RAGGED_VERIFY: 8, Mode.EXTEND: 70}
+CASES = [
+    # mode, heads, dim, page, e4m3, sinks
+    (Mode.DECODE, (8, 2), 128, 16, False, False),
+    (Mode.DECODE, (4, 2), 256, 64, True, False),
+    (Mode.VERIFY, (8, 2), 128, 64, False, True),
+    (Mode.VERIFY, (14, 2), 128, 16, True, False),
+    (Mode.VERIFY, (6, 3), 72, 12, False, False),
+    (Mode.RAGGED_VERIFY, (8, 2), 128, 16, False, False),
+    (Mode.RAGGED_VERIFY, (8, 2), 64, 1, False, False),
+    (Mode.EXTEND, (8, 2), 128, 16, False, True),
+    (Mode.EXTEND, (8, 2), 96, 64, True, False),
+]
+
+
+class ForwardSteps:
+    """Batches of one backend, of any number of requests and rows, and layers to run them in."""
+
+    def __init__(self, mode, heads, dim, page, narrow, sinks, seed):
+        from draftmark.devices import device_profile
+
+        self.mode, self.heads, self.dim, self.page, self.chance = mode, heads, dim, page, random.Random(seed)
+        kv_dtype = "float8_e4m3fn" if narrow else "bfloat16"
+        shape = AttentionShape(*heads, dim, page, kv_dtype=kv_dtype, sinks=sinks)
+        limits, draft = Limits(6, 1024, 600), DraftShape(4, 3, 8)
+        self.geometry = Geometry.create(shape, limits, draft, device_profile("cuda"), (mode,))
+        self.backend = load("cuda_triton").open(self.geometry, "cuda")
+        kv = (1 + 6 * int(self.geometry.max_pages_per_req), page, heads[1], dim)
+        made = getattr(torch, kv_dtype)
+        scales = [torch.tensor([scale], device="cuda") for scale in (0.5, 2.0)] if narrow else [None, None]
+        self.caches = [
+            KVCache(*(torch.randn(kv, device="cuda").to(made) for _ in "kv"), *scales,
+                    torch.randn(heads[0], device="cuda") if sinks else None)
+            for _ in range(LAYERS)
+        ]  # fmt: skip
+
+    def batch(self, count):
+        """Requests of any lengths, and of as many rows or of fewer."""
+        most = ROWS[self.mode]
+        uniform = self.mode in (Mode.DECODE, Mode.VERIFY)
+        q_lens = tuple(most if uniform else self.chance.randint(1, most) for _ in range(count))
+        lens = torch.tensor([self.chance.randrange(900) for _ in q_lens], dtype=torch.int32, device="cuda")
+        width = int(self.geometry.max_pages_per_req)
+        pages = (torch.randperm(count * width) + 1).int().view(count, width).cuda()
+        starts = torch.tensor([0, *q_lens]).cumsum(0).int().cuda()
+        rows, tail = sum(q_lens), Causal()
+        if self.mode is Mode.VERIFY:
+            seen = [[sum(1 << n for n in range(row + 1) if n == row or self.chance.random() < 0.5)] for row in range(8)]
+            depth = torch.arange(8, dtype=torch.int32, device="cuda").repeat(count, 1)
+            mask = torch.zeros(rows, int(self.geometry.mask_words), dtype=torch.int32)
+            mask[:, 0] = torch.tensor(seen * count, dtype=torch.int32)[:, 0]
+            tail = Tree(mask.cuda(), depth)
+        return ForwardBatch(
+            self.mode, 0, lens, starts, pages, tail, torch.zeros(rows, dtype=torch.int64, device="cuda"),
+            Unknown(count, int(self.geometry.max_prefix_len)), count, q_lens, q_lens, rows, None,
+        )  # fmt: skip
+
+    def rows(self, batch):
+        """q of every layer, and rows for its cache."""
+        shapes = ((self.heads[0],), (self.heads[1],), (self.heads[1],))
+        return [
+            tuple(torch.randn(batch.num_rows, *one, self.dim, device="cuda", dtype=torch.bfloat16) for one in shapes)
+            for _ in self.caches
+        ]
+
+    def run(self, batch, rows):
+        """A forward of every layer: what each attends to, and writes."""
+        self.backend.plan(batch)
+        self.backend.write_metadata(batch)
+        outs = [torch.full_like(q, float("nan")) for q, _, _ in rows]
+        for cache, (q, k, v), out in zip(self.caches, rows, outs, strict=True):
+            self.backend.write_kv(k, v, cache, batch)
+            self.backend.attend(q, cache, batch, out)
+        return outs
+
+    def kept(self):
+        """The caches' bytes."""
+        return [one.view(torch.uint8).clone() for cache in self.caches for one in (cache.k, cache.v)]
+
+
+@pytest.fixture
+def driver_launches(monkeypatch):
+    """Counts launches by the driver."""
+    from draftmark_cuda_triton.launch.relaunch import DriverLaunch
+
+    counted, launch = SimpleNamespace(count=0), DriverLaunch.__call__
+
+    def called(self, addresses, stream):
+        counted.count += 1
+        launch(self, addresses, stream)
+
+    monkeypatch.setattr(DriverLaunch, "__call__", called)
+    return counted
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{c[1][0]}-{c[1][1]}x{c[2]}-p{c[3]}")
+def test_outputs_and_caches_match_triton_launches(driver_launches, without_relaunch, case):
+    """Of batches of any size, one after the other, each twice; the second time no launch is Triton's."""
+    step = ForwardSteps(*case, seed=7)
+    batches = [step.batch(count) for count in (1, 6, 3, 5, 2, 4)]
+    calls = [(batch, step.rows(batch)) for batch in (*batches, *batches)]
+    first = step.kept()
+    found = [(step.run(*one), step.kept()) for one in calls]
+    least = LAYERS * len(batches) * 2
+    assert driver_launches.count >= least
+    for cache, before in zip([one for c in step.caches for one in (c.k, c.v)], first, strict=True):
+        cache.view(torch.uint8).copy_(before)
+    for one, (outs, kept) in zip(calls, found, strict=True):
+        with without_relaunch():
+            again = step.run(*one)
+        for wanted, out in zip(again, outs, strict=True):
+            assert not out.isnan().any() and torch.equal(wanted, out)
+        assert all(map(torch.equal, step.kept(), kept))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[7]], ids=lambda c: c[0].name)
+def test_relaunch_on_another_stream_and_in_a_graph(driver_launches, case):
+    """Launches known from one stream go to the current one, and a graph captures them."""
+    step = ForwardSteps(*case, seed=3)
+    batch = step.batch(4)
+    rows = step.rows(batch)
+    wanted = step.run(batch, rows)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1_000_000)
+        found = step.run(batch, rows)
+    side.synchronize()
+    assert all(map(torch.equal, found, wanted))
+    before = driver_launches.count
+    with torch.cuda.graph(graph):
+        outs = step.run(batch, rows)
+    assert driver_launches.count > before
+    for _ in range(2):
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        assert all(map(torch.equal, outs, wanted))

@@ -1,0 +1,108 @@
+"""Interpreted programs: the same bits as Triton's own launch, and a language that is as it was afterwards."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import InterpretedFunction
+
+from draftmark_cuda_triton.interpreter.programs import InterpretedKernel, use_fast_launch
+
+ROWS, COLUMNS = 4, 8
+
+
+def mixed(x, y, out, counts, length, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Operations on operands of unlike types and shapes; a program takes one page of the inputs."""
+    page = tl.program_id(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
+    row, col = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    cells = page + row[:, None] * BLOCK_N + col[None, :]
+    live = (col < length)[None, :] & (row >= 0)[:, None]
+    a = tl.load(x + cells, mask=live, other=-1.5)
+    b = tl.load(y + cells, mask=live, other=3)
+    scaled = a * factor - (a.to(tl.float32) / (b * b + 1)) + (-0.0)
+    remainder = (b % 5) // 2 + (b << 1) - (b & 3)
+    picked = tl.where(scaled > row[:, None], tl.maximum(scaled, 0.0), tl.minimum(col[None, :] * 1.0, scaled))
+    tl.store(out + cells, picked + remainder, mask=live)
+    tl.store(counts + page + row, tl.reduce((live & (b != 2)).to(tl.int32), 1, tl.standard._sum_combine))
+
+
+def signs(out, factor):
+    """Numbers that are equal and not the same: zeros of both signs, one and True."""
+    one = tl.load(out) * 0.0
+    tl.store(out + 1, one + 0.0)
+    tl.store(out + 2, one - 0.0 + (-0.0))
+    tl.store(out + 3, (factor * -0.0) + (-0.0))
+    tl.store(out + 4, (factor * 0.0) + 0.0)
+
+
+def unbounded(out):
+    """Results that are infinite on a GPU too."""
+    none = tl.load(out) * 0.0
+    tl.store(out + 1, tl.log2(none))
+    tl.store(out + 2, tl.exp2(none + 500.0))
+
+
+def broken(out):
+    """A program that fails."""
+    tl.store(out + tl.arange(0, 3), 0.0)
+
+
+def run(kernel, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs of `mixed` over three pages, poisoned before."""
+    draw = torch.Generator().manual_seed(7)
+    x = torch.randn(3, ROWS, COLUMNS, generator=draw).to(torch.float16)
+    y = torch.randint(-9, 9, x.shape, generator=draw, dtype=torch.int16)
+    out, counts = torch.full(x.shape, torch.nan), torch.full(x.shape, -1)
+    kernel[(3,)](x, y, out, counts, length, 0.1, BLOCK_M=ROWS, BLOCK_N=COLUMNS, num_warps=4)
+    return out, counts
+
+
+@pytest.mark.parametrize("length", [0, 5, COLUMNS])
+def test_fast_launch_is_bitwise_equal_to_tritons(length):
+    """Unlike types and shapes come to the same bits, in the first launch and in those that remember it."""
+    kernel = InterpretedFunction(mixed)
+    expected = run(kernel, length)
+    for _ in range(2):
+        for got, wanted in zip(run(InterpretedKernel(kernel), length), expected, strict=True):
+            assert torch.equal(got.view(torch.int32), wanted.view(torch.int32)), (got, wanted)
+
+
+def test_equal_numbers_of_different_types_are_distinct():
+    """0.0 and -0.0 keep their signs, as in Triton's own launch."""
+    outputs = []
+    for launched in (InterpretedFunction(signs), InterpretedKernel(InterpretedFunction(signs))):
+        out = torch.tensor([-1.0, 9.0, 9.0, 9.0, 9.0])
+        launched[(1,)](out, 1.0)
+        outputs.append(out)
+    assert torch.equal(*(out.view(torch.int32) for out in outputs)), outputs
+
+
+def test_language_is_restored_after_a_launch():
+    """A GPU's kernels find the language that they were written in, also after a program that failed."""
+    before = (tl.load, tl.arange, tl.tensor.__add__, tl.reduce, tl.range)
+    run(InterpretedKernel(InterpretedFunction(mixed)), COLUMNS)
+    with pytest.raises(InterpreterError, match="power of 2"):
+        InterpretedKernel(InterpretedFunction(broken))[(1,)](torch.zeros(4))
+    assert before == (tl.load, tl.arange, tl.tensor.__add__, tl.reduce, tl.range)
+
+
+def test_triton_launch_is_kept_when_private_names_are_gone(monkeypatch):
+    """What is private to Triton may go: kernels are then left as they are."""
+    monkeypatch.delattr("triton.runtime.interpreter._implicit_cvt")
+    kernel = InterpretedFunction(mixed)
+    module = SimpleNamespace(mixed=kernel)
+    use_fast_launch(module)
+    assert module.mixed is kernel
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_raise_no_warning():
+    """log2(0) and an exp2 that overflows are what a GPU makes of them, without a word."""
+    out = torch.zeros(3)
+    for _ in range(3):
+        InterpretedKernel(InterpretedFunction(unbounded))[(1,)](out)
+    assert out.tolist() == [0.0, float("-inf"), float("inf")]

@@ -1,0 +1,356 @@
+"""Ragged causal batches against float64."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DeviceProfile
+from draftmark.devices import device_profile
+
+
+def run(
+    helpers, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
+    kv_dtype=None, scales=(None, None), attention=None, l2_keys=1 << 30, num_splits=1, programs=0,
+):  # fmt: skip
+    """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
+
+    attention: its tile is what the hooks choose. l2_keys: keys of a head that L2 keeps. num_splits: of the row tiles of
+    a KV head, where those may be cut; on so many programs.
+
+    Returns the worse error of the output and of the log-sum-exp.
+    """
+    from draftmark_cuda_triton import prefill
+    from draftmark_cuda_triton.heuristics import common, select, split_kv
+    from draftmark_cuda_triton.launch import launches, operands
+
+    config = common.KernelConfig(block_m, 32, 4, 2, 2)
+    width = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // page)
+    generator = torch.Generator().manual_seed(sum(lens) + sum(rows))
+    table = (torch.randperm(len(lens) * width, generator=generator).view(len(lens), width) + 1).int()
+    pool = (1 + len(lens) * width, page, 2, dim)
+    k, v = (torch.full(pool, float("nan"), dtype=torch.float32).to(kv_dtype or dtype) for _ in range(2))
+    real = [1.0 if one is None else one for one in scales]
+    q = torch.randn(sum(rows), 4, dim, generator=generator).to(dtype)
+    slots = helpers.fill_cache((k, v), table, lens, rows, generator)
+    exact = [cache.double() * factor for cache, factor in zip((k, v), real, strict=True)]
+    expected_out, expected_lse = helpers.ragged_oracle(q, *exact, lens, rows, table, window_left, cap, sinks)
+    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
+    indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(helpers.device)
+    q, k, v, table = (x.to(helpers.device) for x in (q, k, v, table))
+    if attention is not None:
+        chosen = select.select_config(attention, device_profile("cuda"), 4096, prefill=True)
+        if num_splits > 1:
+            chosen = split_kv.split_config(attention, device_profile("cuda"), chosen, rows, lens) or chosen
+        where = prefill.has_uniform_row_stride(k, v), prefill.has_tma_boxes(k, v)
+        config = select.adapt_to_cache(attention, device_profile("cuda"), chosen, *where)
+    sinks = sinks if sinks is None else sinks.to(helpers.device)
+    factors = (one if one is None else torch.tensor([one], device=helpers.device) for one in scales)
+    shape = operands.AttentionParams(2, 2, dim, page, dim**-0.5, cap, window_left, l2_keys=l2_keys)
+    tiles = helpers.poison(
+        common.SCHEDULE_HEADER_ROWS + common.max_row_tiles(config, 2, len(q), len(lens)), 2, dtype=torch.int32
+    )
+    mapping, out = helpers.poison(len(q), dtype=torch.int64), helpers.poison(*q.shape, dtype=dtype)
+    split, schedule = None, ()
+    if num_splits > 1:
+        work, cells = helpers.poison(2 * num_splits, 4, dtype=torch.int32), 2 * num_splits * 2 * config.block_m
+        split = operands.SplitBuffers(
+            num_splits, programs or 2 * num_splits, work, helpers.poison(cells, dim), helpers.poison(cells)
+        )
+        schedule = None, work, num_splits, split.num_ctas
+    launches.write_metadata_prefill(shape, config, len(q), prefix, indptr, table, mapping, tiles, *schedule)
+    lse = helpers.poison(*q.shape[:2])
+    launches.attend_prefill(
+        shape, config, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks, split
+    )
+    assert mapping.tolist() == slots
+    # The agenda is as it was made, for the next layer: nothing taken, all row tiles, so many heads side by side.
+    number = sum(-(-t * 2 // config.block_m) for t in rows)
+    longest = max(n + t for n, t in zip(lens, rows, strict=True) if t)
+    tiles_per_request = int(tiles[1, 1])
+    assert tiles[: common.SCHEDULE_HEADER_ROWS].tolist() == [
+        [0, number],
+        [1 if l2_keys < 2 * longest else 2, tiles_per_request],
+    ]
+    assert tiles_per_request == 0 or (tiles_per_request == 1 and num_splits > 1)
+    return max(helpers.error(out, expected_out), helpers.error(lse, expected_lse))
+
+
+@pytest.mark.parametrize("block_m", [16, 48, 64])
+def test_prefill_and_chunks(helpers, block_m):
+    """Fresh prompts, chunks behind a prefix, single tokens and padded requests without rows, in one batch; row tiles of
+    no power of two too.
+    """
+    assert run(helpers, (0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
+
+
+@pytest.mark.parametrize("num_splits", [2, 5, 40])
+@pytest.mark.parametrize("block_m", [16, 48])
+@pytest.mark.parametrize(("lens", "rows"), [
+    ((300,), (1,)), ((0, 40, 7, 0, 264), (37, 9, 1, 0, 20)), ((0, 0), (64, 5)), ((700, 3, 0, 90), (5, 0, 70, 1)),
+])  # fmt: skip
+def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
+    """A few rows behind a long prefix beside prompts and single tokens, in pieces fewer and more than row tiles."""
+    sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
+    for options in ({"block_m": block_m}, {"sinks": sinks, "cap": 9.0, "window_left": 50, "block_m": block_m}):
+        assert run(helpers, lens, rows, num_splits=num_splits, **options) < 1e-5
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+@pytest.mark.parametrize(("head_dim", "window_left"), [(64, -1), (64, 300), (256, -1)])
+def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_left):
+    """Of lengths that it knows, whether row tiles are cut: for long prefixes of few rows, prompts, many requests. Of
+    more row tiles than programs the schedule cuts all lines that are not too short, for the host may say no before.
+    """
+    from draftmark_cuda_triton.heuristics import common, split_kv
+    from draftmark_cuda_triton.launch import launches, operands
+
+    chance, found = random.Random(heads), set()
+    config, device = common.KernelConfig(16, 32, 4, 2, 2), DeviceProfile("cuda", 80, 12)
+    attention = AttentionShape(2 * heads, heads, head_dim, 16, window_left=window_left)
+    shape = operands.AttentionParams(heads, 2, head_dim, 16, 1.0, window_left=window_left)
+    num_splits = split_kv.prefill_splits(attention, device, config)
+    batches = [((8999,) * count, (60,) * count) for count in range(1, 9)]
+    for _ in range(24):
+        count = chance.randrange(1, 9)
+        longest, most = chance.choice((1, 400, 9000)), chance.choice((1, 8, 60))
+        lens = tuple(chance.randrange(longest) for _ in range(count))
+        rows = tuple(chance.choice((most, chance.randrange(most + 1))) for _ in range(count))
+        batches += [(lens, rows)] if any(rows) else []
+    for lens, rows in batches:
+        count = len(rows)
+        prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
+        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
+        table = torch.ones(count, 600, dtype=torch.int32, device=helpers.device)
+        number = common.max_row_tiles(config, 2, sum(rows), count)
+        tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
+        slots, work = helpers.poison(sum(rows), dtype=torch.int64), helpers.poison(2 * num_splits, 4, dtype=torch.int32)
+        launches.write_metadata_prefill(
+            shape, config, sum(rows), prefix, indptr, table, slots, tiles, None, work, num_splits, device.num_sms * 2
+        )  # fmt: skip
+        host_pays = split_kv.splitting_pays(attention, device, config, rows, lens)
+        is_one = int(tiles[0, 1]) * heads <= device.num_sms * 2
+        found.add((is_one, host_pays))
+        spans = kv_ranges_of(tiles, lens, rows, window_left)
+        line = sum(end - first + common.OVERHEAD_TILES for first, end in spans)
+        is_split = host_pays if is_one else line // split_kv.MIN_SPLIT_TILES > len(spans)
+        assert bool(tiles[1, 1]) == is_split and is_split >= host_pays, (lens, rows)
+        assert_pieces_are_the_line(tiles, work, num_splits, lens, rows, window_left)
+    # Under a window more row tiles than programs have too few keys.
+    assert found | {(False, True)} == {(is_one, split) for is_one in (True, False) for split in (True, False)}
+    assert window_left >= 0 or (False, True) in found
+
+
+@pytest.mark.parametrize("l2_keys", [1 << 30, 0])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
+    """Of all requests where their keys have room together; else those of the longest request, then of the next."""
+    from draftmark_cuda_triton.heuristics import common
+    from draftmark_cuda_triton.launch import launches, operands
+
+    chance, config, group = random.Random(heads), common.KernelConfig(16, 32, 4, 2, 2), 3
+    for _ in range(12):
+        count = chance.randrange(1, 40)
+        lens = [chance.choice((0, 0, 5, chance.randrange(3000))) for _ in range(count)]
+        rows = [chance.choice((0, 1, 16, chance.randrange(60))) for _ in range(count)]
+        keys = sum(n + t for n, t in zip(lens, rows, strict=True) if t)
+        shape = operands.AttentionParams(
+            heads, group, 64, 16, 1.0, l2_keys=min(l2_keys, keys * heads) if chance.random() < 0.5 else l2_keys
+        )
+        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
+        number = common.max_row_tiles(config, group, sum(rows), count)
+        tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
+        launches.write_metadata_prefill(
+            shape, config, sum(rows), torch.tensor(lens, dtype=torch.int32, device=helpers.device), indptr,
+            torch.ones(count, 200, dtype=torch.int32, device=helpers.device),
+            helpers.poison(sum(rows), dtype=torch.int64), tiles,
+        )  # fmt: skip
+        every = [(r, m) for r, t in enumerate(rows) for m in range(-(-t * group // 16))]
+        if l2_keys:
+            every.sort(key=lambda one: (-(lens[one[0]] * group + (one[1] + 1) * 16), one[0]))
+        else:
+            every.sort(key=lambda one: (-lens[one[0]] - rows[one[0]], one[0], -one[1]))
+        found = [tuple(one) for one in tiles[common.SCHEDULE_HEADER_ROWS :].tolist()]
+        assert int(tiles[0, 1]) == len(every) and found == every + [(-1, 0)] * (number - len(every))
+
+
+def kv_ranges_of(tiles, lens, rows, window_left):
+    """First tile of 32 keys that each row tile of 16 packed rows of a group of 2 sees, and the one past the last."""
+    from draftmark_cuda_triton.heuristics.common import SCHEDULE_HEADER_ROWS
+
+    found = []
+    for request, m in tiles[SCHEDULE_HEADER_ROWS : SCHEDULE_HEADER_ROWS + int(tiles[0, 1])].tolist():
+        highest = min((m * 16 + 15) // 2, rows[request] - 1)
+        first = 0 if window_left < 0 else max(lens[request] + m * 8 - window_left, 0) // 32
+        found.append((first, (lens[request] + highest + 32) // 32))
+    return found
+
+
+def assert_pieces_are_the_line(tiles, work, num_splits, lens, rows, window_left):
+    """Walking every piece as the kernels do meets each tile of keys of each row tile once; cuts name who has a part."""
+    from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES
+
+    count, tiles_per_request = int(tiles[0, 1]), int(tiles[1, 1])
+    options = work[:num_splits].tolist()
+    if not tiles_per_request:
+        assert not any(length for _, _, length, _ in options)
+        assert not any(parts for _, _, parts, _ in work[num_splits : num_splits + min(count, num_splits - 1)].tolist())
+        return
+    firsts, ends = zip(*kv_ranges_of(tiles, lens, rows, window_left), strict=True)
+    requests = count // tiles_per_request
+    line = [number % requests * tiles_per_request + number // requests for number in range(count)]
+    met, held = [], {}
+    for number, (item, start, length, _) in enumerate(options):
+        half = 0
+        while length > 0:
+            one = line[item]
+            here = [(item, t) for t in range(start, min(start + length, ends[one]))]
+            met += here
+            if here:
+                held.setdefault(item, []).append((number, half))
+            length -= ends[one] + OVERHEAD_TILES - start
+            item, half = item + 1, 1
+            start = firsts[line[item]] if item < count else 0
+    assert met == [(item, t) for item in range(count) for t in range(firsts[line[item]], ends[line[item]])]
+    cuts = [(item, of[0][0], len(of), of[0][1]) for item, of in held.items() if len(of) > 1]
+    said = work[num_splits : num_splits + min(count, num_splits - 1)].tolist()
+    assert [tuple(one) for one in said[: len(cuts)]] == cuts
+    assert not any(parts for _, _, parts, _ in said[len(cuts) :])
+
+
+@pytest.mark.parametrize("window_left", [0, 5, 50])
+def test_window(helpers, window_left):
+    """Rows see window_left positions to their left."""
+    assert run(helpers, (0, 70), (40, 11), window_left=window_left) < 1e-5
+
+
+@pytest.mark.parametrize("page", [1, 5, 128])
+def test_pages(helpers, page):
+    """Any page size."""
+    assert run(helpers, (3, 30), (20, 5), page=page, dim=80) < 1e-5
+
+
+def test_half_precision(helpers):
+    """bf16 stays within its rounding."""
+    assert run(helpers, (3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3
+
+
+@pytest.mark.parametrize("window_left", [-1, 5])
+def test_sinks(helpers, window_left):
+    """Each head's sink takes its part of every row, also of rows whose window is all they see."""
+    sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
+    assert run(helpers, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
+
+
+def test_soft_cap(helpers):
+    """cap · tanh(logit / cap)."""
+    assert run(helpers, (0, 30), (20, 5), cap=0.5) < 1e-5
+
+
+@pytest.mark.parametrize("scales", [(None, None), (0.5, None), (None, 2.0), (0.5, 2.0)])
+def test_fp8_k_and_v_scales(helpers, scales):
+    """One that is not there is 1; a factor of K changes the log-sum-exp, one of V the output alone."""
+    assert run(helpers, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
+
+
+@pytest.mark.parametrize("num_splits", [1, 5])
+def test_launch_without_row_tiles_writes_nothing(helpers, num_splits):
+    """It is how kernels are compiled before they are needed (`Prefill._get_ready`)."""
+    from draftmark_cuda_triton.heuristics import common
+    from draftmark_cuda_triton.launch import launches, operands
+
+    config, shape = common.KernelConfig(16, 32, 4, 2, 2), operands.AttentionParams(2, 2, 64, 16, 0.125)
+    nothing = torch.zeros(2 * num_splits * 4, dtype=torch.int32, device=helpers.device)
+    lens, table = torch.ones(3, dtype=torch.int32), torch.ones(3, 4, dtype=torch.int32)
+    q, k = torch.ones(9, 4, 64, device=helpers.device), torch.ones(2, 16, 2, 64, device=helpers.device)
+    indptr = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
+    out, partial = helpers.poison(9, 4, 64), helpers.poison(2 * num_splits * 2 * 16, 64)
+    split = operands.SplitBuffers(num_splits, 10, nothing, partial, partial[:, 0]) if num_splits > 1 else None
+    steps = (one.to(helpers.device) for one in (lens, indptr, table))
+    launches.attend_prefill(shape, config, 9, q, k, k, None, None, *steps, nothing, out, None, None, split)
+    assert out.isnan().all() and partial.isnan().all() and not nothing.any()
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    ("dim", "page", "dtype", "kv_dtype", "window_left", "cap"),
+    [
+        *(
+            (dim, page, torch.bfloat16, None, -1, 0.0)
+            for dim in (64, 80, 96, 128, 160, 192, 256)
+            for page in (1, 16, 64)
+        ),
+        *((dim, 16, torch.float16, None, 100, 30.0) for dim in (64, 72, 128, 144, 256)),
+        *((dim, 16, torch.bfloat16, E4M3, -1, 0.0) for dim in (64, 80, 128, 192, 256)),
+        *((dim, 24, torch.float16, E4M3, 70, 0.0) for dim in (40, 128, 256)),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap):
+    """On a GPU: every warp group has full, partial and empty row tiles, over one tile of keys and over many."""
+    names = [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
+    attention = AttentionShape(4, 2, dim, page, *names)
+    chance = random.Random(dim + page)
+    for _ in range(4):
+        lens = tuple(chance.choice((0, 1, 63, 64, 127, 128, chance.randrange(1500))) for _ in range(5))
+        rows = tuple(chance.choice((0, 1, 31, 32, 33, 64, 96, chance.randrange(700))) for _ in range(5))
+        rows = rows if any(rows) else (1,) * 5
+        options = {
+            "page": page,
+            "dim": dim,
+            "window_left": window_left,
+            "cap": cap,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+        }
+        assert run(helpers, lens, rows, attention=attention, **options) < 5e-3, (lens, rows)
+        num_splits, few = chance.choice((2, 5, 33)), tuple(min(n, 30) for n in rows)
+        for some in (rows, few):
+            assert run(helpers, lens, some, attention=attention, num_splits=num_splits, **options) < 5e-3, (
+                lens,
+                some,
+                num_splits,
+            )
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("l2_keys", [1 << 30, 1000, 1])
+@pytest.mark.parametrize(("dim", "page"), [(64, 16), (128, 1), (256, 64)])
+def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
+    """On a GPU: fewer items than programs and many more, one head after the other or side by side, empty requests."""
+    attention = AttentionShape(4, 2, dim, page)
+    options = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "l2_keys": l2_keys}
+    for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 12, (700,) * 12)):
+        assert run(helpers, lens, rows, **options) < 5e-3, (lens, rows)
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "lens", "rows", "l2_keys", "together"),
+    [
+        (8, (0,), (100,), 800, 8), (8, (0,), (100,), 799, 4), (8, (60, 0), (40, 99), 300, 3), (8, (0,), (100,), 99, 1),
+        (3, (0, 0), (5, 7), 14, 2), (1, (0,), (9,), 1, 1), (5, (0, 0), (0, 0), 1, 1),
+    ],
+)  # fmt: skip
+def test_concurrent_heads_fit_l2(helpers, num_kv_heads, lens, rows, l2_keys, together):
+    """Of the longest request; in rounds of about as many."""
+    from draftmark_cuda_triton.heuristics import common
+    from draftmark_cuda_triton.launch import launches, operands
+
+    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
+    indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
+    table = torch.ones(len(lens), 20, dtype=torch.int32, device=helpers.device)
+    shape, config = (
+        operands.AttentionParams(num_kv_heads, 1, 64, 16, 1.0, l2_keys=l2_keys),
+        common.KernelConfig(16, 32, 4, 2, 2),
+    )
+    tiles = helpers.poison(
+        common.SCHEDULE_HEADER_ROWS + common.max_row_tiles(config, 1, sum(rows), len(rows)), 2, dtype=torch.int32
+    )
+    slots = helpers.poison(max(1, sum(rows)), dtype=torch.int64)
+    launches.write_metadata_prefill(shape, config, sum(rows), prefix, indptr, table, slots, tiles)
+    assert tiles[: common.SCHEDULE_HEADER_ROWS].tolist() == [[0, sum(-(-n // 16) for n in rows)], [together, 0]]

@@ -1,0 +1,169 @@
+"""`relaunch`: a layer's launches are those of the layer before it, at its own addresses."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftmark import Mode
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton import kv_write
+from draftmark_cuda_triton.heuristics import upcast
+from draftmark_cuda_triton.launch import launches, tma
+
+HEADS = (8, 2)
+
+
+def plain(value):
+    """What a kernel gets: addresses for tensors, and what a box is made of for descriptors."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if hasattr(value, "block_shape"):
+        base = value.base
+        return base.data_ptr(), base.dtype, *value.shape, *value.strides, *value.block_shape
+    return value
+
+
+def launched(gpu, call, *args):
+    """Kernels, grids and arguments that ``call(*args)`` launches."""
+    before = len(gpu.launched)
+    call(*args)
+    # Behind the grid come stream, function and hooks.
+    return [(source, [plain(one) for one in (*given[:3], *given[9:])]) for source, given in gpu.launched[before:]]
+
+
+def test_relaunch_equals_a_new_launch(fake_gpu, layer_calls, without_relaunch):
+    """Of all that is asked of layers."""
+    layers, calls = layer_calls
+    again = [launched(fake_gpu, layers.attention.attend, *one) for one in calls]
+    with without_relaunch():
+        for one, found in zip(calls, again, strict=True):
+            assert found and found == launched(fake_gpu, layers.attention.attend, *one)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_kv_write_relaunch_equals_a_new_launch(fake_gpu, make_layers, monkeypatch, fp8):
+    """Rows of K and V that are parts of one projection or not, to layers as above; scales that are there and not."""
+    chance, layers = random.Random(5), make_layers(Mode.DECODE, 16, fp8)
+    caches, calls = [layers.layer(chance) for _ in range(6)], []
+    for _ in range(40):
+        cache = chance.choice(caches)
+        k, v, slots = layers.new_rows(chance.choice((1, 3, 16)), chance)
+        calls.append((k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots))
+    again = [launched(fake_gpu, kv_write.write_kv, *one) for one in calls]
+    assert again == [launched(fake_gpu, kv_write._launch, *one) for one in calls]
+    monkeypatch.setattr(kv_write, "_launch", lambda *_: pytest.fail("worked out anew"))
+    assert again == [launched(fake_gpu, kv_write.write_kv, *one) for one in calls]
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY])
+@pytest.mark.parametrize("given", [False, True], ids=["derived", "given"])
+def test_metadata_relaunch_equals_a_new_launch(fake_gpu, make_layers, without_relaunch, mode, given):
+    """Of steps of any sizes, with slots that the engine brings or not; from the second of a size on nothing is worked
+    out anew.
+    """
+    chance, layers = random.Random(6), make_layers(mode, 16)
+    batches = [layers.batch(chance) for _ in range(8)]
+    if given:
+        batches = [replace(one, slots=layers.new_tensor(one.num_rows, dtype=torch.int64)) for one in batches]
+    calls = [chance.choice(batches) for _ in range(40)]
+    again = [launched(fake_gpu, layers.attention.write_metadata, one) for one in calls]
+    with without_relaunch():
+        assert again == [launched(fake_gpu, layers.attention.write_metadata, one) for one in calls]
+    sizes = {(one.num_reqs, one.page_table.stride(0)) for one in calls}
+    assert len(layers.attention._relaunch_metadata._cache) == len(sizes) < len(calls)
+
+
+def test_layout_seen_once_is_not_recorded(fake_gpu, make_layers):
+    """Metadata of a size that no step has had: to remember it would cost more than the launch."""
+    chance, layers = random.Random(6), make_layers(Mode.DECODE, 16)
+    batch = layers.batch(chance)
+    for known in (0, 1, 1):
+        layers.attention.write_metadata(batch)
+        assert len(layers.attention._relaunch_metadata._cache) == known
+
+
+def test_equal_layer_skips_argument_binding(fake_gpu, make_layers, monkeypatch):
+    """Of a second layer of the same layout nothing is bound, described or worked out."""
+    chance, layers = random.Random(2), make_layers(Mode.VERIFY, 16)
+    batch = layers.batch(chance)
+    first, second = ([make_layers.new_tensor(4, 16, HEADS[1], 128) for _ in range(2)] for _ in range(2))
+    q, out = layers.rows(batch, chance)
+    layers.attention.attend(q, KVCache(*first), batch, out)
+    monkeypatch.setattr(launches, "attend_decode_verify", lambda *_: pytest.fail("worked out anew"))
+    monkeypatch.setattr(tma, "make_descriptors", lambda *_: pytest.fail("described anew"))
+    given = launched(fake_gpu, layers.attention.attend, q, KVCache(*second), batch, out)
+    assert [source.fn.__name__ for source, _ in given] == ["attend_decode_verify", "combine_splits"]
+    boxed = [one[0] for one in given[0][1] if isinstance(one, tuple) and torch.bfloat16 in one]
+    # Of whole heads the last keys have descriptors of their own.
+    assert boxed == 2 * [plain(one) for one in second]
+
+
+def test_tensor_with_new_storage_is_read_at_its_address(fake_gpu, make_layers):
+    """An address is asked for at every launch, of caches too, whatever objects they are in."""
+    chance, layers = random.Random(4), make_layers(Mode.DECODE, 16)
+    batch, cache, other = (
+        layers.batch(chance),
+        *(KVCache(*(make_layers.new_tensor(4, 16, HEADS[1], 128) for _ in "kv")) for _ in "ab"),
+    )
+    q, out = layers.rows(batch, chance)
+    for _ in range(2):
+        layers.attention.attend(q, cache, batch, out)
+    for one, new in ((cache.k, other.k), (cache.v, other.v)):
+        one.set_(new)
+    moved = launched(fake_gpu, layers.attention.attend, q, cache, batch, out)
+    assert moved == launched(fake_gpu, layers.attention.attend, q, other, batch, out)
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
+def test_cache_keeps_no_tensor_alive(fake_gpu, make_layers, mode):
+    """What is remembered of a launch are numbers: the caller's memory goes when the caller lets it go."""
+    chance, layers = random.Random(3), make_layers(mode, 16)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    q, out = layers.rows(batch, chance)
+    for _ in range(2):
+        layers.attention.attend(q, cache, batch, out)
+    kept = [weakref.ref(one.untyped_storage()) for one in (cache.k, cache.v, q, out, batch.page_table)]
+    fake_gpu.launched.clear()
+    del batch, cache, q, out
+    gc.collect()
+    assert [one() is None for one in kept] == [True] * 5
+
+
+def test_first_prefill_compiles_every_split_kernel(fake_gpu, make_layers, monkeypatch):
+    """Over a cache of a layout that is new: EXTEND's whole row tiles, and both cuts with their merges."""
+    layers, chance = make_layers(Mode.EXTEND, 16), random.Random(2)
+    monkeypatch.setattr(layers.attention, "warm_up", layers.warm_up)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    counts = []
+    for _ in range(2):
+        before, (q, out) = len(fake_gpu.launched), layers.rows(batch, chance)
+        layers.attention.attend(q, cache, batch, out)
+        counts.append([source.fn.__name__ for source, _ in fake_gpu.launched[before:]])
+    first, again = counts
+    assert first[:5] == ["attend_prefill", "attend_prefill", "combine_splits", "attend_prefill", "combine_splits"]
+    assert len(first) == 7 and len(again) <= 2
+
+
+def test_short_fp8_prompt_compiles_upcast_kernels(fake_gpu, make_layers, monkeypatch):
+    """With the first one over a cache of a layout that is new; but not while a graph is captured."""
+    layers, chance, capturing = make_layers(Mode.EXTEND, 16, fp8=True), random.Random(2), [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(upcast, "upcast_pays", lambda *_: False)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    counts = []
+    for capturing[0] in (True, False, False):
+        before, (q, out) = len(fake_gpu.launched), layers.rows(batch, chance)
+        layers.attention.attend(q, cache, batch, out)
+        counts.append([source.fn.__name__ for source, _ in fake_gpu.launched[before:]])
+    captured, first, again = counts
+    assert "upcast_pages" not in captured and len(again) <= 2
+    begin = first.index("upcast_pages")
+    ready = ["upcast_pages", "attend_prefill", *["attend_prefill", "combine_splits"] * 2]
+    assert first[begin : begin + 6] == ready

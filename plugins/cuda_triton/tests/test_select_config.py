@@ -1,0 +1,796 @@
+"""Which tile a forward takes: those that were measured, at every boundary between two. NOTES.md has the times.
+
+The conformance suite cannot say: in the interpreter every tile gives the same answer, and on a device a worse one is
+only slower, or asks for shared memory that is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark_cuda_triton import sizing
+from draftmark_cuda_triton.heuristics import common, interpreted, select, sm80, sm90, split_kv
+from draftmark_cuda_triton.heuristics.common import KernelConfig
+from draftmark_cuda_triton.launch import tma
+from draftmark_cuda_triton.prefill import has_adjacent_heads
+
+A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
+SOME = 200
+"""Requests that are neither few nor many for a KV head on 132 multiprocessors."""
+BF16, FP32, E4M3 = ("bfloat16",) * 2, ("float32",) * 2, ("bfloat16", "float8_e4m3fn")
+
+
+def shape(head_dim: int, dtypes: tuple[str, str] = BF16, page_size: int = 16) -> AttentionShape:
+    """One query head over each KV head, so that a row is a packed row."""
+    return AttentionShape(1, 1, head_dim, page_size, *dtypes)
+
+
+def described(config: KernelConfig) -> str:
+    """``rows x keys, warps, stages, programs``, then what `kernels_sm90` adds."""
+    words = [
+        f"{config.block_m}x{config.block_n}",
+        f"{config.num_warps}w",
+        f"{config.num_stages}s",
+        f"{config.ctas_per_sm}p",
+    ]
+    words += [f"{config.num_consumer_wgs}m"] * bool(config.num_consumer_wgs) + [f"{config.num_fp8_stages}d"] * bool(
+        config.num_fp8_stages
+    )
+    words += [f"{config.kv_heads_per_tile}h"] * (config.kv_heads_per_tile > 1)
+    return " ".join([*words, *["narrow"] * config.fp8_swap_ab, *["gather"] * config.gather_kv])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65", "rows_193"),
+    [
+        (40, BF16, *["64x128 4w 3s 2p 1m gather"] * 3, "128x128 8w 6s 1p 2m gather", "128x128 8w 6s 1p 2m"),
+        (64, BF16, *["64x128 4w 3s 2p 1m"] * 3, *["128x128 8w 6s 1p 2m"] * 2),
+        (
+            *(128, BF16, "64x64 4w 3s 2p 1m", "64x64 4w 3s 2p 1m", "64x128 4w 3s 1p 1m"),
+            *("128x64 8w 6s 1p 2m", "128x128 8w 3s 1p 2m"),
+        ),
+        (256, BF16, *["64x64 4w 3s 1p 1m"] * 3, *["128x64 8w 2s 1p 2m"] * 2),
+        (64, E4M3, *["64x128 4w 4s 1p 1m 2d"] * 3, *["128x64 8w 6s 1p 2m 4d"] * 2),
+        (
+            *(128, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 3s 2p 1m narrow"),
+            *("64x64 4w 3s 2p 1m narrow", *["128x64 8w 3s 1p 2m 4d"] * 2),
+        ),
+        (
+            *(256, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
+            *["64x64 4w 1s 1p 1m 2d"] * 3,
+        ),
+    ],
+)
+def test_sm90_selects_the_measured_config(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65, rows_193):
+    """Boundaries lie behind 16, 64 and 128 packed rows (and 192, below); groups count as rows do."""
+    found = {
+        rows: described(select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=SOME))
+        for rows in (1, 16, 17, 64, 65, 128, 193, 4096)
+    }
+    expected = {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 128: rows_65}
+    assert found == expected | {193: rows_193, 4096: rows_193}
+    # Requests that are as many as multiprocessors have one each.
+    own = [described(select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=132)) for rows in (16, 17)]
+    gathered = " gather" * (head_dim == 128)
+    assert own == [rows_16, rows_64 + gathered if dtypes is BF16 else rows_17]
+    grouped = AttentionShape(28, 7, head_dim, 16, *dtypes)
+    assert described(select.select_config(grouped, H200, 4, num_reqs=20)) == rows_16
+    assert described(select.select_config(grouped, H200, 5, num_reqs=20)) == rows_17
+    assert described(select.select_config(grouped, H200, 17, num_reqs=SOME)) == rows_65
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes"), [(40, BF16), (64, BF16), (80, BF16), (96, BF16), (128, BF16), (64, E4M3)]
+)
+def test_three_warp_groups_when_they_save_a_row_tile(head_dim, dtypes):
+    """Of heads of up to 80 in 16 bits; anywhere else two."""
+    found = {
+        rows
+        for rows in range(1, 1200)
+        if select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=SOME).num_consumer_wgs == 3
+    }
+    expected = [*range(129, 193), *range(257, 385)] if head_dim <= 80 and dtypes is BF16 else []
+    assert found == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "padded", "dtypes"),
+    [*((dim, 64, BF16) for dim in (40, 56)), *((dim, 128, BF16) for dim in (104, 112, 120)), (208, 256, BF16)]
+    + [(dim, padded, E4M3) for dim, padded in ((40, 64), (80, 128), (96, 128), (136, 256), (192, 256))],
+)
+def test_head_dim_uses_the_config_of_its_power_of_two(head_dim, padded, dtypes):
+    """Where two parts would not be fewer columns, and over e4m3; what lies behind head_dim is masked."""
+    for rows in (1, 16, 17, 33, 64, 65):
+        config = select.select_config(shape(head_dim, dtypes), H200, rows)
+        assert replace(config, gather_kv=False) == replace(
+            select.select_config(shape(padded, dtypes), H200, rows), gather_kv=False
+        )
+        assert sm90.overlaps_softmax(config, head_dim) is sm90.overlaps_softmax(config, padded)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "size", "expected"),
+    [
+        *((dim, 2, (64, 0)) for dim in (40, 48, 64)),
+        *((dim, 2, (64, 16)) for dim in (72, 80)),
+        *((dim, 2, (64, 32)) for dim in (88, 96)),
+        *((dim, 2, (128, 0)) for dim in (104, 128)),
+        *((136, 2, (128, 16)), (144, 2, (128, 16)), (160, 2, (128, 32)), (168, 2, (128, 64)), (192, 2, (128, 64))),
+        *((dim, 2, (256, 0)) for dim in (200, 256)),
+        *((80, 1, (64, 32)), (96, 1, (64, 32)), (136, 1, (128, 32)), (192, 1, (128, 64)), (256, 1, (256, 0))),
+    ],
+)
+def test_head_dim_is_split_when_it_saves_columns(head_dim, size, expected):
+    """Powers of two both; a row of the smaller is 32 bytes at least, which the copy engine swizzles."""
+    assert sm90.split_head_dim(head_dim, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "expected"),
+    [
+        (80, ["64x64 4w 5s 2p 1m", "64x128 4w 5s 1p 1m", "128x64 8w 6s 1p 2m", "128x128 8w 5s 1p 2m"]),
+        (96, ["64x64 4w 4s 2p 1m", "64x128 4w 4s 1p 1m", "128x64 8w 6s 1p 2m", "128x128 8w 4s 1p 2m"]),
+        (160, [*["64x64 4w 5s 1p 1m"] * 2, "128x64 8w 4s 1p 2m", "128x128 8w 2s 1p 2m"]),
+        (192, [*["64x64 4w 4s 1p 1m"] * 2, *["128x64 8w 3s 1p 2m"] * 2]),
+    ],
+)
+def test_split_head_dims_fill_shared_memory(head_dim, expected):
+    """As many tiles are in flight as there is room for; keys of a tile are as many as were measured."""
+    attention = shape(head_dim, page_size=64)
+    assert [described(sm90.base_config(attention, above)) for above in sm90.ROW_THRESHOLDS] == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "expected"),
+    [
+        (64, "192x128 8w 6s 1p 3m"),
+        (80, "192x128 8w 4s 1p 3m"),
+        (96, "128x128 8w 4s 1p 2m"),
+        (128, "128x128 8w 3s 1p 2m"),
+    ],
+)
+def test_prefill_uses_three_warp_groups_for_small_heads(head_dim, expected):
+    """Of heads of up to 80 elements; fewer tiles are in flight where their rows are more."""
+    assert described(select.select_config(shape(head_dim), H200, 4096, prefill=True)) == expected
+
+
+def test_fp8_block_sizes_fit_registers():
+    """In registers a row tile has 16, 32 or 64 rows at head_dim 128, 16 or 32 at 256; EXTEND is never among them."""
+    heights = {}
+    for head_dim in (64, 128, 256):
+        tiles = {rows: select.select_config(shape(head_dim, E4M3), H200, rows) for rows in (16, 17, 32, 33, 64, 65)}
+        heights[head_dim] = {rows: config.block_m for rows, config in tiles.items() if config.fp8_swap_ab}
+        assert not any(
+            select.select_config(shape(head_dim, E4M3), H200, rows, prefill=True).fp8_swap_ab for rows in (16, 64)
+        )
+    assert heights == {64: {}, 128: {16: 16, 17: 32, 32: 32, 33: 64, 64: 64}, 256: {16: 16, 17: 32, 32: 32}}
+    extend = described(select.select_config(shape(128, E4M3), H200, 64, prefill=True))
+    assert extend == "64x128 4w 2s 1p 1m 2d"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "few", "many"),
+    [
+        (32, BF16, "16x64 4w 3s 2p", "64x64 4w 3s 2p"),
+        (128, BF16, "16x64 4w 3s 2p", "64x64 4w 3s 2p"),
+        (136, BF16, "16x32 4w 3s 2p", "64x32 8w 3s 1p"),
+        (256, E4M3, "16x32 4w 3s 2p", "64x32 8w 3s 1p"),
+        (64, FP32, "16x64 4w 3s 2p", "16x64 4w 3s 2p"),
+        (128, FP32, "16x32 4w 3s 2p", "16x32 4w 3s 2p"),
+        (256, FP32, "16x16 4w 3s 2p", "16x16 4w 3s 2p"),
+        (128, ("float32", "float8_e4m3fn"), "16x32 4w 3s 2p", "16x32 4w 3s 2p"),
+    ],
+)
+def test_other_devices_use_16_kib_tiles(head_dim, dtypes, few, many):
+    """float32 has tiles of few rows alone; where shared memory is small two tiles are in flight, not three."""
+    for device in (A100, B200):
+        found = [described(select.select_config(shape(head_dim, dtypes), device, rows)) for rows in (1, 16, 17, 4096)]
+        assert found == [few, few, many, many]
+    for arch in (86, 89, 120, 121):
+        device = DeviceProfile("cuda", arch, 100)
+        small = [described(select.select_config(shape(head_dim, dtypes), device, rows)) for rows in (16, 17)]
+        assert small == [few.replace("3s", "2s"), many.replace("3s", "2s")]
+    for arch in (87, 88, 103, 110, 119, 122):
+        assert select.select_config(shape(head_dim, dtypes), DeviceProfile("cuda", arch, 100), 16).num_stages == 3
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "served"),
+    [
+        (shape(40), H200, True),
+        (shape(256), H200, True),
+        (shape(32), H200, False),
+        (shape(264), H200, False),
+        (shape(100), H200, False),
+        (shape(128, E4M3), H200, True),
+        (shape(128, ("bfloat16", "float16")), H200, False),
+        (shape(128, FP32), H200, False),
+        (shape(128, ("float32", "float8_e4m3fn")), H200, False),
+        (shape(128), A100, False),
+        (shape(128), B200, False),
+        (shape(128), DeviceProfile("cpu", 90, 1), False),
+    ],
+)
+def test_when_sm90_kernels_exist(attention, device, served):
+    """sm_90 alone, 16-bit queries over KV of their own dtype or of 8 bits, head_dim 40 to 256 in steps of 8."""
+    assert sm90.has_sm90_kernels(attention, device) is served
+    assert any(config.num_consumer_wgs for config in select.config_candidates(attention, device)) is served
+
+
+@pytest.mark.parametrize(("page_size", "gather"), [(1, True), (4, True), (8, False), (12, True), (24, False)])
+def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
+    """Keys of other pages are gathered by the same tile, where they are of the queries' dtype; else read by pointer."""
+    for rows in (16, 33, 64, 129):
+        boxed = select.select_config(shape(128), H200, rows, num_reqs=SOME)
+        here = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
+        assert here == replace(boxed, gather_kv=gather)
+    here = described(select.select_config(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
+    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # only boxes have the choice
+    assert not select.fallback_config(shape(128), replace(boxed, gather_kv=True)).gather_kv
+    by_pointer = select.select_config(shape(128, E4M3, page_size), H200, 17)
+    assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
+    assert described(select.select_config(shape(128, page_size=page_size), A100, 17)) == "64x64 4w 3s 2p"
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "expected"),
+    [
+        (shape(128), A100, {"16x64 4w 3s 2p", "64x64 4w 3s 2p"}),
+        (shape(128, FP32), A100, {"16x32 4w 3s 2p"}),
+        (shape(128, ("float32", "float8_e4m3fn")), A100, {"16x32 4w 3s 2p"}),
+        (
+            shape(128),
+            H200,
+            {
+                *("16x64 4w 3s 2p", "64x64 4w 3s 2p", "64x64 4w 3s 2p 1m"),
+                *("64x128 4w 3s 1p 1m", "128x64 8w 6s 1p 2m", "128x128 8w 3s 1p 2m"),
+            },
+        ),
+        (
+            shape(256, E4M3),
+            H200,
+            {
+                *("16x32 4w 3s 2p", "64x32 8w 3s 1p", "64x64 4w 1s 1p 1m 2d"),
+                *("16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
+            },
+        ),
+    ],
+)
+def test_config_candidates_are_all_used(attention, device, expected):
+    """A tile too many would ask for buffers that no forward fills."""
+    found = select.config_candidates(attention, device)
+    assert {described(config) for config in found} == expected and len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "block_n", "served"),
+    [
+        (shape(64, page_size=64), H200, 64, True),
+        (shape(128, page_size=64), H200, 64, True),
+        (shape(256, page_size=128), B200, 64, True),
+        (shape(128, page_size=64), A100, 64, False),
+        (shape(128, page_size=64), DeviceProfile("cuda", 89, 132), 64, False),
+        (shape(128, page_size=64), DeviceProfile("cpu", 90, 1), 64, False),
+        (shape(128, page_size=32), H200, 64, False),
+        (shape(128, page_size=96), H200, 64, False),
+        (shape(80, page_size=64), H200, 64, False),
+        (shape(128, E4M3, page_size=64), H200, 64, False),
+        (shape(128, FP32, page_size=64), H200, 64, False),
+    ],
+)
+def test_when_generic_kernels_use_tma(attention, device, block_n, served):
+    """sm_90 and newer; whole tiles in a page; nothing to convert or to pad. Only a contiguous cache has such boxes."""
+    config = KernelConfig(128, block_n, 4, 3, 2)
+    assert sm80.uses_tma(attention, device, config) is served
+    for described_so in (False, True):
+        found = select.adapt_to_cache(attention, device, config, uniform_stride=True, tma_boxes=described_so)
+        assert found == replace(config, use_tma=served)
+    assert not select.adapt_to_cache(attention, device, config, uniform_stride=False, tma_boxes=True).use_tma
+
+
+def test_cache_without_tma_uses_the_fallback_config():
+    """The work is cut as before, for buffers and a graph have that cut; two stages are what those kernels take."""
+    attention = shape(64, page_size=64)
+    config = select.select_config(attention, H200, 65)
+    assert select.adapt_to_cache(attention, H200, config, uniform_stride=True, tma_boxes=True) == config
+    without = select.adapt_to_cache(attention, H200, config, uniform_stride=False, tma_boxes=False)
+    assert without == replace(config, num_consumer_wgs=0, num_stages=2)
+    narrow = select.select_config(shape(256, E4M3), H200, 65)
+    assert select.fallback_config(shape(256, E4M3), narrow).num_stages == 1
+    few = select.select_config(shape(128, E4M3), H200, 16)
+    assert not select.fallback_config(shape(128, E4M3), few).fp8_swap_ab
+    wide = select.select_config(shape(160), H200, 129)
+    assert (wide.num_stages, select.fallback_config(shape(160), wide).num_stages) == (2, 1)  # columns are 256 there
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "rows", "slow", "fast"),
+    [
+        *((96, page, rows, True, True) for page in (16, 64) for rows in (1, 64)),
+        *((96, page, rows, True, False) for page in (16, 64) for rows in (65, 128)),
+        *((96, page, rows, True, True) for page in (1, 12) for rows in (1, 128)),
+        *((96, 16, 129, False, False), (128, 16, 65, False, False), (128, 16, 1, False, False)),
+        *((128, 1, rows, True, True) for rows in (1, 65, 129)),
+    ],
+)
+def test_fast_memory_keeps_tma_for_two_warp_groups(head_dim, page_size, rows, slow, fast):
+    """Where products of 65 to 128 packed rows are the work, unless pages have no boxes; the cut of the work stays."""
+    attention = shape(head_dim, BF16, page_size)
+    config = select.select_config(attention, H200, rows, num_reqs=SOME)
+    for beside in (True, False):
+        found = [select.adapt_to_cache(attention, H200, config, True, True, beside, quick) for quick in (False, True)]
+        assert [one.gather_kv for one in found] == [slow, fast]
+        assert {replace(one, gather_kv=False, box_full_head=False) for one in found} == {
+            replace(config, gather_kv=False)
+        }
+
+
+def test_fast_memory_keeps_tma_for_merged_heads():
+    """Two heads of 120 that are one of 240; of up to 64 rows of both they are gathered."""
+    attention = AttentionShape(32, 8, 120, 64)
+    for rows, gather in ((8, True), (16, False)):
+        config = select.select_config(attention, H200, rows, num_reqs=64)
+        assert (config.kv_heads_per_tile, config.gather_kv) == (2, True)
+        assert select.adapt_to_cache(attention, H200, config, True, True, True, True) == replace(
+            config, gather_kv=gather
+        )
+
+
+@pytest.mark.parametrize(
+    ("kilohertz", "bits", "fast"), [(3201000, 6144, True), (2619000, 5120, False), (0, 5120, False)]
+)
+def test_has_fast_memory(kilohertz, bits, fast, monkeypatch):
+    """An H200's and an H100's, by what their driver says; none where torch does not tell."""
+    options = SimpleNamespace(memory_clock_rate=kilohertz, memory_bus_width=bits)
+    for one in (options, SimpleNamespace()):
+        tma.has_fast_memory.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, one=one: one)
+        assert tma.has_fast_memory(torch.device("cuda", 0)) is (fast and one is options)
+    tma.has_fast_memory.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "rows", "gather"),
+    [
+        *((head_dim, BF16, rows, True) for head_dim in (40, 72, 96, 120, 136, 160, 248) for rows in (1, 17, 64, 128)),
+        *((head_dim, BF16, rows, False) for head_dim in (64, 128, 192, 256) for rows in (1, 64, 128)),
+        *((head_dim, BF16, 129, False) for head_dim in (40, 96, 160)),
+        *((head_dim, E4M3, rows, False) for head_dim in (96, 160) for rows in (1, 64, 128)),
+    ],
+)
+@pytest.mark.parametrize("page_size", [32, 64])
+def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, page_size):
+    """Up to 128 packed rows, whose products are not the work; nor EXTEND's, nor of dtypes that nobody gathers."""
+    attention = shape(head_dim, dtypes, page_size)
+    for num_reqs in (1, SOME):
+        assert select.select_config(attention, H200, rows, num_reqs=num_reqs).gather_kv is gather
+    assert not select.select_config(attention, H200, rows, num_reqs=SOME, prefill=True).gather_kv
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines", "ctas_per_sm"),
+    [
+        *((16, lines, 2) for lines in (66, 132, 380)),
+        *((rows, 66, 2) for rows in (17, 32)),  # each cut, whatever the tile
+        *((rows, 125, 2) for rows in (17, 32)),
+        *((rows, 126, 1) for rows in (17, 32, 64)),  # each a program's own
+        *((rows, 132, 1) for rows in (17, 32, 64, 128)),
+        *((rows, 133, 2) for rows in (17, 32)),
+        *((rows, 250, 2) for rows in (17, 32)),
+        *((64, lines, 1) for lines in (66, 133, 250)),
+        *((rows, lines, 2) for rows in (17, 64) for lines in (251, 300, 512)),
+        *((rows, lines, 1) for rows in (17, 32, 64) for lines in (380, 640)),  # three on each, or five; not on half
+        *((rows, lines, 2) for rows in (65, 112) for lines in (66, 132)),
+        *((rows, 125, 2) for rows in (113, 128)),
+        *((rows, 126, 1) for rows in (113, 128)),
+        *((rows, 133, 1) for rows in (65, 128)),
+    ],
+)
+def test_ctas_per_sm(rows, lines, ctas_per_sm):
+    """Two programs, unless one has its requests whole and two would have them cut; of more rows few requests alone."""
+    config = select.select_config(shape(128, page_size=64), H200, rows, num_reqs=lines)
+    assert config.ctas_per_sm == ctas_per_sm
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines", "page_size", "gather"),
+    [
+        *((rows, lines, page, page < 32) for rows in (17, 64) for lines in (126, 132) for page in (8, 16, 24, 32, 64)),
+        *((64, lines, 16, True) for lines in (67, 100)),
+        *((64, lines, 16, False) for lines in (66, 133, 251, 380)),  # two programs, or more than one request each
+        *((32, lines, 16, False) for lines in (66, 133, 251, 380)),
+        *((rows, 132, 16, False) for rows in (16, 65, 128, 129)),
+    ],
+)
+def test_sole_cta_per_sm_gathers_small_pages(rows, lines, page_size, gather):
+    """Of heads of 65 to 128 elements, whose tiles have 128 keys; nothing else of the tile is another."""
+    config = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=lines)
+    assert config.gather_kv is gather
+    if lines > 66:
+        assert replace(config, gather_kv=False) == select.select_config(
+            shape(128, page_size=64), H200, rows, num_reqs=lines
+        )
+    for head_dim, dtypes in ((64, BF16), (192, BF16), (256, BF16), (128, E4M3)):
+        assert not select.select_config(shape(head_dim, dtypes, page_size), H200, rows, num_reqs=lines).gather_kv
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "page_size", "rows", "whole"),
+    [
+        *((128, BF16, page, rows, True) for page in (8, 16, 64) for rows in (1, 16, 17, 64, 129)),
+        (128, BF16, 64, 65, True),
+        (128, ("float16",) * 2, 16, 1, True),
+        *((head_dim, BF16, 16, 17, False) for head_dim in (64, 96, 120, 136, 256)),
+        *((head_dim, E4M3, 16, rows, False) for head_dim in (128, 256) for rows in (1, 65)),
+        (128, BF16, 4, 1, False),  # gathered
+    ],
+)
+def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, whole):
+    """Where heads lie beside each other, few rows or EXTEND; two heads that are one are such a head too."""
+    attention = shape(head_dim, dtypes, page_size)
+    for extend in (False, True):
+        config = select.select_config(attention, H200, rows, prefill=extend, num_reqs=SOME)
+        found = select.adapt_to_cache(attention, H200, config, True, True)
+        assert found == replace(config, box_full_head=whole)
+        assert not select.adapt_to_cache(attention, H200, config, True, True, adjacent_heads=False).box_full_head
+        assert not select.fallback_config(attention, found).box_full_head
+    pair = AttentionShape(8, 8, 64, 16)
+    config = select.select_config(pair, H200, 1, num_reqs=SOME)
+    assert (config.kv_heads_per_tile, select.adapt_to_cache(pair, H200, config, True, True).box_full_head) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "dtypes", "page_size", "q_len", "num_reqs", "paired"),
+    [
+        *((8, head_dim, BF16, 16, 1, 64, True) for head_dim in (40, 48, 64, 72, 80, 96, 104, 120)),
+        *((8, head_dim, BF16, 16, 1, 64, False) for head_dim in (128, 136, 160, 256)),
+        (8, 64, ("float16",) * 2, 64, 4, 64, True),
+        (8, 96, BF16, 64, 4, 64, True),
+        (8, 64, BF16, 16, 5, 60, False),  # 40 rows of one head, 80 of two
+        (7, 64, BF16, 16, 1, 64, False),
+        (8, 64, E4M3, 16, 1, 64, True),
+        (8, 96, E4M3, 16, 2, 64, True),
+        (8, 96, E4M3, 16, 3, 64, False),  # 24 rows of one head, 48 of two, of whom registers have 32
+        (8, 128, E4M3, 16, 1, 64, False),
+        (8, 64, BF16, 4, 1, 64, True),  # gathered
+        (8, 96, BF16, 1, 1, 64, True),
+        (8, 64, E4M3, 4, 1, 64, False),
+        (8, 64, BF16, 16, 1, 4, False),
+        (8, 64, BF16, 16, 1, 5, True),
+    ],
+)
+def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, q_len, num_reqs, paired):
+    """As one of twice the head_dim: half as many programs a piece, and twice the pieces. A cache whose heads do not lie
+    beside each other has them one by one, in as many pieces, and its partials fit as well.
+    """
+    attention = AttentionShape(8 * kv_heads, kv_heads, head_dim, page_size, *dtypes)
+    config = select.select_config(attention, H200, q_len, num_reqs=num_reqs)
+    assert (config.kv_heads_per_tile == 2) is paired
+    assert select.select_config(attention, H200, q_len, prefill=True, num_reqs=num_reqs).kv_heads_per_tile == 1
+    if not paired:
+        return
+    wide = replace(attention, head_dim=2 * head_dim, num_kv_heads=kv_heads // 2)
+    alone = AttentionShape(16, 1, 2 * head_dim, page_size, *dtypes)  # whose head has no other to be one with
+    as_one = select.select_config(alone, H200, q_len if dtypes is E4M3 else 1, num_reqs=num_reqs)
+    assert replace(config, kv_heads_per_tile=1) == as_one
+    cut = split_kv.choose_num_splits(attention, H200, config, q_len, num_reqs, 4096)
+    assert cut == split_kv.choose_num_splits(wide, H200, as_one, q_len, num_reqs, 4096)
+    apart = select.adapt_to_cache(attention, H200, config, True, True, adjacent_heads=False)
+    assert (
+        apart == sm90.unmerged_config(attention, config)
+        and apart.kv_heads_per_tile == 1
+        and apart.block_n == config.block_n
+    )
+    if dtypes is E4M3 and head_dim == 64:
+        assert (
+            described(apart) == "64x64 4w 4s 1p 1m 2d"
+        )  # 32 elements of 16 bits are too few to be widened in registers
+    else:
+        assert apart == as_one
+    assert select.fallback_config(attention, config).kv_heads_per_tile == 1
+    limits = Limits(num_reqs, 4095)
+    geometry = Geometry.create(attention, limits, DraftShape(), H200, (Mode.DECODE,))
+    assert split_kv.partial_rows(attention, apart, cut, 1) <= sizing.split_sizes(geometry, 1, num_reqs)[1]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "num_reqs", "expected"),
+    [
+        *((64, rows, 64, "128x64 8w 6s 1p 2m 2h") for rows in (9, 16)),
+        (64, 16, 32, "128x64 8w 6s 1p 2m 2h"),
+        (64, 16, 63, "128x64 8w 6s 1p 2m 2h"),
+        (64, 16, 128, "128x64 8w 6s 1p 2m 2h"),
+        *((64, 16, num_reqs, "64x128 4w 3s 2p 1m") for num_reqs in (1, 8, 31, 34, 40, 62, 100)),
+        (64, 17, 64, "128x128 8w 6s 1p 2m"),
+        (96, 16, 64, "128x64 8w 3s 1p 2m 2h"),
+        (120, 16, 64, "128x64 8w 2s 1p 2m 2h gather"),
+        (48, 16, 64, "128x64 8w 6s 1p 2m 2h gather"),
+        *((head_dim, 16, 64, "64x64 4w 5s 2p 1m gather") for head_dim in (72, 80)),
+        (88, 16, 64, "64x64 4w 4s 2p 1m gather"),
+        (40, 16, 64, "64x128 4w 3s 2p 1m gather"),
+        (64, 8, 64, "64x64 4w 3s 2p 1m 2h"),
+    ],
+)
+def test_two_kv_heads_merge_when_requests_fill_ctas(head_dim, rows, num_reqs, expected):
+    """Of 65 to 128 rows of both, with little padding. Else one by one."""
+    attention = AttentionShape(32, 8, head_dim, 64)
+    config = select.select_config(attention, H200, rows, num_reqs=num_reqs)
+    assert described(config) == expected
+    cut = split_kv.choose_num_splits(attention, H200, config, rows, num_reqs, 4096)
+    geometry = Geometry.create(attention, Limits(num_reqs, 4000), DraftShape(4, 4, rows), H200, (Mode.VERIFY,))
+    most, partials = sizing.split_sizes(geometry, rows, num_reqs)
+    assert cut <= most
+    for one in (config, sm90.unmerged_config(attention, config)):
+        assert split_kv.partial_rows(attention, one, cut, rows) <= partials
+
+
+def test_merge_heads_doubles_the_head_dim():
+    """Whatever the pitch of tokens and pages; not where a head's tokens lie together."""
+    kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V of a page side by side
+    k, v = kv[:, 1], kv[:, 2]
+    assert has_adjacent_heads(k, v) and not has_adjacent_heads(k, v.transpose(1, 2).contiguous().transpose(1, 2))
+    paired = tma.merge_heads(k, 2)
+    assert paired.shape == (2, 4, 3, 16) and paired.data_ptr() == k.data_ptr()
+    assert torch.equal(paired[1, 2, 1], torch.cat([k[1, 2, 2], k[1, 2, 3]]))
+    assert tma.merge_heads(k, 1) is k
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "rows", "served"),
+    [
+        *((head_dim, BF16, 65, True) for head_dim in (64, 128, 256)),
+        *((head_dim, E4M3, 65, head_dim < 256) for head_dim in (64, 128, 256)),
+        *((head_dim, BF16, 17, head_dim <= 128) for head_dim in (64, 128, 256)),
+        *((head_dim, BF16, 16, head_dim <= 128) for head_dim in (64, 128, 256)),
+        *((head_dim, E4M3, 16, False) for head_dim in (64, 128, 256)),
+    ],
+)
+def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served):
+    """Two groups, or one with heads of up to 128. Three groups work in turn."""
+    config = select.select_config(shape(head_dim, dtypes), H200, rows)
+    assert sm90.overlaps_softmax(config, head_dim) is served
+    assert not sm90.overlaps_softmax(replace(config, num_consumer_wgs=3), head_dim)
+    # Four warps that gather leave each of two programs 24 registers a thread fewer.
+    gathered = replace(config, gather_kv=True)
+    assert sm90.overlaps_softmax(gathered, head_dim) is (
+        served and (config.num_consumer_wgs == 2 or config.ctas_per_sm == 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_reqs", "kv_heads", "crowded"),
+    [
+        *((num_reqs, 8, num_reqs in (32, 64)) for num_reqs in (1, 16, 31, 32, 48, 64, 80)),
+        *((num_reqs, 1, num_reqs == 251) for num_reqs in (250, 251, 380)),
+    ],
+)
+def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, crowded):
+    """As many requests as there are pieces then, or a twentieth fewer: none is cut that one program would leave whole.
+    Sizing knows the cut, of which more rows or fewer, heads of 64 and 256, e4m3 and gathered keys have but one.
+    """
+    attention = AttentionShape(4 * kv_heads, kv_heads, 128, 64)
+    one, many = (select.select_config(attention, H200, 16, num_reqs=count) for count in (1, num_reqs))
+    assert described(one) == "64x128 4w 3s 1p 1m"
+    assert many == (replace(one, block_n=64, ctas_per_sm=2) if crowded else one)
+    most = split_kv.even_splits(split_kv.choose_num_splits(attention, H200, many, 16, num_reqs, 4096), num_reqs)
+    assert not crowded or most <= num_reqs
+    for rows, head_dim, dtypes, page in (
+        (4, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
+        (16, 128, BF16, 1),
+    ):  # fmt: skip
+        other = AttentionShape(4, 1, head_dim, page, *dtypes)
+        assert select.select_config(other, H200, rows, num_reqs=num_reqs) == select.select_config(
+            other, H200, rows, num_reqs=SOME
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_reqs", "crowded"),
+    [
+        (5, 1, True),
+        (8, 1, True),
+        (8, 8, True),
+        (8, 15, True),
+        (5, 16, False),
+        (5, 17, True),
+        (9, 1, False),
+        (16, 8, False),
+    ],
+)
+def test_two_ctas_per_sm_for_few_requests_of_few_rows(rows, num_reqs, crowded):
+    """Where half of a row tile of 64 is empty, unless one program each leaves every request whole."""
+    config = select.select_config(AttentionShape(32, 8, 128, 64), H200, rows, num_reqs=num_reqs)
+    assert described(config) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_reqs", "page_size", "crowded"),
+    [
+        *((rows, num_reqs, page, page < 64) for rows in (9, 16) for num_reqs in (1, 8) for page in (16, 32, 64, 128)),
+        *((16, num_reqs, 16, False) for num_reqs in (9, 16, 31)),
+        (16, 32, 16, True),
+    ],
+)
+def test_two_ctas_per_sm_for_small_pages(rows, num_reqs, page_size, crowded):
+    """With full row tiles too, as far as each of their heads has two pieces then."""
+    config = select.select_config(AttentionShape(32, 8, 128, page_size), H200, rows, num_reqs=num_reqs)
+    assert described(replace(config, gather_kv=False)) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "num_reqs", "sparse"),
+    [
+        *((heads, rows, 1, True) for heads, rows in (((28, 4), 16), ((40, 8), 16), ((64, 8), 16), ((32, 8), 32))),
+        *(((64, 8), 16, num_reqs, num_reqs <= 15) for num_reqs in (5, 15, 16)),
+        *(((32, 8), rows, num_reqs, False) for rows in (33, 64) for num_reqs in (1, 64)),
+        *(((28, 4), 16, num_reqs, num_reqs <= 33) for num_reqs in (33, 34)),
+        *(((40, 8), 16, num_reqs, num_reqs <= 16) for num_reqs in (16, 17)),
+        ((32, 8), 16, 9, False),
+    ],
+)
+def test_two_ctas_of_64_rows_for_few_requests(heads, rows, num_reqs, sparse):
+    """More requests where a quarter of the second row tile is empty; heads of other sizes, e4m3 and gathered keys have
+    but one tile.
+    """
+    few, many = (
+        select.select_config(AttentionShape(*heads, 128, 16), H200, rows, num_reqs=count) for count in (num_reqs, 1000)
+    )
+    assert (described(few) == "64x64 4w 3s 2p 1m") is sparse
+    assert sparse or few.block_m == many.block_m
+    for head_dim, dtypes, page in ((64, BF16, 16), (256, BF16, 16), (128, E4M3, 16), (128, BF16, 1)):
+        other = AttentionShape(heads[0] // heads[1], 1, head_dim, page, *dtypes)  # nor another head to be one with
+        assert select.select_config(other, H200, rows, num_reqs=num_reqs) == select.select_config(
+            other, H200, rows, num_reqs=1000
+        )
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "page_size", "taller"),
+    [
+        *((head_dim, BF16, 16, head_dim <= 80) for head_dim in (40, 64, 72, 80, 88, 128, 256)),
+        *((64, *rest, False) for rest in ((E4M3, 16), (BF16, 1), (FP32, 16))),
+    ],
+)
+def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page_size, taller):
+    """Where keys come in boxes, as wide as rows. Its row tiles are fewer, so that buffers need no more."""
+    attention = shape(head_dim, dtypes, page_size)
+    few, config = (select.select_config(attention, H200, 4096, prefill=extend) for extend in (False, True))
+    assert config == (replace(few, block_m=192, num_consumer_wgs=3, num_stages=config.num_stages) if taller else few)
+    assert common.max_row_tiles(config, 1, 4096, 3) <= common.max_row_tiles(few, 1, 4096, 3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "lens", "block_m"),
+    [
+        ((32, 8), 28, (8192,) * 8, 64), ((32, 8), 28, (8192,) * 5, 128), ((32, 8), 28, None, 64),
+        ((32, 8), 16, (8192,) * 5, 64), ((32, 8), 29, (8192,) * 8, 128),
+        ((28, 4), 16, (4096,) * 3, 64), ((28, 4), 16, (4400, 100, 8700), 128), ((28, 4), 16, (4096,) * 11, 128),
+        ((28, 4), 16, (4096,) * 12, 64),
+    ],
+)  # fmt: skip
+def test_few_chunks_load_many_keys_once(heads, rows, lens, block_m):
+    """Of 65 to 112 packed rows; what the host does not know is not many. Under a window they never are."""
+    options, count = AttentionShape(*heads, 128, 16), 5 if lens is None else len(lens)
+    whole = select.select_config(options, H200, 4096, prefill=True)
+    found = split_kv.split_config(options, H200, whole, (rows,) * count, lens)
+    assert (found.block_m, found.ctas_per_sm) == (block_m, 2 if block_m == 64 else 1)
+    under = replace(options, window_left=100)
+    assert split_kv.split_config(under, H200, whole, (rows,) * count, lens).block_m == (64 if rows < 29 else 128)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "rows", "lens", "expected"),
+    [
+        ((16, 4), 256, 512, (0,), False), ((16, 4), 256, 1064, (0,), False), ((16, 8), 256, 2240, (0,), False),
+        ((8, 2), 256, 2069, (0,), False), ((4, 2), 256, 2415, (0,) * 3, False), ((8, 1), 256, 543, (0,), False),
+        ((16, 8), 192, 1453, (0,), False), ((8, 4), 192, 1810, (0,) * 2, False), ((4, 2), 192, 2355, (0,) * 3, False),
+        ((16, 4), 256, 256, (8192,), True), ((16, 4), 256, 804, (7139,) * 4, True), ((8, 1), 256, 1482, (0,), True),
+        ((8, 2), 192, 519, (293,), True), ((8, 2), 192, 945, (0,), True), ((16, 4), 256, 64, (8192,) * 8, True),
+    ],
+)  # fmt: skip
+def test_large_heads_split_only_where_measured_faster(heads, head_dim, rows, lens, expected):
+    """Sums of so many columns take long to be stored and merged: of prompts a little more than a row tile for each
+    program, whose first is the longest, take less time whole. Few row tiles behind long prefixes are cut.
+    """
+    options, q_lens = AttentionShape(*heads, head_dim, 16), (rows,) * len(lens)
+    config = split_kv.split_config(options, H200, select.select_config(options, H200, 4096, prefill=True), q_lens, lens)
+    assert split_kv.splitting_pays(options, H200, config, q_lens, lens) == expected
+
+
+def test_row_tiles_splits_and_partials():
+    """32/8 heads of 128 on 132 multiprocessors: worked out by hand."""
+    attention, config = AttentionShape(32, 8, 128, 16), KernelConfig(64, 64, 4, 3, 2)
+    assert [common.row_tiles(config, q_len, 4) for q_len in (1, 16, 17, 64)] == [1, 1, 2, 4]
+    # 2 programs on each of 132 are 264 places, for 8 KV heads and, of 17 rows, two row tiles.
+    assert split_kv.choose_num_splits(attention, H200, config, 1, 64, 4096) == 33
+    assert split_kv.choose_num_splits(attention, H200, config, 17, 64, 4096) == 16
+    # 4096 keys are 64 tiles, and a request costs two more.
+    assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 4096) == 33
+    assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 512) == 10
+    assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 448) == 9
+    assert split_kv.choose_num_splits(attention, H200, config, 1, 2, 512) == 20
+    assert split_kv.choose_num_splits(attention, H200, replace(config, block_m=16), 1, 1, 512) == 10
+    assert split_kv.choose_num_splits(attention, H200, config, 10000, 1, 64) == 1
+    # Two unfinished requests a piece, a row tile of 64 packed rows each, for each of 8 KV heads.
+    assert split_kv.partial_rows(attention, config, 33, 1) == 2 * 33 * 8 * 64
+    assert split_kv.partial_rows(attention, config, 16, 17) == 2 * 16 * 8 * 2 * 64
+    assert split_kv.partial_rows(attention, config, 1, 17) == 0
+    assert common.max_row_tiles(replace(config, block_n=32), 4, 100, 7) == 6 + 7
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "num_reqs", "expected"),
+    [
+        (20, 19, 19),
+        (20, 18, 20),
+        (20, 21, 20),
+        (20, 57, 19),
+        (20, 58, 20),
+        (19, 36, 19),
+        (40, 76, 38),
+        (39, 74, 39),
+        (5, 5, 5),
+    ],
+)
+def test_even_splits_drops_at_most_a_twentieth(num_splits, num_reqs, expected):
+    """And only to hold whole requests of equal length."""
+    assert split_kv.even_splits(num_splits, num_reqs) == expected
+
+
+@pytest.mark.parametrize(
+    ("page_size", "block_n", "max_kv_len", "keys"),
+    [
+        (16, 64, 5, 16),
+        (16, 64, 9, 16),
+        (16, 64, 100, 128),
+        (16, 64, 5000, 256),
+        (64, 64, 5000, 64),
+        (128, 64, 5000, 128),
+        (1024, 64, 9, 256),
+    ],
+)
+def test_block_n_of_an_interpreted_config(page_size, block_n, max_kv_len, keys):
+    """A whole page where tiles lie in pages; else as many as any request has, 16 to 256."""
+    config, _ = interpreted.interpreted_config(
+        shape(128, page_size=page_size), KernelConfig(16, block_n, 4, 3, 2), 1, 9, max_kv_len
+    )
+    assert config.block_n == keys
+
+
+@pytest.mark.parametrize(("max_kv_len", "num_splits"), [(128, 1), (256, 1), (257, 2)])
+def test_request_of_one_tile_is_not_split(max_kv_len, num_splits):
+    """A second piece would be launched for nothing."""
+    assert interpreted.interpreted_config(shape(128), KernelConfig(16, 64, 4, 3, 2), 1, 9, max_kv_len)[1] == num_splits
+
+
+def test_interpreted_row_tiles_grow_up_to_256_rows():
+    """As far as the partials of all pieces have room, and not further than holds the rows."""
+    config = KernelConfig(16, 64, 4, 3, 2)
+    found = {
+        q_len: interpreted.interpreted_config(shape(128), config, q_len, 132, 700)[0].block_m
+        for q_len in (1, 16, 17, 33, 1000)
+    }
+    assert found == {1: 16, 16: 16, 17: 32, 33: 64, 1000: 256}
+    assert interpreted.interpreted_config(shape(128), config, 1000, 1, 700)[0].block_m == 256
+    # Two pieces of 1024 rows have room for as many; 1000 rows are 63 tiles of 16, and 32 of 32 are 16 rows more.
+    assert interpreted.interpreted_config(shape(128), config, 1024, 2, 700)[0].block_m == 256
+    assert interpreted.interpreted_config(shape(128), config, 1000, 2, 700)[0].block_m == 16
+    ragged, one = interpreted.interpreted_prefill_config(shape(128), config, 700, 1)
+    assert (ragged.block_m, ragged.block_n, one) == (256, 256, 1)
+    assert interpreted.interpreted_prefill_config(shape(128), replace(config, block_m=512), 700, 1)[0].block_m == 512
+    assert interpreted.interpreted_prefill_config(shape(128, page_size=64), config, 9, 1)[0].block_n == 64
+    # Two pieces of 256 rows have room where 32 of 16 had, not where 31 had.
+    for num_splits, rows in ((32, 256), (31, 16)):
+        ragged, few = interpreted.interpreted_prefill_config(shape(128), config, 700, num_splits)
+        assert (ragged.block_m, few) == (rows, 2)
+
+
+@pytest.mark.parametrize(("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_powers_of_two(n, power):
+    """The smallest that is no less."""
+    assert common.next_power_of_two(n) == power
