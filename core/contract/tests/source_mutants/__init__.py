@@ -2,12 +2,15 @@
 
     python -m core.contract.tests.source_mutants --backend reference --workers 2
 
-Beside `mutants`, whose defects somebody thought of, these are made by rule, so that what survives tells what nobody
-thought of. In the order of the work: `sites` says where a source is changed, `operators` how, `mutation` makes the
-list; `copies` imports a changed copy of the package in memory, `baseline` learns which items reach which statement,
-`judge` shows one mutant to the items in a process of its own, `pool` runs many; `review` holds the hand-made verdicts
-on survivors, `page` keeps results.json and writes the page.
+The mutants in `mutants` are hand-made defects. These are made by rule, so a survivor shows a case that no author
+thought of. Modules, in the order of the work:
 
-Why not mutmut or cosmic-ray: the one drives pytest alone and the other starts a process for each mutant and writes it
-over the source; importing torch and drawing the cases would cost more than judging most mutants does.
+* `sites` finds the places of a source that can change, `operators` the changes, and `mutation` lists all mutants.
+* `copies` imports a changed copy of the package in memory.
+* `baseline` records the statements that each item reaches.
+* `judge` runs items on one mutant in a process of its own; `pool` runs many such processes.
+* `review` reads the hand-made reviews of survivors; `page` keeps results.json and writes the page.
+
+mutmut drives only pytest, and cosmic-ray starts a process for each mutant and writes the mutant over the source.
+Importing torch and drawing the cases anew would cost more than judging most mutants, so this package does neither.
 """

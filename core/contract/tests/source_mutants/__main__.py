@@ -3,13 +3,13 @@
     python -m core.contract.tests.source_mutants --backend reference --workers 2
     python -m core.contract.tests.source_mutants --backend reference backend.ReferenceBackend.plan
 
-Ids, or beginnings of them, judge only those mutants, anew, and keep the other results. What was decided is kept in
-`--journal`, so that a run which was cut goes on; it starts anew when the package, the core or the suite has changed.
-With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others, unless
-a review says that it survives rightly.
+Positional arguments are beginnings of mutant ids: they judge only those mutants again and keep the other results.
+`--journal` keeps finished results, so an interrupted run continues. The journal starts anew when the package, the core
+or the suite has changed. With `--sample 4` a survivor has passed four cases of each check. A later run without
+`--sample` runs all other cases, unless a review accepts the survivor.
 
-Of a slow backend, `--draw 200` judges so many of its mutants, evenly over its files, the same ones for one
-`--seed`, and `--cases 6` uses so many cases of each check alone; the page says so.
+For a slow backend, `--draw 200` judges 200 of its mutants, spread evenly over its files and fixed by `--seed`.
+`--cases 6` uses only six cases of each check. The page states both.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from .targets import TARGETS
 
 
 def main() -> int:
-    """Judge, tell, write; 1 when a survivor is not reviewed or a review has no survivor."""
-    asked = _asked()
-    target = TARGETS[asked.backend]
+    """Judge mutants, report and record their results, and return 1 if reviews and survivors do not match."""
+    args = _arguments()
+    target = TARGETS[args.backend]
     made = target.mutations()
-    every = drawn(made, asked.draw, asked.seed) if asked.draw else made
+    every = drawn(made, args.draw, args.seed) if args.draw else made
     left = {one.id for one in made} - {one.id for one in every}
     reviewed = {name: one for name, one in reviews(target.name).items() if name not in left}
     plan = campaign.Plan(
-        [one for one in every if one.id.startswith(tuple(asked.begins) or ("",)) and not asked.write_only],
-        again=bool(asked.begins),
-        sample=asked.sample,
-        seconds=asked.seconds,
-        suite=of_each(suite.items(), asked.cases) if asked.cases else (),
-        reviewed=set() if asked.thorough else {name for name, one in reviewed.items() if one.kind is not Kind.HOLE},
-        workers=asked.workers,
+        [one for one in every if one.id.startswith(tuple(args.begins) or ("",)) and not args.write_only],
+        again=bool(args.begins),
+        sample=args.sample,
+        seconds=args.seconds,
+        suite=of_each(suite.items(), args.cases) if args.cases else (),
+        reviewed=set() if args.thorough else {name for name, one in reviewed.items() if one.kind is not Kind.HOLE},
+        workers=args.workers,
     )
     torch.set_num_threads(1)  # forks of a process with threads may hang
     shown = {one.id: one for one in every}
 
-    def tell(one: Ended) -> None:
+    def report(one: Ended) -> None:
         mutant = shown[one.mutation]
         print(f"{one.status.value}: {mutant.id}: {mutant.before} → {mutant.after}  {one.item}", flush=True)
 
-    journal = Journal(asked.journal, target.name)
-    campaign.run(target, plan, journal, tell)
+    journal = Journal(args.journal, target.name)
+    campaign.run(target, plan, journal, report)
     ended = {name: one for name, one in journal.ended().items() if name in shown}
     judged_by = _judged_by(plan, identity(target)["suite"])
-    page.record(asked.results, target.name, every, ended, reviewed, judged_by, len(made))
-    page.write(asked.page, asked.results)
+    page.record(args.results, target.name, every, ended, reviewed, judged_by, len(made))
+    page.write(args.page, args.results)
     whole = score(every, ended, reviewed)
     wrong = complaints(every, ended, reviewed)
     print(*wrong, sep="\n")
@@ -78,20 +78,20 @@ def _judged_by(plan: campaign.Plan, digest: str) -> str:
     return f"contract {CONTRACT_MAJOR}.{CONTRACT_MINOR}, {items} (suite {digest})"
 
 
-def _asked() -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all when none is given")
+    parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all mutants if none is given")
     parser.add_argument("--backend", choices=TARGETS, default="reference")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--sample", type=int, default=0, help="cases of each check that a mutant meets; 0 for all")
+    parser.add_argument("--sample", type=int, default=0, help="cases of each check to run on a mutant; 0 for all")
     parser.add_argument(
-        "--seconds", type=float, default=0.0, help="with --sample: CPU time of a survivor's items at most"
+        "--seconds", type=float, default=0.0, help="with --sample: most CPU time that a survivor's items may take"
     )
     parser.add_argument("--draw", type=int, default=0, help="mutants to judge, evenly over the files; 0 for all")
-    parser.add_argument("--seed", type=int, default=SEED, help="with --draw: another draw")
-    parser.add_argument("--cases", type=int, default=0, help="cases of each check that are used at all; 0 for all")
-    parser.add_argument("--write-only", action="store_true", help="judge nothing: write what the journal has")
-    parser.add_argument("--thorough", action="store_true", help="show reviewed survivors every item too")
+    parser.add_argument("--seed", type=int, default=SEED, help="with --draw: seed of the draw")
+    parser.add_argument("--cases", type=int, default=0, help="cases of each check in the whole run; 0 for all")
+    parser.add_argument("--write-only", action="store_true", help="judge nothing; write the results of the journal")
+    parser.add_argument("--thorough", action="store_true", help="run every item on reviewed survivors too")
     parser.add_argument("--results", type=Path, default=page.RESULTS, help="record of results")
     parser.add_argument("--page", type=Path, default=page.PAGE, help="page to write")
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")

@@ -1,4 +1,4 @@
-"""Operators on calls and names: who is asked, and with what."""
+"""Operators on calls and names: another argument, receiver or name."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ SIBLINGS = (
     ("PREFIX_PLUS_TAIL", "PREFIX"),
     ("EXTEND", "VERIFY"),
 )
-"""Names that stand beside each other in this field, so that one is written for the other."""
+"""Pairs of names that are easily confused in attention code."""
 
 
 def argument(site: Site) -> Iterator[ast.AST]:
-    """a call without one of its keyword arguments"""
+    """A call without one of its keyword arguments"""
     if isinstance(site.node, ast.Call):
         for index, keyword in enumerate(site.node.keywords):
             if keyword.arg is not None and keyword.arg not in TEXTS.get(called(site.node), ()):
@@ -55,7 +55,7 @@ def argument(site: Site) -> Iterator[ast.AST]:
 
 
 def swap(site: Site) -> Iterator[ast.AST]:
-    """two neighbouring arguments of a call in each other's place"""
+    """Two neighbouring arguments of a call exchanged"""
     if not isinstance(site.node, ast.Call) or any(isinstance(one, ast.Starred) for one in site.node.args):
         return
     given = site.node.args
@@ -64,7 +64,7 @@ def swap(site: Site) -> Iterator[ast.AST]:
 
 
 def unwrap(site: Site) -> Iterator[ast.AST]:
-    """the object of a method call, or the only argument of a function, in place of the result"""
+    """The object of a method call, or the only argument of a function, instead of the result"""
     match site.node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name))) if name in site.modules:
             pass
@@ -77,7 +77,7 @@ def unwrap(site: Site) -> Iterator[ast.AST]:
 
 
 def sibling(site: Site) -> Iterator[ast.AST]:
-    """another name that stands beside this one in the field"""
+    """Another name that is easily confused with this one"""
     match site.node:
         case ast.Attribute(attr=name, ctx=ast.Load()):
             for other in _siblings(name):

@@ -1,6 +1,6 @@
-"""The suite on the unchanged copy: how each item ends, what it costs, and which statements it reaches.
+"""Runs the suite on the unchanged copy: the outcome and CPU time of each item, and the statements that it reaches.
 
-An item that does not reach a statement ends alike whatever stands there, so a mutant meets only items that reach its.
+A mutant runs only on items that reach its statement, because a change elsewhere cannot alter the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from .targets import Target
 
 @dataclass(frozen=True)
 class Known:
-    """One item on the unchanged copy."""
+    """Result of one item on the unchanged copy.
+
+    Attributes:
+        outcome: see `suite.Verdict`.
+        seconds: CPU time.
+        reached: (module, statement number) of every statement that ran.
+    """
 
     outcome: str
     seconds: float
@@ -30,10 +36,13 @@ Baseline = dict[str, Known]
 
 
 def measure(target: Target, path: Path, items: Iterable[str], started: Callable[[str], None]) -> Baseline:
-    """Run the items and keep the result in `path`. Call it in a process of its own; `started` is told of each item.
+    """Run the items and write the results to `path`. Call it in a process of its own.
+
+    Args:
+        started: called with each item's id before it runs.
 
     Raises:
-        AssertionError: an item fails on the unchanged copy, so that no mutant could be judged by it.
+        AssertionError: an item fails on the unchanged copy, so it cannot judge a mutant.
     """
     reach = Reach(target.modules)
     backend = load_copy(target, reach.change)
@@ -51,7 +60,7 @@ def measure(target: Target, path: Path, items: Iterable[str], started: Callable[
 
 
 def read(path: Path) -> Baseline:
-    """What `measure` kept."""
+    """Return the results that `measure` wrote."""
     rows = json.loads(path.read_text())
     return {
         item: Known(outcome, seconds, frozenset((module, number) for module, number in reached))

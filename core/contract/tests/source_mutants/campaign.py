@@ -1,4 +1,4 @@
-"""Judges the mutants of one target, goes on where a cut run stopped, and keeps the journal."""
+"""Judges the mutants of one target, continues an interrupted run, and keeps the journal."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from .mutation import Mutation
 from .order import affordable, order, sampled
 from .targets import Target
 
-Tell = Callable[[Ended], None]
+Report = Callable[[Ended], None]
 OF_REVIEWED = 1
-"""Cases of each check that a mutant meets which a review found out of the suite's reach. No item can kill such a one,
-and if one does all the same, taking it for a survivor only lowers the score."""
+"""Cases of each check that run on a mutant with a review that accepts its survival. No item is expected to kill it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to do.
+    """Parameters of a run.
 
     Attributes:
         chosen: the mutants to judge.
-        again: judge also those that the journal has a final verdict on.
-        sample: at most so many cases of each check, for all mutants; 0 for every item.
-        reviewed: mutants that a review found to survive rightly; they meet `OF_REVIEWED` cases of each check.
-        seconds: with `sample`, a survivor meets items for at most so many seconds of CPU time; 0 for no bound.
-        suite: the items that there are; every one of the sizing and host tiers unless told.
-        workers: processes.
+        again: also judge mutants with a final result in the journal.
+        sample: largest number of cases of each check, for all mutants; 0 for every item.
+        reviewed: ids of mutants with a review that accepts their survival; they run `OF_REVIEWED` cases of each check.
+        seconds: with `sample`, largest CPU time of a survivor's items in seconds; 0 for no limit.
+        suite: ids of the items to use; empty for every item of the sizing and host tiers.
+        workers: number of processes.
     """
 
     chosen: Sequence[Mutation]
@@ -41,18 +40,18 @@ class Plan:
     workers: int = 2
 
     def most(self, mutation: Mutation) -> int:
-        """Cases of each check that a mutant meets; 0 for all."""
+        """Return the number of cases of each check that run on a mutant; 0 for all."""
         return self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
 
     def decided(self, mutation: Mutation, before: Ended | None) -> bool:
-        """Whether the verdict that the journal has will do: it is final, or would come of no more items again."""
+        """Return True if the journal's result is final, or if this run would not use more items than that one."""
         if before is None or self.again:
             return False
         return before.final or 0 < self.most(mutation) <= before.sample
 
 
-def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
-    """Judge what the plan asks for and the journal has not.
+def run(target: Target, plan: Plan, journal: Journal, report: Report) -> None:
+    """Judge the plan's mutants that have no result in the journal yet.
 
     Raises:
         RuntimeError: the suite fails on the unchanged copy.
@@ -76,19 +75,19 @@ def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
         if ended.item:
             kills[ended.item] += 1
         journal.note(ended.as_json())
-        tell(ended)
+        report(ended)
 
 
 def _work(target: Target, mutation: Mutation, items: Sequence[str], known: baseline.Baseline) -> pool.Work:
-    def work(say: pool.Say) -> None:
-        ended = judge(target, mutation, items, known, lambda item: say({"started": item}))
-        say({"ended": ended.as_json()})
+    def work(send: pool.Send) -> None:
+        ended = judge(target, mutation, items, known, lambda item: send({"started": item}))
+        send({"ended": ended.as_json()})
 
     return work
 
 
 def _ended(mutation: str, rows: list[dict[str, object]], code: int) -> Ended:
-    """What a process said, or, if it did not come to say it, what became of it."""
+    """Return the result that a process sent, or a result made from the way in which the process ended."""
     if rows and "ended" in rows[-1]:
         return Ended.from_json(rows[-1]["ended"])  # type: ignore[arg-type]
     items = [str(row["started"]) for row in rows if "started" in row]
@@ -100,14 +99,12 @@ def _ended(mutation: str, rows: list[dict[str, object]], code: int) -> Ended:
 def _baseline(target: Target, journal: Journal, items: Iterable[str]) -> baseline.Baseline:
     if not journal.baseline.is_file():
 
-        def work(say: pool.Say) -> None:
-            baseline.measure(target, journal.baseline, items, lambda item: say({"started": item}))
+        def work(send: pool.Send) -> None:
+            baseline.measure(target, journal.baseline, items, lambda item: send({"started": item}))
 
         for _, rows, code in pool.run(iter([("baseline", work)]), 1):
             if code:
                 where = rows[-1]["started"] if rows else "load"
-                ended = (
-                    "see above" if code > 0 else f"a signal ended its process ({-code}; 9: silent too long, or memory)"
-                )
+                ended = "see above" if code > 0 else f"a signal ended its process ({-code}; 9: no output, or memory)"
                 raise RuntimeError(f"the suite fails on the unchanged copy of {target.package}: {where}, {ended}")
     return baseline.read(journal.baseline)

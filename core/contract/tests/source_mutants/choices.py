@@ -1,4 +1,4 @@
-"""Operators on what is decided: comparisons, boolean expressions, conditions."""
+"""Operators on decisions: comparisons, boolean expressions and conditions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OTHER_COMPARISON: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.In: (ast.NotIn,),
     ast.NotIn: (ast.In,),
 }
-"""One step past the boundary, and the opposite."""
+"""Comparisons to try instead of one: with the boundary moved, and the opposite."""
 
 
 def compare(site: Site) -> Iterator[ast.AST]:
-    """a boundary moved by one, the opposite comparison"""
+    """A comparison with its boundary moved, or the opposite comparison"""
     if isinstance(site.node, ast.Compare):
         for index, one in enumerate(site.node.ops):
             for other in OTHER_COMPARISON[type(one)]:
@@ -32,7 +32,7 @@ def compare(site: Site) -> Iterator[ast.AST]:
 
 
 def boolean(site: Site) -> Iterator[ast.AST]:
-    """and for or, without its not"""
+    """`or` for `and`, `and` for `or`, or an expression without its `not`"""
     match site.node:
         case ast.BoolOp(ast.And()):
             yield with_fields(site.node, op=ast.Or())
@@ -43,7 +43,7 @@ def boolean(site: Site) -> Iterator[ast.AST]:
 
 
 def condition(site: Site) -> Iterator[ast.AST]:
-    """always, never, the opposite; of a conditional expression, one of its two values"""
+    """A condition that is always true, always false or negated; one of the two values of a conditional expression"""
     match site.node:
         case ast.IfExp(_, body, orelse):
             yield from (body, orelse)
@@ -58,7 +58,7 @@ def condition(site: Site) -> Iterator[ast.AST]:
 
 
 def _opposite(test: ast.expr) -> list[ast.expr]:
-    """Nothing for what `compare` and `boolean` turn round."""
+    """Return the negated test, or nothing for tests that `compare` and `boolean` change already."""
     if isinstance(test, ast.Compare | ast.UnaryOp):
         return []
     return [ast.UnaryOp(ast.Not(), test)]

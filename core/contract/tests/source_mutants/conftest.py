@@ -1,4 +1,4 @@
-"""What tests of the generator share: a plugin of one file, and judging in a fork."""
+"""Fixture of the generator's tests: a function call in a forked process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Forked = Callable[[Callable[[], Any]], Any]
 
 @pytest.fixture
 def forked() -> Iterator[Forked]:
-    """Call a function in a process of its own and return what it returns, as JSON has it."""
+    """Call a function in a forked process and return its result, converted through JSON."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
 
     def call(function: Callable[[], Any]) -> Any:
-        def work(say: pool.Say) -> None:
-            say({"returned": function()})
+        def work(send: pool.Send) -> None:
+            send({"returned": function()})
 
         ((_, rows, code),) = pool.run(iter([("call", work)]), 1)
         assert code == 0, f"the function ended its process with code {code}; its traceback is above"

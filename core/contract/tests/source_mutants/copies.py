@@ -1,4 +1,4 @@
-"""A changed copy of an installed package, imported under another name beside the original. No file is written."""
+"""Imports a changed copy of an installed package, in memory, under another name than the original."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from draftmark.version import ENTRY_POINT_GROUP
 from .targets import Target
 
 Change = Callable[[str, ast.Module], ast.Module | None]
-"""Takes a module's name as in `Target.modules` and its tree; returns a changed tree, or None to leave it alone."""
+"""Receives a module's name as in `Target.modules` and its tree; returns a changed tree, or None for no change."""
 
 
 def load_copy(target: Target, change: Change) -> LoadedBackend:
-    """The backend of a changed copy, loaded as its entry point says. Once a process: judge each copy in a fork.
+    """Load the backend of a changed copy through its entry point. Works once per process, so fork for each copy.
 
     Raises:
-        BackendLoadError: the copy cannot be imported, or is no backend.
+        BackendLoadError: the copy cannot be imported, or is not a backend.
     """
     value = next(row.module for row in available() if row.name == target.backend)
     assert value.startswith(target.package), f"{target.backend} is registered as {value}, not in {target.package}"
@@ -39,12 +39,12 @@ def load_copy(target: Target, change: Change) -> LoadedBackend:
 
 
 def run_changed(target: Target, change: Change) -> None:
-    """From here on this process imports the modules of `target.alias` changed. Those that it has already stay."""
+    """Make this process import changed modules of `target.alias` from now on. Imported modules stay as they are."""
     sys.meta_path.insert(0, _Copies(target, change))
 
 
 class _Copies(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of the copy, and runs the original's source, changed."""
+    """Import hook that finds the copy's modules and runs the original's source with changes."""
 
     def __init__(self, target: Target, change: Change) -> None:
         self._target, self._change, self._folder = target, change, target.folder
@@ -52,7 +52,7 @@ class _Copies(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec for what lies in the copy, None for everything else."""
+        """Return a spec for modules of the copy, and None for all other modules."""
         file = self._file(fullname)
         if file is None:
             return None
@@ -64,13 +64,13 @@ class _Copies(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the source, changed or as it is."""
+        """Run the module's source, with its change if there is one."""
         file = self._file(module.__name__)
         assert file is not None
         source, name = file.read_text(encoding="utf-8"), str(file)
         tree = self._change(file.relative_to(self._folder).with_suffix("").as_posix(), ast.parse(source))
         if tree is not None:
-            # Triton and tracebacks ask for the text of a function by its file's name.
+            # Triton and tracebacks look up a function's text by the name of its file.
             source, name = ast.unparse(tree), f"<changed {module.__name__}>"
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), module.__dict__)

@@ -1,4 +1,4 @@
-"""Which mutants are judged where all are too many: drawn by a seed, as many from each file."""
+"""Draws a fixed random subset of the mutants, with an equal number from each file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ SEED = 20
 
 
 def drawn(every: Sequence[Mutation], number: int, seed: int = SEED) -> list[Mutation]:
-    """So many of them, evenly over the files, in their order. A larger draw by the same seed holds every smaller one.
+    """Draw `number` mutants, evenly over the files, and return them in their original order.
 
-    A file with fewer mutants than its share gives them all, and the others give more.
+    A file with fewer mutants than its share gives all of them, and other files give more. With one seed, a larger
+    draw contains every smaller one.
     """
     kept = {one.id for one in _turn_by_turn(every, number, seed)}
     return [one for one in every if one.id in kept]

@@ -1,4 +1,4 @@
-"""What has been decided so far, one JSON line each, so that a run that was cut goes on."""
+"""The journal: one JSON line per finished mutant, so that an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .targets import Target
 
 @dataclass(frozen=True)
 class Journal:
-    """The files of one target in a folder: what was decided, and the baseline."""
+    """The files of one target in a folder: the results and the baseline."""
 
     folder: Path
     target: str
 
     @property
     def path(self) -> Path:
-        """Results, and what they speak of."""
+        """Path of the results: one identity line, the kills of earlier runs, then one line per mutant."""
         return self.folder / f"{self.target}.jsonl"
 
     @property
     def baseline(self) -> Path:
-        """See `baseline.measure`."""
+        """Path of the file that `baseline.measure` writes."""
         return self.folder / f"{self.target}.baseline.json"
 
     def begin(self, identity: dict[str, str]) -> None:
-        """Go on with what was decided of the same sources by the same suite; forget all else, but not what kills."""
+        """Continue with results of the same sources and suite. Otherwise keep only the numbers of kills."""
         self.folder.mkdir(parents=True, exist_ok=True)
         rows = list(self._rows())
         if rows and rows[0].get("identity") == identity:
@@ -52,11 +52,11 @@ class Journal:
             file.write(json.dumps(row) + "\n")
 
     def ended(self) -> dict[str, Ended]:
-        """How each mutant ended, by its id."""
+        """Return the last result of each mutant, by its id."""
         return {row["mutation"]: Ended.from_json(row) for row in self._rows() if "mutation" in row}
 
     def kills(self) -> Counter[str]:
-        """How many mutants each item has killed, those of earlier suites and sources too."""
+        """Return the number of mutants that each item killed, under earlier suites and sources too."""
         found: Counter[str] = Counter()
         for row in self._rows():
             found.update(row.get("kills", {}))
@@ -65,7 +65,7 @@ class Journal:
         return found
 
     def killers(self) -> dict[str, str]:
-        """The item that killed each mutant, under an earlier suite too: it is likely to do so again."""
+        """Return the item that killed each mutant, also under an earlier suite: it is likely to kill it again."""
         found: dict[str, str] = {}
         for row in self._rows():
             found.update(row.get("killers", {}))
@@ -78,12 +78,12 @@ class Journal:
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 try:
                     yield json.loads(line)
-                except json.JSONDecodeError:  # the process was ended while it wrote
+                except json.JSONDecodeError:  # the process ended while it wrote this line
                     continue
 
 
 def identity(target: Target, some: Collection[str] = ()) -> dict[str, str]:
-    """Digests of what a result depends on: the mutated package, the core, the suite, and which items, if not all."""
+    """Return digests of the inputs of a result: the mutated package, the core, the suite, and the items if limited."""
     roots = {"package": target.folder, "core": Path(draftmark.__file__).parent}
     roots["suite"] = Path(draftmark_contract.__file__).parent
     found = {name: _digest(root) for name, root in roots.items()}

@@ -1,4 +1,4 @@
-"""One mutant before the items, in a process of its own, until one of them fails."""
+"""Judges one mutant in its own process: runs items on it until one fails."""
 
 from __future__ import annotations
 
@@ -22,41 +22,43 @@ from .mutation import Mutation
 from .targets import Target
 
 HUNG = 86
-"""Exit code of a process whose item took too much CPU time."""
+"""Exit code of a process with an item that exceeded its CPU time."""
 LEAST_S, TIMES = 10.0, 20.0
-"""CPU time that one item may take: so much, and so many times what it takes on the unchanged copy."""
+"""CPU time limit of one item: `LEAST_S` seconds plus `TIMES` times its time on the unchanged copy."""
 SHOWN = 300
 
 
 class Status(StrEnum):
-    """How a mutant ended."""
+    """Result of a mutant."""
 
     KILLED = "killed"
     """An item fails."""
     HUNG = "hung"
-    """An item takes far too long, or the process ends in it; `draftmark contract` fails such an item."""
+    """An item takes far too long, or the process ends in it. `draftmark contract` fails such an item."""
     STILLBORN = "stillborn"
-    """The copy cannot be imported or is no backend: Python or the core notices, and the suite need not."""
+    """The copy cannot be imported or is not a backend. Python or the core rejects it, so the suite need not."""
     NARROWER = "narrower"
-    """Nothing fails, but items end otherwise than on the original: refused, or not judged by its kernels. The verdict
-    says so."""
+    """No item fails, but some end differently than on the original: refused, or not judged by kernels. The verdict
+    shows it."""
     UNREACHED = "unreached"
-    """No item runs the statement. Survives."""
+    """No item runs the statement, so the mutant survives."""
     SURVIVED = "survived"
     """Every item that runs the statement ends as on the original."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one mutant ended.
+    """Result of one mutant.
 
     Attributes:
-        mutation: its id.
+        mutation: id of the mutant.
+        status: see `Status`.
         item: the item that killed it, or in which it hung.
-        message: of that item, cut short.
-        changed: for a survivor, ``"passed → refused"`` → items that end otherwise than on the original.
-        met: items that it met. of: items that reach its statement.
-        sample: cases of each check that it was to meet, 0 for all.
+        message: message of that item, shortened.
+        changed: for a survivor, ``"passed → refused"`` → number of items that end differently than on the original.
+        met: number of items that ran on it.
+        of: number of items that reach its statement.
+        sample: number of cases of each check to run, 0 for all.
     """
 
     mutation: str
@@ -70,23 +72,27 @@ class Ended:
 
     @property
     def final(self) -> bool:
-        """Whether more items could not change the word: it failed one, or met them all."""
+        """True if more items cannot change the status: an item failed, or all items ran."""
         return self.status not in (Status.SURVIVED, Status.NARROWER) or self.met == self.of
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types."""
+        """Return the result as plain JSON types."""
         return {**asdict(self), "status": self.status.value}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Ended:
-        """The inverse of `as_json`."""
+        """Return a result from the types that `as_json` returns."""
         return cls(**{**row, "status": Status(row["status"])})
 
 
 def judge(
     target: Target, mutation: Mutation, order: Sequence[str], baseline: Baseline, started: Callable[[str], None]
 ) -> Ended:
-    """Load the mutant and show it to the items in this order; `started` is told of each before it runs."""
+    """Load the mutant and run the items on it in this order, until one fails.
+
+    Args:
+        started: called with each item's id before it runs.
+    """
     _limit(30 + 3 * sum(baseline[item].seconds for item in order))
 
     def change(module: str, tree: ast.Module) -> ast.Module | None:
@@ -111,7 +117,7 @@ def judge(
 
 
 def _limit(seconds: float) -> None:
-    """End this process after so much CPU time, or after one item's, whatever it is doing."""
+    """End this process when it exceeds this CPU time, or when the profiling timer of one item ends."""
 
     def overrun(signum: int, frame: FrameType | None) -> None:
         os._exit(HUNG)

@@ -1,4 +1,4 @@
-"""The list of all changes of one source file, and the changed tree of each."""
+"""Lists all mutants of one source file, and applies each to the syntax tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .operators import OPERATORS
 from .sites import Site, Step, sites
 
 AROUND = 32
-"""Characters that are shown on each side of a change in a long statement."""
+"""Number of characters shown on each side of a change in a long statement."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class Mutation:
 
     Attributes:
         id: ``"backend.ReferenceBackend.plan/extremum-3fa1c2"``: module, scope, operator, and a digest of the statement
-            before and after. It stays while the statement's text does, wherever the statement moves in its function.
-        module: the file, relative to the package and without its ending; ``"__init__"`` for the package itself.
+            before and after. The id is stable while the statement's text is, even if the statement moves.
+        module: path of the file, relative to the package, without its ending; ``"__init__"`` for the package itself.
         operator: name in `OPERATORS`.
-        line: of the statement in the source as it is now.
+        line: line of the statement in the current source.
         statement: see `Site.statement`.
         before, after: the part of the statement that changes.
+        path: steps from the module to the changed node.
+        replacement: the node to put there.
     """
 
     id: str
@@ -43,12 +45,12 @@ class Mutation:
     replacement: ast.AST = field(repr=False, compare=False)
 
     def apply(self, tree: ast.Module) -> ast.Module:
-        """A changed copy of the tree that this mutation was made from; the rest is shared with it."""
+        """Return a changed copy of the tree that this mutation was made from. Unchanged nodes are shared."""
         return _replaced(tree, self.path, self.replacement)
 
 
 def mutations(module: str, source: str) -> list[Mutation]:
-    """Every change of one source file, in document order; changes that give the same text count once."""
+    """Return every change of one source file, in document order. Changes with the same text count once."""
     tree = ast.parse(source)
     found: list[Mutation] = []
     times: Counter[tuple[str, ...]] = Counter()
@@ -58,7 +60,7 @@ def mutations(module: str, source: str) -> list[Mutation]:
         was = _header(top)
         for operator, replacement in _changes(site):
             now = _header(_replaced(top, site.path[site.top :], replacement))
-            # The same expression may stand twice in a statement: `seen` is about the place of the statement.
+            # The same expression may occur in two statements, so `seen` includes the statement's identity.
             if now == was or (id(top), now) in seen:
                 continue
             seen.add((id(top), now))
@@ -89,7 +91,7 @@ def _at(tree: ast.AST, path: tuple[Step, ...]) -> ast.AST:
 
 
 def _replaced(tree: Any, path: tuple[Step, ...], replacement: ast.AST) -> Any:
-    """The tree with another node at the end of the path; what lies beside the path is shared."""
+    """Return the tree with another node at the end of the path. Nodes outside the path are shared."""
     if not path:
         return ast.fix_missing_locations(copy.deepcopy(replacement))
     (name, index), rest = path[0], path[1:]
@@ -102,7 +104,7 @@ def _replaced(tree: Any, path: tuple[Step, ...], replacement: ast.AST) -> Any:
 
 
 def _header(statement: ast.AST) -> str:
-    """The statement's text on one line, of a compound one without what it contains."""
+    """Return the statement's text on one line, without the bodies of a compound statement."""
     if hasattr(statement, "body"):
         statement = copy.copy(statement)
         statement.body = [ast.Pass()]
@@ -113,7 +115,7 @@ def _header(statement: ast.AST) -> str:
 
 
 def _shown(before: str, after: str) -> tuple[str, str]:
-    """Both texts, of long ones only what is around the change."""
+    """Return both texts, shortened to the text around the change."""
     same = next(
         (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
     )

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 def with_fields(node: Node, **fields: Any) -> Node:
-    """The same node with other fields; children are shared."""
+    """Return a copy of the node with other fields. Children are shared."""
     new = copy.copy(node)
     for name, value in fields.items():
         setattr(new, name, value)
@@ -19,12 +19,12 @@ def with_fields(node: Node, **fields: Any) -> Node:
 
 
 def without(items: list[Item], index: int) -> list[Item]:
-    """A list that lacks one of its items."""
+    """Return a copy of the list without one item."""
     return [*items[:index], *items[index + 1 :]]
 
 
 def called(node: ast.AST) -> str:
-    """The last name of what a call calls, "" for anything else: ``triton.cdiv(a, b)`` → ``cdiv``."""
+    """Return the last name of a call's function, or "" for other nodes: ``triton.cdiv(a, b)`` → ``cdiv``."""
     match node:
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
             return name

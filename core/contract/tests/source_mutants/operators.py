@@ -1,4 +1,4 @@
-"""All operators by name. Each takes a site and yields what could stand there instead."""
+"""All mutation operators by name. Each receives a site and yields nodes to put in its place."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ OPERATORS: dict[str, Operator] = {
     "iterate": sequences.iterate,
     "drop": statements.drop,
 }
-"""An earlier one gives a change its name where two make the same."""
+"""If two operators make the same change, the earlier one gives it its name."""
 
 
 def described() -> dict[str, str]:
-    """What each operator puts there, in its own first line."""
+    """Return the replacement that each operator makes, from the first line of its docstring."""
     return {name: (operator.__doc__ or "").partition("\n")[0] for name, operator in OPERATORS.items()}

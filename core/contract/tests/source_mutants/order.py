@@ -1,4 +1,4 @@
-"""In which order a mutant meets the items: what has killed before, a sample of every check, the rest."""
+"""Order of the items that run on a mutant: items with kills, then a sample of every check, then the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .baseline import Baseline, Known
 from .mutation import Mutation
 
 FIRST, OF_EACH = 30, 2
-"""Items that kill most in a second, and items of each check, that a mutant meets first."""
+"""Number of items with the most kills per second, and number of items of each check, that run first."""
 
 
 def order(mutation: Mutation, baseline: Baseline, kills: Counter[str], killer: str | None = None) -> list[str]:
-    """Items that reach the mutant's statement: the one that killed it before, the likeliest to fail, the cheapest."""
+    """Return the items that reach the mutant's statement: its former killer, likely killers, then the cheapest."""
     reaching = [item for item, known in baseline.items() if _reaches(mutation, known.reached)]
     killers = sorted((item for item in reaching if kills[item]), key=lambda item: -kills[item] / _cost(baseline[item]))
     few = sorted(of_each(reaching, OF_EACH), key=lambda item: baseline[item].seconds)
@@ -25,13 +25,13 @@ def order(mutation: Mutation, baseline: Baseline, kills: Counter[str], killer: s
 
 
 def sampled(items: Sequence[str], most: int) -> list[str]:
-    """Of the items in their order, those that come first in any case and at most so many of each check."""
+    """Return the first `FIRST` items and at most `most` items of each check, in the given order."""
     kept = {*items[:FIRST], *of_each(items, most)}
     return [item for item in items if item in kept]
 
 
 def affordable(items: Sequence[str], baseline: Baseline, seconds: float) -> list[str]:
-    """Of the items in their order, each that together with those before it takes no more than so many seconds."""
+    """Return the items, in the given order, that fit together into a CPU time in seconds."""
     kept, spent = [], 0.0
     for item in items:
         if spent + baseline[item].seconds <= seconds:
@@ -41,7 +41,7 @@ def affordable(items: Sequence[str], baseline: Baseline, seconds: float) -> list
 
 
 def of_each(items: Iterable[str], most: int) -> list[str]:
-    """At most so many of the items of each check."""
+    """Return at most `most` items of each check."""
     by_check: dict[str, list[str]] = {}
     for item in items:
         by_check.setdefault(item.partition("[")[0], []).append(item)
@@ -53,5 +53,5 @@ def _reaches(mutation: Mutation, reached: frozenset[tuple[str, int]]) -> bool:
 
 
 def _cost(known: Known) -> float:
-    """Seconds; whatever an item does, coming to it takes some."""
+    """Return an item's CPU time in seconds, plus a fixed cost of starting it."""
     return known.seconds + 0.02

@@ -17,7 +17,7 @@ from .review import Kind, Review
 from .score import LIVE, Score, score
 
 KINDS = (None, Kind.HOLE, Kind.OUT_OF_REACH, Kind.NARROWER, Kind.COST, Kind.EQUIVALENT)
-"""Kinds of survivors, the worst first; None: not reviewed."""
+"""Kinds of survivors, the worst first; None for survivors without a review."""
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parents[4] / "build" / "contract-mutation.md"
 HEAD = """# Mutants made by rule

@@ -1,6 +1,6 @@
-"""Runs jobs in forked processes, so many at a time, and survives whatever a job does to its process.
+"""Runs jobs in forked processes, a fixed number at a time, and continues if a job crashes its process.
 
-A fork has torch, the suite and its cases already; nothing that a mutant changes in memory outlives it.
+A fork inherits torch, the suite and its cases. Changes in its memory end with it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SILENT_S = 3600.0
-"""A process that says nothing for so long is ended. Ten minutes were too few for one item on a crowded machine."""
+"""Seconds without output after which a process is ended. One item can take more than ten minutes on a busy machine."""
 MEMORY = 6 * 2**30
-"""So is one that has so many bytes in memory. No limit on address space: a pool of 2**31 elements is sparse."""
+"""Resident bytes at which a process is ended. The address space has no limit: a pool of 2**31 elements is sparse."""
 LOOK_S = 0.5
-"""How often that is looked at."""
+"""Seconds between two looks at time and memory of the processes."""
 
-Say = Callable[[dict[str, Any]], None]
-Work = Callable[[Say], None]
-"""Runs in the fork; what it says, the parent reads."""
+Send = Callable[[dict[str, Any]], None]
+Work = Callable[[Send], None]
+"""Runs in the fork; the parent reads the rows that it sends."""
 
 
 @dataclass
@@ -36,18 +36,18 @@ class _Fork:
     pipe: int
     text: bytes = b""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    heard: float = field(default_factory=time.monotonic)
+    last_output: float = field(default_factory=time.monotonic)
 
     def watch(self) -> None:
-        """End it if it has been silent for too long or takes too much memory."""
-        if time.monotonic() - self.heard > SILENT_S or _resident(self.pid) > MEMORY:
+        """Kill the process if it sent nothing for too long or uses too much memory."""
+        if time.monotonic() - self.last_output > SILENT_S or _resident(self.pid) > MEMORY:
             os.kill(self.pid, signal.SIGKILL)
 
 
 def run(jobs: Iterator[tuple[str, Work]], workers: int) -> Iterator[tuple[str, list[dict[str, Any]], int]]:
-    """(job, what it said, its exit code; negative for a signal), in the order in which jobs end.
+    """Yield (job, rows that it sent, exit code), in the order in which jobs end. A signal gives a negative code.
 
-    A job is taken from the iterator only when there is a process for it, so what is known by then can shape it.
+    A job is taken from the iterator only when a process is free, so results of earlier jobs can change it.
     """
     running: dict[int, _Fork] = {}
     try:
@@ -83,7 +83,7 @@ def _start(job: str, work: Work) -> _Fork:
         work(lambda row: _write(end, row))
         code = 0
     except BaseException:
-        traceback.print_exc()  # nothing else would: the process ends here
+        traceback.print_exc()  # os._exit below would hide the error
     finally:
         os._exit(code)
 
@@ -95,16 +95,16 @@ def _write(pipe: int, row: dict[str, Any]) -> None:
 
 
 def _read(one: _Fork) -> bool:
-    """Take what there is; False at the end."""
+    """Read the available output of a job; return False at its end."""
     text = os.read(one.pipe, 1 << 16)
-    one.heard = time.monotonic()
+    one.last_output = time.monotonic()
     *lines, one.text = (one.text + text).split(b"\n")
     one.rows += [json.loads(line) for line in lines]
     return bool(text)
 
 
 def _resident(pid: int) -> int:
-    """Bytes that a process has in memory; none when it has just ended."""
+    """Return the resident bytes of a process, or 0 if it has just ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Notes which statements of a copy run: a call is put before each statement of its functions."""
+"""Records the statements of a copy that run, by a call inserted before each statement of its functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTE = "__draftmark_reached__"
 
 
 class Reach:
-    """The statements that ran since `clear`, as (module, number) in `sites.numbers`' order."""
+    """Statements that ran since `clear`, as (module, number); numbers are those of `sites.numbers`."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = set(modules)
@@ -21,11 +21,11 @@ class Reach:
         setattr(builtins, NOTE, lambda module, number: self.seen.add((module, number)))
 
     def clear(self) -> None:
-        """Forget."""
+        """Forget all recorded statements."""
         self.seen.clear()
 
     def change(self, module: str, tree: ast.Module) -> ast.Module | None:
-        """The tree with a note before each statement of its functions; for `copies.load_copy`."""
+        """Return the tree with a recording call before each statement of its functions; for `copies.load_copy`."""
         if module not in self._modules:
             return None
         tree = copy.deepcopy(tree)
@@ -36,7 +36,7 @@ class Reach:
 
 
 def _note(node: ast.AST, module: str, number: dict[ast.stmt, int]) -> None:
-    """Notes in every block of statements below a function."""
+    """Insert recording calls into every block of statements below a function."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(node, field, None)
         if not isinstance(block, list) or not block or not isinstance(block[0], ast.stmt):

@@ -1,7 +1,7 @@
-"""The verdicts that people gave on survivors, in reviewed.toml.
+"""Hand-made reviews of survivors, in reviewed.toml.
 
-Each entry names mutants and says what they are. A run fails on a survivor that no entry names, and on an entry whose
-mutant does not survive any more or does not exist: a review speaks of one statement as it was read.
+Each entry names mutants and gives their kind. A run fails on a survivor without an entry. It also fails on an entry
+for a mutant that is killed or no longer made, because a review holds only for one text of a statement.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ FILE = Path(__file__).with_name("reviewed.toml")
 
 
 class Kind(StrEnum):
-    """What a survivor is."""
+    """Kind of a survivor."""
 
     EQUIVALENT = "equivalent"
-    """No caller within the contract can tell: the same results, the same buffers."""
+    """No caller within the contract can see a difference: results and buffers are equal."""
     COST = "cost"
-    """The same results for more time or memory; the contract bounds buffers, not that."""
+    """Equal results for more time or memory. The contract limits buffers, but not time."""
     NARROWER = "narrower"
-    """Right where it serves, and serves less: the verdict leaves that profile out, or names what was refused."""
+    """Correct, but it serves less: the verdict leaves out a profile, or names the refusals."""
     OUT_OF_REACH = "out of reach"
-    """Wrong, but not where sizing or host tests could see it; the reason says where it would show."""
+    """Wrong, but invisible in the sizing and host tiers. The reason names the place where it would show."""
     HOLE = "hole"
-    """Wrong, and the suite should have said so."""
+    """Wrong, and the suite should have failed it."""
 
     @property
     def harmless(self) -> bool:
-        """Whether every result is right, and nothing is claimed that is not so."""
+        """True if every result is correct and no claim is false."""
         return self in (Kind.EQUIVALENT, Kind.COST, Kind.NARROWER)
 
 
 @dataclass(frozen=True)
 class Review:
-    """What one entry says of each of its mutants."""
+    """Kind and reason that one entry gives to each of its mutants."""
 
     kind: Kind
     reason: str
 
 
 def reviews(target: str, file: Path = FILE) -> dict[str, Review]:
-    """Reviews of one target, by mutant.
+    """Return the reviews of one target, by mutant id.
 
     Raises:
         ValueError: an unknown kind, or two entries for one mutant.

@@ -1,4 +1,4 @@
-"""Counts of one target's mutants, and what is wrong with its reviews."""
+"""Counts a target's mutants by result, and finds missing or outdated reviews."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ DEAD = (Status.KILLED, Status.HUNG)
 
 @dataclass(frozen=True)
 class Score:
-    """How many of some mutants the suite kills.
+    """Numbers of mutants by result.
 
     Attributes:
-        made: all of them. judged: those that were run.
-        stillborn: no backends at all, so nobody's merit.
-        killed: an item fails, hung ones included.
-        kinds: survivors by what the review says of them; None for those that nobody reviewed.
+        made: all mutants.
+        judged: mutants that were run.
+        stillborn: mutants that are not backends; they do not count.
+        killed: mutants with a failing item, hung ones included.
+        kinds: survivors by the kind in their review; None for survivors without a review.
     """
 
     made: int
@@ -33,23 +34,23 @@ class Score:
 
     @property
     def survived(self) -> int:
-        """Those that load and live."""
+        """Number of mutants that load and are not killed."""
         return sum(self.kinds.values())
 
     @property
     def raw(self) -> float:
-        """Killed of all that load."""
+        """Share of killed mutants among those that load."""
         return self.killed / max(1, self.judged - self.stillborn)
 
     @property
     def reviewed(self) -> float:
-        """Killed of all that load and are wrong: without the survivors that a review found harmless."""
+        """Share of killed mutants among those that load, without survivors that a review found harmless."""
         harmless = sum(count for kind, count in self.kinds.items() if kind is not None and kind.harmless)
         return self.killed / max(1, self.judged - self.stillborn - harmless)
 
 
 def score(some: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> Score:
-    """Of some mutants, whatever of them was judged."""
+    """Count the results of some mutants; mutants without a result count only in `made`."""
     mine = [ended[one.id] for one in some if one.id in ended]
     status = Counter(one.status for one in mine)
     live = [one.mutation for one in mine if one.status in LIVE]
@@ -58,16 +59,18 @@ def score(some: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mappin
 
 
 def complaints(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> list[str]:
-    """What makes a run fail: survivors without a review, and reviews without a survivor."""
+    """Return the reasons to fail a run: survivors without a review, and reviews without a survivor."""
     ids = {one.id for one in every}
     found = [
         f"{one.id} survives and is not reviewed: {one.before} → {one.after}"
         for one in every
         if one.id in ended and ended[one.id].status in LIVE and one.id not in reviewed
     ]
-    found += [f"{name} is reviewed, but no such mutant is made any more" for name in reviewed if name not in ids]
     found += [
-        f"{name} is reviewed, but it is {ended[name].status.value}: take it out of reviewed.toml"
+        f"{name} is reviewed, but no longer made: remove it from reviewed.toml" for name in reviewed if name not in ids
+    ]
+    found += [
+        f"{name} is reviewed, but it is {ended[name].status.value}: remove it from reviewed.toml"
         for name in reviewed
         if name in ids and name in ended and ended[name].status not in LIVE
     ]

@@ -1,4 +1,4 @@
-"""Operators on parts of sequences: which elements are taken, and over which a loop goes."""
+"""Operators on parts of sequences: slices, elements and the iterations of loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .sites import Site
 
 
 def bound(site: Site) -> Iterator[ast.AST]:
-    """a slice without one of its bounds, or with one moved by one"""
+    """A slice without one of its bounds, or with one bound moved by one"""
     if not isinstance(site.node, ast.Slice):
         return
     for field in ("lower", "upper", "step"):
@@ -18,13 +18,13 @@ def bound(site: Site) -> Iterator[ast.AST]:
         if value is None:
             continue
         yield with_fields(site.node, **{field: None})
-        if not isinstance(value, ast.Constant):  # `constant` moves those
+        if not isinstance(value, ast.Constant):  # the operator `constant` moves constant bounds
             for op in (ast.Add(), ast.Sub()):
                 yield with_fields(site.node, **{field: ast.BinOp(value, op, ast.Constant(1))})
 
 
 def element(site: Site) -> Iterator[ast.AST]:
-    """a list, tuple or dictionary without one of its elements"""
+    """A list, tuple or dictionary without one of its elements"""
     match site.node:
         case ast.Dict(keys, values):
             for index in range(len(keys)):
@@ -38,7 +38,7 @@ def element(site: Site) -> Iterator[ast.AST]:
 
 
 def iterate(site: Site) -> Iterator[ast.AST]:
-    """a loop without its first turn, without its last, or with none"""
+    """A loop without its first iteration, without its last, or without any"""
     if isinstance(site.node, ast.For | ast.comprehension):
         every = ast.Tuple([ast.Starred(site.node.iter, ast.Load())], ast.Load())
         first, last = ast.Slice(ast.Constant(1)), ast.Slice(None, ast.UnaryOp(ast.USub(), ast.Constant(1)))

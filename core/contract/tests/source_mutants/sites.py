@@ -1,8 +1,8 @@
-"""Where a source may be changed: every node whose change could change what the program does.
+"""Finds the sites of a source: every node with a change that could change the program's results.
 
-Left out by construction, because no run can tell: docstrings, annotations, imports, what only the type checker sees,
-the text and class of errors, `__repr__`, `__all__`, decorators, texts for people (`TEXTS`), and which tensor of a call
-is asked for its device: they all are on one.
+Left out, because no run can see a change: docstrings, annotations, imports, code for the type checker, the text and
+class of errors, `__repr__`, `__all__`, decorators, texts for people (`TEXTS`), and the `device` argument of a call,
+because all tensors of a run are on one device.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 Step = tuple[str, int | None]
-"""A field of a node, and the index where the field is a list."""
+"""Name of a node's field, and the index if the field is a list."""
 
 TEXTS = {"BufferSpec": {5, "formula"}, "BackendInfo": {"summary", "install"}}
-"""Call → positions and names of arguments that people read and nothing else does."""
+"""Call → positions and names of arguments that only people read."""
 SILENT_FUNCTIONS = {"__repr__", "__str__"}
 _VISITED = {
     ast.FunctionDef: ("args", "body"),
@@ -29,20 +29,20 @@ _VISITED = {
     ast.ImportFrom: (),
     ast.JoinedStr: (),
 }
-"""Kinds of nodes of which only some fields are visited; all fields of the others are."""
+"""Kinds of nodes with only some fields to visit. All fields of other kinds are visited."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One node, and where it stands.
+    """One node and its place in the tree.
 
     Attributes:
-        node: the node itself; not to be changed in place.
-        path: steps from the module to it.
+        node: the node itself; must not be changed in place.
+        path: steps from the module to the node.
         scope: qualified name of the function or class around it, "" at module level.
-        statement: number, in document order, of the statement that evaluates it; None when that happens at import or
-            in a function that keeps results, so that no single item can be said to reach it.
-        top: steps of `path` that lead to the innermost statement, function or class around it, itself included.
+        statement: number, in document order, of the statement that evaluates it. None if that happens at import or in
+            a cached function, because then no single item reaches it.
+        top: number of steps of `path` to the innermost statement, function or class around the node, or to itself.
         parents: nodes from the module down to its parent.
         names: names that the function around it binds.
         modules: names that the file imports.
@@ -59,17 +59,17 @@ class Site:
 
     @property
     def parent(self) -> ast.AST:
-        """The node that holds this one."""
+        """The parent node."""
         return self.parents[-1]
 
 
 def sites(tree: ast.Module) -> Iterator[Site]:
-    """Every node that may be changed, in document order."""
+    """Yield every node that may be changed, in document order."""
     yield from _below(Site(tree, modules=_imported(tree)), numbers(tree))
 
 
 def numbers(tree: ast.Module) -> dict[ast.stmt, int]:
-    """Statements by their number in document order."""
+    """Return the number of each statement in document order."""
     found = [node for node in _in_order(tree) if isinstance(node, ast.stmt)]
     return {node: number for number, node in enumerate(found)}
 
@@ -137,7 +137,7 @@ def _imported(tree: ast.Module) -> frozenset[str]:
 
 
 def _bound(scope: ast.FunctionDef | ast.ClassDef) -> frozenset[str]:
-    """Names that a function binds; those of a class are not seen by its methods."""
+    """Return the names that a function binds. A class returns none, because its methods do not see its names."""
     if isinstance(scope, ast.ClassDef):
         return frozenset()
     stored = {node.id for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -9,7 +9,7 @@ from .sites import Site
 
 
 def drop(site: Site) -> Iterator[ast.AST]:
-    """a statement left out: a call, a raise, an assignment to what exists, an early return; break for continue"""
+    """A statement left out: call, raise, assignment to an existing name, early return; `break` for `continue`"""
     match site.node:
         case ast.Expr() | ast.AugAssign() | ast.Raise() | ast.Return(value=None):
             yield ast.Pass()
@@ -24,7 +24,7 @@ def drop(site: Site) -> Iterator[ast.AST]:
 
 
 def _exists(target: ast.expr, site: Site) -> bool:
-    """Whether leaving out the assignment leaves something to read: an element, an attribute, a name bound before."""
+    """Return True if the target is an element, an attribute or a name bound before, so it can be read anyway."""
     match target:
         case ast.Subscript() | ast.Attribute():
             return True
@@ -43,5 +43,5 @@ def _bound_before(name: str, function: ast.FunctionDef, statement: ast.AST) -> b
 
 
 def _early(site: Site) -> bool:
-    """Whether statements of the function follow a return that is left out."""
+    """Return True for a return inside a block, so that other statements of the function can follow it."""
     return not isinstance(site.parent, ast.FunctionDef)

@@ -1,4 +1,4 @@
-"""The contract suite as this generator uses it: items, and one item's outcome on a loaded backend."""
+"""The contract suite for this generator: items, and the outcome of one item on a loaded backend."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FAILED = Outcome.FAILED.value
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one item ended: the runner's own words, with marks such as "interpreted", and its message."""
+    """Outcome of one item, with marks such as "interpreted", and its message."""
 
     outcome: str
     message: str
 
     @property
     def failed(self) -> bool:
-        """Whether it fails the run of `draftmark contract`."""
+        """True if the item fails a run of `draftmark contract`."""
         return self.outcome.startswith(FAILED)
 
 
 @cache
 def items() -> dict[str, Item]:
-    """Every item of the sizing and host tiers, by id."""
+    """Return every item of the sizing and host tiers, by id."""
     return {one.id: one for one in all_items(TIERS)}
 
 

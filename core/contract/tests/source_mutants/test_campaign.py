@@ -1,4 +1,4 @@
-"""Mutants end as their defect deserves, and a run that was cut goes on."""
+"""Tests of a campaign: results of mutants, and the continuation of an interrupted run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DEFECTS = {
     "return 1": Status.KILLED,
     "__import__('os')._exit(3)": Status.HUNG,
 }
-"""First statement of the reference's `supports` → how that mutant ends."""
+"""First statement of the reference's `supports` → result of that mutant."""
 
 
 def _with_first_statement(text: str) -> Mutation:
-    """The reference with this as the first statement of `supports`, in place of the docstring."""
+    """Return a mutant of the reference with this first statement in `supports`, instead of the docstring."""
     tree = ast.parse(REFERENCE.source("__init__"))
     (plugin,) = [n for n, one in enumerate(tree.body) if isinstance(one, ast.ClassDef)]
     methods = tree.body[plugin].body  # type: ignore[attr-defined]
@@ -46,14 +46,14 @@ def _with_first_statement(text: str) -> Mutation:
 
 def _run(folder: Path, *made: Mutation, **plan: object) -> list[Ended]:
     ended: list[Ended] = []
-    asked = campaign.Plan(made, suite=FEW, workers=1, **plan)  # type: ignore[arg-type]
-    campaign.run(REFERENCE, asked, Journal(folder, "reference"), ended.append)
+    run_plan = campaign.Plan(made, suite=FEW, workers=1, **plan)  # type: ignore[arg-type]
+    campaign.run(REFERENCE, run_plan, Journal(folder, "reference"), ended.append)
     return ended
 
 
 @pytest.mark.parametrize("text", DEFECTS)
-def test_a_mutant_ends_as_its_defect_deserves(text: str, tmp_path: Path) -> None:
-    """What fails an item or ends the process in it is dead; what refuses more is told from what changes nothing."""
+def test_a_mutants_result_matches_its_defect(text: str, tmp_path: Path) -> None:
+    """A failing item or a crash kills a mutant; a mutant that refuses more geometries ends as narrower."""
     (one,) = _run(tmp_path, _with_first_statement(text))
     assert one.status is DEFECTS[text], one
     assert (one.met, one.of) == (len(FEW) if one.final and not one.item else 1, len(FEW))
@@ -61,7 +61,7 @@ def test_a_mutant_ends_as_its_defect_deserves(text: str, tmp_path: Path) -> None
 
 
 def test_an_endless_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item that takes far more CPU time than on the original is given up, and counts as killed."""
+    """An item that takes far more CPU time than on the original is stopped, and its mutant counts as hung."""
     monkeypatch.setattr(judge, "LEAST_S", 0.1)
     monkeypatch.setattr(judge, "TIMES", 0.0)
     (one,) = _run(tmp_path, _with_first_statement("while True: pass"))
@@ -69,8 +69,8 @@ def test_an_endless_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert str(judge.HUNG) in one.message
 
 
-def test_a_cut_run_goes_on(tmp_path: Path) -> None:
-    """What the journal has is not judged again, unless asked for by name; what is absent is."""
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
+    """A run judges only mutants without a result in the journal, unless it selects them by name."""
     first, second = _with_first_statement("pass"), _with_first_statement("return 1")
     assert len(_run(tmp_path, first)) == 1
     assert [one.mutation for one in _run(tmp_path, first, second)] == [second.id]
@@ -79,7 +79,7 @@ def test_a_cut_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A survivor of a sample meets the rest later, unless a review found that it survives rightly."""
+    """A survivor of a sample runs the other items later, unless a review accepts its survival."""
     made = _with_first_statement("pass")
     monkeypatch.setattr(order, "FIRST", 0)
     (one,) = _run(tmp_path, made, sample=2)
@@ -92,7 +92,7 @@ def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_another_suite_judges_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of other sources are forgotten; what has killed is kept, as the order goes by it."""
+    """A change of the suite drops all results but keeps the kills, which decide the order of items."""
     made = _with_first_statement("return 1")
     (one,) = _run(tmp_path, made)
     monkeypatch.setattr(campaign, "identity", lambda target, some: {"suite": "another"})
@@ -100,8 +100,8 @@ def test_another_suite_judges_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Journal(tmp_path, "reference").kills()[one.item] == 2
 
 
-def test_a_suite_that_fails_on_the_original_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant cannot be said to be killed by an item that the original fails."""
+def test_a_failing_original_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run raises if the original fails an item, because such an item cannot judge a mutant."""
     wrong = suite.Verdict(suite.FAILED, "wrong")
     monkeypatch.setattr(suite, "verdict", lambda backend, item: wrong)
     with pytest.raises(RuntimeError, match="fails on the unchanged copy"):
@@ -111,7 +111,7 @@ def test_a_suite_that_fails_on_the_original_judges_nothing(tmp_path: Path, monke
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mutants", "of_each"), [("reference", 40, 4), ("cuda_triton", 20, 2)])
 def test_sampled_mutants_die_or_are_reviewed(name: str, mutants: int, of_each: int, tmp_path: Path) -> None:
-    """Of mutants spread over a backend's source, those that a sample of the suite does not kill are reviewed."""
+    """Mutants spread over a backend's source are killed by a sample of the suite, or have a review."""
     target, few = TARGETS[name], order.of_each(suite.items(), of_each)
     ended: dict[str, Ended] = {}
     chosen = spread(target.mutations(), mutants)

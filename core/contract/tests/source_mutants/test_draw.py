@@ -1,4 +1,4 @@
-"""A draw is the same every time and fair to small files."""
+"""Tests of the draw of mutants."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ FEW = sum(one.module == "small" for one in EVERY)
 
 @pytest.mark.parametrize("number", [1, 2, 7, len(EVERY), len(EVERY) + 1])
 def test_a_draw_has_its_size_and_grows(number: int) -> None:
-    """As many as asked for, or all; in the order in which they were given; each draw within the next."""
+    """A draw has the requested size or all mutants, keeps their order, and is part of the next larger draw."""
     found = drawn(EVERY, number)
     assert len(found) == min(number, len(EVERY))
     assert [one for one in EVERY if one in found] == found
     assert {one.id for one in found} <= {one.id for one in drawn(EVERY, number + 1)}
 
 
-def test_another_seed_draws_others() -> None:
-    """A seed has its own draw, as large, and the same one each time."""
+def test_each_seed_has_its_own_draw() -> None:
+    """Another seed draws other mutants of the same number, and always the same ones."""
     default, other = drawn(EVERY, FEW + 8), drawn(EVERY, FEW + 8, seed=1)
     assert len(other) == len(default) and other != default
     assert other == drawn(EVERY, FEW + 8, seed=1)
 
 
 def test_a_draw_is_even() -> None:
-    """Files give alike, and a small one what it has."""
+    """Every file gives the same number of mutants; a small file gives all of its mutants."""
     assert FEW < 4
     assert Counter(one.module for one in drawn(EVERY, FEW + 8)) == {"small": FEW, "one": 4, "two": 4}

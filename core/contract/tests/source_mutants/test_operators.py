@@ -1,4 +1,4 @@
-"""Each operator makes the changes that its name promises, and no others."""
+"""Tests of the mutation operators."""
 
 from __future__ import annotations
 
@@ -64,26 +64,26 @@ CASES = [
     ("drop", "a = b", {"pass"}),
     ("drop", "raise a", {"pass"}),
 ]
-"""(operator, the only statement of a function of a, b, c, k, v; what the operator makes of its first line)."""
+"""(operator, only statement of a function of a, b, c, k, v; the statements that the operator makes of it)."""
 
 
 @pytest.mark.parametrize(("operator", "statement", "expected"), CASES)
-def test_operator_makes_what_it_says(operator: str, statement: str, expected: set[str]) -> None:
-    """The statements that an operator makes are the expected ones."""
+def test_operator_makes_the_expected_statements(operator: str, statement: str, expected: set[str]) -> None:
+    """An operator makes exactly the expected statements."""
     source = f"import torch\ndef f(a, b, c, k, v):\n    {statement}\n"
     made = [one for one in mutations("m", source) if one.operator == operator]
     assert {_statement(source, one) for one in made} == {_plain(one) for one in expected}
 
 
-def test_every_operator_is_tried_and_described() -> None:
-    """No operator is without a case above or a line for the page."""
+def test_every_operator_is_tested_and_described() -> None:
+    """Every operator has a case above and a line on the page."""
     assert {operator for operator, _, expected in CASES if expected} == set(OPERATORS)
     assert all(described().values())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_mutant_is_a_program_of_its_own(name: str) -> None:
-    """Mutants of the real targets compile and differ from the source, and no two have one id."""
+def test_every_mutant_compiles_and_is_unique(name: str) -> None:
+    """Mutants of the real targets compile, differ from the source, and have unique ids."""
     target = TARGETS[name]
     found = target.mutations()
     assert len({one.id for one in found}) == len(found)

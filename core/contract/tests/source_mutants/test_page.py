@@ -36,21 +36,21 @@ ENDED = {
     ],
 )
 def test_score(kind: Kind | None, reviewed: float) -> None:
-    """The stillborn count for nobody; only mutants that give right results leave the score, and only by review."""
+    """Stillborn mutants do not count; a review removes only survivors with correct results from the score."""
     one = score(MADE, ENDED, {} if kind is None else {SURVIVOR: Review(kind, "why")})
     assert (one.made, one.judged, one.stillborn, one.killed, one.survived) == (4, 4, 1, 2, 1)
     assert (one.raw, one.reviewed) == (pytest.approx(2 / 3), pytest.approx(reviewed))
 
 
-def test_a_run_fails_on_a_survivor_that_nobody_reviewed() -> None:
-    """The complaint shows the mutant."""
+def test_a_run_fails_on_a_survivor_without_a_review() -> None:
+    """The complaint about a survivor without a review shows its change."""
     (wrong,) = complaints(MADE, ENDED, {})
     assert SURVIVOR in wrong and "→" in wrong
     assert complaints(MADE, ENDED, {SURVIVOR: Review(Kind.COST, "why")}) == []
 
 
-def test_a_run_fails_on_a_review_that_does_not_hold() -> None:
-    """A review of a mutant that dies now, or is no longer made, is to be taken out."""
+def test_a_run_fails_on_an_outdated_review() -> None:
+    """A review of a mutant that is killed or no longer made gives a complaint."""
     review = Review(Kind.EQUIVALENT, "why")
     wrong = complaints(MADE, ENDED, {SURVIVOR: review, MADE[0].id: review, "m.f/gone-123456": review})
     assert len(wrong) == 2
@@ -58,7 +58,7 @@ def test_a_run_fails_on_a_review_that_does_not_hold() -> None:
 
 
 def test_reviews_are_read(tmp_path: Path) -> None:
-    """An entry speaks of all its mutants, of one target; a mutant has one review."""
+    """An entry gives its kind to all its mutants of one target; a second entry for a mutant raises an error."""
     file = tmp_path / "reviewed.toml"
     entry = '[[survivor]]\ntarget = "t"\nkind = "cost"\nmutants = ["a", "b"]\nreason = """one\n  reason"""\n'
     file.write_text(entry + entry.replace('"t"', '"u"'))
@@ -69,8 +69,8 @@ def test_reviews_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_reviews_speak_of_mutants_that_are_made(name: str) -> None:
-    """When a reviewed statement changes, its review goes."""
+def test_every_reviewed_mutant_is_still_made(name: str) -> None:
+    """Every id in reviewed.toml is an id of a mutant of today's source."""
     made = {one.id for one in TARGETS[name].mutations()}
     assert not set(reviews(name)) - made
 

@@ -1,4 +1,4 @@
-"""A pool outlives its jobs."""
+"""Tests of the pool of forked jobs."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ import pytest
 from . import pool
 
 
-def test_jobs_end_as_they_end() -> None:
-    """What a job said is kept, whether it returns, raises, leaves or is killed."""
+def test_results_of_jobs_that_end_differently() -> None:
+    """The pool keeps the rows of a job that returns, raises, exits or is killed."""
 
-    def returns(say: pool.Say) -> None:
-        say({"said": "x" * 300_000})
+    def returns(send: pool.Send) -> None:
+        send({"row": "x" * 300_000})
 
-    def raises(say: pool.Say) -> None:
-        say({"said": 1})
+    def raises(send: pool.Send) -> None:
+        send({"row": 1})
         raise ValueError("as it should")
 
-    def leaves(say: pool.Say) -> None:
+    def leaves(send: pool.Send) -> None:
         os._exit(7)
 
-    def dies(say: pool.Say) -> None:
+    def dies(send: pool.Send) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     jobs = {"returns": returns, "raises": raises, "leaves": leaves, "dies": dies}
     ended = {job: (rows, code) for job, rows, code in pool.run(iter(jobs.items()), 2)}
     assert ended == {
-        "returns": ([{"said": "x" * 300_000}], 0),
-        "raises": ([{"said": 1}], 1),
+        "returns": ([{"row": "x" * 300_000}], 0),
+        "raises": ([{"row": 1}], 1),
         "leaves": ([], 7),
         "dies": ([], -signal.SIGKILL),
     }
 
 
 @pytest.mark.parametrize("bound", ["SILENT_S", "MEMORY"])
-def test_a_job_that_takes_too_much_is_ended(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent or a huge process is killed, and the next job has its turn."""
+def test_a_job_over_a_limit_is_killed(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without output, or with too much memory, is killed, and the next job runs."""
     monkeypatch.setattr(pool, bound, 0)
     monkeypatch.setattr(pool, "LOOK_S", 0.01)
 
-    def waits(say: pool.Say) -> None:
+    def waits(send: pool.Send) -> None:
         signal.pause()
 
     assert [code for _, _, code in pool.run(iter([("a", waits), ("b", waits)]), 1)] == [-signal.SIGKILL] * 2
 
 
-def test_a_job_is_taken_when_there_is_room_for_it() -> None:
-    """What the end of one job teaches can shape the next."""
+def test_a_job_starts_after_earlier_results_are_known() -> None:
+    """The pool takes a job from the iterator only after an earlier job has ended."""
     order: list[str] = []
 
     def jobs() -> object:
         for name in "ab":
             order.append(f"take {name}")
-            yield name, lambda say: None
+            yield name, lambda send: None
 
     for job, _, _ in pool.run(jobs(), 1):  # type: ignore[arg-type]
         order.append(f"end {job}")

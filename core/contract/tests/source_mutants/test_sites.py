@@ -1,4 +1,4 @@
-"""What is left alone, and how a mutant is named."""
+"""Tests of sites that are left out, and of mutant ids."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LEFT_OUT = {
     "docstrings": 'def f():\n    """The text of 1 + 1."""\n',
     "annotations": 'def f(a: "int32") -> tuple[int, "int64"]:\n    """None."""\n',
     "imports": "import a\nfrom b import c\n",
-    "what the type checker sees": "if TYPE_CHECKING:\n    from a import b\n",
-    "facts for the type checker": "def f(a):\n    assert a > 1, 'too small'\n",
+    "code for the type checker": "if TYPE_CHECKING:\n    from a import b\n",
+    "assertions for the type checker": "def f(a):\n    assert a > 1, 'too small'\n",
     "names for export": "__all__ = ['a', 'b']\n",
     "texts for people": "class A:\n    def __repr__(self):\n        return str(1 + 1)\n",
     "the text of a buffer's formula": "a = BufferSpec(b, c, d, e, f, 'max_reqs')\nb = BufferSpec(formula='max_rows')\n",
-    "whose device it is": "def f(k, v):\n    return g(device=k.device)\n",
+    "device arguments": "def f(k, v):\n    return g(device=k.device)\n",
     "decorators": "@dataclass(frozen=True)\nclass A:\n    pass\n",
 }
 SOURCE = """
@@ -32,26 +32,26 @@ def g(a):
 
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_left_out(what: str) -> None:
-    """Nothing is made where no run could tell; a swap of a buffer's other arguments and a call's end are something."""
+    """No mutant changes a part that no run can see; `swap` and `argument` of such a call are allowed."""
     made = [one for one in mutations("m", LEFT_OUT[what]) if one.operator not in ("swap", "argument")]
     assert [(one.before, one.after) for one in made] == []
 
 
-def test_an_error_is_dropped_but_its_text_is_left_alone() -> None:
-    """Of a raise there is one mutant."""
+def test_an_error_is_only_dropped() -> None:
+    """A raise statement has one mutant, which drops it; its text is not changed."""
     made = mutations("m", "def f(a):\n    raise ValueError(f'{a + 1} is wrong', 2)\n")
     assert [(one.operator, one.after) for one in made] == [("drop", "pass")]
 
 
 def test_ids_do_not_depend_on_lines_or_neighbours() -> None:
-    """Statements that come before, after or between change no id of the others."""
+    """Statements before, after or between other statements do not change their ids."""
     moved = "import x\n\n" + SOURCE.replace("c = a + b", "x.go()\n    c = a + b") + "\ndef h():\n    return 1\n"
     before, after = ({one.id for one in mutations("m", text)} for text in (SOURCE, moved))
     assert before < after
 
 
 def test_an_id_changes_with_its_statement() -> None:
-    """A review of a statement does not hold for another text of it."""
+    """Another text of a statement changes the ids of its mutants, so a review no longer holds."""
     before, after = (
         {one.id for one in mutations("m", text)} for text in (SOURCE, SOURCE.replace("a + b", "a + b + 0"))
     )
@@ -59,8 +59,8 @@ def test_an_id_changes_with_its_statement() -> None:
     assert gone and all(one.startswith("m.f/") for one in gone)
 
 
-def test_equal_statements_of_one_function_have_ids_of_their_own() -> None:
-    """The second of two equal statements is told from the first."""
+def test_equal_statements_have_different_ids() -> None:
+    """Mutants of two equal statements in one function have different ids."""
     made = mutations("m", "def f(a):\n    a += 1\n    a += 1\n")
     assert len({one.id for one in made}) == len(made) == 2 * len(mutations("m", "def f(a):\n    a += 1\n"))
 
@@ -76,13 +76,13 @@ def test_equal_statements_of_one_function_have_ids_of_their_own() -> None:
         ("class A:\n    def f(self):\n        if a:\n            return 1\n", {2, 3}),
     ],
 )
-def test_a_mutant_knows_the_statement_that_evaluates_it(source: str, statements: set[int | None]) -> None:
-    """What runs at import, or once for many items, belongs to no statement: every item is to meet it."""
+def test_a_mutant_has_the_number_of_its_statement(source: str, statements: set[int | None]) -> None:
+    """Code that runs at import or in a cached function has no statement number, so every item runs on its mutants."""
     assert {one.statement for one in mutations("m", source)} == statements
 
 
-def test_a_long_statement_is_shown_around_its_change() -> None:
-    """The page's cells stay short."""
+def test_a_long_statement_is_shortened() -> None:
+    """A mutant of a long statement shows only the text around its change."""
     made = mutations("m", f"def f(a):\n    return g({', '.join(['a'] * 60)}, a + 1, {', '.join(['a'] * 60)})\n")
     one = next(one for one in made if one.operator == "arithmetic")
     assert "a + 1" in one.before and "a - 1" in one.after and max(len(one.before), len(one.after)) < 90

@@ -1,4 +1,4 @@
-"""Operators on numbers and names of things: what is computed."""
+"""Operators on computed values: numbers, operands and words."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ OTHER_WORDS = {
     "cpu": "cuda",
     "any": "cuda",
 }
-"""What a string is likely to be confused with; others become a word that nobody knows."""
+"""Strings that a string is likely to be confused with. Other strings get a trailing underscore."""
 
 
 def arithmetic(site: Site) -> Iterator[ast.AST]:
-    """another arithmetic or bitwise operator"""
+    """Another arithmetic or bitwise operator"""
     if isinstance(site.node, ast.BinOp | ast.AugAssign):
         for other in OTHER_ARITHMETIC.get(type(site.node.op), ()):
             yield with_fields(site.node, op=other())
 
 
 def operand(site: Site) -> Iterator[ast.AST]:
-    """one operand alone, of an arithmetic or boolean expression or of an augmented assignment"""
+    """Only one operand of an arithmetic or boolean expression or of an augmented assignment"""
     match site.node:
         case ast.BinOp(left, _, right):
             yield from (left, right)
@@ -56,7 +56,7 @@ def operand(site: Site) -> Iterator[ast.AST]:
 
 
 def rounding(site: Site) -> Iterator[ast.AST]:
-    """a quotient rounded the other way"""
+    """A quotient rounded the other way"""
     match site.node:
         case ast.Call(args=[left, right]) if called(site.node) in ROUNDED_UP:
             yield ast.BinOp(left, ast.FloorDiv(), right)
@@ -66,7 +66,7 @@ def rounding(site: Site) -> Iterator[ast.AST]:
 
 
 def extremum(site: Site) -> Iterator[ast.AST]:
-    """the smallest for the largest, or one argument alone"""
+    """The smallest for the largest, or only one argument"""
     if not isinstance(site.node, ast.Call) or called(site.node) not in OTHER_EXTREMUM:
         return
     function, other = site.node.func, OTHER_EXTREMUM[called(site.node)]
@@ -77,14 +77,14 @@ def extremum(site: Site) -> Iterator[ast.AST]:
 
 
 def sign(site: Site) -> Iterator[ast.AST]:
-    """without its minus or its bitwise not"""
+    """An expression without its minus or its bitwise not"""
     match site.node:
         case ast.UnaryOp(ast.USub() | ast.Invert(), value):
             yield value
 
 
 def constant(site: Site) -> Iterator[ast.AST]:
-    """a number one more and one less, the other truth value"""
+    """A number plus or minus one, or the other truth value"""
     if not isinstance(site.node, ast.Constant):
         return
     match site.node.value:
@@ -95,7 +95,7 @@ def constant(site: Site) -> Iterator[ast.AST]:
 
 
 def word(site: Site) -> Iterator[ast.AST]:
-    """another word, where a string names something"""
+    """Another word, if a string is a name"""
     match site.node:
         case ast.Constant(str(text)) if text.isidentifier():
             yield ast.Constant(OTHER_WORDS.get(text, f"{text}_"))
