@@ -44,11 +44,12 @@ def test_tree_logits_equal_path_logits(make_model, family, page_size):
     [
         *product(["mistral", "gemma2", "gemma3_text"], [{"window_left": n} for n in (-1, WINDOW, WINDOW - 2)]),
         ("gemma2", {"logits_soft_cap": 0.0}),
+        ("gpt_oss", {"sinks": False}),
     ],
     ids=str,
 )
-def test_other_window_or_cap_changes_logits(make_model, monkeypatch, family, change):
-    """A changed window or soft cap changes the logits, so the comparison would detect one."""
+def test_other_window_cap_or_sinks_change_logits(make_model, monkeypatch, family, change):
+    """A changed window, soft cap or sinks change the logits, so the comparison would detect a wrong one."""
     model = make_model(family)
     windowed = "window_left" in change
     with monkeypatch.context() as patch:
@@ -59,7 +60,7 @@ def test_other_window_or_cap_changes_logits(make_model, monkeypatch, family, cha
 
 
 def _layers(model, page_size):
-    """Return an engine's layers, with NaN in all KV that no request owns."""
+    """Return an engine's layers, with NaN in KV that no request owns."""
     config = EngineConfig(
         speculate=Fixed(), page_size=page_size, max_num_reqs=4, max_context_len=48, host_lengths=HostKind.UNKNOWN
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,6 +40,10 @@ class Layered(Protocol):
     @property
     def layers(self) -> tuple[LayerAttention, ...]:
         """Attention parameters of each layer."""
+
+    @property
+    def sinks(self) -> tuple[torch.Tensor | None, ...]:
+        """Attention sinks of each layer: float32 ``[num_qo_heads]`` on the device; None for a layer without sinks."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,8 +114,11 @@ class AttentionLayers:
             arena = loaded.allocate(geometry, device, guard=config.guard)
             pool = KVPool(geometry, model.layers.count(shape), pages.total, pages.null, device)
             self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
-        # For each layer: its group, and its index in the group's pool.
-        self._homes = [(shapes.index(one), model.layers[:i].count(one)) for i, one in enumerate(model.layers)]
+        self._homes = [self.groups[shapes.index(one)] for one in model.layers]
+        self._caches = [
+            replace(group.pool.layers[model.layers[:i].count(one)], sinks=model.sinks[i] if one.sinks else None)
+            for i, (one, group) in enumerate(zip(model.layers, self._homes, strict=True))
+        ]
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
@@ -139,9 +146,7 @@ class AttentionLayers:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store the rows' KV and compute attention; see `AttentionStep.attend`."""
         assert self._batch is not None, "begin() comes before the forward"
-        home, index = self._homes[layer]
-        group = self.groups[home]
-        cache = group.pool.layers[index]
+        group, cache = self._homes[layer], self._caches[layer]
         q = q.contiguous()
         out = torch.empty_like(q)
         group.backend.write_kv(k.contiguous(), v.contiguous(), cache, self._batch)
@@ -206,5 +211,6 @@ def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes
         softmax_scale=layer.softmax_scale,
         window_left=layer.window_left,
         logits_soft_cap=layer.logits_soft_cap,
+        sinks=layer.sinks,
     )
     return Geometry.create(shape, config.limits, config.draft_shape, device_profile(model.device), modes)

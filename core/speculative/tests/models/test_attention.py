@@ -38,7 +38,7 @@ class Broken(Echo):
 def _call(layer_idx: int | None = 0, mask: Any = None, value_dim: int = 8, **arguments: Any) -> LayerCall:
     calls: list[Any] = []
 
-    def run(layer: int, called: Any, q: Any, k: Any, v: Any) -> Any:
+    def run(layer: int, called: Any, q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
         calls.append((layer, called, q.shape, k.shape))
         return q
 
@@ -74,7 +74,8 @@ def test_missing_arguments_have_default_values() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"s_aux": torch.zeros(4)}, "s_aux=Tensor.*attention sinks"),
+        ({"s_aux": torch.zeros(3)}, "sinks .* of shape .3., but draftmark serves one logit for each of its 4"),
+        ({"sinks": torch.zeros(4)}, "sinks=Tensor"),
         ({"position_bias": torch.zeros(4)}, "position_bias=Tensor"),
         ({"dropout": 0.1}, "dropout=0.1"),
         ({"is_causal": False}, "is_causal=False.*looks ahead"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from draftmark.errors import ModelError
@@ -27,7 +27,6 @@ LONG = {
 }
 
 BY_NAME: list[tuple[str, dict[str, Any], str]] = [
-    ("gpt_oss", {}, "attention sinks"),
     ("llama4_text", {}, "chunked attention"),
     ("deepseek_v3", {}, "multi-head latent attention"),
     ("phi3", {"rope_parameters": LONG, "hidden_size": 48, "num_attention_heads": 4}, "longrope RoPE"),
@@ -92,18 +91,11 @@ def _refused(hf: Any, named: str, family: str = "llama") -> None:
     _assert_one_sentence(str(refused.value), family)
 
 
-def test_sinks_of_an_unlisted_family_are_found() -> None:
-    """The probe finds the sinks of gpt-oss under a model type that no list contains."""
-    config = AutoConfig.for_model(
-        "gpt_oss",
-        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1},
-        **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "max_position_embeddings": 64},
-        **{"pad_token_id": None, "eos_token_id": None},
-    )
-    hf = AutoModelForCausalLM.from_config(config)
-    hf.config.model_type = "newcomer"
-    _refused(hf, "s_aux=Parameter.*attention sinks", "newcomer")
+def test_sinks_without_a_head_each_are_rejected() -> None:
+    """Sinks that are not one logit per query head raise an error with both numbers."""
+    hf = tiny_hf_model("gpt_oss")
+    hf.model.layers[0].self_attn.sinks = torch.nn.Parameter(torch.zeros(1))
+    _refused(hf, r"sinks \(s_aux\) of shape \[1\], but draftmark serves one logit for each of its 4", "gpt_oss")
 
 
 def test_rope_that_depends_on_the_batch_is_found() -> None:

@@ -89,6 +89,11 @@ class DraftHead(nn.Module):
         return (LayerAttention(c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.head_dim**-0.5),)
 
     @property
+    def sinks(self) -> tuple[torch.Tensor | None, ...]:
+        """Attention sinks of the only layer: it has none."""
+        return (None,)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.fc.weight.dtype

@@ -7,7 +7,7 @@ rows packed into a batch of one. Every layer passes q, k and v to the `Run` that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,6 +52,7 @@ class LayerAttention:
         softmax_scale: factor on q·k.
         window_left: positions visible to the left of a query, itself not counted; -1 means all.
         logits_soft_cap: cap · tanh(logit / cap) after scaling; 0 means none.
+        sinks: each query head has one extra logit without a value; see `draftmark.runtime.KVCache`.
     """
 
     num_qo_heads: int
@@ -60,16 +61,39 @@ class LayerAttention:
     softmax_scale: float
     window_left: int = -1
     logits_soft_cap: float = 0.0
+    sinks: bool = False
 
 
-Run = Callable[[int, LayerAttention, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Attention function ``run(layer, called_with, q, k, v) -> out``; tensors as in `AttentionStep.attend`."""
+class Run(Protocol):
+    """Attention function of one forward; tensors as in `AttentionStep.attend`."""
+
+    def __call__(
+        self,
+        layer: int,
+        called: LayerAttention,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the attention output of a layer that was called with the parameters `called`.
+
+        Args:
+            sinks: ``[num_qo_heads]`` in the model's dtype; None for a layer without sinks.
+        """
 
 
 def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
     """Return a `Run` that passes calls equal to `layers` to `step` and raises `ModelError` for other calls."""
 
-    def run(layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(
+        layer: int,
+        called: LayerAttention,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,  # `Layered.sinks` holds them in the form that backends read
+    ) -> torch.Tensor:
         if called != layers[layer]:
             raise ModelError(
                 f"layer {layer} called attention with {called}, but {layers[layer]} was verified when the model "
@@ -121,13 +145,19 @@ def _attention(
             f"{type(module).__name__} of layer {layer} is not plain causal attention (it passes its own mask or "
             "attends both ways), which paged attention would run incorrectly; use a decoder-only causal model"
         )
-    called = _read(layer, query, key, value, arguments)
+    sinks: torch.Tensor | None = arguments.pop("s_aux", None)
+    called = _read(layer, query, key, value, sinks, arguments)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return run(layer, called, q, k, v).unsqueeze(0), None
+    return run(layer, called, q, k, v, sinks).unsqueeze(0), None
 
 
 def _read(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    arguments: dict[str, Any],
 ) -> LayerAttention:
     """Return the layer's attention parameters as called; raise `ModelError` for unknown arguments."""
     scaling, window, cap = (arguments.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
@@ -138,6 +168,11 @@ def _read(
             f"layer {layer} has keys {list(key.shape)} and values {list(value.shape)} for queries {list(query.shape)}, "
             "but the paged cache stores both alike (multi-head latent attention does not); use a grouped-query model"
         )
+    if sinks is not None and sinks.shape != (query.shape[1],):
+        raise ModelError(
+            f"layer {layer} has sinks (s_aux) of shape {list(sinks.shape)}, but draftmark serves one logit for each of "
+            f"its {query.shape[1]} query heads; use another model"
+        )
     return LayerAttention(
         query.shape[1],
         key.shape[1],
@@ -145,6 +180,7 @@ def _read(
         head_dim**-0.5 if scaling is None else float(scaling),
         -1 if window is None else int(window) - 1,
         float(cap or 0.0),
+        sinks is not None,
     )
 
 
@@ -163,8 +199,6 @@ def _refuse_unknown(layer: int, arguments: dict[str, Any]) -> None:
 
 
 _MEANING = {
-    "s_aux": " (attention sinks)",
-    "sinks": " (attention sinks)",
     "position_bias": " (a bias on the logits)",
     "indices": " (sparse attention)",
     "block_indices": " (sparse attention)",

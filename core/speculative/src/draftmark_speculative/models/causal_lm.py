@@ -17,6 +17,7 @@ class CausalLM:
 
     Attributes:
         layers: attention parameters of each decoder layer, equal as configured and as called.
+        sinks: attention sinks of each layer; see `Layered.sinks`. In float32 the model's own tensors, else copies.
         vocab_size: width of the logits.
         max_context_len: number of positions that the model was made for (``max_position_embeddings``).
         dtype, device: of the weights; q, k and v have this dtype.
@@ -31,11 +32,18 @@ class CausalLM:
     """
 
     def __init__(
-        self, hf: Any, layers: tuple[LayerAttention, ...], tokenizer: Any, name: str, fused: FusedDecoder | None = None
+        self,
+        hf: Any,
+        layers: tuple[LayerAttention, ...],
+        sinks: tuple[torch.Tensor | None, ...],
+        tokenizer: Any,
+        name: str,
+        fused: FusedDecoder | None = None,
     ) -> None:
         self.hf = hf
         self._fused = fused
         self.layers = layers
+        self.sinks = sinks
         self.tokenizer = tokenizer
         self.name = name
         self._text_config = hf.config.get_text_config()

@@ -120,7 +120,7 @@ def fits(hf: Any, layers: Sequence[LayerAttention]) -> bool:
     """Return True if `FusedDecoder` supports the model: known class and device, unmodified, full attention."""
     known = type(hf).__name__ in FAMILIES and type(hf).__module__.startswith("transformers.models.")
     known = known and hf.device.type in DEVICES
-    if not known or any(layer.window_left >= 0 or layer.logits_soft_cap for layer in layers):
+    if not known or any(layer.window_left >= 0 or layer.logits_soft_cap or layer.sinks for layer in layers):
         return False
     one_dtype = len({parameter.dtype for parameter in hf.parameters()}) == 1
     return one_dtype and hf.config.hidden_act == "silu" and all(map(_plain, hf.modules()))

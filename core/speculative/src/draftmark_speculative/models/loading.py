@@ -93,8 +93,9 @@ def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) ->
     name = name or type(hf_model).__name__
     refuse(hf_model.config, name)
     hf_model.eval()
-    layers = verify(hf_model.config.get_text_config(), probe(hf_model, name), name)
-    return CausalLM(hf_model, layers, tokenizer, name, fused_decoder(hf_model, layers))
+    probed = probe(hf_model, name)
+    layers = verify(hf_model.config.get_text_config(), probed.layers, name)
+    return CausalLM(hf_model, layers, probed.sinks, tokenizer, name, fused_decoder(hf_model, layers))
 
 
 def _load(

@@ -13,7 +13,7 @@ the model.
 from __future__ import annotations
 
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,15 +35,31 @@ FLOAT32_TOLERANCE = 1e-2
 """Largest relative difference of logits in float32. Rounding makes 1e-6 here, and 1e-3 with TF32 on."""
 
 
-def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
-    """Return the attention parameters with which each layer calls attention.
+class Probed(NamedTuple):
+    """Arguments with which each layer calls attention.
+
+    Attributes:
+        layers: attention parameters.
+        sinks: the sinks in the form of `Layered.sinks`.
+    """
+
+    layers: tuple[LayerAttention, ...]
+    sinks: tuple[torch.Tensor | None, ...]
+
+
+def probe(hf: Any, name: str) -> Probed:
+    """Return the arguments with which each layer calls attention.
 
     Raises:
         ModelError: the family bypasses the attention registry, or its logits would differ from transformers' own.
     """
     try:
         with torch.inference_mode():
-            return _probe(hf, name)
+            attention = _probe(hf)
+        layers = attention.layers(int(hf.config.get_text_config().num_hidden_layers))
+        # Outside of inference mode, so that a converted tensor is an ordinary one.
+        sinks = [attention.sinks[layer] for layer in range(len(layers))]
+        return Probed(layers, tuple(None if one is None else one.detach().float().contiguous() for one in sinks))
     except DraftmarkError as error:
         raise _refusal(hf, name, str(error)) from None
     except Exception as error:  # a model may raise anything in a forward that it does not support
@@ -64,7 +80,7 @@ def fused_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder |
     return fused if error <= TOLERANCE.get(hf.dtype, FLOAT32_TOLERANCE) else None
 
 
-def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
+def _probe(hf: Any) -> ProbeAttention:
     config = hf.config.get_text_config()
     tokens, near = _rows(hf)
     far = near.clone()
@@ -72,7 +88,7 @@ def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
 
     attention = ProbeAttention()
     ours = packed_forward(hf, tokens, near, attention)
-    layers = attention.layers(int(config.num_hidden_layers))
+    attention.layers(int(config.num_hidden_layers))
     own = hf(input_ids=tokens.view(REQUESTS, TOKENS), use_cache=False).logits.float().flatten(0, 1)
     if not own.isfinite().all():
         raise ModelError(
@@ -83,7 +99,7 @@ def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     one = slice(TOKENS)
     _compare(hf.dtype, ours, own, "its logits differ from transformers' own by {}, so a part of it is not supported")
     _compare(hf.dtype, moved[one], ours[one], "a request's logits change by {} with the positions of another request")
-    return layers
+    return attention
 
 
 def _rows(hf: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,13 +130,21 @@ class ProbeAttention:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerAttention]] = []
+        self.sinks: dict[int, torch.Tensor | None] = {}
 
     def __call__(
-        self, layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        called: LayerAttention,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend in float32, as transformers' softmax does; arguments and result are those of `attention.Run`."""
         dtype = q.dtype
         self.calls.append((layer, called))
+        self.sinks[layer] = sinks
         # [requests, heads, tokens, head_dim]; query heads of a group are adjacent
         q, k, v = (t.reshape(REQUESTS, TOKENS, -1, called.head_dim).transpose(1, 2).float() for t in (q, k, v))
         k, v = (t.repeat_interleave(called.num_qo_heads // called.num_kv_heads, dim=1) for t in (k, v))
@@ -130,7 +154,10 @@ class ProbeAttention:
         row = torch.arange(TOKENS, device=q.device)
         back = row[:, None] - row
         hidden = back < 0 if called.window_left < 0 else (back < 0) | (back > called.window_left)
-        out = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:  # one more column, which has no value
+            scores = torch.cat((scores, sinks.float().view(1, -1, 1, 1).expand(REQUESTS, -1, TOKENS, 1)), -1)
+        out = scores.softmax(-1)[..., :TOKENS] @ v
         return out.transpose(1, 2).flatten(0, 1).to(dtype)
 
     def layers(self, count: int) -> tuple[LayerAttention, ...]:

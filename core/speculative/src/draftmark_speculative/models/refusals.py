@@ -14,7 +14,6 @@ from draftmark import ModelError
 
 from .attention import LayerAttention
 
-SINK_FAMILIES = ("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter")
 ALIBI_FAMILIES = ("bloom", "mpt")
 SPARSE_FIELDS = ("index_topk", "index_topk_blocks")
 BATCH_DEPENDENT_ROPE = {
@@ -40,8 +39,6 @@ def refuse(config: Any, name: str) -> None:
 def _reasons(config: Any, family: str) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder and needs cross attention; use a decoder-only model"
-    if family in SINK_FAMILIES:
-        yield "it uses attention sinks, which the decoding loop does not implement; use a model without sinks"
     if getattr(config, "kv_lora_rank", None):
         yield (
             "it uses multi-head latent attention (kv_lora_rank), in which keys and values differ in width; "

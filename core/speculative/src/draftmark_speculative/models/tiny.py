@@ -43,6 +43,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, **_MIXED},
     "gemma3_text": {"head_dim": 24, "query_pre_attn_scalar": 20, "num_key_value_heads": 1, **_MIXED},
     "phi3": {},
+    "gpt_oss": {
+        **{"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, **_MIXED},
+        **{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
 }
 """Model types of transformers, and the fields in which each differs from the shared shape."""
 
