@@ -1,4 +1,4 @@
-"""Geometries of the device at hand or of an H200, and a plugin whose step path is another class."""
+"""Fixtures: geometries for an H200, and the plugin with another backend class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ H200 = DeviceProfile("cuda", 90, 132)
 
 
 def make_geometry(modes=TARGET_MODES, *, draft=(8, 5, 64), limits=None, device=H200, **attention) -> Geometry:
-    """Llama-3-8B's attention at 256 requests and a context of 131072, or what differs from it."""
+    """Return a geometry of Llama-3-8B's attention, 256 requests and a context of 131072, with the given changes."""
     shape = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 64, **attention}
     limits = limits or Limits(256, 131072, 8192, (256,))
     return Geometry.create(AttentionShape(**shape), limits, DraftShape(*draft), device, modes)
@@ -26,7 +26,7 @@ def geometry() -> Callable[..., Geometry]:
 
 @pytest.fixture(scope="session")
 def loaded_with() -> Callable[[type], LoadedBackend]:
-    """The plugin with its step path replaced: ``loaded_with(cls).bind`` makes a `cls`."""
+    """Return a function that loads the plugin with another backend class: ``loaded_with(cls).bind`` makes a `cls`."""
 
     def load(backend: type) -> LoadedBackend:
         class Replaced(TrtllmPlugin):

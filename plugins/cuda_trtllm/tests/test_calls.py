@@ -1,4 +1,4 @@
-"""What reaches the library, seen on the CPU: a function that notes its arguments stands in for XQA."""
+"""Arguments of the library calls, checked on the CPU: a function that records its arguments replaces XQA."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from draftmark_cuda_trtllm.xqa import Xqa
 
 
 @pytest.fixture
-def noted(geometry):
-    """Open a backend on the CPU whose XQA writes row numbers and notes what it was given."""
+def recorded(geometry):
+    """Return a function that opens a backend on the CPU with an XQA that writes row numbers and records its calls."""
 
     def open_(modes, draft, **attention):
         made = geometry(
@@ -59,9 +59,9 @@ def attend(one, batch, cache=None):
     return out[:, 0, 0].tolist()
 
 
-def test_decode_takes_the_form_without_a_mask(noted):
-    """One row a request: no q_seq_len, no mask; the split is computed from the sizing's number of SMs."""
-    one = noted(TARGET_MODES, (1, 1, 1))
+def test_decode_form_gets_no_mask(recorded):
+    """One row per request passes neither q_seq_len nor a mask, and the sizing's number of SMs."""
+    one = recorded(TARGET_MODES, (1, 1, 1))
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
     (call,) = one.calls
     assert call.q.shape == (4, 1, 4, 64) and call.lens.tolist() == [8, 65, 131, 1]
@@ -69,14 +69,14 @@ def test_decode_takes_the_form_without_a_mask(noted):
     assert not hasattr(call, "mask") and not hasattr(call, "q_seq_len")
 
 
-def test_scales_multiply_as_the_kernel_expects(noted):
-    """XQA divides by sqrt(head_dim) itself; fp8 takes v_scale for both, and the rest of k_scale goes to the queries."""
-    one = noted(TARGET_MODES, (1, 1, 1), softmax_scale=0.25)
+def test_scales_multiply_as_the_kernel_expects(recorded):
+    """q_scale includes sqrt(head_dim), as XQA divides by it; with fp8 it is factor · k_scale / v_scale."""
+    one = recorded(TARGET_MODES, (1, 1, 1), softmax_scale=0.25)
     batch = one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False)
     attend(one, batch)
     assert one.calls[0].q_scale == pytest.approx(0.25 * 8) and one.calls[0].kv_scale == 1.0
 
-    one = noted(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
+    one = recorded(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
     scales = torch.tensor([0.5]), torch.tensor([2.0])
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False), cache_of(one.geometry, scales))
     assert one.calls[0].q_scale.item() == pytest.approx(0.25 * 8 * 0.5 / 2.0)
@@ -85,25 +85,25 @@ def test_scales_multiply_as_the_kernel_expects(noted):
 
 
 @pytest.mark.parametrize(("scales", "q_scale", "kv_scale"), [((0.5, None), 0.5, 1.0), ((None, 2.0), 0.5, 2.0)])
-def test_one_scale_counts_without_the_other(noted, scales, q_scale, kv_scale):
-    """A scale that is None is 1: the other one still multiplies logits, and v_scale the output."""
-    one = noted(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
+def test_scale_of_none_counts_as_one(recorded, scales, q_scale, kv_scale):
+    """With one scale None, the other scale still multiplies the logits, and v_scale still multiplies the output."""
+    one = recorded(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
     given = tuple(None if scale is None else torch.tensor([scale]) for scale in scales)
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False), cache_of(one.geometry, given))
     assert one.calls[0].q_scale.item() == pytest.approx(0.25 * 8 * q_scale)
     assert float(one.calls[0].kv_scale) == kv_scale
 
 
-def test_a_window_counts_the_row_itself(noted):
-    """window_left positions to the left and its own."""
-    one = noted(TARGET_MODES, (1, 1, 1), window_left=63)
+def test_window_includes_the_row_itself(recorded):
+    """XQA's window is window_left + 1."""
+    one = recorded(TARGET_MODES, (1, 1, 1), window_left=63)
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
     assert one.calls[0].sliding_win_size == 64
 
 
-def test_a_draft_step_moves_its_rows_there_and_back(noted):
-    """Rows lie T apart on the way in and are gathered on the way out; the kernel is told of k rows."""
-    one = noted(DRAFT_MODES, (3, 4, 6))
+def test_draft_step_stages_its_rows(recorded):
+    """Staged queries lie T rows apart per request, q_seq_len is k, and the outputs are gathered back."""
+    one = recorded(DRAFT_MODES, (3, 4, 6))
     for step in range(3):
         out = attend(one, one.buffers.uniform(Mode.DRAFT, step, 4, 3, Unknown(3, 300), tree=True))
         call, tail = one.calls[-1], 3 * (step + 1)
@@ -113,17 +113,17 @@ def test_a_draft_step_moves_its_rows_there_and_back(noted):
         assert out == where
 
 
-def test_one_request_that_fills_its_blocks_is_not_moved(noted):
-    """16 rows of groups of 2 are a block of 32: the kernel gets the rows where they are."""
-    one = noted(DRAFT_MODES, (16, 3, 6))
+def test_one_request_with_full_blocks_is_not_staged(recorded):
+    """16 rows of groups of 2 fill a block of 32, so the kernel reads the rows in place."""
+    one = recorded(DRAFT_MODES, (16, 3, 6))
     out = attend(one, one.buffers.uniform(Mode.DRAFT, 1, 1, 1, Unknown(1, 300), tree=True))
     assert one.calls[0].q.shape[0] == 16 and one.calls[0].q_cu_seq_lens.tolist() == [0, 32]
     assert out == list(range(16))
 
 
-def test_a_prefill_is_not_the_librarys(noted):
-    """EXTEND runs here, in Triton's interpreter, as cuda_triton's kernel: a first row sees its own value alone."""
-    one = noted(TARGET_MODES, (1, 1, 1))
+def test_extend_runs_cuda_tritons_kernel(recorded):
+    """EXTEND runs cuda_triton's kernel in Triton's interpreter, without an XQA call; its output matches float64."""
+    one = recorded(TARGET_MODES, (1, 1, 1))
     a, b, cache = one.geometry.attention, one.buffers, cache_of(one.geometry)
     b.page_table.copy_(torch.tensor([1, 2, 0, 0, 0, 0])[: b.page_table.shape[1]].expand_as(b.page_table))
     b.prefix_lens.zero_()
@@ -139,9 +139,9 @@ def test_a_prefill_is_not_the_librarys(noted):
     assert one.calls == []
 
 
-def test_a_prefill_without_rows_writes_nothing(noted):
-    """All requests padded: metadata, KV and attention of no rows."""
-    one = noted(TARGET_MODES, (1, 1, 1))
+def test_extend_without_rows_writes_nothing(recorded):
+    """A batch of padded requests only writes no KV and calls no XQA."""
+    one = recorded(TARGET_MODES, (1, 1, 1))
     b, cache = one.buffers, cache_of(one.geometry)
     batch = ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (0, 0), Unknown(2, 300))
     rows = torch.zeros(0, one.geometry.attention.num_kv_heads, 64, dtype=torch.bfloat16)
@@ -151,9 +151,9 @@ def test_a_prefill_without_rows_writes_nothing(noted):
     assert not cache.k.any() and one.calls == []
 
 
-def test_more_row_tiles_than_there_is_room_for_is_an_error(noted):
-    """An EXTEND of more requests than the geometry has is refused before anything is written."""
-    one = noted(TARGET_MODES, (1, 1, 1))
+def test_extend_with_too_many_requests_raises(recorded):
+    """write_metadata raises if an EXTEND has more requests than the geometry, before it writes anything."""
+    one = recorded(TARGET_MODES, (1, 1, 1))
     count = one.arena[sizing.ROW_TILES].shape[0] + 1
     prefix, table = torch.zeros(count, dtype=torch.int32), torch.zeros(count, 5, dtype=torch.int32)
     batch = ragged(one.geometry, prefix, table, (1,) * count, Unknown(count, 300))
@@ -161,9 +161,9 @@ def test_more_row_tiles_than_there_is_room_for_is_an_error(noted):
         one.backend.write_metadata(batch)
 
 
-def test_what_xqa_cannot_address_is_an_error(noted):
-    """A strided page table, a strided output, and a pool past 2^32 heads."""
-    one = noted(TARGET_MODES, (1, 1, 1))
+def test_unsupported_tensors_raise(recorded):
+    """attend raises for a strided output and for a pool of more than 2^32 heads."""
+    one = recorded(TARGET_MODES, (1, 1, 1))
     batch = one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False)
     q, out = torch.zeros(4, 4, 64, dtype=torch.bfloat16), torch.zeros(4, 64, 4, dtype=torch.bfloat16)
     with pytest.raises(BatchError, match="contiguous"):
@@ -173,21 +173,21 @@ def test_what_xqa_cannot_address_is_an_error(noted):
         one.backend.attend(q, KVCache(huge, huge), batch, torch.zeros_like(q))
 
 
-def test_without_a_device_attend_says_so(noted):
-    """A backend opened on CPU tensors has no kernels of the library."""
-    one = noted(TARGET_MODES, (1, 1, 1))
+def test_attend_on_cpu_raises(recorded):
+    """A backend on CPU tensors has no XQA, so attend raises and names CUDA."""
+    one = recorded(TARGET_MODES, (1, 1, 1))
     one.backend._xqa = None
     with pytest.raises(BatchError, match="CUDA"):
         attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
 
 
 @pytest.mark.parametrize(("draft", "mode"), [((1, 1, 1), Mode.DECODE), ((2, 3, 8), Mode.VERIFY)])
-def test_sinks_are_passed_as_they_are(noted, draft, mode):
-    """XQA takes one float32 a query head in natural units, in both of its forms; without sinks it is passed None."""
+def test_sinks_are_passed_unchanged(recorded, draft, mode):
+    """Both forms of XQA get the cache's sinks tensor, or None without sinks; unexpected sinks raise."""
     for sinks in (torch.arange(4.0), None):
-        one = noted(TARGET_MODES, draft, sinks=sinks is not None)
+        one = recorded(TARGET_MODES, draft, sinks=sinks is not None)
         batch = one.buffers.uniform(mode, 0, 4, 3, Unknown(3, 300), tree=False)
         attend(one, batch, replace(cache_of(one.geometry), sinks=sinks))
         assert one.calls[0].sinks is sinks
-    with pytest.raises(BatchError, match="the geometry has none"):
+    with pytest.raises(BatchError, match="the geometry has no sinks"):
         attend(one, batch, replace(cache_of(one.geometry), sinks=torch.zeros(4)))

@@ -1,4 +1,4 @@
-"""On a GPU: long contexts, wide drafts and every head shape against float64, with guard words behind each buffer."""
+"""GPU tests: long contexts, wide drafts and every head shape against float64, with guard words after each buffer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def subject():
 
 @pytest.fixture(scope="module")
 def check(subject):
-    """Run turns on one opened backend: each right, semaphores back at zero."""
+    """Return a function that runs forwards on one opened backend and checks outputs and that semaphores are zero."""
     from draftmark_contract.harness.harness import Harness, place
 
     def run(turns):
@@ -59,7 +59,7 @@ def check(subject):
             rig.arena.poison()
             rig.assert_forward(turn, rig.load(turn))
             if "semaphores" in rig.arena:
-                assert not rig.arena["semaphores"].any(), "a launch left its counters behind"
+                assert not rig.arena["semaphores"].any(), "a launch did not reset its semaphores"
         return rig
 
     return run
@@ -79,8 +79,8 @@ def make(shape, draft, modes, context=4000, extend=512, window=None):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_contexts_that_are_split(check, name):
-    """One request of thousands of keys is split over all SMs and merged; eight are split less, or not at all."""
+def test_contexts_with_split_keys(check, name):
+    """Outputs are right if one long request is split over all SMs, and if eight are split less or not at all."""
     from draftmark_contract.cases.forwards import ragged
 
     draw = random.Random(name)
@@ -97,7 +97,7 @@ def test_contexts_that_are_split(check, name):
 @pytest.mark.parametrize("window", [-1, 0, 63, 700])
 @pytest.mark.parametrize("name", SHAPES)
 def test_prefills_of_every_shape(check, name, window):
-    """Fresh prompts, chunks behind prefixes, single tokens and padded requests, drawn at random."""
+    """Outputs are right for random new prompts, chunks after prefixes, single tokens and padded requests."""
     from draftmark_contract.cases.forwards import ragged
 
     draw = random.Random(f"{name}{window}")
@@ -112,21 +112,21 @@ def test_prefills_of_every_shape(check, name, window):
 
 @pytest.mark.parametrize(("k", "steps"), [(3, 4), (8, 5), (8, 9), (40, 3)])
 def test_wide_drafts(check, k, steps):
-    """Every step of drafts whose tails end inside, at and behind a mask word, with prefixes of many tiles."""
+    """Every draft step is right for tails that end within, at and after a mask word, with long prefixes."""
     geometry = make(SHAPES["gqa2-64"], DraftShape(k, steps, 2), (Mode.DRAFT,), context=1500)
     check([turn(geometry, Mode.DRAFT, (1500, 0, 250, 17), 8, step, seed=step) for step in range(steps - 1)])
 
 
 @pytest.mark.parametrize("lens", [(3990,), (0,), (17, 3000)])
-def test_drafts_whose_rows_fill_their_blocks(check, lens):
-    """8 rows of groups of 4: one request alone is read and written in place, two are staged."""
+def test_drafts_with_full_blocks(check, lens):
+    """8 rows of groups of 4 fill their blocks: one request runs in place, two requests are staged."""
     geometry = make(LLAMA, DraftShape(8, 5, 2), (Mode.DRAFT,))
     check([turn(geometry, Mode.DRAFT, lens, len(lens), step, seed=step) for step in range(4)])
 
 
 @pytest.mark.parametrize("nodes", [2, 31, 33, 64, 65, 100])
 def test_trees_of_many_nodes(check, nodes):
-    """Random trees and stars about the edges of mask words and of blocks of 32 rows."""
+    """Random trees and stars are right at the edges of mask words and of blocks of 32 rows."""
     geometry = make(SHAPES["gqa2-64"], DraftShape(4, 1, nodes), TARGET_MODES, context=1500)
     lens = (1500 - nodes, 1, 255)
     check([turn(geometry, Mode.VERIFY, lens, 4, tree=tree) for tree in ("random", "star", "chain", "unused")])
@@ -134,7 +134,7 @@ def test_trees_of_many_nodes(check, nodes):
 
 @pytest.mark.parametrize("window", [0, 63, 700])
 def test_chains_under_a_window(check, window):
-    """A window moves with the row: decode, verify of a chain, draft steps of topk 1, and prefill."""
+    """Decode, verify of a chain, draft steps with topk 1, and prefill are right under a window."""
     from draftmark_contract.cases.forwards import ragged
 
     for modes in (TARGET_MODES, DRAFT_MODES):
@@ -146,8 +146,8 @@ def test_chains_under_a_window(check, window):
         check(turns)
 
 
-def test_a_tree_under_a_window_is_an_error(subject):
-    """A geometry of topk 1 that is handed a Tree under a window raises, and computes nothing."""
+def test_tree_under_window_raises(subject):
+    """A Tree under a window raises BatchError at topk 1, and a geometry with a window and topk 2 is refused."""
     from draftmark_contract.harness.harness import Harness, place
 
     geometry = make(LLAMA, DraftShape(1, 1, 7), TARGET_MODES, context=1500, window=63)
@@ -160,8 +160,8 @@ def test_a_tree_under_a_window_is_an_error(subject):
         load("cuda_trtllm").open(make(LLAMA, DRAFT, TARGET_MODES, window=63), "cuda")
 
 
-def test_rows_that_are_not_contiguous(subject):
-    """Queries by head first are copied; an output by head first is refused, for nobody would read the copy."""
+def test_queries_and_outputs_with_strides(subject):
+    """attend copies strided queries, and raises for a strided output."""
     from draftmark_contract.harness.harness import Harness, place
 
     geometry = make(SHAPES["gqa2-64"], DRAFT, TARGET_MODES, context=200)
@@ -180,7 +180,7 @@ def test_rows_that_are_not_contiguous(subject):
 
 
 def test_batches_of_changing_size_share_scratch(check):
-    """Many forwards of one arena, of one to eight requests, whose splits and merges lie over each other."""
+    """40 forwards of one to eight requests are right on one arena, although their splits overlap in scratch."""
     geometry = make(SHAPES["gqa2-64"], DraftShape(3, 3, 9), TARGET_MODES, context=3000)
     draw, turns = random.Random(5), []
     for seed in range(40):

@@ -1,6 +1,6 @@
-"""What of FlashInfer is touched, and whether the installed one still is what was read and tested.
+"""Drift tests: the installed FlashInfer still has the functions and kernel sources that the plugin relies on.
 
-Read as text: nothing here imports the library. Without it, what says so is skipped.
+They read FlashInfer's files as text and never import it. Without FlashInfer they are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PUBLIC = {
     "flashinfer.decode": {"trtllm_batch_decode_with_kv_cache"},
     "flashinfer.prefill": {"trtllm_batch_context_with_kv_cache"},
 }
-"""Every name of the library that the plugin uses. None is private, and none is called by position beyond tensors."""
+"""Every function of the library that the plugin uses. None is private."""
 KEYWORDS = {
     "xqa.py": ("xqa", "sinks q_scale kv_scale sliding_win_size kv_layout sm_count q_seq_len mask q_cu_seq_lens"),
     "decode.py": (
@@ -46,9 +46,9 @@ READ = {
     "mhaUtils.cuh": "9a62daf9bc47e03d68eb4ea8e650d4f72b29ad50538a07404f3a0793d5a1ade8",
     "xqa_wrapper.cu": "31fbba7d0e912091b9aa16a1fd28338372be56b4543edcf556e21e33924a34aa",
 }
-"""sha256 of the kernel sources that three things rest on beyond the documentation: the sizes of scratch and semaphores
-(`sizing`), that a grid of q_rows rows serves the first q_rows rows of requests that have more (`forms`), and whose
-sink a row of the tree form gets (`support`)."""
+"""sha256 of the kernel sources that the plugin relies on beyond the documentation. `sizing` relies on the sizes of
+scratch and semaphores. `forms` relies on a grid of q_rows rows that serves requests with more rows. `support` relies on
+the sink index of a row in the tree form."""
 
 
 def library() -> Path:
@@ -69,7 +69,7 @@ def imports(path: Path) -> dict[str, set[str]]:
 
 
 def test_only_public_functions_are_used():
-    """The names that the plugin takes from the library are the listed ones, and all of them are public."""
+    """The plugin imports exactly the listed functions of the library, and each one is public."""
     found: dict[str, set[str]] = {}
     for path in SOURCES.rglob("*.py"):
         for module, names in imports(path).items():
@@ -78,16 +78,16 @@ def test_only_public_functions_are_used():
     assert not any(name.startswith("_") for names in found.values() for name in names)
 
 
-def test_the_library_is_imported_on_opening_only():
-    """No module imports it at the top: sizing, metadata and this test run without it."""
+def test_library_is_not_imported_at_module_level():
+    """No module imports FlashInfer at its top, so sizing and metadata work without it."""
     for path in SOURCES.rglob("*.py"):
         body = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
         assert not any((node.module or "").startswith("flashinfer") for node in body), path.name
 
 
 @pytest.mark.parametrize("file", KEYWORDS)
-def test_the_functions_still_take_what_is_passed(file):
-    """Each keyword is a parameter, and what is passed to xqa by position stands where it stood."""
+def test_functions_still_take_our_arguments(file):
+    """Every keyword that the plugin passes is a parameter, and xqa's positional parameters have their old order."""
     name, keywords = KEYWORDS[file]
     tree = ast.parse((library() / file).read_text())
     function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
@@ -100,17 +100,17 @@ def test_the_functions_still_take_what_is_passed(file):
 
 
 @pytest.mark.parametrize("file", READ)
-def test_the_kernel_sources_are_the_ones_that_were_read(file):
-    """Another source may size its scratch otherwise: read it again, run the device tests, and record the new hash."""
+def test_kernel_sources_are_unchanged(file):
+    """The installed kernel sources have the recorded hashes; other sources may need other scratch sizes."""
     text = (library() / "data" / "csrc" / "xqa" / file).read_bytes()
     assert hashlib.sha256(text).hexdigest() == READ[file], (
-        f"xqa/{file} differs from the one of {versions.TESTED[-1]}: sizing.py and forms.py rest on that one; "
+        f"xqa/{file} differs from the file of {versions.TESTED[-1]}, on which sizing.py and forms.py rely; "
         "compare launchMHAFlashInfer and kernel_mha_impl, run the device tests, then record the hash"
     )
 
 
-def test_the_constants_are_the_source_s():
-    """Tile of rows and tile of keys, where the source says them."""
+def test_tile_constants_match_the_sources():
+    """BLOCK_ROWS and KV_TILE equal the tile sizes in FlashInfer's sources."""
     sources = library() / "data" / "csrc" / "xqa"
     (rows,) = re.findall(r"#define M_TILESIZE (\d+)", (sources / "defines.h").read_text())
     text = (sources / "mha.cu").read_text()
@@ -120,8 +120,8 @@ def test_the_constants_are_the_source_s():
     assert forms.KV_TILE == 4 * 64
 
 
-def test_the_installed_version_is_a_tested_one():
-    """Otherwise every geometry is refused by name; see versions.TESTED."""
+def test_installed_version_is_tested():
+    """The installed FlashInfer is in versions.TESTED; every geometry would be refused otherwise."""
     found = versions.installed()
     if found is None:
         pytest.skip("flashinfer-python is not installed")

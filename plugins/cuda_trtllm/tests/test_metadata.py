@@ -1,4 +1,4 @@
-"""write_metadata on the CPU: what XQA will read, decoded here by hand from its layout."""
+"""Tests of write_metadata on the CPU: each test decodes by hand the layout that XQA reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(5, 300, 200, (5,))
 
 @pytest.fixture
 def opened(geometry):
-    """(modes, draft) → geometry, backend and static batch buffers, everything dirty."""
+    """Return a function that opens (geometry, backend, arena, batch buffers) with non-zero buffers."""
 
     def open_(modes, draft, **attention):
         made = geometry(modes, draft=draft, limits=LIMITS, num_qo_heads=4, num_kv_heads=2, head_dim=64, **attention)
@@ -36,7 +36,7 @@ def opened(geometry):
 
 
 def random_mask(batch, seed):
-    """Random tail rows, own slot set, nothing above T; returns the sets."""
+    """Write random tail rows: the row's own slot is set and no bit above T. Return the set of slots of each row."""
     draw, (q_len, tail_len) = random.Random(seed), (batch.q_lens[0], batch.tail_lens[0])
     rows = []
     for row in range(batch.num_rows):
@@ -49,15 +49,15 @@ def random_mask(batch, seed):
 
 
 def kernel_row(arena, geometry, mode, row):
-    """Bits that XQA finds for row `row` of its layout: uint16 words from ``row · 2 · ceil(q_rows / 32)`` on."""
+    """Return the bits of row `row` in XQA's layout: uint16 words from word ``row · 2 · ceil(q_rows / 32)``."""
     stride = 2 * -(-forms.q_rows(geometry, mode) // 32)
     words = arena["tail_mask"].tolist()[row * stride : (row + 1) * stride]
     return {16 * i + bit for i, word in enumerate(words) for bit in range(16) if word >> bit & 1}
 
 
 @pytest.mark.parametrize(("k", "steps"), [(2, 3), (3, 4), (8, 5), (8, 9), (9, 6), (40, 3)])
-def test_a_draft_step_gives_each_request_a_row_per_tail_slot_real_ones_first(opened, k, steps):
-    """Every step: indptr counts T rows, and row j of a request lies at its start + j with its own tree bits."""
+def test_draft_step_has_one_lane_per_tail_slot(opened, k, steps):
+    """At every step indptr counts T rows, and real row j of a request has its tree bits at its start + j."""
     made, backend, arena, buffers = opened(DRAFT_MODES, (k, steps, 4))
     for step in range(steps - 1):
         batch = buffers.uniform(Mode.DRAFT, step, 5, 4, Unknown(4, 300), tree=True)
@@ -75,8 +75,8 @@ def test_a_draft_step_gives_each_request_a_row_per_tail_slot_real_ones_first(ope
 
 @pytest.mark.parametrize("nodes", [2, 6, 31, 32, 33, 64, 70])
 @pytest.mark.parametrize("tree", [True, False])
-def test_verify_rows_lie_as_in_the_batch(opened, nodes, tree):
-    """A tree's words are copied to the kernel's stride; a chain's are made."""
+def test_verify_masks_match_the_batch(opened, nodes, tree):
+    """A tree's mask words are copied to the kernel's stride, and a chain gets a causal mask."""
     made, backend, arena, buffers = opened(TARGET_MODES, (8, 12, nodes))
     batch = buffers.uniform(Mode.VERIFY, 0, 5, 4, Unknown(4, 300), tree=tree)
     chain = [set(range(row % nodes + 1)) for row in range(5 * nodes)]
@@ -89,19 +89,21 @@ def test_verify_rows_lie_as_in_the_batch(opened, nodes, tree):
 
 
 @pytest.mark.parametrize("rows", [(200,), (64, 64, 64), (1, 63, 0, 65, 3), (0, 128, 0), (5, 0, 0, 0, 0)])
-def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
-    """Each request's tiles, those that see most first, and the slot of every row; what is declared holds them."""
+def test_extend_lists_the_row_tiles_of_each_request(opened, rows):
+    """The schedule lists each request's row tiles, longest KV range first, and every row has its slot."""
     made, backend, arena, buffers = opened(TARGET_MODES, (1, 1, 1), page_size=16)
     prefix = [7, 64, 130, 20, 0][: len(rows)]
     buffers.prefix_lens[: len(rows)] = torch.tensor(prefix)
     batch = ragged(made, buffers.prefix_lens[: len(rows)], buffers.page_table[: len(rows)], rows, Unknown(5, 300), 5)
     arena.poison()
     backend.write_metadata(batch)
-    height = INTERPRETED_ROWS // made.attention.group_size  # cuda_triton's tiles where it is interpreted
+    height = INTERPRETED_ROWS // made.attention.group_size  # rows of cuda_triton's tiles in the interpreter
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in range(-(-n // height))]
     wanted.sort(key=lambda one: (-prefix[one[0]] - (one[1] + 1) * height, one[0]))
-    header = arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist()
-    tiles = arena["row_tiles"][forms.SCHEDULE_HEADER_ROWS :]
+    header, tiles = (
+        arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist(),
+        arena["row_tiles"][forms.SCHEDULE_HEADER_ROWS :],
+    )
     assert header == [[0, len(wanted)], [made.attention.num_kv_heads, 0]]
     assert tiles[: len(wanted)].tolist() == wanted
     at = [(r, n) for r, count in enumerate(rows) for n in range(prefix[r], prefix[r] + count)]
@@ -111,7 +113,7 @@ def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
 
 
 def test_metadata_is_one_launch(opened, monkeypatch):
-    """Of every mode: write_metadata starts one kernel and no torch operator."""
+    """write_metadata launches one kernel and no torch operator, in every mode."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from draftmark_cuda_triton import prefill
@@ -137,8 +139,8 @@ def test_metadata_is_one_launch(opened, monkeypatch):
     assert operators == []
 
 
-def test_the_sm_100_path_writes_lengths_and_their_sums(geometry):
-    """trtllm-gen's context kernels get L + n and running sums, its decode kernels L + T; run here on the CPU only."""
+def test_sm_100_metadata_has_lengths_and_their_sums(geometry):
+    """EXTEND writes L + n and its running sums for trtllm-gen, and VERIFY writes L + T."""
     from draftmark import DeviceProfile
     from draftmark_cuda_trtllm.gen import GenBackend
 

@@ -1,7 +1,7 @@
-"""Seed (d), sglang#26521 and #26655, in the backend it came from: capture binds zeroed or unadvanced lengths.
+"""Seed bug (d), sglang#26521 and #26655: a captured graph binds KV lengths that are zero or not advanced.
 
-There the draft step of TRTLLM-MHA was captured with a zero-initialised `cache_seqlens` that nobody had filled: softmax
-over nothing, NaN. The contract's check of the captured run meets our plugin, and must be red for each way to do it.
+In SGLang the draft step of TRTLLM-MHA was captured with a zero-initialised `cache_seqlens`. Softmax over no keys gave
+NaN. These tests break our backend in the known ways, and the contract's checks of a captured run must fail each time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CASES = [("draft", Program.DRAFT), ("target", Program.VERIFY), ("target", Progra
 
 
 class ZeroedAtCapture(XqaBackend):
-    """The captured region leaves `kv_lens` as it was allocated: zero."""
+    """XQA backend that resets `kv_lens` to zero in the captured region."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -29,7 +29,7 @@ class ZeroedAtCapture(XqaBackend):
 
 
 class SkippedAtCapture(XqaBackend):
-    """Metadata are written by the warm-up, not by the captured region."""
+    """XQA backend that writes metadata in the warm-up and not in the captured region."""
 
     def write_metadata(self, batch):
         if not is_recording():
@@ -37,7 +37,7 @@ class SkippedAtCapture(XqaBackend):
 
 
 class TailForgotten(XqaBackend):
-    """Lengths are the committed ones: not advanced by the tail."""
+    """XQA backend with committed lengths: the tail is not added."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -45,7 +45,7 @@ class TailForgotten(XqaBackend):
 
 
 class FirstStepForever(XqaBackend):
-    """Every draft step counts the tail of the first one."""
+    """XQA backend that adds the first step's tail in every draft step."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -53,7 +53,7 @@ class FirstStepForever(XqaBackend):
 
 
 class FrozenLengths(XqaBackend):
-    """Replay reads the lengths of the warm-up."""
+    """XQA backend that replays with the lengths of the warm-up."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -72,27 +72,27 @@ def run(loaded, geometry_name, program):
 
 
 @pytest.mark.parametrize(("name", "program"), CASES)
-def test_the_captured_run_and_its_replays_are_right(loaded_with, name, program):
-    """Warm-up, capture, first replay with nothing written between, and replays of every size."""
+def test_captured_run_and_replays_are_right(loaded_with, name, program):
+    """The warm-up, the capture, the first replay without new metadata, and replays of every size are right."""
     run(loaded_with(XqaBackend), name, program)
 
 
 @pytest.mark.parametrize("backend", [ZeroedAtCapture, SkippedAtCapture, TailForgotten, FrozenLengths])
 @pytest.mark.parametrize(("name", "program"), CASES)
-def test_a_capture_with_other_lengths_fails_loudly(loaded_with, backend, name, program):
-    """Zero, skip, forget the tail or freeze, and the same check names the length that is wrong."""
+def test_capture_with_wrong_lengths_fails(loaded_with, backend, name, program):
+    """The check of the captured run fails for each backend that zeroes, skips, forgets or freezes lengths."""
     with pytest.raises(ContractViolation):
         run(loaded_with(backend), name, program)
 
 
-def test_steps_that_do_not_advance_fail_loudly(loaded_with):
-    """The lengths of a later draft step are its own."""
+def test_draft_steps_that_do_not_advance_fail(loaded_with):
+    """The check names kv_lens if a later draft step has the first step's lengths."""
     with pytest.raises(ContractViolation, match="kv_lens"):
         run(loaded_with(FirstStepForever), "draft", Program.DRAFT)
 
 
-def test_the_launch_takes_every_tensor_that_it_reads():
-    """No length reaches the captured launch as a Python number: its integers are extents alone."""
+def test_captured_launch_gets_no_length_as_integer():
+    """Integer arguments of the captured launch are the page size, extents and mask words, never a length."""
     import inspect
 
     parameters = inspect.signature(launch.write_uniform).parameters

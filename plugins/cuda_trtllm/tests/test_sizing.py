@@ -1,4 +1,4 @@
-"""Scratch and semaphores against XQA's own arithmetic, written down a second time from its source."""
+"""Scratch and semaphore sizes against a second implementation of XQA's arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sizes(geometry):
 
 
 def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
-    """(bytes of scratch, semaphores) that `launchMHAFlashInfer` and `kernel_mha_impl` of xqa/mha.cu use."""
+    """Return (bytes of scratch, semaphores) as `launchMHAFlashInfer` and `kernel_mha_impl` of xqa/mha.cu use them."""
     parts = min(max(1, sms // (batch * kv_heads)), math.ceil(max_len / 256))
     blocks = 1 if rows == 1 else math.ceil(rows * group / 32)
     if parts == 1:
@@ -33,7 +33,7 @@ def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
 @pytest.mark.parametrize(("modes", "draft"), KINDS)
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
 def test_scratch_and_semaphores_cover_every_batch(geometry, sms, modes, draft, heads):
-    """For every number of requests, of every mode that XQA runs: inside what is declared."""
+    """Declared sizes cover every number of requests in every mode that XQA runs."""
     from dataclasses import replace
 
     made = geometry(modes, draft=draft, num_qo_heads=heads[0], num_kv_heads=heads[1])
@@ -48,20 +48,20 @@ def test_scratch_and_semaphores_cover_every_batch(geometry, sms, modes, draft, h
             assert counters * 4 <= declared["semaphores"], (mode, batch)
 
 
-def test_the_declared_scratch_is_met(geometry):
-    """One request of 64 rows on an H200 uses all of it but the rounding of 132 SMs to whole KV heads."""
+def test_declared_scratch_is_tight(geometry):
+    """One request of 64 rows on an H200 uses over 96 % of the scratch; 132 SMs are rounded to whole KV heads."""
     made = geometry()
     scratch, _ = xqa_scratch(132, 1, 8, 4, 128, made.max_pages_per_req * 64, 64)
     assert 0.96 * sizes(made)["scratch"] < scratch <= sizes(made)["scratch"] < 9 << 20
 
 
 def test_graph_state_of_a_target_is_small(geometry):
-    """256 requests, context 131072, 64 draft tokens: under 16 MiB, where 128 MiB of workspace is the custom."""
+    """256 requests, context 131072 and 64 draft tokens take under 16 MiB; engines usually reserve 128 MiB."""
     assert sum(sizes(geometry(TARGET_MODES)).values()) < 16 << 20
 
 
-def test_only_drafts_with_dummies_are_staged(geometry):
-    """A chain, and a draft of one step, need no rows but their own."""
+def test_only_drafts_with_padding_rows_are_staged(geometry):
+    """A chain, and a draft of one step, have no staging buffers."""
     assert "staged_queries" in sizes(geometry(DRAFT_MODES))
     for draft in ((1, 5, 64), (8, 2, 64), (8, 1, 64)):
         assert "staged_queries" not in sizes(geometry(DRAFT_MODES, draft=draft))
@@ -70,8 +70,8 @@ def test_only_drafts_with_dummies_are_staged(geometry):
 
 @pytest.mark.parametrize("k", [2, 3, 8, 9, 40])
 @pytest.mark.parametrize("steps", range(2, 14))
-def test_a_mask_row_holds_the_tail_and_the_grid_holds_the_rows(geometry, k, steps):
-    """Of every draft step: the kernel's mask row has a bit per tail slot, and its blocks cover the k real rows."""
+def test_mask_row_holds_tail_and_grid_holds_rows(geometry, k, steps):
+    """At every draft step a mask row has a bit per tail slot, and the grid covers the k real rows."""
     made = geometry(DRAFT_MODES, draft=(k, steps, 3))
     rows = forms.q_rows(made, Mode.DRAFT)
     assert 32 * forms.mask_words(made, Mode.DRAFT) >= k * (steps - 1)
@@ -81,30 +81,30 @@ def test_a_mask_row_holds_the_tail_and_the_grid_holds_the_rows(geometry, k, step
 
 
 @pytest.mark.parametrize("draft", [(1, 1, 1), (1, 70, 2), (8, 2, 32), (8, 5, 33), (8, 9, 64), (40, 2, 65), (3, 12, 99)])
-def test_a_mask_row_is_as_long_as_the_kernel_takes_it(geometry, draft):
-    """XQA derives the stride from q_rows alone."""
+def test_mask_row_has_the_kernels_stride(geometry, draft):
+    """mask_words equals ceil(q_rows / 32), the stride that XQA derives from q_rows."""
     for made in (geometry(DRAFT_MODES, draft=draft), geometry(TARGET_MODES, draft=draft)):
         for mode in forms.uniform_modes(made):
             assert forms.mask_words(made, mode) == math.ceil(forms.q_rows(made, mode) / 32), mode
 
 
 def test_one_tree_kernel_serves_every_draft_step(geometry):
-    """A draft geometry asks XQA for two kernels, its steps' and DRAFT_EXTEND's; EXTEND for none."""
+    """A draft geometry needs two XQA kernels, one for its steps and one for DRAFT_EXTEND; EXTEND needs none."""
     assert forms.kernels(geometry(DRAFT_MODES, draft=(8, 5, 16))) == [8, 16]
     assert forms.kernels(geometry(TARGET_MODES, draft=(8, 5, 64))) == [1, 64]
     assert forms.kernels(geometry(DRAFT_MODES, draft=(1, 5, 16))) == [1, 16]
     assert forms.kernels(geometry((Mode.EXTEND,))) == []
 
 
-def test_a_prefill_alone_needs_slots_and_row_tiles_only(geometry):
-    """No scratch and no counters of XQA's for a geometry that never calls it."""
+def test_extend_only_geometry_needs_no_scratch(geometry):
+    """A geometry with EXTEND only has slots and row tiles, and no scratch or semaphores."""
     assert set(sizes(geometry((Mode.EXTEND,)))) == {"slot_mapping", "row_tiles"}
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
 @pytest.mark.parametrize("extend", [1, 15, 16, 17, 200, 8192])
-def test_row_tiles_hold_what_cuda_triton_cuts(geometry, heads, extend):
-    """For every tile that it may choose; the smallest one is the constant that sizing rests on."""
+def test_row_tiles_fit_cuda_tritons_schedule(geometry, heads, extend):
+    """The row-tile buffer holds cuda_triton's tiles, and this plugin's constants equal cuda_triton's."""
     from draftmark_cuda_triton.heuristics import common, select
 
     made = geometry(num_qo_heads=heads[0], num_kv_heads=heads[1], limits=Limits(7, 131072, extend, (7,)))
@@ -115,6 +115,6 @@ def test_row_tiles_hold_what_cuda_triton_cuts(geometry, heads, extend):
     assert forms.LEAST_TILE_ROWS == common.MIN_BLOCK_M <= config.block_m
 
 
-def test_an_fp8_cache_never_asks_for_the_decode_form(geometry):
-    """On sm_90 FlashInfer would run it on a kernel that rounds the queries to fp8."""
+def test_fp8_cache_never_uses_the_decode_form(geometry):
+    """An fp8 cache uses the tree form only: on sm_90 FlashInfer's decode kernel would round the queries to fp8."""
     assert 1 not in forms.kernels(geometry(kv_dtype="float8_e4m3fn", draft=(1, 1, 1)))

@@ -1,12 +1,12 @@
-"""No kernel of its own is compiled anew for a batch of another size."""
+"""Specialisation of the plugin's Triton kernels: no kernel is compiled anew for another batch size."""
 
 from __future__ import annotations
 
 import pytest
 
 
-def test_counts_of_a_batch_are_not_specialised_on():
-    """Of the two kernels that write metadata: Triton would compile one for 1, one for multiples of 16, one beside."""
+def test_batch_sizes_are_not_specialised():
+    """Both metadata kernels exclude batch sizes from Triton's specialisation for 1 and for multiples of 16."""
     variants = pytest.importorskip("draftmark_cuda_triton.kernel_variants")
     compiled = variants.load_variant("draftmark_cuda_trtllm.kernels", False)
     kernels = [one for module in (compiled.context, compiled.uniform) for one in vars(module).values()]

@@ -1,4 +1,4 @@
-"""On a GPU: the loop decodes with n-gram drafts and trees, eagerly and in graphs, as it does without drafts."""
+"""GPU tests of the loop: n-gram drafts and trees, eager and captured, give the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def models():
-    """head_dim → a tiny random Llama on CUDA in bf16."""
+    """Return a function from head_dim to a tiny random Llama on CUDA in bf16."""
     from draftmark_speculative.models import wrap_model
     from draftmark_speculative.models.tiny import tiny_hf_model
 
@@ -51,8 +51,8 @@ def decode(model, **settings):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("topk", [1, 3])
-def test_drafts_change_nothing(models, head_dim, graph, topk):
-    """Greedy, bf16: rounds with drafts give the tokens of plain decoding, and some drafts are accepted."""
+def test_drafts_do_not_change_tokens(models, head_dim, graph, topk):
+    """Greedy decoding in bf16 gives equal tokens with and without drafts, and some drafts are accepted."""
     model = models(head_dim)
     plain, _ = decode(model)
     drafted, accepted = decode(model, speculate=Ngram(topk, 7, 2, 1), graph=graph, host_lengths=HostKind.UNKNOWN)
@@ -61,9 +61,8 @@ def test_drafts_change_nothing(models, head_dim, graph, topk):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_it_parts_from_the_reference_at_near_ties_only(models, graph):
-    """The same model on the reference backend gives the same text up to where two tokens are about as likely, and XQA's
-    logits round as transformers' do."""
+def test_differs_from_reference_only_at_near_ties(models, graph):
+    """XQA's tokens equal the reference backend's tokens up to a near tie of two logits."""
     model = models(64)
     config = EngineConfig(backend="reference", page_size=16, max_num_reqs=3, max_context_len=128, max_extend_tokens=48)
     outs, _ = generate(model, PROMPTS, 40, config)

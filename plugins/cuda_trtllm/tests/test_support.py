@@ -1,4 +1,4 @@
-"""Refusals: each is one sentence that names the value, and what is not refused has buffers and metadata."""
+"""Refusals name the refused value, and every accepted geometry has buffers and metadata."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ B200 = DeviceProfile("cuda", 100, 148)
     ],
 )
 def test_refusals_name_the_value(geometry, change, word):
-    """What is not served is refused with a reason that names it."""
+    """Each unsupported geometry is refused with a reason that contains the value."""
     assert any(word in reason for reason in reasons_against(geometry(**change)))
 
 
@@ -63,40 +63,40 @@ def test_refusals_name_the_value(geometry, change, word):
         {"device": B200, "draft": (1, 3, 4), "modes": DRAFT_MODES},
     ],
 )
-def test_what_is_not_refused_has_buffers_and_metadata(geometry, change):
-    """The accepted neighbours of the refusals are sized, and every mode says what its metadata means."""
+def test_accepted_geometries_have_buffers_and_metadata(geometry, change):
+    """Accepted geometries close to the refused ones have buffers, and every mode has its metadata described."""
     made = geometry(**change)
     assert reasons_against(made) == []
     assert sizing.buffers(made)
     assert set(contract.layouts(made)) == set(made.modes)
 
 
-def test_another_version_is_refused_by_name(geometry, monkeypatch):
-    """A FlashInfer whose device verdict is not recorded is refused, and the remedy names the one that is."""
+def test_untested_version_is_refused(geometry, monkeypatch):
+    """A FlashInfer without a recorded device verdict is refused, and the remedy names the tested version."""
     monkeypatch.setattr(versions, "installed", lambda: "0.6.18.post1")
     (reason,) = reasons_against(geometry())
     assert "0.6.18.post1" in reason and versions.TESTED[-1] in reason
 
 
 @pytest.mark.parametrize(("version", "ignored"), [("0.6.13", True), ("0.6.15.post2", True), ("0.6.16.post1", False)])
-def test_an_fp8_cache_with_trees_is_refused_where_masks_are_ignored(geometry, monkeypatch, version, ignored):
-    """flashinfer#4199: before 0.6.16 XQA takes a causal tail for an fp8 cache, whatever the mask."""
+def test_fp8_trees_are_refused_before_0_6_16(geometry, monkeypatch, version, ignored):
+    """Before 0.6.16 XQA uses a causal tail for an fp8 cache, whatever the mask (flashinfer#4199)."""
     monkeypatch.setattr(versions, "installed", lambda: version)
     reasons = reasons_against(geometry(kv_dtype=FP8))
     assert any("it ignores them" in reason for reason in reasons) is ignored
     assert not any("it ignores them" in reason for reason in reasons_against(geometry()))
 
 
-def test_the_library_need_not_be_installed_to_size(geometry, monkeypatch):
-    """Sizing on a laptop: no FlashInfer, no reason against."""
+def test_sizing_works_without_flashinfer(geometry, monkeypatch):
+    """Without FlashInfer installed no reason is given against a geometry."""
     monkeypatch.setattr(versions, "installed", lambda: None)
     assert reasons_against(geometry(TARGET_MODES)) == []
 
 
 @pytest.mark.parametrize("arch", [90, 120, 121])
 @pytest.mark.parametrize("kv", ["bfloat16", "float16", FP8])
-def test_what_xqa_serves_cuda_triton_prefills(geometry, arch, kv):
-    """EXTEND has no refusal of its own: every page size, head size, dtype and window that XQA takes is served there."""
+def test_cuda_triton_prefills_every_xqa_shape(geometry, arch, kv):
+    """cuda_triton accepts every page size, head size, dtype and window that XQA accepts."""
     from draftmark_cuda_triton import support
 
     shape = {"q_dtype": "bfloat16" if kv == FP8 else kv, "kv_dtype": kv}
@@ -106,8 +106,8 @@ def test_what_xqa_serves_cuda_triton_prefills(geometry, arch, kv):
         assert reasons_against(made) == support.reasons_against(made) == []
 
 
-def test_a_missing_cuda_triton_is_refused_with_the_remedy(geometry, monkeypatch):
-    """As a missing FlashInfer is: by name, before anything is allocated, with the pip command."""
+def test_missing_cuda_triton_is_refused(geometry, monkeypatch):
+    """Loading without cuda_triton raises before anything is allocated, and the error has the pip command."""
     import importlib.util
 
     from draftmark import load

@@ -1,8 +1,9 @@
-"""TensorRT-LLM's decode kernels (XQA, and trtllm-gen on sm_100 and sm_103) through FlashInfer, behind the contract.
+"""Attention backend over TensorRT-LLM's decode kernels: XQA, and trtllm-gen on sm_100 and sm_103, through FlashInfer.
 
-`forms`, `sizing` and `support` are integers, `backend` is the step path, `xqa` and `gen` call the library, `launch`
-starts our own `kernels`: metadata in one launch, and the rows of a draft step. EXTEND, the KV scatter and the loop's
-tree operations are draftmark-cuda-triton's, imported when a backend is opened; FlashInfer when that is on a device.
+* `forms`, `sizing` and `support` compute with integers only; they import neither torch nor FlashInfer.
+* `backend` and `gen` are the two backends, `xqa` calls the library, `launch` starts the plugin's own Triton `kernels`.
+* draftmark-cuda-triton supplies EXTEND, the KV store and the loop's tree operations. It is imported when a backend
+  opens. FlashInfer is imported when a backend opens on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrtllmPlugin(BackendPlugin):
-    """XQA and trtllm-gen. They take lengths from device memory, so no host lengths are needed."""
+    """Plugin of XQA and trtllm-gen. Both read lengths from device memory, so no host lengths are needed."""
 
     info = BackendInfo(
         name="cuda_trtllm",
@@ -40,7 +41,7 @@ class TrtllmPlugin(BackendPlugin):
     buffers = staticmethod(sizing.buffers)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """On a device this builds and loads every kernel that the geometry can ask for."""
+        """Open the backend of this GPU. On a GPU this builds and loads every kernel that the geometry can launch."""
         if forms.uses_gen(geometry):
             from .gen import GenBackend
 
@@ -50,7 +51,7 @@ class TrtllmPlugin(BackendPlugin):
         return XqaBackend(geometry, arena)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
-        """cuda_triton's: tail, verification and compaction in one launch each."""
+        """Return cuda_triton's tree operations: tail, verification and compaction, one launch each."""
         from draftmark_cuda_triton.shared import TritonTreeOps
 
         return TritonTreeOps(geometry)

@@ -1,7 +1,7 @@
-"""The step path on XQA: four plain methods over the arena's buffers and the batch's own tensors.
+"""Backend over XQA, for sm_90, sm_120 and sm_121.
 
-EXTEND is cuda_triton's kernel: XQA has no causal prefill, and what FlashInfer has wants host lengths and a plan. So are
-rows that the device decides and whole draft blocks, for which XQA has no form.
+cuda_triton's kernels run three modes that XQA cannot run. EXTEND: XQA has no causal prefill, and FlashInfer's prefill
+needs host lengths and a plan. RAGGED_VERIFY: the device chooses the rows. DRAFT_BLOCK: a row sees later rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from . import forms, launch, sizing
 from .xqa import Xqa
 
 HEADS_OF_POOL = 1 << 32
-"""XQA multiplies page id and page stride, counted in heads, in 32 bits."""
+"""Upper bound of the heads in a KV pool: XQA multiplies page id and page stride, counted in heads, in 32 bits."""
 
 
 class XqaBackend:
-    """One code path for eager, capture and replay. Needs no host lengths and never reads the device on the host.
+    """XQA backend with one code path for eager mode, capture and replay; it never reads the device on the host.
 
-    On CPU tensors, in Triton's interpreter, metadata are written, KV is stored and EXTEND runs; XQA needs the device.
+    On CPU tensors, Triton's interpreter runs `write_metadata`, `write_kv` and EXTEND. XQA itself needs a GPU.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -43,10 +43,10 @@ class XqaBackend:
         self._xqa = self._open() if slots.is_cuda and forms.uniform_modes(geometry) else None
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing: XQA has no plan, and lengths are on the device."""
+        """Do nothing: XQA has no plan, and lengths are on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Lengths with the tail, slots, masks; one launch, the same in eager, capture and replay."""
+        """Write lengths with the tail, slots and masks in one launch, equal in eager mode, capture and replay."""
         if sibling := self._sibling(batch):
             sibling.write_metadata(batch)
             return
@@ -67,7 +67,7 @@ class XqaBackend:
             slots.copy_(batch.slots)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
+        """Store K and V of the batch's rows in one launch; quantise them if the cache is fp8."""
         slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         if batch.num_rows:
             record_call(
@@ -75,7 +75,7 @@ class XqaBackend:
             )
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """One launch, XQA's or cuda_triton's; a draft step behind its first also moves its rows there and back."""
+        """Compute attention in one launch; a draft step with more tail slots than rows also stages its rows."""
         if sibling := self._sibling(batch):
             sibling.attend(q, cache, batch, out)
             return
@@ -91,7 +91,7 @@ class XqaBackend:
         rows = forms.q_rows(self.geometry, batch.mode)
         lanes = forms.lanes(batch.mode, q_len, tail_len)
         if batch.padded_reqs == 1 and forms.fills_blocks(self.geometry, q_len, rows):
-            lanes = q_len  # no block reaches a dummy, and no other request comes behind them
+            lanes = q_len  # no block reads a padding row, and no other request follows these rows
         into, from_ = (q, out) if lanes == q_len else self._staged(q, batch.padded_reqs, q_len, lanes)
         indptr = self._buffer[sizing.INDPTR][: batch.padded_reqs + 1]
         self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK], sinks)
@@ -99,19 +99,19 @@ class XqaBackend:
             launch.move_rows(from_, out, batch.num_rows, q_len, (lanes, q_len))
 
     def _sibling(self, batch: ForwardBatch) -> Prefill | DecodeVerify | None:
-        """cuda_triton's kernels for a mode that XQA has no form for."""
+        """Return cuda_triton's backend for a mode that XQA cannot run, else None."""
         if batch.mode is Mode.EXTEND:
             return self._prefill
         return self._decode_verify if batch.mode in forms.SIBLING_MODES else None
 
     def _staged(self, q: torch.Tensor, requests: int, q_len: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Staged queries, filled, and staged outputs: `lanes` rows a request, the real ones first."""
+        """Return query and output buffers with `lanes` rows per request; a request's real queries come first."""
         queries, outputs = (self._buffer[name][: requests * lanes] for name in (sizing.QUERIES, sizing.OUTPUTS))
         launch.move_rows(q, queries, requests * q_len, q_len, (q_len, lanes))
         return queries, outputs
 
     def _scales(self, cache: KVCache) -> tuple[Any, Any]:
-        """XQA's (q_scale, kv_scale): logits are multiplied by both, the output by kv_scale."""
+        """Return XQA's (q_scale, kv_scale): both multiply the logits, kv_scale also multiplies the output."""
         kv_scale = 1.0 if cache.v_scale is None else cache.v_scale
         if cache.k_scale is cache.v_scale:
             return self._factor, kv_scale
@@ -133,7 +133,7 @@ class XqaBackend:
             raise BatchError("the tail is a Tree under a window, whose rows XQA would place as a chain's; pass Causal")
 
     def _open(self) -> Xqa:
-        """The library's function, after every kernel of the geometry was built, loaded and run once."""
+        """Build, load and run every kernel of the geometry once, then return the bound XQA function."""
         from flashinfer.xqa import xqa
 
         a = self.geometry.attention
@@ -146,7 +146,7 @@ class XqaBackend:
         return bound
 
     def _run_once(self, xqa: Xqa, rows: int) -> None:
-        """One request of one key. A first call builds and loads a module, which a captured region must not."""
+        """Run one kernel on one request of one key: the first call builds a module, which capture does not permit."""
         a, device = self.geometry.attention, xqa.scratch.device
         q = torch.zeros(rows, a.num_qo_heads, a.head_dim, dtype=getattr(torch, a.q_dtype), device=device)
         pages = torch.zeros(

@@ -1,4 +1,4 @@
-"""What the conformance suite reads of this plugin, and no engine: the meaning of its metadata, and bytes in use."""
+"""Facts of this plugin that only the conformance suite reads: meaning of its metadata, and bytes in use per batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One masked level over the batch's own page table in every mode; lengths include the tail; no host lengths."""
+    """Describe each mode's metadata: one masked level over the batch's page table; lengths include the tail."""
     if forms.uses_gen(geometry):
         return over_page_table(geometry, kv_lens=gen_sizing.LENS, slot_mapping=gen_sizing.SLOTS)
     return {mode: _meaning(geometry, mode) for mode in geometry.modes}
@@ -38,9 +38,9 @@ def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers; of row tiles, at most.
+    """Return the bytes that one batch uses of each buffer of the plugin; for row tiles an upper bound.
 
-    Semaphores count whole: they are zeroed once for every batch there will be.
+    Semaphores always count in full, because they are zeroed once for all batches.
     """
     if forms.uses_gen(geometry):
         return _gen_usage(geometry, batch)
@@ -52,15 +52,15 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     if batch.uniform is None:
         used[sizing.ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
         return used
-    used[sizing.SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _rows_told(geometry, batch))
+    used[sizing.SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _kernel_rows(geometry, batch))
     used[sizing.SEMAPHORES] = next(spec.nbytes for spec in sizing.workspace(geometry) if spec.name == sizing.SEMAPHORES)
     if sizing.Q_SCALE in used:
         used[sizing.Q_SCALE] = 4
     return used
 
 
-def _rows_told(geometry: Geometry, batch: ForwardBatch) -> int:
-    """Rows that the kernel of a batch is told of; 1 is the decode form."""
+def _kernel_rows(geometry: Geometry, batch: ForwardBatch) -> int:
+    """Rows per request that XQA's grid covers; 1 stands for the decode form."""
     if batch.uniform is not None and batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
         return 1
     return int(forms.q_rows(geometry, batch.mode))
@@ -78,7 +78,7 @@ def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
 
 
 def _gen_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Counters by formula; the workspace whole, since only the kernels know."""
+    """Return bytes of the counters by formula and the full workspace, since the kernels are closed binaries."""
     return {
         gen_sizing.COUNTERS: 4 * gen_sizing.counters(geometry, batch.padded_reqs),
         gen_sizing.WORKSPACE: gen_sizing.WORKSPACE_BYTES,

@@ -1,7 +1,7 @@
-"""The step path on trtllm-gen (sm_100, sm_103): causal tails only, its own context kernels for EXTEND.
+"""Backend over trtllm-gen, for sm_100 and sm_103: causal tails only, with trtllm-gen's context kernels for EXTEND.
 
-Never run on hardware. The calls follow FlashInfer 0.7.2's signatures; the kernels are downloaded binaries, so
-opening on such a device needs them in FlashInfer's cubin directory.
+It was never run on hardware. The calls follow FlashInfer 0.7.2's signatures. The kernels are downloaded binaries, so
+opening on such a GPU needs them in FlashInfer's cubin directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import launch
 
 
 class GenBackend:
-    """As `backend.XqaBackend`, without masks: every tail is a chain."""
+    """trtllm-gen backend, with the interface of `backend.XqaBackend`. It has no masks: every tail is a chain."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self.geometry = geometry
@@ -33,10 +33,10 @@ class GenBackend:
             self._decode, self._context = trtllm_batch_decode_with_kv_cache, trtllm_batch_context_with_kv_cache
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing: lengths are on the device."""
+        """Do nothing: lengths are on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Lengths with the tail and slots; one launch."""
+        """Write lengths with the tail, and slots, in one launch."""
         page, slots = self.geometry.attention.page_size, self._buffer[sizing.SLOTS][: batch.num_rows]
         lens = self._buffer[sizing.LENS][: batch.padded_reqs]
         if batch.uniform is None:
@@ -53,18 +53,18 @@ class GenBackend:
         )  # fmt: skip
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots."""
+        """Store K and V of the batch's rows at their slots, in one launch."""
         slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         if batch.num_rows:
             record_call(write_kv, k, v, cache.k, cache.v, None, None, slots, mutates=(cache.k, cache.v))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """One call of the library."""
+        """Compute attention with one call of the library."""
         if self._decode is None or self._context is None:
             raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
         if isinstance(batch.tail, Tree):
             raise BatchError("the tail is a Tree, but trtllm-gen ignores masks; pass Causal, or use topk 1")
-        sinks_of(cache, self.geometry)  # raises where some are given: `support` refuses them
+        sinks_of(cache, self.geometry)  # raises if the cache has sinks: `support` refuses a geometry with sinks
         if not batch.num_rows:
             return
         a, lens = self.geometry.attention, self._buffer[sizing.LENS][: batch.padded_reqs]

@@ -1,7 +1,7 @@
-"""Buffers of the trtllm-gen path (sm_100, sm_103). Integers only. Never run on hardware.
+"""Buffers of the trtllm-gen backend (sm_100, sm_103). Integers only. Never run on hardware.
 
-Its kernels are closed binaries: FlashInfer hands them "the rest of the workspace" as scratch and gives no formula, so
-WORKSPACE_BYTES is the size that its documentation recommends. The counters have a formula of their own.
+The kernels are closed binaries. FlashInfer passes them the rest of the workspace as scratch and states no formula, so
+WORKSPACE_BYTES is the size that FlashInfer's documentation recommends. The counters have a formula.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WORKSPACE_BYTES = 128 << 20
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """Lengths, slots, prefix sums of lengths for EXTEND, counters, and the library's workspace."""
+    """Return the buffers: lengths, slots, prefix sums of lengths for EXTEND, counters, and FlashInfer's workspace."""
     reqs = geometry.max_reqs
     specs = [
         BufferSpec(LENS, Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
@@ -36,5 +36,5 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def counters(geometry: Geometry, requests: Any) -> Any:
-    """Counters that the library keeps for so many requests."""
+    """Return the number of int32 counters that FlashInfer needs for a batch of `requests` requests."""
     return 8 * ceil_div(maximum(requests * geometry.attention.num_qo_heads, geometry.device.num_sms), 8)

@@ -1,4 +1,4 @@
-"""Our own launches, one function each. Each takes every tensor it touches, so that `record_call` can replay it."""
+"""Launches of the plugin's own kernels. A function takes every tensor that it uses, so `record_call` can replay it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from draftmark_cuda_triton.shared import compiled_or_interpreted
 KERNELS = f"{__package__}.kernels"
 BLOCK = 256
 SCAN_CELLS = 16384
-"""Cells of a (rows, requests) comparison in one program."""
+"""Most cells of one program's (rows, requests) comparison."""
 
 
 def next_power_of_two(n: int) -> int:
-    """The smallest power of two >= n."""
+    """Return the smallest power of two >= n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -30,7 +30,7 @@ def write_uniform(
     mask: torch.Tensor | None,
     words: int,
 ) -> None:
-    """Metadata of a uniform batch; `extent` is (q_len, tail_len, lanes). See `kernels.uniform.write_uniform`."""
+    """Write a uniform batch's metadata; `extent` is (q_len, tail_len, lanes). See `kernels.uniform.write_uniform`."""
     q_len, tail_len, lanes = extent
     requests, rows = prefix_lens.shape[0], slot_mapping.shape[0]
     masked = mask is not None
@@ -53,7 +53,7 @@ def write_context(
     kv_lens: torch.Tensor,
     kv_indptr: torch.Tensor,
 ) -> None:
-    """Metadata of an EXTEND for trtllm-gen; see `kernels.context.write_context`."""
+    """Write the metadata of an EXTEND batch for trtllm-gen. See `kernels.context.write_context`."""
     requests, rows = prefix_lens.shape[0], slot_mapping.shape[0]
     block_r = max(16, next_power_of_two(requests))
     block = max(1, min(BLOCK, SCAN_CELLS // block_r))
@@ -64,7 +64,7 @@ def write_context(
 
 
 def move_rows(source: torch.Tensor, target: torch.Tensor, rows: int, q_len: int, lanes: tuple[int, int]) -> None:
-    """Rows between two layouts; `lanes` are the rows a request has in source and target. See `kernels.rows`."""
+    """Copy rows between layouts; `lanes` is rows per request in (source, target). See `kernels.rows.move_rows`."""
     elements = source[0].numel()
     block = min(4096, next_power_of_two(elements))
     compiled_or_interpreted(source, KERNELS).rows.move_rows[(rows, triton.cdiv(elements, block))](
@@ -75,7 +75,7 @@ def move_rows(source: torch.Tensor, target: torch.Tensor, rows: int, q_len: int,
 def write_scale(
     k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, q_scale: torch.Tensor, factor: float
 ) -> None:
-    """One float; None is 1. See `kernels.rows.write_scale`."""
+    """Write XQA's scale of the queries, one float; a scale of None counts as 1. See `kernels.rows.write_scale`."""
     compiled_or_interpreted(q_scale, KERNELS).rows.write_scale[(1,)](
         q_scale if k_scale is None else k_scale, q_scale if v_scale is None else v_scale, q_scale, factor,
         HAS_K=k_scale is not None, HAS_V=v_scale is not None,

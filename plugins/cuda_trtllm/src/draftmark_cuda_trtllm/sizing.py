@@ -1,8 +1,8 @@
-"""The buffers. Integers only: it also runs on the symbols of a proof.
+"""Buffers of the XQA backend. Integers only, or a proof's symbols.
 
-XQA checks no bound of its scratch, so the sizes here are its own arithmetic, read in `xqa/mha.cu` of FlashInfer
-0.7.2: the keys of a request are split over ``max(1, SMs // (requests · KV heads))`` parts; only with two or more
-there is something to merge, and then all parts together are no more than SMs, each with one record per block of rows.
+XQA checks no bound of its scratch, so the sizes follow `xqa/mha.cu` of FlashInfer 0.7.2. It splits the keys of a
+request into ``max(1, SMs // (requests · KV heads))`` parts. A single part needs no merge and no scratch. Otherwise
+all requests and KV heads together have at most SMs parts, and each part stores one record per block of rows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ ROW_TILES = "row_tiles"
 SCRATCH, SEMAPHORES, Q_SCALE = "scratch", "semaphores", "q_scale"
 
 STATISTICS = 256
-"""Bytes of row maxima and row sums of one part and block: two times 32 rows of float32 (SMemWarpRowMax)."""
+"""Bytes of row maxima and row sums of one part and block: two arrays of 32 float32 (SMemWarpRowMax)."""
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """The buffers of one geometry, for the modes that it serves."""
+    """Return the buffers of one geometry, for the modes that it serves."""
     if forms.uses_gen(geometry):
         return gen_sizing.buffers(geometry)
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
         specs.append(_row_tiles(geometry))
-    specs += _of_sibling(geometry)
+    specs += _sibling_buffers(geometry)
     if not forms.uniform_modes(geometry):
         return specs
     specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
@@ -39,7 +39,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     return specs + workspace(geometry)
 
 
-def _of_sibling(geometry: Geometry) -> list[BufferSpec]:
+def _sibling_buffers(geometry: Geometry) -> list[BufferSpec]:
     modes = forms.sibling_modes(geometry)
     if not modes:
         return []
@@ -54,7 +54,7 @@ def _tree_form(geometry: Geometry) -> list[BufferSpec]:
         return []
     rows = geometry.max_reqs
     words = maximum(*(rows * forms.max_lanes(geometry, m) * 2 * forms.mask_words(geometry, m) for m in masked))
-    formula = "max_reqs · rows per request, dummies included · 2 · ceil(q_rows / 32)"
+    formula = "max_reqs · rows per request, padding included · 2 · ceil(q_rows / 32)"
     return [
         BufferSpec(MASK, Role.TAIL_MASK, (words,), "uint16", Unit.WORDS, formula),
         BufferSpec(INDPTR, Role.QO_INDPTR, (rows + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
@@ -64,7 +64,7 @@ def _tree_form(geometry: Geometry) -> list[BufferSpec]:
 def _staging(geometry: Geometry) -> list[BufferSpec]:
     a = geometry.attention
     shape = (geometry.max_reqs * forms.max_lanes(geometry, Mode.DRAFT), a.num_qo_heads, a.head_dim)
-    formula = "max_reqs · k · (S - 1) rows: a row per tail slot, those of no query untouched"
+    formula = "max_reqs · k · (S - 1) rows: one per tail slot; rows without a query are not written"
     return [
         BufferSpec(QUERIES, Role.QUERY_STAGING, shape, a.q_dtype, Unit.ROWS, formula),
         BufferSpec(OUTPUTS, Role.OUTPUT_STAGING, shape, a.q_dtype, Unit.ROWS, formula),
@@ -79,7 +79,7 @@ def _row_tiles(geometry: Geometry) -> BufferSpec:
 
 
 def workspace(geometry: Geometry) -> list[BufferSpec]:
-    """Scratch is written before it is read; the semaphores must be zero once, and each launch leaves them zero."""
+    """Return scratch and semaphores. Semaphores must be zero before the first launch; each launch leaves them zero."""
     a, sms = geometry.attention, geometry.device.num_sms
     each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in forms.masked_modes(geometry)] or [1]
     most = maximum(*each)
@@ -97,7 +97,7 @@ def workspace(geometry: Geometry) -> list[BufferSpec]:
 
 
 def scratch(geometry: Geometry, parts: Any, rows: int) -> Any:
-    """Bytes of so many parts of `rows` rows; a segment starts at a multiple of its element's size (MemSegmenter)."""
+    """Return bytes of scratch for `parts` parts of `rows` rows; outputs start at a multiple of one part's bytes."""
     head = 64 if geometry.attention.head_dim <= 64 else 128 if geometry.attention.head_dim <= 128 else 256
     out = rows * head * 2
     return ceil_div(STATISTICS * parts, out) * out + parts * out

@@ -1,4 +1,4 @@
-"""What is refused, in sentences. Integers, names and installed versions only."""
+"""Reasons for which the plugin refuses a geometry. Reads only integers, names and installed versions."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from draftmark import Geometry, Mode
 from . import forms, versions
 
 MAX_GROUP = 32
-"""The decode form keeps a group's queries in 16 KiB of shared memory, a tree block has 32 rows."""
+"""Query heads per KV head: the decode form keeps them in 16 KiB of shared memory, and a tree block has 32 rows."""
 MAX_HEAD_DIM = 256
 MAX_TAIL = 1024
 MAX_GRID_Z = 65535
-"""CUDA's bound on the third extent of a grid, which counts requests."""
+"""CUDA's bound on the third extent of a grid; XQA's grid counts requests there."""
 GEN_PAGES = (16, 32, 64)
 GEN_HEAD_DIMS = (64, 128)
 
 
 def reasons_against(geometry: Geometry) -> list[str]:
-    """Every reason why the kernels do not serve `geometry`; none means they do."""
+    """Return every reason for which the kernels cannot serve `geometry`; an empty list means that they can."""
     reasons = [*_device(geometry), *_version(geometry), *_attention(geometry)]
     if forms.uses_gen(geometry):
         reasons += _gen(geometry)
         reasons += [
             f"mode {mode.value} on sm_{geometry.device.arch} is not served" for mode in forms.sibling_modes(geometry)
         ]
-    # What follows depends on numbers that a proof leaves open, and forks it.
+    # The next branch depends on numbers that a proof leaves open, so the proof forks here.
     if geometry.attention.page_size not in forms.PAGES:
         return [*reasons, f"page_size {geometry.attention.page_size} is not served: XQA is built for 16, 32, 64 or 128"]
     return [*reasons, *_tail(geometry), *_sinks(geometry), *_counts(geometry), *_sibling(geometry)]
 
 
 def _sibling(geometry: Geometry) -> list[str]:
-    """Modes that run on cuda_triton's kernels want it installed."""
+    """Refuse modes that run on cuda_triton's kernels when cuda_triton is not installed."""
     if importlib.util.find_spec("draftmark_cuda_triton"):
         return []
     return [
@@ -88,7 +88,7 @@ def _gen(geometry: Geometry) -> list[str]:
     if a.head_dim not in GEN_HEAD_DIMS:
         reasons.append(f"head_dim {a.head_dim} on sm_{arch} is not served: trtllm-gen is used for 64 and 128")
     if a.kv_dtype != a.q_dtype:
-        reasons.append(f"kv_dtype {a.kv_dtype} on sm_{arch} is not served: trtllm-gen wants fp8 queries with it")
+        reasons.append(f"kv_dtype {a.kv_dtype} on sm_{arch} is not served: trtllm-gen needs fp8 queries with it")
     return reasons
 
 
@@ -99,7 +99,7 @@ def _tail(geometry: Geometry) -> list[str]:
         if a.window_left >= 0:
             reasons.append(
                 f"window_left {a.window_left} with topk {draft.topk} is not served: XQA places row r of a tail at "
-                "position L + r, which is no tree's; use topk 1"
+                "position L + r, which is wrong for a tree; use topk 1"
             )
         if forms.uses_gen(geometry):
             reasons.append(f"topk {draft.topk} on sm_{arch} is not served: trtllm-gen ignores masks; use topk 1")
@@ -109,14 +109,18 @@ def _tail(geometry: Geometry) -> list[str]:
 
 
 def _sinks(geometry: Geometry) -> list[str]:
-    """The tree form takes row r of a block for head r % group, but only the first block begins with head 0."""
+    """Refuse sinks if more than one block serves a KV head and 32 is no multiple of the group.
+
+    The tree form reads the sink of head r % group for row r of a block, but only the first block begins with head 0.
+    """
     group = geometry.attention.group_size
     if not geometry.attention.sinks or forms.BLOCK_ROWS % group == 0:
         return []
     modes = [mode for mode in forms.masked_modes(geometry) if forms.blocks(group, forms.q_rows(geometry, mode)) > 1]
     return [
-        f"sinks with {group} query heads per KV head are not served in mode {mode.value}: XQA takes those of other "
-        f"heads where more than {forms.BLOCK_ROWS} rows and heads share a KV head; use a group that divides it"
+        f"sinks with {group} query heads per KV head are not served in mode {mode.value}: XQA reads the sinks of wrong "
+        f"heads if a request has more than {forms.BLOCK_ROWS} (row, head) pairs; use a group that divides "
+        f"{forms.BLOCK_ROWS}"
         for mode in modes
     ]
 

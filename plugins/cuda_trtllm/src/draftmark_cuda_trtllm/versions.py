@@ -1,4 +1,4 @@
-"""Which FlashInfer this is tested with. Read from installed metadata; the library itself is not imported."""
+"""FlashInfer versions that this plugin is tested with. Reads installed metadata and never imports the library."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import importlib.metadata
 from functools import cache
 
 DISTRIBUTION = "flashinfer-python"
-# The version that cuda_flashinfer needs (flashinfer#4267), so that one environment serves both; its XQA, the Python and
-# the kernels, is that of 0.6.18.post1 byte for byte.
+# cuda_flashinfer needs this version (flashinfer#4267), so one environment serves both plugins. Its XQA, in Python and
+# CUDA, equals the XQA of 0.6.18.post1 byte for byte.
 TESTED = ("0.7.2",)
-"""Versions that the plugin is for."""
+"""Versions that the plugin accepts."""
 MASKED_FP8_SINCE = (0, 6, 16)
-"""Before, XQA took a causal tail for every fp8 cache with few rows, whatever the mask (flashinfer#4199)."""
+"""First release in which XQA reads the mask of an fp8 cache; older ones use a causal tail (flashinfer#4199)."""
 
 
 @cache
 def installed() -> str | None:
-    """The installed version, or None. Sizing works without the library."""
+    """Return the installed version, or None. Sizing works without the library."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -24,7 +24,7 @@ def installed() -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.6.18.post1" → (0, 6, 18)."""
+    """Return the leading numbers of a version: "0.6.18.post1" → (0, 6, 18)."""
     numbers = []
     for part in version.split("."):
         if not part.isdigit():

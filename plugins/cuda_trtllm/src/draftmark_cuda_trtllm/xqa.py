@@ -1,4 +1,4 @@
-"""The calls of `flashinfer.xqa`: the library's public function, keyword by keyword, and nothing below it."""
+"""Calls of `flashinfer.xqa.xqa`, the library's public function; nothing below that function is used."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import torch
 
 @dataclass(frozen=True)
 class Xqa:
-    """One geometry's XQA.
+    """XQA function bound to one geometry's sizes and workspaces.
 
     Attributes:
-        function: `flashinfer.xqa.xqa`. It finds its module by dtypes, page size, head size, group, window and q_rows,
-            and builds it on the first call.
-        num_kv_heads, page_size: of the cache.
-        window: positions a row sees with its own, 0 for all.
-        num_sms: what the split over keys is computed from; the sizing's number, not the driver's.
-        scratch, semaphores: uint8 and int32 arena buffers.
+        function: `flashinfer.xqa.xqa`. It selects a module by dtypes, page size, head size, group, window and q_rows,
+            and builds the module on the first call.
+        num_kv_heads: KV heads of the cache.
+        page_size: tokens per page of the cache.
+        window: positions that a row sees, its own included; 0 for all.
+        num_sms: SMs for XQA's split-KV decision. This is the sizing's number, not the driver's.
+        scratch: uint8 buffer of the arena.
+        semaphores: int32 buffer of the arena.
     """
 
     function: Callable[..., None]
@@ -32,21 +34,26 @@ class Xqa:
 
     def decode(self, q: torch.Tensor, cache: Any, table: torch.Tensor, lens: torch.Tensor, out: torch.Tensor,
                scales: tuple[Any, Any], sinks: torch.Tensor | None = None) -> None:  # fmt: skip
-        """One row a request: q, out ``[R, heads, dim]``; table int32 ``[R, pages]``; lens int32 ``[R]``, with tail;
-        sinks float32 ``[heads]`` in natural units, as `KVCache` has them.
+        """Compute attention of one row per request.
+
+        Args:
+            q: ``[R, heads, dim]``; out has its shape. table: int32 ``[R, pages]``. lens: int32 ``[R]``, tail included.
+            scales: (q_scale, kv_scale); see `XqaBackend._scales`.
+            sinks: float32 ``[heads]`` in natural units, as in `KVCache`.
         """
         self._call(q[:, None], cache, table, lens, out[:, None], scales, sinks)
 
     def tree(self, q: torch.Tensor, cache: Any, table: torch.Tensor, lens: torch.Tensor, out: torch.Tensor,
              scales: tuple[Any, Any], rows: int, indptr: torch.Tensor, mask: torch.Tensor,
              sinks: torch.Tensor | None = None) -> None:  # fmt: skip
-        """Rows behind an indptr.
+        """Compute attention of ragged rows under a mask.
 
         Args:
-            q, out: ``[n, heads, dim]``; request r has rows indptr[r] … indptr[r+1] of it.
-            rows: see `forms.q_rows`: the grid covers the first `rows` rows of each request.
-            indptr: int32 ``[R + 1]``. mask: its row i at word ``i · ceil(rows / 32)`` (of int32), over the last
-                indptr[r+1] - indptr[r] positions of request r.
+            q: ``[n, heads, dim]``; request r has rows indptr[r] … indptr[r+1]. out has the shape of q.
+            rows: q_rows (`forms.q_rows`): the grid covers the first `rows` rows of each request.
+            indptr: int32 ``[R + 1]``.
+            mask: row i begins at int32 word ``i · ceil(rows / 32)`` and covers the last indptr[r+1] - indptr[r]
+                positions of request r.
         """
         self._call(q, cache, table, lens, out, scales, sinks, q_seq_len=rows, mask=mask, q_cu_seq_lens=indptr)
 

@@ -1,1 +1,1 @@
-"""The plugin's own Triton kernels. Every file runs on a GPU and, under TRITON_INTERPRET=1, on the CPU."""
+"""Triton kernels of this plugin. Every file runs on a GPU and, under TRITON_INTERPRET=1, on the CPU."""

@@ -1,7 +1,7 @@
-"""write_metadata of a ragged causal batch (EXTEND) for trtllm-gen, whose context kernels are causal themselves.
+"""Metadata kernel of EXTEND for trtllm-gen. Its context kernels apply the causal mask, so no mask is written.
 
-One launch; each program repeats a prefix sum over requests (R words from L2). Worked size, 8 prompts of 4096 rows:
-256 KiB of slots.
+One launch. Each program computes the prefix sum over requests anew, from R words in L2. Worked size: 8 prompts of 4096
+rows write 256 KiB of slots.
 """
 
 import triton
@@ -23,9 +23,11 @@ def write_context(
     BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Request r brings q_indptr[r+1] - q_indptr[r] rows; lengths, their prefix sums, and slots.
+    """Write KV lengths, their prefix sums, and slots of a ragged batch.
 
     Args:
+        prefix_lens: int32 ``[R]``. page_table: int32 ``[R, pages]``.
+        q_indptr: int32 ``[R + 1]``; request r has q_indptr[r+1] - q_indptr[r] new rows.
         slot_mapping: int64 ``[num_rows]``, out. kv_lens: int32 ``[R]``, out: L + n.
         kv_indptr: int64 ``[R + 1]``, out: running sums of kv_lens.
     """
@@ -44,7 +46,7 @@ def write_context(
     entry = program * BLOCK + tl.arange(0, BLOCK)
     live = entry < num_rows
     passed = ((end[None, :] <= entry[:, None]) & exists[None, :]).to(tl.int32)
-    # `tl.sum` is compiled or interpreted as the process was when Triton was imported; its primitive is both.
+    # Triton fixes `tl.sum` as compiled or interpreted at import; this primitive works in both modes.
     owner = tl.reduce(passed, 1, tl.standard._sum_combine)
     owner = tl.minimum(owner, num_reqs - 1)
     position = tl.load(prefix_lens + owner, mask=live, other=0) + entry - tl.load(q_indptr + owner, mask=live, other=0)

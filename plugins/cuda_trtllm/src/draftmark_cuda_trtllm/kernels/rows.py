@@ -1,6 +1,6 @@
-"""Rows of a draft step between the batch's layout and the kernel's, and the one scale that XQA takes for K.
+"""Kernels that stage the rows of a draft step, and that compute XQA's scale of the queries.
 
-Worked size, 256 requests of 8 rows of 32 heads of 128, bf16: 16 MiB in and 16 MiB out, 8 µs at 4.2 TB/s.
+Worked size: 256 requests of 8 rows of 32 heads of 128 in bf16 move 16 MiB in and 16 MiB out, 8 µs at 4.2 TB/s.
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def move_rows(source, target, q_len, source_lanes, target_lanes, row_elements, BLOCK: tl.constexpr):
-    """Row j of request r from row ``r · source_lanes + j`` of `source` to row ``r · target_lanes + j`` of `target`."""
+    """Copy row j of request r from row ``r · source_lanes + j`` of `source` to ``r · target_lanes + j`` of `target`."""
     number = tl.program_id(0).to(tl.int64)
     request, row = number // q_len, number % q_len
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -20,7 +20,7 @@ def move_rows(source, target, q_len, source_lanes, target_lanes, row_elements, B
 
 @triton.jit
 def write_scale(k_scale, v_scale, q_scale, factor, HAS_K: tl.constexpr, HAS_V: tl.constexpr):
-    """q_scale ``[1]`` float32, out: factor · k_scale / v_scale. XQA multiplies logits by q_scale and v_scale both."""
+    """Write q_scale, float32 ``[1]``: factor · k_scale / v_scale. XQA multiplies logits by q_scale and by v_scale."""
     value = factor
     if HAS_K:
         value = value * tl.load(k_scale)

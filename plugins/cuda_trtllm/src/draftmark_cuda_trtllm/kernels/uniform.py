@@ -1,7 +1,7 @@
-"""write_metadata of a uniform batch: lengths with the tail, KV slots, and the tree form's mask and indptr. One launch.
+"""Metadata kernel of a uniform batch: lengths with the tail, KV slots, and the tree form's mask and indptr. One launch.
 
-Worked size, 256 requests of 64 rows: 1 KiB of lengths, 128 KiB of slots, 128 KiB of mask words written, the tree's
-words read once: 0.1 µs of bytes at 4 TB/s, so a launch (about 3 µs) is the floor.
+Worked size: 256 requests of 64 rows write 1 KiB of lengths, 128 KiB of slots and 128 KiB of mask words, and read the
+tree's words once. That is 0.1 µs at 4 TB/s, so the time is a launch's, about 3 µs.
 """
 
 import triton
@@ -30,16 +30,17 @@ def write_uniform(
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A batch whose requests all have q_len rows and tail_len tail slots.
+    """Write the metadata of a batch in which every request has q_len rows and tail_len tail slots.
 
     Args:
-        prefix_lens: int32 ``[R]``. page_table: int32 ``[R, pages]``. tree: int32 ``[num_rows, stride_tree]``, bit j of
-            a row set when it sees tail slot j; read with TREE only, else tails are causal.
-        kv_lens: int32 ``[R]``, out: L + T. Written here and nowhere else, so a captured region never finds zeros
+        prefix_lens: int32 ``[R]``. page_table: int32 ``[R, pages]``.
+        tree: int32 ``[num_rows, stride_tree]``; bit j of a row is set if the row sees tail slot j. Read only with
+            TREE; otherwise tails are causal.
+        kv_lens: int32 ``[R]``, out: L + T. Only this kernel writes it, so a captured region never reads zeros
             (sglang#26521).
         slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j.
         row_indptr: int32 ``[R + 1]``, out with MASKED: multiples of `lanes`.
-        mask: int32 ``[R · lanes, words]``, out with MASKED: a request's q_len rows first; dummies are left as they are.
+        mask: int32 ``[R · lanes, words]``, out with MASKED: q_len rows of each request; padding rows are not written.
     """
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_request = entry < num_reqs
