@@ -11,6 +11,7 @@ from ...geometry import Geometry
 from ..errors import SUCCESS
 from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
+from ..shares import Part, show_shares
 from ..sizing import LENGTHS, Sizing, sizing
 
 SCHEMA = 1
@@ -85,6 +86,10 @@ def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
     _show_buffers("the backend's buffers", sized.buffers, sized.buffer_bytes)
     show()
     _show_buffers("the core's batch tensors", sized.batch, sized.batch_bytes)
+    show()
+    show(f"shares of the {human_bytes(sized.buffer_bytes + sized.batch_bytes)} of buffers and batch tensors", "bold")
+    batch = [Part(f"batch: {one.name}", one.nbytes) for one in sized.batch]
+    show_shares([*(Part(one.name, one.nbytes) for one in sized.buffers), *batch])
     show()
     pages = sized.pages
     show(f"KV cache: {human_bytes(pages.page_bytes)} per page and layer; {human_bytes(pages.bytes)} per layer")
