@@ -1,4 +1,4 @@
-"""Compile-time constants of a Hopper kernel, which every partition and every function that it calls receives."""
+"""Compile-time constants of the Hopper kernels, and everything that is derived from them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from triton.experimental.gluon import language as gl
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """Constants of a kernel, as its parameters call them.
+    """Compile-time constants of one kernel; every partition and device function receives them as CFG.
 
-    What follows from them is worked out by functions of Triton's: what those say is part of the name under which a
-    binary is cached, and what a property says would not be.
+    Derived values are Triton constexpr functions, not properties: Triton includes such functions in the cache key of a
+    binary, but not properties.
 
     Attributes:
         PAGE_SIZE: tokens of a page.
-        BLOCK_M, BLOCK_N: packed rows of a row tile; keys of a tile.
-        BOX_KEYS: keys that come together at least, inside one page; a box that has the last key ends with it (`mask`).
+        BLOCK_M: packed rows of a row tile.
+        BLOCK_N: keys of a key tile.
+        BOX_KEYS: fewest keys that one TMA box loads, inside one page. The box with the last key ends at it (`mask`).
         HEAD_DIM: elements of a head.
-        BLOCK_D, BLOCK_D_REST: columns of a tile, a power of two; those beside them, a smaller one, or 0
-            (`sm90.split_head_dim`).
-        STAGES, FP8_STAGES: tiles of K and V as wide as rows; those that are fetched, where they are narrow.
-        TAIL_KIND: which keys of the tail a row sees (`mask`); RAGGED: each request has rows of its own number.
-        WINDOW, CAP, SINKS: whether there is a window, a soft cap, a sink of each head.
-        SCALED: bit 0 for K's scale, bit 1 for V's.
-        WITH_LSE: whether the log of a row's mass is stored too.
-        OVERHEAD_TILES: see `kernels.split_kv.request_overhead`.
-        INTRA_WG_OVERLAP: a group's softmax runs beside its own products too.
-        NUM_CONSUMER_WGS: warp groups that fold.
-        KV_HEADS_PER_TILE: KV heads that are beside each other in a tile, as columns of one; the group is then that of
-            both.
-        STRIDE_ALIGN: elements that rows of q and out, and a row's heads, lie a multiple of apart.
-        GATHER_KV: keys are gathered (`mainloop.wait_full`).
-        SPLIT_KV: row tiles of EXTEND are cut by their keys (`scheduler`).
+        BLOCK_D: columns of a tile's first part, a power of two.
+        BLOCK_D_REST: columns of its second part, a smaller power of two, or 0 (`sm90.split_head_dim`).
+        STAGES: pipeline stages of K and V tiles in q's dtype.
+        FP8_STAGES: pipeline stages of e4m3 tiles, before they are upcast.
+        TAIL_KIND: visibility of the tail's keys (`mask`).
+        RAGGED: requests have different numbers of rows.
+        WINDOW, CAP, SINKS: the model has a sliding window, a soft cap, a sink logit for each head.
+        SCALED: bit 0: K has a scale; bit 1: V has one.
+        WITH_LSE: the kernel also stores the log-sum-exp of each row.
+        OVERHEAD_TILES: fixed cost of a request, in key tiles (`kernels.split_kv.request_overhead`).
+        INTRA_WG_OVERLAP: the softmax of a warp group overlaps its own products.
+        NUM_CONSUMER_WGS: consumer warp groups of a CTA.
+        KV_HEADS_PER_TILE: adjacent KV heads in one tile, as columns; the query heads of all of them form one group.
+        STRIDE_ALIGN: power of two that divides the strides of q's and out's rows and heads, in elements.
+        GATHER_KV: keys are gathered by cp.async instead of TMA boxes (`mainloop.wait_full`).
+        SPLIT_KV: row tiles of prefill are split along their keys (`tile_scheduler`).
     """
 
     PAGE_SIZE: int
@@ -64,101 +66,108 @@ class KernelConstants:
 
 @gluon.constexpr_function
 def make_constants(**values):
-    """`KernelConstants` of these names, inside a kernel."""
+    """Create `KernelConstants` inside a kernel."""
     return KernelConstants(**values)
 
 
 @gluon.constexpr_function
 def column_parts(CFG):
-    """Columns of each part of a tile. Registers and shared memory are powers of two; a tile is one of them, or two."""
+    """Return the columns of each part of a tile: one power of two, or two where the head size is none."""
     return (CFG.BLOCK_D, CFG.BLOCK_D_REST) if CFG.BLOCK_D_REST else (CFG.BLOCK_D,)
 
 
 @gluon.constexpr_function
 def num_column_parts(CFG):
-    """Parts of a tile."""
+    """Return the number of column parts of a tile."""
     return len(column_parts(CFG))
 
 
 @gluon.constexpr_function
 def part_width(CFG, part):
-    """Columns of a part."""
+    """Return the number of columns of a part."""
     return column_parts(CFG)[part]
 
 
 @gluon.constexpr_function
 def part_offset(CFG, part):
-    """The first of a part's columns, counted from the tile's."""
+    """Return the first column of a part within the tile."""
     return sum(column_parts(CFG)[:part])
 
 
 @gluon.constexpr_function
 def uses_pingpong(CFG):
-    """Whether two groups take turns. Products of more than 128 columns are long enough to leave it to chance."""
+    """Return True if two warp groups issue their products alternately.
+
+    Above 128 columns the products take so long that an explicit order brings nothing.
+    """
     return CFG.NUM_CONSUMER_WGS == 2 and CFG.INTRA_WG_OVERLAP and sum(column_parts(CFG)) <= 128
 
 
 @gluon.constexpr_function
 def has_unmasked_loop(CFG):
-    """Whether tiles that may be masked have a loop of their own. Of 64 keys a tile of two groups is over so soon that a
-    branch in it is a tenth of its time.
+    """Return True if unmasked tiles have a loop without the mask.
+
+    With 64 keys a tile and two warp groups, a tile takes so little time that a branch on the mask costs a tenth of it.
     """
     return CFG.NUM_CONSUMER_WGS == 2 and CFG.BLOCK_N == 64 and sum(column_parts(CFG)) <= 160 and not CFG.WINDOW
 
 
 @gluon.constexpr_function
 def is_register_limited(CFG):
-    """Whether two groups fold beside four warps that gather: what they hold early is spilled."""
+    """Return True if registers spill easily: two consumer warp groups next to four producer warps that gather."""
     return CFG.GATHER_KV and CFG.NUM_CONSUMER_WGS == 2
 
 
 @gluon.constexpr_function
 def prefetches_q(CFG):
-    """Whether rows of q are on their way while those before are stored: where registers hold both without spilling."""
+    """Return True if the next row tile's q loads while the output is stored, which needs registers for both."""
     return sum(column_parts(CFG)) <= 160 and not is_register_limited(CFG)
 
 
 @gluon.constexpr_function
 def work_tile_words(CFG):
-    """Words of an item of the agenda: what it is, and of a cut one which of its tiles, and where its partials go."""
+    """Return the int32 words of a work tile: its row tile and, with SPLIT_KV, its key range and its partial's index."""
     return 10 if CFG.SPLIT_KV else 7
 
 
 @gluon.constexpr_function
 def num_empty_arrivals(CFG):
-    """Arrivals that give a tile back: of each thread that folds; of three groups, which are slower so, one of each."""
+    """Return the arrivals that complete an empty barrier.
+
+    Every consumer thread arrives; with three warp groups, where that is slower, one thread of each group.
+    """
     return CFG.NUM_CONSUMER_WGS if CFG.NUM_CONSUMER_WGS == 3 else 128 * CFG.NUM_CONSUMER_WGS
 
 
 @gluon.constexpr_function
 def scores_layout(CFG):
-    """Layout of a group's scores, ``[64, BLOCK_N]``."""
+    """Return the register layout of a warp group's scores, ``[64, BLOCK_N]``."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CFG.BLOCK_N, 16])
 
 
 @gluon.constexpr_function
 def acc_layout(width):
-    """Layout of a group's sums, ``[64, width]``."""
+    """Return the register layout of a warp group's accumulator, ``[64, width]``."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
 
 
 @gluon.constexpr_function
 def row_io_layout(width):
-    """Layout of rows between memory and a group."""
+    """Return the layout of rows that one warp group loads from or stores to global memory."""
     return row_copy_layout(width, 4)
 
 
 @gluon.constexpr_function
 def row_copy_layout(width, warps):
-    """Layout of rows that warps move, 16 bytes a thread: a row's threads are neighbours in a warp."""
+    """Return the layout of rows that `warps` warps copy: 16 bytes a thread, neighbouring threads in one row."""
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
 
 
 LOAD_K, LOAD_V, UPCAST, GATHER = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
-"""What a role brings: boxes of K, boxes of V, both as wide as rows from a ring of narrow ones, or keys one by one."""
+"""Tasks of a producer partition: load K by TMA, load V by TMA, upcast e4m3 tiles to q's dtype, gather by cp.async."""
 
 
 @gluon.constexpr_function
 def takes_work_tiles(role):
-    """Whether a role is the first to ask for a tile: the one that takes a program's work."""
+    """Return True for the partition that fetches work tiles from the scheduler on behalf of the CTA."""
     return role in (LOAD_K.value, GATHER.value)

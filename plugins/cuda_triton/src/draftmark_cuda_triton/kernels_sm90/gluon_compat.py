@@ -1,4 +1,4 @@
-"""What Gluon's releases call by different names: Triton 3.6 to 3.9 are served."""
+"""Gluon functions under the names of Triton 3.6 to 3.9, which differ between these releases."""
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma

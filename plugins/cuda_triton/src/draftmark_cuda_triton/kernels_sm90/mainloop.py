@@ -3,10 +3,11 @@
     group 0   s1=q·k1 acc+=p0·v0 │ softmax 1 ·············· │ s2=q·k2 acc+=p1·v1 │ softmax 2 ··············
     group 1   ··········softmax  │ s1=q·k1 acc+=p0·v0 │ softmax 1 ··············· │ s2=q·k2 acc+=p1·v1 │ ···
 
-A group asks for a tile's scores before it folds the last tile's values in (INTRA_WG_OVERLAP), so that its softmax runs
-beside its own product; two groups take turns at asking (TURNS), so that it runs beside the other's too.
+Overlap within a warp group (INTRA_WG_OVERLAP): a group issues q·k of the next tile before p·v of the current tile, so
+its softmax overlaps its own matrix products. Overlap between warp groups (`uses_pingpong`): two groups issue products
+alternately, so the softmax of one overlaps the products of the other.
 
-Rows, tiles and sums come by the parts of their columns (`config.column_parts`), a product of each.
+q, tiles and accumulators consist of one or two column parts (`config.column_parts`); each part has its own product.
 """
 
 from triton.experimental import gluon
@@ -35,9 +36,9 @@ from .softmax import (
 
 @gluon.jit
 def pingpong_wait(CONSUMER_WG: gl.constexpr):
-    """Wait until the other of two groups has asked for its products.
+    """Wait until the other consumer warp group has issued its matrix products.
 
-    Barriers 8 and 9 of a program's 16: the compiler takes those from 0 on, one for each role.
+    Uses named barriers 8 and 9 of the 16 that a CTA has. The compiler numbers its own barriers from 0, one a partition.
     """
     if CONSUMER_WG == 0:
         gl.inline_asm_elementwise("bar.sync 8, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
@@ -47,7 +48,7 @@ def pingpong_wait(CONSUMER_WG: gl.constexpr):
 
 @gluon.jit
 def pingpong_arrive(CONSUMER_WG: gl.constexpr):
-    """Let the other of two groups ask. Group 1 gives one turn more than it takes: at its start, so that 0 begins."""
+    """Let the other warp group issue its products. Group 1 first arrives once at its start, so group 0 goes first."""
     if CONSUMER_WG == 1:
         gl.inline_asm_elementwise("bar.arrive 8, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     else:
@@ -56,10 +57,10 @@ def pingpong_arrive(CONSUMER_WG: gl.constexpr):
 
 @gluon.jit
 def wait_full(full, phase, GATHER_KV: gl.constexpr):
-    """Wait until a tile is in its slot, and may be read by a product.
+    """Wait until a pipeline stage holds its tile and a matrix product may read it.
 
-    GATHER_KV: threads wrote it as they write shared memory themselves (cp.async); a product reads it as the copy
-    engine does. Only a fence orders the two, on either side of the barrier.
+    GATHER_KV: cp.async wrote the tile through the generic proxy, and wgmma reads it through the async proxy. Only a
+    proxy fence orders the two, on either side of the barrier.
     """
     mbarrier.wait(full, phase)
     if GATHER_KV:
@@ -68,7 +69,7 @@ def wait_full(full, phase, GATHER_KV: gl.constexpr):
 
 @gluon.jit
 def issue_qk(q, pipeline, stage, CFG: gl.constexpr):
-    """q · kᵀ of the tile in a slot."""
+    """Issue q·kᵀ for the K tile of a pipeline stage; return the scores, ``[64, BLOCK_N]`` float32, not yet complete."""
     keys = stage_of(pipeline.k.tiles, stage)
     s = gl.full([64, CFG.BLOCK_N], 0.0, gl.float32, scores_layout(CFG))
     for part in gl.static_range(num_column_parts(CFG)):
@@ -78,7 +79,7 @@ def issue_qk(q, pipeline, stage, CFG: gl.constexpr):
 
 @gluon.jit
 def compute_scores(q, pipeline, stage, phase, scale, cap, CFG: gl.constexpr):
-    """Scores of the tile in a slot, under the soft cap, once it is there; with nothing beside."""
+    """Compute the soft-capped scores of a stage's K tile, without overlap; release the stage."""
     wait_full(pipeline.k.full.index(stage), phase, CFG.GATHER_KV)
     s = issue_qk(q, pipeline, stage, CFG)
     s = warpgroup_mma_wait(0, deps=[s])
@@ -88,9 +89,10 @@ def compute_scores(q, pipeline, stage, phase, scale, cap, CFG: gl.constexpr):
 
 @gluon.jit
 def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
-    """acc + weights · v of the tile in a slot, once it is there.
+    """Wait for the V tile of a stage and issue acc + weights · v; return the accumulators, not yet complete.
 
-    Layouts of the parts differ by name: the weights of all are the same registers, which `wait_pv` keeps.
+    The layout of the operand names its column part, but all parts use the same registers for the weights. `wait_pv`
+    keeps these registers unchanged while the products run.
     """
     wait_full(pipeline.v.full.index(stage), phase, CFG.GATHER_KV)
     values, new_acc = stage_of(pipeline.v.tiles, stage), ()
@@ -102,19 +104,19 @@ def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
 
 @gluon.jit
 def wait_pv(new_acc, weights):
-    """The sums that were asked for, once they are there; until then the weights stay where they are."""
+    """Wait for the p·v products and return the accumulators; the registers of the weights stay unchanged until then."""
     return warpgroup_mma_wait(0, deps=new_acc + (weights,))[:-1]  # noqa: RUF005
 
 
 @gluon.jit
 def rescale_acc(acc, old_scale, max_moved):
-    """Sums times `old_scale` of each row; see `softmax.rescale_if_moved`."""
+    """Multiply the accumulators by `old_scale` of their rows where a row maximum has moved (`rescale_if_moved`)."""
     return [rescale_if_moved(one, old_scale, max_moved) for one in acc]
 
 
 @gluon.jit
 def mma_operand(p, q, CFG: gl.constexpr):
-    """Weights as the product with a tile's first part takes them."""
+    """Convert p to q's dtype and to the register layout of a wgmma A operand."""
     return pack_pairs(p, q[0].dtype, gl.DotOperandLayout(0, acc_layout(CFG.BLOCK_D), 2))
 
 
@@ -123,7 +125,11 @@ def mainloop_overlapped(
     acc, row_max, row_sum, weights, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, MASKED: gl.constexpr,
     CFG: gl.constexpr, CONSUMER_WG: gl.constexpr,
 ):  # fmt: skip
-    """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
+    """Process key tiles [first, stop): scores of each, and p·v of the tile before, for which `weights` holds p.
+
+    Returns:
+        The updated accumulators, row maxima and sums; p of tile stop - 1, not yet multiplied by v; its stage and phase.
+    """
     for tile in range(first, stop):
         next_stage, next_phase = advance(stage, phase, CFG.STAGES)
         wait_full(pipeline.k.full.index(next_stage), next_phase, CFG.GATHER_KV)
@@ -152,7 +158,7 @@ def mainloop_overlapped(
 def mainloop_serial(
     acc, row_max, row_sum, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, CFG: gl.constexpr
 ):
-    """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
+    """Process key tiles [first, stop) without overlap, for CTAs where other warp groups keep the tensor cores busy."""
     for tile in range(first, stop):
         s = apply_mask(compute_scores(q, pipeline, stage, phase, scale, cap, CFG), tile, row_mask, CFG)
         p, old_scale, row_max, row_sum, max_moved = online_softmax(s, score_unit(scale, cap, CFG.CAP), row_max, row_sum)
@@ -166,7 +172,7 @@ def mainloop_serial(
 
 @gluon.jit
 def zero_acc(CFG: gl.constexpr):
-    """Sums of no tile."""
+    """Return accumulators of zeros, one for each column part."""
     acc = ()
     for part in gl.static_range(num_column_parts(CFG)):
         acc = acc + (gl.full([64, part_width(CFG, part)], 0.0, gl.float32, acc_layout(part_width(CFG, part))),)  # type: ignore[assignment]  # noqa: RUF005
@@ -177,10 +183,14 @@ def zero_acc(CFG: gl.constexpr):
 def mainloop(
     q, pipeline, stage, phase, first, stop, row_mask, scale, cap, CFG: gl.constexpr, CONSUMER_WG: gl.constexpr
 ):
-    """Fold tiles [first, stop) of one request into 64 rows, of which `row_mask` says what they see (`mask.apply_mask`).
+    """Attend 64 packed rows to key tiles [first, stop) of one request; `row_mask` holds what each row may see.
 
-    One loop for tiles that are masked and for those that are not, unless `has_unmasked_loop`: code that is there once
-    more is read once more, and requests of few tiles end before that has paid (NOTES.md).
+    Masked and unmasked tiles share one loop, unless `has_unmasked_loop`. A second copy of the loop costs instruction
+    fetches, and requests of few tiles end before it pays (NOTES.md).
+
+    Returns:
+        acc, row_max, row_sum, stage, phase: unnormalised output, ``[64, width]`` float32 a column part; maximum and sum
+        of each row, ``[64]``; the next pipeline stage and its phase.
     """
     rows: gl.constexpr = gl.SliceLayout(1, scores_layout(CFG))
     acc = zero_acc(CFG)

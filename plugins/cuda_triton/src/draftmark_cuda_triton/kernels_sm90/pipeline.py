@@ -11,11 +11,12 @@ from .gluon_compat import thread_barrier
 
 
 class TensorPipeline(NamedTuple):
-    """K or V of a ring.
+    """Pipeline stages of K or of V.
 
     Attributes:
-        tiles: room for as many tiles as there are slots, by the parts of their columns.
-        full, empty: of each slot, a barrier that says its tile is there; that its room is.
+        tiles: shared memory ``[STAGES, BLOCK_N, width]``, one entry for each column part.
+        full: one mbarrier a stage; it completes when the stage's tile is loaded.
+        empty: one mbarrier a stage; it completes when the consumers no longer read the tile.
     """
 
     tiles: tuple[gl.shared_memory_descriptor, ...]
@@ -24,7 +25,7 @@ class TensorPipeline(NamedTuple):
 
 
 class KvPipeline(NamedTuple):
-    """Slots that tiles pass through, each in K and in V."""
+    """Pipeline of K tiles and of V tiles, with the same number of stages."""
 
     k: TensorPipeline
     v: TensorPipeline
@@ -32,8 +33,11 @@ class KvPipeline(NamedTuple):
 
 @gluon.constexpr_function
 def kv_tile_layout(keys, dim, dtype, full_head):
-    """Layout of a tile in shared memory: 128 bytes of every key, then the next 128; of whole heads, which come 8 keys
-    at a time, the same of every 8 keys. wgmma reads either: blocks of 8 keys and 128 bytes, swizzled, at two distances.
+    """Return the shared-memory layout of a K or V tile, in the 128-byte swizzle that wgmma reads.
+
+    Normally the tile holds the first 128 bytes of every key, then the next 128 bytes. With `full_head`, a TMA box loads
+    whole heads of 8 keys, so this order repeats for each 8 keys. Both are blocks of 8 keys x 128 bytes; the distances
+    between blocks differ.
     """
     if not full_head:
         return gl.NVMMASharedLayout.get_default_for([keys, dim], dtype)
@@ -47,7 +51,7 @@ def kv_tile_layout(keys, dim, dtype, full_head):
 def allocate_part(
     dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, FULL_HEAD: gl.constexpr
 ):
-    """Room for COUNT times ROWS rows of WIDTH elements."""
+    """Allocate shared memory ``[COUNT, ROWS, WIDTH]`` for one column part."""
     layout: gl.constexpr = kv_tile_layout(ROWS, WIDTH, dtype, FULL_HEAD)
     return gl.allocate_shared_memory(dtype, [COUNT, ROWS, WIDTH], layout)
 
@@ -57,7 +61,7 @@ def allocate_rows(
     dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, CFG: gl.constexpr, FULL_HEAD: gl.constexpr = False,
     ELEMS_PER_CELL: gl.constexpr = 1,
 ):  # fmt: skip
-    """Room for COUNT times ROWS rows, by the parts of their columns, of which one element holds ELEMS_PER_CELL."""
+    """Allocate ``[COUNT, ROWS, width]`` for every column part; one element of `dtype` holds ELEMS_PER_CELL columns."""
     rows = ()
     for part in gl.static_range(num_column_parts(CFG)):
         one = allocate_part(dtype, COUNT, ROWS, part_width(CFG, part) // ELEMS_PER_CELL, FULL_HEAD)
@@ -67,7 +71,7 @@ def allocate_rows(
 
 @gluon.jit
 def stage_of(parts, stage):
-    """One tile of a ring, or one group's rows, by the parts of its columns."""
+    """Return one pipeline stage's tile, or one warp group's rows, as a list of column parts."""
     return [one.index(stage) for one in parts]
 
 
@@ -76,11 +80,13 @@ def make_pipeline(
     dtype: gl.constexpr, CONSUMER_ARRIVALS: gl.constexpr, STAGES: gl.constexpr, CFG: gl.constexpr,
     PRODUCER_ARRIVALS: gl.constexpr = 1, FULL_HEAD: gl.constexpr = False, ELEMS_PER_CELL: gl.constexpr = 1,
 ):  # fmt: skip
-    """A `KvPipeline` of STAGES slots.
+    """Allocate a `KvPipeline` of STAGES stages and initialise its barriers.
 
-    PRODUCER_ARRIVALS: arrivals that fill a tile. CONSUMER_ARRIVALS: those that leave it. FULL_HEAD: heads come whole,
-        of 16-bit elements.
-    ELEMS_PER_CELL: columns that one element of `dtype` holds.
+    Args:
+        CONSUMER_ARRIVALS: arrivals that complete an empty barrier.
+        PRODUCER_ARRIVALS: arrivals that complete a full barrier.
+        FULL_HEAD: TMA boxes hold whole heads of 16-bit elements (`kv_tile_layout`).
+        ELEMS_PER_CELL: columns that one element of `dtype` holds.
     """
     k_tiles = allocate_rows(dtype, STAGES, CFG.BLOCK_N, CFG, FULL_HEAD, ELEMS_PER_CELL)
     v_tiles = allocate_rows(dtype, STAGES, CFG.BLOCK_N, CFG, FULL_HEAD, ELEMS_PER_CELL)
@@ -103,9 +109,9 @@ def make_pipeline(
 
 @gluon.jit
 def release(empty, CFG: gl.constexpr):
-    """A folding group gives a tile back, once its products have read it: each thread by itself, and waits for no other.
+    """Signal the empty barrier of a stage from every consumer thread, without a barrier within the warp group.
 
-    The arrival is the one of copies that a thread has under way, of which a folding one has none.
+    This is the arrival of outstanding cp.async copies. A consumer thread has none, so it arrives at once.
     """
     if num_empty_arrivals(CFG) == CFG.NUM_CONSUMER_WGS:
         mbarrier.arrive(empty, count=1)
@@ -115,10 +121,10 @@ def release(empty, CFG: gl.constexpr):
 
 @gluon.jit
 def grid_dependency_sync():
-    """Wait for the grids before this one, which took its place while they ran; then let the next one take its own.
+    """Wait for the preceding grids (programmatic dependent launch), then permit the next grid to start.
 
-    In this order: the merge reads the schedule before it waits for the attention, and so may not start before
-    whoever wrote the schedule has ended. What a grid reads or writes of global memory comes after this call.
+    This order is required. The combine kernel reads the tile schedule before it waits for the attention kernel, so it
+    must not start before the kernel that wrote the schedule has ended. All accesses to global memory follow this call.
     """
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -127,6 +133,6 @@ def grid_dependency_sync():
 
 @gluon.jit
 def advance(stage, phase, STAGES: gl.constexpr):
-    """The next slot of the ring; its phase flips at the end."""
+    """Return the next stage and its phase; the phase flips after the last stage."""
     last = stage == STAGES - 1
     return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)

@@ -1,7 +1,7 @@
 """Online softmax of 64 packed rows: the running state is `row_max` and `row_sum`.
 
-A row's weights stand at a power of two that moves up only when a key weighs 2**8 times as much, or none was seen yet.
-Sums in flight are then multiplied, 64 instructions a thread for rows of 128; most tiles leave them as they are.
+`row_max` moves up only when a tile's maximum exceeds it by more than 8 in base-2 units, or for the first key. Only then
+are the accumulators rescaled, which takes 64 instructions a thread for heads of 128. Most tiles need no rescaling.
 """
 
 from triton.experimental import gluon
@@ -10,13 +10,13 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def apply_soft_cap(s, scale, cap, CAP: gl.constexpr):
-    """Scores under the soft cap, if there is one, as shares of it; they are masked afterwards: of -inf it is finite.
+    """Apply the model's soft cap: return tanh(s · scale / cap) in natural units, or `s` unchanged if CAP is False.
 
-    By the one instruction there is for it, which is wrong by 2**-11 of a score at most: a prefill takes several percent
-    more of time for each further one (NOTES.md).
+    Mask the scores afterwards: the cap turns -inf into a finite number. tanh.approx has a relative error of at most
+    2**-11. Each further instruction here slows prefill by several percent (NOTES.md).
 
     Args:
-        scale: to base-2 units (`score_unit`).
+        scale: softmax scale in base-2 units (`score_unit`).
     """
     if CAP:
         s = gl.inline_asm_elementwise(
@@ -28,7 +28,7 @@ def apply_soft_cap(s, scale, cap, CAP: gl.constexpr):
 
 @gluon.jit
 def score_unit(scale, cap, CAP: gl.constexpr):
-    """What makes `apply_soft_cap` scores exponents of two."""
+    """Return the factor that turns the scores of `apply_soft_cap` into exponents of 2."""
     unit = scale
     if CAP:
         unit = cap * 1.4426950408889634
@@ -37,15 +37,15 @@ def score_unit(scale, cap, CAP: gl.constexpr):
 
 @gluon.jit
 def partial_row_sums(p):
-    """Sums ``[rows, 4]`` of the weights that one thread has of each row: nothing is exchanged."""
+    """Sum the weights of each row within each thread: ``[rows, 4]`` for the 4 threads of a row, without a shuffle."""
     return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
 def tile_row_max(s):
-    """The largest score of each row: pairs first, then of four at a time.
+    """Return the maximum score of each row, reduced as a tree: pairs first, then groups of four.
 
-    One after the other each comparison would wait for the last, before any weight of the tile is known.
+    A linear chain of comparisons would be longer, and every weight of the tile waits for its result.
     """
     pairs = gl.max(gl.reshape(s, [s.shape[0], 4, s.shape[1] // 32, 4, 2]), 4)
     own = gl.max(gl.max(pairs, 2), 1)
@@ -54,15 +54,16 @@ def tile_row_max(s):
 
 @gluon.jit
 def reduce_row_sum(row_sum, rows: gl.constexpr):
-    """The sum of each row, of its `partial_row_sums`."""
+    """Sum the `partial_row_sums` of each row over the threads that share the row."""
     return gl.convert_layout(gl.sum(row_sum, 1), rows)
 
 
 @gluon.jit
 def raise_row_max(row_max, tile_max):
-    """Where weights stand once keys of the weight `tile_max` came, and whether a row of the warp has moved, int32.
+    """Return the new row maxima, and a flag (int32) that is 1 if a row of the warp has a new maximum.
 
-    The rows of a warp move together, so that none of its threads waits for another. `pack=2`: both rows of a thread.
+    A maximum moves if `tile_max` exceeds it by more than 8. If one row of a warp moves, all its rows do, so the warp does
+    not diverge. `pack=2` passes the two rows of a thread.
     """
     return gl.inline_asm_elementwise(
         """
@@ -87,7 +88,7 @@ def raise_row_max(row_max, tile_max):
 
 @gluon.constexpr_function
 def rescale_asm(count):
-    """`count` values times as many factors, unless the first of as many flags is 0, in one branch of a warp."""
+    """Return PTX that multiplies `count` values by `count` factors, unless the first flag is 0: one uniform branch."""
     copies = [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
     products = [f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count)]
     test = [".reg .pred moved;", f"setp.ne.s32 moved, ${3 * count}, 0;"]
@@ -96,13 +97,13 @@ def rescale_asm(count):
 
 @gluon.constexpr_function
 def rescale_constraints(count):
-    """Constraints of `rescale_asm`."""
+    """Return the operand constraints of `rescale_asm`."""
     return ",".join(["=f"] * count + ["f"] * (2 * count) + ["r"] * count)
 
 
 @gluon.jit
 def rescale_if_moved(acc, old_scale, max_moved):
-    """Sums ``[rows, dim]`` times `old_scale` of each row, where a row of the warp has moved."""
+    """Multiply the accumulator ``[rows, dim]`` by `old_scale` of each row, if a row maximum of the warp has moved."""
     OWN: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
     factor = gl.convert_layout(old_scale, gl.SliceLayout(1, acc.type.layout))[:, None]
     flag = gl.convert_layout(max_moved, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -113,13 +114,17 @@ def rescale_if_moved(acc, old_scale, max_moved):
 
 @gluon.jit
 def online_softmax(s, unit, row_max, row_sum):
-    """Scores to weights, and the rows' state; `old_scale` is what old sums are multiplied by where `max_moved`.
+    """Turn the scores of a tile into weights p and update the running row state.
 
     Args:
-        unit: of `score_unit`.
+        unit: factor of `score_unit`.
+
+    Returns:
+        p, old_scale, row_max, row_sum, max_moved: the weights; the factor of the old accumulators, which applies only
+        where `max_moved` is set; the updated state.
     """
     new_row_max, max_moved = raise_row_max(row_max, tile_row_max(s) * unit)
-    # A row that has seen no key yet: -inf - -inf would be NaN.
+    # Without a visible key so far, row_max is -inf, and -inf - -inf would be NaN.
     pivot = gl.where(new_row_max == float("-inf"), 0.0, new_row_max)
     p = gl.exp2(s * unit - pivot[:, None])
     old_scale = gl.exp2(row_max - pivot)
@@ -131,10 +136,10 @@ def online_softmax(s, unit, row_max, row_sum):
 
 @gluon.jit
 def order_before_wait(row_sum):
-    """The same sums, behind a branch that is never taken, for no sum is negative.
+    """Return the sums unchanged, after a branch that is never taken because no sum is negative.
 
-    The compiler would move the wait for a product before the exponentials that are to run beside it; it moves nothing
-    over a branch, and what the sums are made of comes before this one. NOTES.md has what that is worth.
+    Without the branch the compiler moves the wait for a matrix product before the exponentials that should overlap it. It
+    moves no instruction across a branch, and the sums depend on the exponentials (NOTES.md has the gain).
     """
     return gl.inline_asm_elementwise(
         """
@@ -156,10 +161,10 @@ def order_before_wait(row_sum):
 
 @gluon.jit
 def pack_pairs(p, dtype: gl.constexpr, operand: gl.constexpr):
-    """Weights as a product takes them, two neighbours in a register.
+    """Convert weights to 16 bits, two neighbours in one register, in the layout of a wgmma operand.
 
-    Of single values the compiler makes pairs as it likes, and swaps them back, one instruction each, between a product
-    that was asked for and the next.
+    The compiler's own conversion pairs other elements and needs one more instruction each to reorder them, between the
+    issue of one matrix product and the next.
     """
     if dtype == gl.bfloat16:
         weights = gl.inline_asm_elementwise(
@@ -174,6 +179,6 @@ def pack_pairs(p, dtype: gl.constexpr, operand: gl.constexpr):
 
 @gluon.jit
 def sink_weight(sinks, heads, live, row_max):
-    """What the sinks of query heads add to the mass of rows; see `kernels.tile.sink_weight`."""
+    """Return the weight that the sink of each query head adds to its row sum (`kernels.tile.sink_weight`)."""
     sink = gl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
     return gl.exp2(sink - gl.where(row_max == float("-inf"), 0.0, row_max))

@@ -1,17 +1,22 @@
-"""Dynamic persistent tile scheduler of prefill: a CTA that is free takes the next row tile.
+"""Tile scheduler of prefill. A CTA gets work tiles dynamically, or walks over a precomputed split.
 
-    row_tiles  │ taken, tiles │ heads side by side, cut │ tile 0 │ tile 1 │ …   made by `write_metadata_prefill`
-    program    one role takes an item (a row tile of a KV head), looks it up ──► told ──► the other roles hear it
+Dynamic (persistent CTAs, longest tiles first):
 
-Row tiles differ in cost: a prompt's last one sees all of its keys, the first one few. Dealt out by turns, the program
-that gets the longer one of each turn ends 3 % late with 8 prompts of 4096 tokens, 27 % with one of 1024 (by count). The
-role that takes is ahead by a ring of tiles, so what it looks up is there when the others ask.
+    row_tiles  │ tiles taken, tiles │ heads in L2, split │ tile 0 │ tile 1 │ …   written by `write_metadata_prefill`
+    CTA        one partition takes a work tile and reads its record ──► publish ──► all other partitions receive it
 
-    work       │ row tile, first tile of keys, length │ …         made there too, where row tiles may be SPLIT_KV
-    program    one role walks along the piece of one KV head ──► told ──► the other roles hear it
+Row tiles differ in cost: the last one of a prompt sees all its keys, the first one few. A static round-robin order ends
+3 % later with 8 prompts of 4096 tokens and 27 % later with one of 1024, by tile count. The scheduling partition runs
+ahead by SCHEDULER_STAGES tiles, so a record is ready when the other partitions need it.
 
-Of few row tiles some programs would be idle while others walk over a long prefix. Those are in one line, cut into a
-piece for each program as `kernels.split_kv` cuts requests, and merged as there, if the schedule says so.
+Split (SPLIT_KV, if `write_metadata_prefill` chose it):
+
+    work       │ row tile, first key tile, key tiles │ …          one record for each split
+    CTA        one partition walks over the split of one KV head ──► publish ──► all other partitions receive it
+
+With few row tiles some CTAs would be idle while others attend to a long prefix. The key tiles of all row tiles then
+form one sequence, which is divided into equal splits as `kernels.split_kv` divides requests. `combine` merges the
+partial results.
 """
 
 from typing import NamedTuple
@@ -26,19 +31,22 @@ from .pack_gqa import split_packed_row
 from .pipeline import advance
 
 HEADER_WORDS = gl.constexpr(4)
-"""Words of `row_tiles` before the first row tile: `common.SCHEDULE_HEADER_ROWS` rows of two."""
+"""Words of `row_tiles` before the first row tile: `common.SCHEDULE_HEADER_ROWS` rows of two words."""
 SCHEDULER_STAGES = gl.constexpr(4)
-"""Items that the role which takes them may be ahead of the others: a ring full of tiles of short requests."""
+"""Work tiles that the scheduling partition may be ahead: enough for a full pipeline of short requests."""
 
 
 class WorkTile(NamedTuple):
-    """A row tile of a KV head, int32; there is none where it has no rows.
+    """One row tile of one KV head, int32. A work tile with 0 rows means that no work is left.
 
     Attributes:
-        request, head: which.
-        row, head_offset: the request's row at which it begins, and how many of that row's heads are the tile's before.
-        q_begin, rows: the request's first row, and its rows.
-        prefix_len: tokens before them.
+        request: index of the request in the batch.
+        head: index of the KV head.
+        row: row of the request in which the tile begins.
+        head_offset: query heads of that row that belong to the previous tile.
+        q_begin: first row of the request in q.
+        rows: rows of the request.
+        prefix_len: tokens of the request before its rows.
     """
 
     request: gl.tensor
@@ -51,11 +59,12 @@ class WorkTile(NamedTuple):
 
 
 class KvRange(NamedTuple):
-    """What of an item's keys a program has, where row tiles may be cut, int32.
+    """Key tiles of a work tile that one CTA processes, int32; used with SPLIT_KV only.
 
     Attributes:
-        first, stop: its first tile of them, and the one past the last.
-        partial: 0 where those are all that it sees; else one more than the number of its place among partials.
+        first: first key tile.
+        stop: end of the range, exclusive.
+        partial: 0 if the range is everything that the row tile sees; otherwise 1 + the index of its partial result.
     """
 
     first: gl.tensor
@@ -65,13 +74,16 @@ class KvRange(NamedTuple):
 
 @gluon.constexpr_function
 def record_words(CFG):
-    """Words that an item has room for: a power of two."""
+    """Return the int32 words reserved for a work tile's record: a power of two."""
     return 16 if CFG.SPLIT_KV else 8
 
 
 @gluon.jit
 def make_tile_scheduler(NUM_RECEIVERS: gl.constexpr, CFG: gl.constexpr):
-    """Room for items that were taken, and barriers that say that one is there, and that all NUM_RECEIVERS have it."""
+    """Allocate shared memory for work tile records, with a full and an empty barrier for each scheduler stage.
+
+    NUM_RECEIVERS: partitions that read a record, and so arrivals that complete an empty barrier.
+    """
     records = gl.allocate_shared_memory(
         gl.int32, [SCHEDULER_STAGES, record_words(CFG)], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
@@ -87,8 +99,10 @@ def make_tile_scheduler(NUM_RECEIVERS: gl.constexpr, CFG: gl.constexpr):
 
 @gluon.jit
 def get_next_tile(row_tiles, count):
-    """The next item. Every program takes until none of `count` is left, so as many are taken behind the first ones as
-    there are items: whoever is last leaves none taken, for the next layer.
+    """Take the next work tile from the global counter and return its index; an index of `count` or more means none.
+
+    CTA i starts with tile i and needs no counter for it. Each CTA continues until the counter passes the end, so the
+    counter is incremented exactly `count` times a launch. The last increment resets it to 0 for the next layer.
     """
     taken = gl.atomic_add(row_tiles, 1, sem="relaxed")
     if taken == count - 1:
@@ -100,10 +114,9 @@ def get_next_tile(row_tiles, count):
 def load_work_tile(
     tile_index, row_tiles, tiles, heads_in_l2, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M: gl.constexpr
 ):
-    """The item of a number.
+    """Load the work tile with this index; past the last one, return a work tile with 0 rows.
 
-    As many heads side by side as have room for their keys in L2; then all row tiles of the next ones. There is none
-    when all row tiles of all heads are taken.
+    Order: all row tiles of the first `heads_in_l2` KV heads, whose keys fit in L2 together, then of the next heads.
     """
     request, head, row, head_offset, q_begin = (
         tile_index * 0,
@@ -131,7 +144,7 @@ def load_work_tile(
 
 @gluon.jit
 def row_tile_kv_range(row, head_offset, prefix_len, rows, group, inv_group, window_left, CFG: gl.constexpr):
-    """First tile of keys that a row tile sees, and the one past the last."""
+    """Return the key tiles [first, stop) that a row tile sees."""
     first = row * 0
     if CFG.WINDOW:
         first = gl.maximum(prefix_len + row - window_left, 0) // CFG.BLOCK_N
@@ -142,7 +155,7 @@ def row_tile_kv_range(row, head_offset, prefix_len, rows, group, inv_group, wind
 
 @gluon.jit
 def work_tile_kv_range(work_tile, group, inv_group, window_left, CFG: gl.constexpr):
-    """`row_tile_kv_range` an item."""
+    """Return `row_tile_kv_range` of a work tile."""
     return row_tile_kv_range(
         work_tile.row, work_tile.head_offset, work_tile.prefix_len, work_tile.rows, group, inv_group, window_left, CFG
     )
@@ -150,7 +163,7 @@ def work_tile_kv_range(work_tile, group, inv_group, window_left, CFG: gl.constex
 
 @gluon.jit
 def unsplit_kv_range(work_tile, group, inv_group, window_left, CFG: gl.constexpr):
-    """The span of an item that is all that it sees."""
+    """Return the `KvRange` that covers every key tile that a work tile sees."""
     first, stop = work_tile_kv_range(work_tile, group, inv_group, window_left, CFG)
     return KvRange(first=first, stop=stop, partial=first * 0)
 
@@ -160,17 +173,17 @@ def next_split_tile(
     cursor, row_tiles, tiles, tiles_per_request, prefix_lens, q_indptr, num_kv_heads, group, inv_group, window_left,
     CFG: gl.constexpr
 ):  # fmt: skip
-    """The next item of a program's piece, its span there, and the place behind it.
+    """Return the next work tile of this CTA's split, its `KvRange`, and the cursor after it.
 
     Args:
-        cursor: number of the row tile in line; its first tile of keys that is the piece's, -1 for the first that it
-            sees; what is left of the piece; whether another row tile came before.
+        cursor: index of the row tile in the sequence; its first key tile in this split, or -1 for the first that the
+            row tile sees; key tiles left in the split; 1 if a row tile of this split came before, else 0.
     """
     entry, tile, tiles_left, partial_half = cursor
     split, head = gl.program_id(0) // num_kv_heads, gl.program_id(0) % num_kv_heads
     request, packed, row, head_offset, q_begin = entry * 0, entry * 0, entry * 0, entry * 0, entry * 0
     rows, prefix_len, stop, partial = entry * 0, entry * 0, entry * 0, entry * 0
-    # As `kernels.split_kv.split_order` has it.
+    # The order of `kernels.split_kv.split_order`.
     requests = gl.maximum(tiles // tiles_per_request, 1)
     while (tiles_left > 0) & (rows == 0):
         entry_address = row_tiles + HEADER_WORDS + (entry % requests * tiles_per_request + entry // requests) * 2
@@ -184,7 +197,7 @@ def next_split_tile(
         tile = gl.where(tile < 0, first, tile)
         stop = gl.minimum(tile + tiles_left, end)
         partial = gl.where((tile == first) & (stop == end), 0, split * 2 + partial_half + 1)
-        # A piece may begin in the surplus of a row tile that others have done.
+        # A split may begin in the fixed overhead of a row tile that other splits have finished.
         rows = gl.where(tile < end, rows, 0)
         tiles_left -= end + CFG.OVERHEAD_TILES - tile
         entry += 1
@@ -199,8 +212,9 @@ def next_split_tile(
 
 @gluon.jit
 def first_work_tile(work, row_tiles, num_splits, num_kv_heads, CFG: gl.constexpr):
-    """Where a program begins: the number of the item that it has without taking one; its place on its piece, as
-    `next_split_tile` takes it; and `tiles_per_request` of the line where row tiles are cut, else 0.
+    """Return the start of this CTA: its first tile index, its cursor for `next_split_tile`, and tiles_per_request.
+
+    tiles_per_request is 0 if this batch is not split. The first tile index needs no `get_next_tile`.
     """
     tile_index, split_tiles_per_request = gl.program_id(0), num_kv_heads * 0
     cursor = (split_tiles_per_request, split_tiles_per_request, split_tiles_per_request, split_tiles_per_request)
@@ -215,11 +229,11 @@ def first_work_tile(work, row_tiles, num_splits, num_kv_heads, CFG: gl.constexpr
 
 @gluon.jit
 def schedule_next(tile_index, cursor, split_tiles_per_request, schedule, scheduler, stage, phase, CFG: gl.constexpr):
-    """Look up an item of the agenda, or walk to the next one of a program's piece, and tell the other roles of it.
+    """Load the next work tile, dynamic or of this CTA's split, and publish it to the other partitions.
 
     Args:
-        tile_index: of the item that was taken.
-        schedule: what both take of it.
+        tile_index: index from `get_next_tile`; unused if the batch is split.
+        schedule: row_tiles, tiles, heads_in_l2, prefix_lens, q_indptr, num_kv_heads, group, inv_group, window_left.
     """
     row_tiles, tiles, heads_in_l2, prefix_lens, q_indptr, num_kv_heads, group, inv_group, window_left = schedule
     if CFG.SPLIT_KV:
@@ -244,7 +258,7 @@ def schedule_next(tile_index, cursor, split_tiles_per_request, schedule, schedul
 
 @gluon.jit
 def publish(work_tile, kv_range, scheduler, stage, phase, CFG: gl.constexpr):
-    """Write down an item, and its span where row tiles may be cut, for the other roles."""
+    """Write a work tile, with SPLIT_KV its KvRange too, to shared memory, and signal the stage's full barrier."""
     records, full, empty = scheduler
     CAPACITY: gl.constexpr = record_words(CFG)
     layout: gl.constexpr = gl.BlockedLayout([CAPACITY], [32], [gl.num_warps()], [0])
@@ -261,14 +275,14 @@ def publish(work_tile, kv_range, scheduler, stage, phase, CFG: gl.constexpr):
 
 @gluon.jit
 def get_word(record, i: gl.constexpr):
-    """Word i of a record, which threads hold together."""
+    """Return word i of a record that is distributed over the threads."""
     which = gl.arange(0, record.shape[0], record.type.layout)
     return gl.sum(gl.where(which == i, record, 0), 0)
 
 
 @gluon.jit
 def receive(scheduler, stage, phase, CFG: gl.constexpr):
-    """Read the next item that `publish` wrote, and its span, nothing where row tiles are not cut."""
+    """Wait for the next published work tile and return it with its KvRange, or () without SPLIT_KV."""
     records, full, empty = scheduler
     CAPACITY: gl.constexpr = record_words(CFG)
     layout: gl.constexpr = gl.BlockedLayout([CAPACITY], [32], [gl.num_warps()], [0])
@@ -283,7 +297,8 @@ def receive(scheduler, stage, phase, CFG: gl.constexpr):
         if CFG.SPLIT_KV
         else ()
     )
-    # An arrival waits for no load that is under way, but this branch does. Nothing here is negative.
+    # The arrival does not wait for outstanding loads of the record; this branch on their values does. No word is
+    # negative, so the branch is always taken.
     if gl.sum(record, 0) >= 0:
         mbarrier.arrive(empty.index(stage), count=1)
     stage, phase = advance(stage, phase, SCHEDULER_STAGES)
