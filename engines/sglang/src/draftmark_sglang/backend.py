@@ -127,7 +127,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
 
     @property
     def verify_mask(self) -> Any:
-        """SGLang's tree mask buffer: D × D bools a request, without the prefix; None unless trees are verified."""
+        """SGLang's tree mask buffer: D × D bools per request, without the prefix; None unless trees are verified."""
         return self._mask
 
     def _masks_of(self, mode: Mode) -> TreeMasks | None:

@@ -13,7 +13,7 @@ class RunnerFacts:
     Attributes:
         device: torch device, e.g. ``"cuda:0"``.
         q_dtype, kv_dtype: torch dtype names of queries and of the KV cache.
-        page_size: tokens a KV page.
+        page_size: tokens per KV page.
         max_num_reqs: requests of the largest batch: the rows of `req_to_token` without its padding row, rounded up to
             a multiple of the TP ranks. SGLang may pad a batch to split it among them.
         context_len: tokens of the longest request that the model serves.

@@ -126,7 +126,7 @@ def record_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
 def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
     """AROUND `duplicate_prefix_tail_to_draft_branches`: skip the copies, because branches share the prefix's last page.
 
-    SGLang selects the copies with a boolean index, which makes the host wait twice a round.
+    SGLang selects the copies with a boolean index, which makes the host wait twice per round.
     """
     from .draft_round import ACTIVE_ROUND
 

@@ -23,7 +23,7 @@ def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.
         out: int32 ``[R, columns]``; every element is written.
         req_to_token: int32 ``[requests, width]``, the KV slot of each position.
         rows: integers ``[R]``, each request's row of `req_to_token`.
-        page_size: tokens a page.
+        page_size: tokens per page.
     """
     starts = page_starts(req_to_token, page_size, out.shape[1])
     reached = out[:, : starts.shape[1]]
@@ -35,7 +35,7 @@ def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.
 
 
 def page_starts(req_to_token: torch.Tensor, page_size: int, columns: int) -> torch.Tensor:
-    """Return a view of each page's first slot, ``[requests, …]``, with at most `columns` pages a request."""
+    """Return a view of each page's first slot, ``[requests, …]``, with at most `columns` pages per request."""
     return req_to_token[:, ::page_size][:, :columns]
 
 

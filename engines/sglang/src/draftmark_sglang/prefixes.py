@@ -1,6 +1,6 @@
 """Committed lengths and page tables of the batches that CUDA graphs replay.
 
-A launch before a replay costs the host some µs a round; a captured launch costs nothing. So `copy` copies only SGLang's
+A launch before a replay costs the host some µs per round; a captured launch costs nothing. So `copy` copies only SGLang's
 own tensors before a replay, with one operation each, and `write` computes the rest inside the graph.
 """
 

@@ -30,7 +30,7 @@ class WindowPool:
     Args:
         pool: SGLang's KV pool. Its allocator replaces `full_to_swa_index_mapping` when the pool is resized.
         prefixes: page tables of the runner's static batches, including the second pool's.
-        page_size: tokens a page.
+        page_size: tokens per page.
     """
 
     def __init__(self, pool: Any, prefixes: Prefixes, page_size: int) -> None:

@@ -85,7 +85,7 @@ def generate_on_ranks(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     together = dict(tp_size=ranks, nccl_port=port) | arguments
-    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # SGLang's default needs one NUMA node a rank
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # SGLang's default needs one NUMA node per rank
     together["environment"] = bind | arguments.get("environment", {})
 
     def one(rank: int) -> Any:

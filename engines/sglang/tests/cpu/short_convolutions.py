@@ -48,7 +48,7 @@ def decode(
     conv_state_indices: Any,
     activation: Any,
 ) -> torch.Tensor:
-    """Return the causal convolution of one token a request, ``[requests, channels]``."""
+    """Return the causal convolution of one token per request, ``[requests, channels]``."""
     starts, kept = torch.arange(len(x) + 1), torch.ones(len(x), dtype=torch.bool)
     state = dict(
         query_start_loc=starts, cache_indices=conv_state_indices, has_initial_state=kept, conv_states=conv_state

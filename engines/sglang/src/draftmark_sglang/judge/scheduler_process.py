@@ -1,4 +1,4 @@
-"""Process with one running scheduler, which answers questions one at a time.
+"""Process with one running scheduler, which runs questions one at a time.
 
 SGLang's settings are global in a process, so each setup has its own process. On a CPU the process is forked after the
 judge has imported SGLang. For a GPU it is spawned and imports SGLang itself, because CUDA does not survive a fork.
