@@ -10,13 +10,13 @@ from .pack_gqa import head_columns, packed_cells, reciprocal, row_pointers
 
 @gluon.jit
 def scale_acc(acc, row_scale):
-    """Sums times each row's share."""
+    """Multiply the accumulators by a factor for each row."""
     return [one * gl.convert_layout(row_scale, gl.SliceLayout(1, one.type.layout))[:, None] for one in acc]
 
 
 @gluon.jit
 def store_out(smem, acc, out, begin, first, count, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr):
-    """A warp group's result to out, through the shared memory that q no longer needs: whole sectors are written."""
+    """Store a warp group's output through q's shared memory, so that global memory is written in whole sectors."""
     thread_barrier()
     for part in gl.static_range(num_column_parts(CFG)):
         smem[part].store(acc[part].to(out.dtype.element_ty))
@@ -29,7 +29,7 @@ def store_out(smem, acc, out, begin, first, count, head, group, inv_group, strid
 
 @gluon.jit
 def store_unsplit(args, CFG: gl.constexpr):
-    """What a warp group has of rows that saw all of their keys: out, and the logarithm of their mass."""
+    """Store the output of rows that are not split, and with WITH_LSE their natural log-sum-exp."""
     (
         wg_q_smem, acc, row_max, row_sum, row_live, cells, out, lse, q_begin, first, count, head, group, inv_group,
         stride_row, stride_head,
@@ -44,7 +44,10 @@ def store_unsplit(args, CFG: gl.constexpr):
 def store_partial_acc(
     acc, partial_out, cell, row_live, head_offset, group, inv_group, part: gl.constexpr, CFG: gl.constexpr
 ):
-    """A warp group's sums to the cells of its packed rows, of a part of its columns."""
+    """Store one column part of a warp group's unnormalised output to the partial results of its packed rows.
+
+    cell: index of each packed row in `partial_out` ``[cells, HEAD_DIM]`` float32.
+    """
     sums: gl.constexpr = acc.type.layout
     at = gl.convert_layout(cell, gl.SliceLayout(1, sums)).to(gl.int64)
     live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, sums)) != 0
@@ -56,7 +59,7 @@ def store_partial_acc(
 
 @gluon.jit
 def zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG: gl.constexpr):
-    """Zeros in the rows behind the last request's, for the query heads of one KV head."""
+    """Store zeros in the padding rows after the last request, for the query heads of one KV head."""
     head, split, num_splits = gl.program_id(1), gl.program_id(2), gl.num_programs(2)
     inv_group = reciprocal(group)
     for packed in range(gl.load(q_indptr + num_reqs) * group + split * 64, num_rows * group, num_splits * 64):

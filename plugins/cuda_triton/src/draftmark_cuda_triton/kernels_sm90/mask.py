@@ -1,10 +1,11 @@
-"""Which keys a packed row sees, where a tile's last box is aligned to the end of what a request has stored.
+"""Visibility of keys for packed rows, in tiles where the last box ends with the last stored key of the request.
 
-box of 16 rows:  . . . . . . . . . k k k k k k k      A tile is BLOCK_N / BOX_KEYS boxes, each inside one page. The
-                 ── zeros ──────── ─ 7 keys ────      box that holds the last key ends with it: what lies before
-                                                      the page reads as zeros, so nothing that a page holds
-behind the last key is ever read (0 · NaN is NaN, vllm#43961), and no value has to be cleared afterwards. Where
-the page begins before the box, its other rows are keys that the request has; they are masked, and finite.
+box of 16 rows:  . . . . . . . . . k k k k k k k      A tile has BLOCK_N / BOX_KEYS boxes, each inside one page. The
+                 ── zeros ──────── ─ 7 keys ────      box with the request's last key ends with that key. TMA
+                                                      writes zeros for rows before the page's first row.
+
+So no data after the last key is ever read (0 · NaN is NaN, vllm#43961), and no value must be cleared afterwards. If the
+page begins before the box, the other rows of the box are keys of the request: finite, and masked here.
 """
 
 from typing import NamedTuple
@@ -18,17 +19,19 @@ CAUSAL, TREE = gl.constexpr(0), gl.constexpr(1)
 
 
 class RowMask(NamedTuple):
-    """What 64 packed rows see of one request, int32 where nothing is said.
+    """Visibility of one request's keys for 64 packed rows; int32 unless noted.
 
     Attributes:
-        prefix_len, tail_len: its keys before the tail, and in it.
-        slot_of_row, row_position: ``[64]``, each row's slot in the tail, and the position at which its token stands.
-        row_live: bool ``[64]``, whether it is a row of the request.
-        row_words, mask_words: of a tree, pointers ``[64]`` to each row's mask, and its words.
-        depths: of a tree, pointer to the depths of the tail's slots.
-        window_left: tokens left of its own that a row sees.
-        max_position: the highest `row_position` of any.
-        first_masked_tile: the first tile from which on rows may differ in what they see at its end.
+        prefix_len, tail_len: keys of the request before the tail, and in the tail.
+        slot_of_row: ``[64]``, index of each row in the tail.
+        row_position: ``[64]``, position of each row's token in the sequence.
+        row_live: bool ``[64]``, False for padding rows of the tile.
+        row_words: trees only: pointers ``[64]`` to the packed mask of each row.
+        depths: trees only: pointer to the depths of the tail's tokens.
+        mask_words: trees only: int32 words of a row's mask.
+        window_left: tokens before its own position that a row sees.
+        max_position: largest `row_position`.
+        first_masked_tile: first key tile that the rows may see different parts of.
     """
 
     prefix_len: gl.tensor
@@ -46,7 +49,7 @@ class RowMask(NamedTuple):
 
 @gluon.jit
 def key_positions(tile, kv_len, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr, cols: gl.constexpr):
-    """Position of each column's key, and whether it is a key of this column's box at all."""
+    """Return the key position of each column, and False for columns of a last box that hold no key of this tile."""
     column = gl.arange(0, BLOCK_N, cols)
     start = tile * BLOCK_N + column // BOX_KEYS * BOX_KEYS
     position = start + column % BOX_KEYS - BOX_KEYS + gl.minimum(kv_len - start, BOX_KEYS)
@@ -57,10 +60,10 @@ def key_positions(tile, kv_len, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr, c
 def tree_bits(
     tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, CFG: gl.constexpr, scores: gl.constexpr
 ):  # fmt: skip
-    """bool ``[rows, BLOCK_N]``: the mask's bit of each column's slot, where it has one.
+    """Return the tree mask as bool ``[rows, BLOCK_N]``; columns outside the tail are False.
 
-    Of each row two neighbouring words are shifted so that bit c is column c of a run: registers per row, not per
-    (row, key). Words that do not exist read as zero.
+    For each row, two neighbouring mask words are shifted so that bit c belongs to column c of a run. This needs
+    registers for each row instead of each (row, key). Words outside the mask read as zero.
     """
     RUN: gl.constexpr = 32 if CFG.BOX_KEYS > 32 else CFG.BOX_KEYS
     column = gl.arange(0, CFG.BLOCK_N, gl.SliceLayout(0, scores))
@@ -82,7 +85,7 @@ def visible_keys(
     tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
     CFG: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """bool ``[rows, BLOCK_N]``: which keys of a tile each packed row sees; see `kernels.tile.visible_keys`."""
+    """Return bool ``[rows, BLOCK_N]``: True where a packed row sees a key (`kernels.tile.visible_keys`)."""
     kv_len = prefix_len + tail_len
     position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BOX_KEYS, gl.SliceLayout(0, scores))
     slot = position - prefix_len
@@ -103,7 +106,7 @@ def visible_keys(
 
 @gluon.jit
 def low_bits(n):
-    """A word of 32 columns in which the first n are set."""
+    """Return a word with the lowest n bits set, for n in 0 to 32; a negative n counts as 0."""
     return gl.inline_asm_elementwise(
         "{ .reg .u32 width; max.s32 width, $1, 0; bmsk.clamp.b32 $0, 0, width; }", "=r,r", [n], dtype=gl.int32,
         is_pure=True, pack=1,
@@ -112,8 +115,9 @@ def low_bits(n):
 
 @gluon.jit
 def last_box(tile, row_mask, CFG: gl.constexpr):
-    """Keys from a tile's first one on, of which a last box that is not full begins at a column behind some that are
-    none: those keys, that column, how many are none.
+    """Return the keys left from the tile's first key on, and the hole before the keys of a last box that is not full.
+
+    The hole consists of columns without a key. Returns: the keys left; first column of the hole; its width, 0 if none.
     """
     rest = row_mask.prefix_len + row_mask.tail_len - tile * CFG.BLOCK_N
     return rest, rest & -CFG.BOX_KEYS, gl.where(rest < CFG.BLOCK_N, -rest & (CFG.BOX_KEYS - 1), 0)
@@ -121,7 +125,7 @@ def last_box(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def first_tail_slot(tile, run: gl.constexpr, prefix_len, hole, width, CFG: gl.constexpr):
-    """The tail's slot that the first of 32 columns of a tile is, as if there were no hole in them."""
+    """Return the tail slot of the first of 32 columns, computed as if the 32 columns had no hole."""
     first = tile * CFG.BLOCK_N + run * 32 - prefix_len
     if CFG.BOX_KEYS >= 32:
         first -= gl.where(run * 32 >= hole, width, 0)
@@ -130,7 +134,7 @@ def first_tail_slot(tile, run: gl.constexpr, prefix_len, hole, width, CFG: gl.co
 
 @gluon.jit
 def load_mask_words(tile, row_mask, CFG: gl.constexpr):
-    """Words of a tree's mask: two of each row for 32 columns."""
+    """Load two mask words of each row for every 32 columns of a tile."""
     _, hole, width = last_box(tile, row_mask, CFG)
     words = ()
     for run in gl.static_range(CFG.BLOCK_N // 32):
@@ -145,7 +149,7 @@ def load_mask_words(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def mask_by_depth(s, tile, row_mask, CFG: gl.constexpr):
-    """Hide slots of a tree that are further left of a row than a window shows, by their depths."""
+    """Set scores of tree tokens to -inf where their depth lies outside the row's sliding window."""
     kv_len = row_mask.prefix_len + row_mask.tail_len
     position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BOX_KEYS, gl.SliceLayout(0, scores_layout(CFG)))
     slot = position - row_mask.prefix_len
@@ -156,13 +160,13 @@ def mask_by_depth(s, tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def first_tile_in_window(max_position, window_left, CFG: gl.constexpr):
-    """The first tile of which, and of the last key before which, a window shows all to rows up to this position."""
+    """Return the first key tile that every row up to `max_position` sees in full under the window."""
     return gl.where(max_position > window_left, (max_position - window_left) // CFG.BLOCK_N + 1, 0)
 
 
 @gluon.jit
 def needs_mask(tile, row_mask, CFG: gl.constexpr):
-    """Whether rows may differ in what they see of a tile: at the end of what they see, and where a window begins."""
+    """Return True if rows may see different keys of a tile: at the diagonal, in the tail, or at a window's start."""
     found = tile >= row_mask.first_masked_tile
     if CFG.WINDOW:
         found = found | (tile < first_tile_in_window(row_mask.max_position, row_mask.window_left, CFG))
@@ -171,12 +175,12 @@ def needs_mask(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def visible_words(tile, row_mask, CFG: gl.constexpr):
-    """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run."""
+    """Return the visibility of a tile for tree rows: one word for every 32 columns; bit c stands for column c."""
     rest, hole, width = last_box(tile, row_mask, CFG)
     loaded = load_mask_words(tile, row_mask, CFG)
     words = ()
     none = row_mask.slot_of_row * 0
-    # Of the prefix; whether slots are in the window is said by their depths.
+    # The window's start within the prefix. For tokens of the tail, `mask_by_depth` compares depths.
     least = gl.minimum(row_mask.row_position - row_mask.prefix_len - row_mask.window_left, 0)
     end = (rest + CFG.BOX_KEYS - 1) & -CFG.BOX_KEYS
     for run in gl.static_range(CFG.BLOCK_N // 32):
@@ -194,7 +198,7 @@ def visible_words(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def funnel_shift(low, high, by):
-    """32 bits of two words, from bit ``by % 32`` on."""
+    """Return 32 bits of the 64 bits high:low, starting at bit ``by % 32``."""
     return gl.inline_asm_elementwise(
         "shf.r.wrap.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, by], dtype=gl.int32, is_pure=True, pack=1
     )
@@ -202,28 +206,28 @@ def funnel_shift(low, high, by):
 
 @gluon.constexpr_function
 def thread_columns(count):
-    """Columns of a thread's `count` scores beside its own first one, which is 2 · (lane % 4); in wgmma's layout.
+    """Return the columns of a thread's `count` scores in wgmma's layout, relative to its first column 2 · (lane % 4).
 
-    Of two rows: element i is in the second if i & 2.
+    A thread holds scores of two rows: element i belongs to the second row if i & 2.
     """
     return [i // 4 * 8 + i % 2 for i in range(count)]
 
 
 FIRST_COLUMN_ASM = gl.constexpr("mov.u32 own, %laneid; and.b32 own, own, 3; shl.b32 own, own, 1;")
-"""A thread's first column, which `thread_columns` counts from."""
+"""PTX that computes a thread's first column, 2 · (lane % 4)."""
 
 
 @gluon.constexpr_function
 def mask_constraints(count, others):
-    """Constraints of `count` scores that are given and returned, and of as many of each of `others` integers."""
+    """Return asm constraints for `count` scores in and out, and for `count` values of each of `others` integers."""
     return ",".join(["=f"] * count + ["f"] * count + ["r"] * (count * others))
 
 
 @gluon.constexpr_function
 def mask_by_words_asm(count):
-    """Hide of `count` scores those whose bit is not set; the words of 32 columns follow the scores.
+    """Return PTX that sets scores to -inf where their mask bit is 0; the mask words follow the scores as operands.
 
-    A warp whose rows see the whole tile goes past.
+    A warp skips the code if its rows see the whole tile.
     """
     code = ["{", ".reg .pred out;", ".reg .b32 own, bit, all;", FIRST_COLUMN_ASM.value, "mov.b32 all, -1;"]
     for run in range(count // 16):
@@ -240,9 +244,9 @@ def mask_by_words_asm(count):
 
 @gluon.constexpr_function
 def mask_by_bounds_asm(count, windowed):
-    """Hide of `count` scores what is right of `last`, left of `least` (windowed), and in the hole.
+    """Return PTX that sets scores to -inf right of `last`, left of `least` (if windowed), and in the hole.
 
-    A warp whose rows see the whole tile goes past; so does one of a tile without a hole.
+    A warp skips the bounds if its rows see the whole tile, and the hole if the tile has none.
     """
     last, least, hole, width = (count * (2 + i) for i in range(4))
     columns = thread_columns(count)
@@ -269,20 +273,20 @@ def mask_by_bounds_asm(count, windowed):
 
 @gluon.jit
 def shift_past_hole(column, hole, width):
-    """The column of a key that would have this one, were there no hole before the keys of the last box."""
+    """Convert a column that ignores the hole before the last box's keys to the actual column."""
     return gl.where(column >= hole, column + width, column)
 
 
 @gluon.jit
 def mask_tree(s, tile, row_mask, CFG: gl.constexpr):
-    """`apply_mask` of a tree, in a tile in which rows differ."""
+    """Apply the tree mask to the scores of a tile in which rows see different keys."""
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
     args = (s,) + visible_words(tile, row_mask, CFG)  # noqa: RUF005
     s = gl.inline_asm_elementwise(
         mask_by_words_asm(OWN), mask_constraints(OWN, CFG.BLOCK_N // 32), args, dtype=gl.float32, is_pure=True, pack=OWN
     )
     if CFG.WINDOW:  # noqa: SIM102  one is decided by the compiler, the other on the device
-        # Else the root is in every row's window, and the tail with it. Trees are seldom deeper than a window is wide.
+        # Otherwise the whole tail lies in every row's window. Trees are rarely deeper than a window is wide.
         if row_mask.max_position - row_mask.prefix_len > row_mask.window_left:
             s = mask_by_depth(s, tile, row_mask, CFG)
     return s
@@ -290,9 +294,9 @@ def mask_tree(s, tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def mask_bounds(s, tile, row_mask, CFG: gl.constexpr):
-    """`apply_mask` of a chain or a block, in a tile in which rows differ."""
+    """Apply the causal or block mask to the scores of a tile in which rows see different keys."""
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
+    # The first columns of a last box that is not full hold no key of this tile: earlier rows of the page, or zeros.
     rest, hole, width = last_box(tile, row_mask, CFG)
     last = row_mask.slot_of_row * 0 + rest - 1
     if CFG.TAIL_KIND == CAUSAL:
@@ -307,10 +311,10 @@ def mask_bounds(s, tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def apply_mask(s, tile, row_mask, CFG: gl.constexpr):
-    """Scores of a tile, -inf where a row does not see the key: `visible_keys`, in a third of its instructions.
+    """Set scores of a tile to -inf where a row does not see the key, as `visible_keys` defines.
 
-    The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
-    columns differ from its first one by constants, though, which an instruction takes as they are.
+    This takes a third of the instructions of `visible_keys`. There the compiler computes the column index of each score
+    of a thread. Here the columns are constants relative to the thread's first column, as immediate operands.
     """
     if needs_mask(tile, row_mask, CFG):
         s = mask_tree(s, tile, row_mask, CFG) if CFG.TAIL_KIND == TREE else mask_bounds(s, tile, row_mask, CFG)

@@ -10,22 +10,22 @@ from .gluon_compat import reinterpret, thread_barrier
 
 @gluon.jit
 def reciprocal(group):
-    """What `split_packed_row` multiplies by where it would divide by the group."""
+    """Return 2**23 / group, rounded up: `split_packed_row` multiplies by it instead of dividing by `group`."""
     return ((1 << 23) + group - 1) // group
 
 
 @gluon.jit
 def opaque_zero():
-    """A zero that the compiler does not know: what a loop works out from it is not kept in registers from before."""
+    """Return a zero that the compiler cannot fold, so values derived from it are not hoisted out of a loop."""
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def split_packed_row(packed, group, inv_group):
-    """Query row and head of packed rows, counted from a row's first head; exact below ``256 · group`` of them, and so
-    within a row tile.
+    """Return the query row and the head within the group of packed row indices.
 
-    A division by what only a launch knows takes a dozen instructions, for each row a thread has, in each request.
+    Exact for packed < 256 · group, which includes every row tile. An integer division by a launch argument would take a
+    dozen instructions for each row of a thread, in each request.
     """
     row = packed * inv_group >> 23
     return row, packed - row * group
@@ -33,12 +33,12 @@ def split_packed_row(packed, group, inv_group):
 
 @gluon.jit
 def head_columns(packed, col, group, inv_group, CFG: gl.constexpr, COLUMNS: gl.constexpr = 1):
-    """Which elements of its own head a row's columns of a tile are, and which of them there are.
+    """Return each tile column's element index within the head of each packed row, and whether it exists.
 
-    Where two KV heads are beside each other, a row has elements in its own one's columns, and zeros in the other's.
+    With two KV heads in a tile, a row has elements in the columns of its own KV head and zeros in those of the other.
 
     Args:
-        COLUMNS: the dimension that columns are; rows are the other.
+        COLUMNS: dimension of the columns in the result; the rows are the other dimension.
     """
     own = gl.expand_dims(col, 1 - COLUMNS)
     if CFG.KV_HEADS_PER_TILE == 2:
@@ -51,9 +51,9 @@ def head_columns(packed, col, group, inv_group, CFG: gl.constexpr, COLUMNS: gl.c
 
 @gluon.jit
 def row_pointers(tensor, begin, packed, own, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr):
-    """Pointers ``[rows, columns]`` to elements `own` of packed rows of q or out, counted from row `begin`.
+    """Return pointers ``[rows, columns]`` to the elements `own` of packed rows of q or out; row 0 is `begin`.
 
-    What strides are multiples of decides how many elements a thread moves at once.
+    The declared alignment of the strides decides the number of elements that one instruction moves.
     """
     STRIDE_ALIGN: gl.constexpr = CFG.STRIDE_ALIGN
     row, head_in_group = split_packed_row(packed, group, inv_group)
@@ -67,7 +67,7 @@ def row_pointers(tensor, begin, packed, own, head, group, inv_group, stride_row,
 def load_q_part(
     q, begin, first, count, head, group, inv_group, stride_row, stride_head, part: gl.constexpr, CFG: gl.constexpr
 ):  # fmt: skip
-    """64 packed rows of a part's columns on their way to registers, two values in one."""
+    """Load 64 packed rows of one column part of q into registers, two 16-bit values in each."""
     WIDTH: gl.constexpr = part_width(CFG, part)
     packed, own, live = packed_cells(first, count, group, inv_group, part, CFG)
     pointers = row_pointers(q, begin, packed, own, head, group, inv_group, stride_row, stride_head, CFG)
@@ -78,7 +78,7 @@ def load_q_part(
 
 @gluon.jit
 def packed_cells(first, count, group, inv_group, part: gl.constexpr, CFG: gl.constexpr):
-    """64 packed rows from `first` on, a part's columns as elements of their heads, and which of both there are."""
+    """Return the indices of 64 packed rows from `first`, the element index of each column, and a mask of both."""
     WIDTH: gl.constexpr = part_width(CFG, part)
     packed = first + gl.arange(0, 64, gl.SliceLayout(1, row_io_layout(WIDTH)))
     col = part_offset(CFG, part) + gl.arange(0, WIDTH, gl.SliceLayout(0, row_io_layout(WIDTH)))
@@ -88,10 +88,11 @@ def packed_cells(first, count, group, inv_group, part: gl.constexpr, CFG: gl.con
 
 @gluon.jit
 def load_q(q, begin, first, count, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr):
-    """64 packed rows of q on their way to registers, by the parts of a tile's columns.
+    """Load 64 packed rows of q into registers, one tensor for each column part.
 
     Args:
-        first: the first of them. count: how many there are, from row `begin` on; others, and padding, are zero.
+        first: index of the first packed row, relative to row `begin`.
+        count: number of packed rows from row `begin` on; rows after them, and padding columns, are zero.
     """
     queries = ()
     for part in gl.static_range(num_column_parts(CFG)):
@@ -102,14 +103,14 @@ def load_q(q, begin, first, count, head, group, inv_group, stride_row, stride_he
 
 @gluon.jit
 def store_q_part_smem(smem, queries):
-    """A part's columns of them."""
+    """Store one column part of q, packed in pairs, to shared memory."""
     pairs: gl.constexpr = gl.NVMMASharedLayout.get_default_for(queries.shape, gl.int32)
     reinterpret(smem, gl.int32, queries.shape, pairs).store(queries)
 
 
 @gluon.jit
 def store_q_smem(smem, queries, CFG: gl.constexpr):
-    """Rows of q from registers into a warp group's shared memory."""
+    """Store rows of q from registers to a warp group's shared memory, with a proxy fence for wgmma."""
     thread_barrier()
     for part in gl.static_range(num_column_parts(CFG)):
         store_q_part_smem(smem[part], queries[part])
@@ -119,5 +120,5 @@ def store_q_smem(smem, queries, CFG: gl.constexpr):
 
 @gluon.jit
 def load_q_to_smem(smem, q, begin, first, count, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr):
-    """64 packed rows of q into a warp group's shared memory; as of `load_q`."""
+    """Load 64 packed rows of q into a warp group's shared memory; arguments as in `load_q`."""
     store_q_smem(smem, load_q(q, begin, first, count, head, group, inv_group, stride_row, stride_head, CFG), CFG)

@@ -14,14 +14,13 @@ def produce_tiles(
     k_source, v_source, load_pipeline, pipeline, state, page_row, head, first, stop, kv_len, num_pages,
     ROLE: gl.constexpr, CFG: gl.constexpr,
 ):  # fmt: skip
-    """Bring tiles [first, stop) of one request.
+    """Produce the K tiles, the V tiles or both of key tiles [first, stop) of one request, by the partition's ROLE.
 
     Args:
-        k_source, v_source: what `load_tiles` takes; what `gather_tiles` takes where keys are gathered.
-        load_pipeline: the ring that is fetched into: `pipeline` itself, or that of narrow tiles, which are then widened
-            into it.
-        state: slot and phase of `pipeline`, and of `load_pipeline` where it is widened from; returned as they stand
-            afterwards.
+        k_source, v_source: TMA descriptors for `load_tiles`; for ROLE GATHER the arguments of `gather_tiles`.
+        load_pipeline: pipeline that TMA loads into: `pipeline` itself, or a pipeline of e4m3 tiles, which the UPCAST
+            partition converts into `pipeline`.
+        state: stage and phase of `pipeline`, then of `load_pipeline`; the function returns them advanced.
     """
     stage, phase, fp8_stage, fp8_phase = state
     if ROLE == UPCAST:

@@ -3,11 +3,11 @@
     page table ─► one entry a lane ─► shuffled to the threads of its row ─► cp.async ─► │ K0 V0 │ K1 V1 │ …
       a tile ahead of its copies         16 threads have a row of 256 B                 full: all 128 threads
 
-What the ring holds afterwards is what boxes of BLOCK_N rows would have put there: the same swizzled rows, and a tile
-that ends with the last key. So masks and folds take this ring for one of pages of BLOCK_N tokens.
+The pipeline then holds what TMA boxes of BLOCK_N rows would have loaded: the same swizzled rows, with the last key at
+the end of its tile. So the mask and the mainloop treat it as a pipeline over pages of BLOCK_N tokens.
 
-cp.async writes shared memory as ordinary stores do, and wgmma reads it as the copy engine does: a fold puts a fence
-between the two, behind its wait (`mainloop.wait_full`).
+cp.async writes shared memory through the generic proxy, and wgmma reads it through the async proxy. The consumers
+therefore execute a proxy fence after their wait (`mainloop.wait_full`).
 """
 
 from triton.experimental import gluon
@@ -20,15 +20,16 @@ from .mask import key_positions
 from .pipeline import advance
 
 GATHER_WARPS = gl.constexpr(4)
-"""Warps that gather: a warp group, which one fetching warp occupies as well."""
+"""Warps of the gathering producer: one warp group. A producer of one TMA warp reserves a whole warp group too."""
 GATHER_THREADS = gl.constexpr(32 * GATHER_WARPS.value)
-"""What arrives at a barrier for a tile of K, or of V."""
+"""Threads that arrive at a full barrier for each tile."""
 
 
 @gluon.constexpr_function
 def copy_layout(CFG, part, warps):
-    """Who copies which 16 bytes of a part of a tile: by `row_copy_layout`, or of its second part, by the warp that
-    copies the first part of a row.
+    """Return the layout that assigns 16-byte copies of a column part to threads.
+
+    The first part uses `row_copy_layout`. In the second part, a row is copied by the warp that copies its first part.
     """
     if part == 0:
         return row_copy_layout(CFG.BLOCK_D, warps)
@@ -45,7 +46,7 @@ def copy_layout(CFG, part, warps):
 
 @gluon.constexpr_function
 def page_id_layout(rows, block_d, warps):
-    """Who asks for which of a tile's page ids: the lanes of a warp share out the rows that it copies."""
+    """Return the layout of a tile's page ids: the lanes of a warp load the ids of the rows that the warp copies."""
     rows_per_warp = 256 // block_d
     steps = [[rows_per_warp * warps * 2**i] for i in range((rows // (rows_per_warp * warps)).bit_length() - 1)]
     own = [[2**i] for i in range(rows_per_warp.bit_length() - 1)]
@@ -57,14 +58,14 @@ def page_id_layout(rows, block_d, warps):
 
 @gluon.jit
 def load_page_ids(page_table_row, tile, kv_len, CFG: gl.constexpr, ids_layout: gl.constexpr):
-    """Page id of each column's key; 0 where there is none."""
+    """Load the page id of each key of a tile; 0 for columns without a key."""
     position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BLOCK_N, ids_layout)
     return gl.load(page_table_row + position // CFG.PAGE_SIZE, mask=stored, other=0)
 
 
 @gluon.jit
 def distribute_page_ids(page_ids, CFG: gl.constexpr):
-    """Page id of each row, with the threads that copy it, of each part of a tile."""
+    """Return the page id of each row in the threads that copy it, one tensor for each column part."""
     pages = ()
     for part in gl.static_range(num_column_parts(CFG)):
         ids = gl.convert_layout(page_ids, gl.SliceLayout(1, copy_layout(CFG, part, gl.num_warps())))
@@ -74,8 +75,10 @@ def distribute_page_ids(page_ids, CFG: gl.constexpr):
 
 @gluon.jit
 def add_offset_64(base, index, stride):
-    """base + index · stride, 64-bit (page · P passes 2**31 in a large pool, vllm#47671): one instruction where the
-    compiler would widen both factors first, and multiply them in five.
+    """Return base + index · stride in 64 bits, by one instruction where index and stride have 32 bits.
+
+    page · P exceeds 2**31 in a large pool (vllm#47671). The compiler would extend both factors and multiply in five
+    instructions.
     """
     if stride.dtype == gl.int64:
         return base + index.to(gl.int64) * stride
@@ -87,11 +90,11 @@ def add_offset_64(base, index, stride):
 
 @gluon.jit
 def copy_tile(source, tiles, stage, pages, tile, head, kv_len, CFG: gl.constexpr):
-    """Begin to copy a tile of K, or of V, to its slot of the ring.
+    """Issue the cp.async copies of a K or V tile into its pipeline stage.
 
     Args:
-        source: pointer to ``[pages, P, heads, dim]``, and its first three strides in bytes, multiples of 16.
-        pages: page id of each row, of `distribute_page_ids`.
+        source: pointer to ``[pages, P, heads, dim]`` and its first three strides in bytes, multiples of 16.
+        pages: page id of each row, from `distribute_page_ids`.
     """
     for part in gl.static_range(num_column_parts(CFG)):
         copy_tile_part(source, tiles[part].index(stage), pages[part], tile, head, kv_len, part, CFG)
@@ -99,14 +102,14 @@ def copy_tile(source, tiles, stage, pages, tile, head, kv_len, CFG: gl.constexpr
 
 @gluon.jit
 def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, CFG: gl.constexpr):
-    """The same of a part of its columns."""
+    """Issue the cp.async copies of one column part of a tile; see `copy_tile`."""
     layout: gl.constexpr = copy_layout(CFG, part, gl.num_warps())
     tensor, stride_page, stride_slot, stride_head = source
     position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BLOCK_N, gl.SliceLayout(1, layout))
     at = add_offset_64(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
     if CFG.PAGE_SIZE > 1:
         at = add_offset_64(at, position % CFG.PAGE_SIZE, stride_slot)
-    # 16 bytes a copy: the compiler cannot know it of a sum that it has not made.
+    # Copies have 16 bytes. The compiler cannot derive the alignment of addresses computed by inline assembly.
     rows = gl.multiple_of(at.to(tensor.dtype), 16)
     col = part_offset(CFG, part) + gl.arange(0, part_width(CFG, part), gl.SliceLayout(0, layout))
     cp_async(
@@ -118,12 +121,12 @@ def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, 
 def gather_tiles(
     k_source, v_source, pipeline, stage, phase, page_table_row, head, first, stop, kv_len, CFG: gl.constexpr
 ):
-    """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
+    """Gather key tiles [first, stop) of one request; columns without a key become zeros, without a read."""
     ids_layout: gl.constexpr = page_id_layout(CFG.BLOCK_N, CFG.BLOCK_D, gl.num_warps())
     next_ids = load_page_ids(page_table_row, first, kv_len, CFG, ids_layout)
     for tile in range(first, stop):
         pages = distribute_page_ids(next_ids, CFG)
-        # Ids of the next tile travel while this one's keys do, and while the ring is full.
+        # Page ids of the next tile load during this tile's copies and during the wait for an empty stage.
         next_ids = load_page_ids(page_table_row, gl.minimum(tile + 1, stop - 1), kv_len, CFG, ids_layout)
         mbarrier.wait(pipeline.k.empty.index(stage), phase ^ 1)
         copy_tile(k_source, pipeline.k.tiles, stage, pages, tile, head, kv_len, CFG)

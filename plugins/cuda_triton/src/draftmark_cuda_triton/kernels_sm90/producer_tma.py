@@ -1,8 +1,8 @@
-"""TMA producer: one warp loads K, one loads V, in boxes of a page or of a part of one.
+"""TMA producer: one warp loads K, another loads V, in boxes of at most one page.
 
-Four pages of 16 fill a tile of 64 keys as one page of 64 does. A box has 128 bytes of a head, or all 256 of it: half as
-many boxes. Two warps, because what a tile of small pages takes to ask for are instructions that the folding warps of
-one scheduler wait for.
+Four pages of 16 fill a tile of 64 keys, as one page of 64 does. A box holds 128 bytes of each head, or the whole head
+of 256 bytes, which halves the number of boxes. K and V have a warp each, because issuing the boxes of small pages takes
+many instructions, and the consumer warps on the same warp scheduler wait for them.
 """
 
 from triton.experimental import gluon
@@ -16,30 +16,32 @@ from .pipeline import advance
 
 @gluon.constexpr_function
 def box_keys(box):
-    """Keys of a box: ``[1, keys, 1, 128 bytes]``, or of whole heads ``[1, keys / 8, 2, 8, 128 bytes]``."""
+    """Return the keys of a box ``[1, keys, 1, 128 bytes]``, or with whole heads ``[1, keys / 8, 2, 8, 128 bytes]``."""
     return box[1] if len(box) == 4 else box[1] * box[3]
 
 
 @gluon.constexpr_function
 def tile_bytes(CFG, dtype):
-    """Bytes of a tile, of all its columns."""
+    """Return the bytes of a tile, all column parts together."""
     return CFG.BLOCK_N * (CFG.BLOCK_D + CFG.BLOCK_D_REST) * dtype.primitive_bitwidth // 8
 
 
 @gluon.constexpr_function
 def unrolls_boxes(CFG, boxes):
-    """Whether a tile's boxes are asked for one behind the other, in code of their own each.
+    """Return True if the boxes of a full tile are issued by unrolled code instead of a loop.
 
-    Not beside two folding groups or three, whose loops fill the cache of instructions: there a loop that is read again
-    and again takes less of their time than as many instructions, or fewer, that are read once a tile (NOTES.md).
+    With two or three consumer warp groups, their mainloops fill the instruction cache. A short producer loop then costs
+    them less than unrolled code, which is fetched again for every tile (NOTES.md).
     """
     return CFG.NUM_CONSUMER_WGS == 1 or boxes <= 2
 
 
 @gluon.constexpr_function
 def boxes_per_batch(CFG):
-    """Boxes that are asked for together where they are not all: one beside two groups, whom short code with waits in
-    between holds up least. Three fold a tile of narrow heads in less time than as many waits take.
+    """Return the boxes that one iteration of the producer loop issues.
+
+    With two consumer warp groups one box is best: short code with waits in between delays them least. Three groups
+    process a tile of small heads faster than one wait for every box takes.
     """
     return 1 if CFG.NUM_CONSUMER_WGS == 2 else 2
 
@@ -49,11 +51,12 @@ def load_tiles(
     descriptors, pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages, ROLE: gl.constexpr,
     CFG: gl.constexpr
 ):  # fmt: skip
-    """Bring K, or V, of tiles [first, stop) of one request.
+    """Load the K tiles, or with ROLE LOAD_V the V tiles, [first, stop) of one request.
 
     Args:
-        descriptors: descriptors of boxes of a page, or of a part of one; and others of the same tensor: of CFG.BOX_KEYS
-            keys where heads come whole, of a tile's other columns where it has two parts, or None.
+        descriptors: two TMA descriptors of one tensor. The first has boxes of one page, or of a part of a page. The
+            second has boxes of CFG.BOX_KEYS keys if boxes hold whole heads, boxes of the second column part if the tile
+            has two parts, and is None otherwise.
     """
     tensor_pipeline = pipeline.v if ROLE == LOAD_V else pipeline.k
     if unrolls_boxes(CFG, CFG.BLOCK_N // box_keys(descriptors[0].block_shape)):
@@ -74,12 +77,12 @@ def load_tiles(
 
 @gluon.jit
 def load_full_tiles(descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, CFG: gl.constexpr):
-    """Tiles that are full of keys, the boxes of each at once."""
+    """Load tiles that are full of keys, all boxes of a tile in unrolled code."""
     tiles, full, empty = tensor_pipeline
     KEYS_OF_BOX: gl.constexpr = box_keys(descriptors[0].block_shape)
     BOXES: gl.constexpr = CFG.BLOCK_N // KEYS_OF_BOX
     for tile in range(first, stop):
-        # Before the wait, so that page ids travel while the ring is full.
+        # The page ids load before the wait, so their latency overlaps it.
         pages = ()
         for b in gl.static_range(BOXES):
             page = gl.load(page_table_row + (tile * CFG.BLOCK_N + b * KEYS_OF_BOX) // CFG.PAGE_SIZE)
@@ -98,7 +101,7 @@ def load_partial_tiles(
     descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages,
     BOXES_PER_BATCH: gl.constexpr, CFG: gl.constexpr
 ):  # fmt: skip
-    """Tiles that need not be full of keys: BOXES_PER_BATCH full boxes at a time, and what is left one by one."""
+    """Load tiles that may be partly filled: BOXES_PER_BATCH full boxes an iteration, then the others singly."""
     tiles, full, empty = tensor_pipeline
     KEYS_OF_BOX: gl.constexpr = box_keys(descriptors[0].block_shape)
     BOXES: gl.constexpr = CFG.BLOCK_N // KEYS_OF_BOX
@@ -112,7 +115,7 @@ def load_partial_tiles(
             pages = ()
             for i in gl.static_range(BOXES_PER_BATCH):
                 position = begin + (batch * BOXES_PER_BATCH + i) * KEYS_OF_BOX
-                # A box a page is the usual case, and needs no division.
+                # One box a page is the usual case and needs no division.
                 page = gl.load(ids + i if CFG.PAGE_SIZE == KEYS_OF_BOX else page_table_row + position // CFG.PAGE_SIZE)
                 pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
             ids += BOXES_PER_BATCH
@@ -134,10 +137,10 @@ def load_partial_tiles(
 
 @gluon.jit
 def issue_box(descriptors, tiles, stage, full, b, at, CFG: gl.constexpr):
-    """Box b of a tile, full of keys, all of its columns.
+    """Issue the loads of box b of a tile, a box full of keys, for all columns.
 
     Args:
-        at: its page, the page's row where it begins, and the head.
+        at: page id, first token of the box within the page, KV head.
     """
     boxes, extra = descriptors
     if extra is None or CFG.BLOCK_D_REST > 0:
@@ -152,11 +155,12 @@ def issue_box(descriptors, tiles, stage, full, b, at, CFG: gl.constexpr):
 def issue_last_boxes(
     descriptors, tiles, stage, full, b, begin, page_table_row, head, kv_len, num_pages, CFG: gl.constexpr
 ):
-    """Box b of a tile, which is not full, and those behind it. One that has keys ends with the last of them; those
-    behind bring zeros and no bytes.
+    """Issue box b of a tile, which is not full, and all boxes after it.
 
-    Of whole heads one that has keys comes as boxes of CFG.BOX_KEYS, and each of those ends with the last key, or its
-    own last: what lies before the 8 keys that the last one begins in reads as zeros, all of it behind the last key.
+    If box b has keys, it ends with the request's last key. Boxes after it name a page out of range, so TMA writes zeros
+    and reads nothing. With whole heads, box b is loaded as boxes of CFG.BOX_KEYS keys. Each ends with the request's
+    last key or its own last key. TMA writes zeros for coordinates before the first row, so nothing after the last key
+    is read.
     """
     boxes, extra = descriptors
     KEYS_OF_BOX: gl.constexpr = box_keys(boxes.block_shape)
@@ -171,8 +175,8 @@ def issue_last_boxes(
         PARTS: gl.constexpr = boxes.block_shape[2]
         GROUPS: gl.constexpr = KEYS_OF_BOX // CFG.BOX_KEYS
         smem = tiles[0].index(stage)
-        # Of a known number of turns the compiler writes each out, which a lone group leaves room for; the bound that
-        # never binds keeps a loop.
+        # The compiler unrolls a loop of constant length. With one consumer warp group there is room for that code. With
+        # more groups this bound, which never applies, keeps the loop.
         end = (b + 1) * GROUPS
         if CFG.NUM_CONSUMER_WGS > 1:
             end = gl.minimum(end, BOXES * GROUPS)
@@ -186,14 +190,14 @@ def issue_last_boxes(
 
 @gluon.jit
 def issue_column_boxes(descriptors, tiles, stage, full, b, at, CFG: gl.constexpr):
-    """Box b of each part of a tile."""
+    """Issue box b of every column part of a tile."""
     for part in gl.static_range(num_column_parts(CFG)):
         issue_part_boxes(descriptors[part], tiles[part].index(stage), full.index(stage), b, at, part, CFG)
 
 
 @gluon.jit
 def issue_part_boxes(boxes, smem, full, b, at, part: gl.constexpr, CFG: gl.constexpr):
-    """Box b of a part of a tile, at most 128 bytes of a head at a time."""
+    """Issue box b of one column part, at most 128 bytes of a head a load."""
     page, row, head = at
     BOXES: gl.constexpr = CFG.BLOCK_N // CFG.BOX_KEYS
     WIDTH: gl.constexpr = boxes.block_shape[3]
@@ -205,7 +209,7 @@ def issue_part_boxes(boxes, smem, full, b, at, part: gl.constexpr, CFG: gl.const
 
 @gluon.jit
 def box_views(boxes, smem, CFG: gl.constexpr):
-    """A tile's slot as places of boxes of whole heads."""
+    """Return a stage's tile reinterpreted as an array of boxes with whole heads."""
     GROUPS: gl.constexpr = boxes.block_shape[1]
     PARTS: gl.constexpr = boxes.block_shape[2]
     WIDTH: gl.constexpr = boxes.block_shape[4]

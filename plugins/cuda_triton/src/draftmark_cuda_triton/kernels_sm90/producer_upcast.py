@@ -10,8 +10,10 @@ from .pipeline import advance
 
 @gluon.jit
 def upcast(x, dtype: gl.constexpr):
-    """e4m3 to `dtype`, exactly. To bf16 by moving the bits, four at a time: exponents are 120 too small afterwards,
-    which a product with 2**120 makes up for, for subnormals too. e4m3's NaN becomes 480.
+    """Convert e4m3 to `dtype` exactly, except e4m3's NaN, which becomes 480 in bfloat16.
+
+    For bfloat16 the bits are shifted into place, four values at a time. Their exponents are then too small by 120, so a
+    multiplication by 2**120 follows, which is right for subnormals too.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
@@ -39,15 +41,15 @@ def upcast(x, dtype: gl.constexpr):
 
 @gluon.jit
 def upcast_tile(fp8, fp8_stage, fp8_phase, out, stage, phase, CFG: gl.constexpr):
-    """Bring K, or V, of one tile to the rows' dtype, from a half of one ring to that of another.
+    """Convert one K or V tile from a stage of the e4m3 pipeline to a stage of the pipeline in q's dtype.
 
-    A narrow tile is left when what was read of it has been written: a barrier says nothing of loads that are under way,
-    and products that take all of shared memory's bandwidth can hold them up for longer than the copy engine takes.
+    The e4m3 stage is released only after the converted values are stored. An mbarrier arrival does not wait for
+    outstanding loads, and matrix products that saturate shared memory can delay these loads past the next TMA write.
     """
     mbarrier.wait(fp8.full.index(fp8_stage), fp8_phase)
     values = ()
     for part in gl.static_range(num_column_parts(CFG)):
-        # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
+        # Eight threads write one row of 128 bytes. With 16 values a thread, two threads would share each bank.
         x = fp8.tiles[part].index(fp8_stage).load(row_copy_layout(part_width(CFG, part), gl.num_warps()))
         values = values + (upcast(x, out.tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(out.empty.index(stage), phase ^ 1)
@@ -60,7 +62,7 @@ def upcast_tile(fp8, fp8_stage, fp8_phase, out, stage, phase, CFG: gl.constexpr)
 
 @gluon.jit
 def upcast_tiles(fp8, pipeline, fp8_stage, fp8_phase, stage, phase, first, stop, CFG: gl.constexpr):
-    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
+    """Convert e4m3 key tiles [first, stop) to q's dtype, once a tile for any number of rows."""
     for _ in range(first, stop):
         upcast_tile(fp8.k, fp8_stage, fp8_phase, pipeline.k, stage, phase, CFG)
         upcast_tile(fp8.v, fp8_stage, fp8_phase, pipeline.v, stage, phase, CFG)

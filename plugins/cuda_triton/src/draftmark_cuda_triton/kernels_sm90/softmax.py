@@ -62,8 +62,8 @@ def reduce_row_sum(row_sum, rows: gl.constexpr):
 def raise_row_max(row_max, tile_max):
     """Return the new row maxima, and a flag (int32) that is 1 if a row of the warp has a new maximum.
 
-    A maximum moves if `tile_max` exceeds it by more than 8. If one row of a warp moves, all its rows do, so the warp does
-    not diverge. `pack=2` passes the two rows of a thread.
+    A maximum moves if `tile_max` exceeds it by more than 8. If one row of a warp moves, all its rows do, so the warp
+    does not diverge. `pack=2` passes the two rows of a thread.
     """
     return gl.inline_asm_elementwise(
         """
@@ -138,8 +138,8 @@ def online_softmax(s, unit, row_max, row_sum):
 def order_before_wait(row_sum):
     """Return the sums unchanged, after a branch that is never taken because no sum is negative.
 
-    Without the branch the compiler moves the wait for a matrix product before the exponentials that should overlap it. It
-    moves no instruction across a branch, and the sums depend on the exponentials (NOTES.md has the gain).
+    Without the branch the compiler moves the wait for a matrix product before the exponentials that should overlap it.
+    It moves no instruction across a branch, and the sums depend on the exponentials (NOTES.md has the gain).
     """
     return gl.inline_asm_elementwise(
         """

@@ -8,7 +8,7 @@ BLOCK = gl.constexpr(2)
 
 @gluon.jit
 def request_rows(q_indptr, request, q_len, tail_len, RAGGED: gl.constexpr):
-    """First row, rows and tail slots of a request; see `kernels.split_kv.request_rows`."""
+    """Return a request's first row, its rows and its tail tokens (`kernels.split_kv.request_rows`)."""
     begin, rows, tail_slots = request * q_len, q_len, tail_len
     if RAGGED:
         begin = gl.load(q_indptr + request)
@@ -19,7 +19,7 @@ def request_rows(q_indptr, request, q_len, tail_len, RAGGED: gl.constexpr):
 
 @gluon.jit
 def kv_tile_range(prefix_len, tail_len, window_left, CFG: gl.constexpr):
-    """First tile of a request and the one past the last; see `kernels.split_kv.kv_tile_range`."""
+    """Return the key tiles [first, end) of a request (`kernels.split_kv.kv_tile_range`)."""
     end = (prefix_len + tail_len + CFG.BLOCK_N - 1) // CFG.BLOCK_N
     if CFG.RAGGED:
         end = gl.where(tail_len > 0, end, 0)
@@ -31,7 +31,7 @@ def kv_tile_range(prefix_len, tail_len, window_left, CFG: gl.constexpr):
 
 @gluon.jit
 def kv_tile_stop(tile, tiles_left, end, prefix_len, tail_len, rows, last_row, CFG: gl.constexpr):
-    """One past the last tile that a row tile folds of a piece; see `kernels.split_kv.kv_tile_stop`."""
+    """Return the end, exclusive, of the key tiles that a row tile processes in a split (`kernels.split_kv`)."""
     stop = gl.minimum(tile + tiles_left, end)
     if CFG.TAIL_KIND != BLOCK:
         seen = prefix_len + tail_len - rows + gl.minimum(last_row, rows - 1) + 1
@@ -41,7 +41,7 @@ def kv_tile_stop(tile, tiles_left, end, prefix_len, tail_len, rows, last_row, CF
 
 @gluon.jit
 def request_overhead(tail_len, CFG: gl.constexpr):
-    """What a request costs beside its tiles; see `kernels.split_kv.request_overhead`."""
+    """Return the fixed cost of a request, in key tiles (`kernels.split_kv.request_overhead`)."""
     cost = CFG.OVERHEAD_TILES
     if CFG.RAGGED:
         cost = gl.where(tail_len > 0, CFG.OVERHEAD_TILES, 0)

@@ -116,7 +116,7 @@ def load_work_tile(
 ):
     """Load the work tile with this index; past the last one, return a work tile with 0 rows.
 
-    Order: all row tiles of the first `heads_in_l2` KV heads, whose keys fit in L2 together, then of the next heads.
+    Order: all row tiles of the first `heads_in_l2` KV heads, then of the next ones. Keys of so few heads fit in L2.
     """
     request, head, row, head_offset, q_begin = (
         tile_index * 0,

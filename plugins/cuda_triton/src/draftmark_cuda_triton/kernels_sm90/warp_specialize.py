@@ -1,6 +1,6 @@
 """Warp specialization: starts the consumer warp groups, the producer warps, and the warps that upcast or gather.
 
-A role is a function of what it is given, of which one of its kind it is, and of the kernel's constants.
+A partition is a device function of its arguments, its index or task, and the kernel's constants.
 """
 
 from triton.experimental import gluon
@@ -14,16 +14,16 @@ PRODUCER_REGISTERS_1WG, PRODUCER_REGISTERS, PRODUCER_REGISTERS_3WG = (
     gl.constexpr(40),
     gl.constexpr(32),
 )
-"""Of a fetching thread beside one folding group, which has the rest; beside two, or a widening one; beside three."""
+"""Registers of a TMA producer thread: with one consumer warp group; with two, or with upcast warps; with three."""
 UPCAST_REGISTERS = gl.constexpr(96)
-"""Of a widening thread."""
+"""Registers of an upcast thread."""
 GATHER_REGISTERS, GATHER_REGISTERS_2WG = gl.constexpr(64), gl.constexpr(56)
-"""Of a gathering thread, beside one group of folding warps, and beside two."""
+"""Registers of a gathering thread, with one consumer warp group and with two."""
 
 
 @gluon.jit
 def run_partition(PARTITION: gl.constexpr, args, INDEX: gl.constexpr, CFG: gl.constexpr):
-    """A role, as `warp_specialize` can be given one: it takes no function that has a name of its own there."""
+    """Run one partition. `gl.warp_specialize` accepts this function, but not a function passed as a constexpr."""
     PARTITION(args, INDEX, CFG)
 
 
@@ -37,8 +37,8 @@ def start_tma(
     UPCAST_FP8: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
 ):
-    """Start the roles of a program whose keys come in boxes; it ends when all have."""
-    # More would leave too few registers to a group that folds rows of 256.
+    """Start the partitions of a CTA that loads keys by TMA; the call returns when all partitions have ended."""
+    # More upcast warps would leave too few registers to the consumers of heads of 256.
     UPCAST_WARPS: gl.constexpr = 8 if CFG.BLOCK_D < 256 else 4
     if CFG.NUM_CONSUMER_WGS == 1 and not UPCAST_FP8:
         gl.warp_specialize(
@@ -98,7 +98,7 @@ def start_gather(
     CONSUMER: gl.constexpr, consumer_args, PRODUCER: gl.constexpr, producer_args, CFG: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr
 ):  # fmt: skip
-    """Start the roles of a program whose keys are gathered."""
+    """Start the partitions of a CTA that gathers keys by cp.async; the call returns when all have ended."""
     if CFG.NUM_CONSUMER_WGS == 1:
         gl.warp_specialize(
             [
