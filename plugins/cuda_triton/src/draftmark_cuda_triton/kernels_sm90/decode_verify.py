@@ -1,8 +1,8 @@
 """Decode and verify on Hopper, uniform or ragged: split-KV over a device-built schedule, as in `kernels.decode_verify`.
 
-Bytes and floor are those of `kernels.decode_verify`: 64 requests x 8192, 8 KV heads of 128, bf16: 2.15 GB, 477 µs.
-Of shared memory a program takes 64 rows of q for each warp group and STAGES tiles of K and V: 16 + 3 · 32 KiB for
-one group, two programs on a multiprocessor; 32 + 6 · 32 KiB for two groups, one program.
+Bytes and floor, as in `kernels.decode_verify`: 64 requests x 8192 tokens, 8 KV heads of 128, bf16: 2.15 GB, 477 µs.
+Shared memory of a CTA: 64 rows of q for each consumer warp group, and STAGES tiles of K and V. With one group, 16 +
+3 · 32 KiB and two CTAs on each SM. With two groups, 32 + 6 · 32 KiB and one CTA on each SM.
 """
 
 from triton.experimental import gluon
@@ -22,8 +22,10 @@ from .warp_specialize import start_tma
 
 @gluon.jit
 def first_rows_of_tile(group, CFG: gl.constexpr):
-    """The query rows in which the row tile of a program begins, of even requests and of odd ones, whose row tiles are
-    counted from the last: later ones see more of a tail, and who has had the most of one has the least of the next.
+    """Return the query row in which this CTA's row tile begins, for requests of even and of odd index.
+
+    Odd requests count their row tiles from the last one. Later row tiles see more of a tail, so this order balances the
+    work of the CTAs over consecutive requests.
     """
     m = gl.program_id(0)
     return m * CFG.BLOCK_M // group, (gl.num_programs(0) - 1 - m) * CFG.BLOCK_M // group
@@ -31,7 +33,7 @@ def first_rows_of_tile(group, CFG: gl.constexpr):
 
 @gluon.jit
 def row_tile_start(request, row_tiles, CFG: gl.constexpr):
-    """The first packed row of a program's row tile of a request, and the query row in which it begins."""
+    """Return the first packed row of this CTA's row tile in a request, and the query row that contains it."""
     even_row, odd_row = row_tiles
     m, is_even = gl.program_id(0), request % 2 == 0
     return gl.where(is_even, m, gl.num_programs(0) - 1 - m) * CFG.BLOCK_M, gl.where(is_even, even_row, odd_row)
@@ -39,7 +41,10 @@ def row_tile_start(request, row_tiles, CFG: gl.constexpr):
 
 @gluon.jit
 def produce_decode_verify(args, ROLE: gl.constexpr, CFG: gl.constexpr):
-    """The tiles of a piece, request after request: what a fetching warp brings, or a warp group gathers or widens."""
+    """Run a producer partition of decode and verify: produce the key tiles of this CTA's split, request by request.
+
+    ROLE selects the task: load K, load V, upcast, or gather (`producer.produce_tiles`).
+    """
     (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, load_pipeline, pipeline, q_len, tail_len, group,
         window_left, stride_table, num_pages,
@@ -75,11 +80,10 @@ def load_next_request(
     q, prefix_lens, q_indptr, request, exists, q_len, tail_len, head, row_tiles, group, inv_group, stride_row,
     stride_head, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr,
 ):  # fmt: skip
-    """What a request is, prefix, first row, rows and tail slots; and a warp group's rows of q on their way to
-    registers, if they are brought ahead.
+    """Load a request's prefix length, first row, rows and tail tokens, and with `prefetches_q` its rows of q.
 
     Args:
-        exists: whether the piece has this request; else there are no rows.
+        exists: False if the split ends before this request; the request then has no rows.
     """
     request = gl.where(exists, request, 0)
     begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
@@ -94,7 +98,7 @@ def load_next_request(
 
 @gluon.jit
 def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
-    """Warp group CONSUMER_WG: 64 of the program's packed rows, for every request of a piece."""
+    """Run consumer warp group CONSUMER_WG: attend its 64 packed rows of every request in this CTA's split."""
     (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
         tail_depth, q_smem, pipeline, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
@@ -155,7 +159,7 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             keys_seen_by_all = prefix_len
             if CFG.TAIL_KIND == CAUSAL:
                 keys_seen_by_all = prefix_len + tail_slots - rows + first_row + first_row_offset + 1
-            # A tile with room behind the last key is masked whatever its rows see.
+            # A tile that extends past the last key always needs the mask.
             first_masked_tile = gl.minimum(keys_seen_by_all, prefix_len + tail_slots) // CFG.BLOCK_N
             if CFG.TAIL_KIND == BLOCK:
                 first_masked_tile = (prefix_len + tail_slots) // CFG.BLOCK_N
@@ -176,13 +180,13 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             acc, row_max, row_sum, stage, phase = mainloop(
                 wg_q_smem, pipeline, stage, phase, tile, stop, row_mask, scale * k_factor, cap, CFG, CONSUMER_WG
             )  # fmt: skip
-            # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            # If a row sees no key of this split, out is 0 and the LSE is -inf; this avoids 0/0.
             log_sum = gl.where(row_sum > 0, row_max + gl.log2(row_sum), float("-inf"))
             is_unsplit = (tile == first) & (tile + tiles_left >= end)
             cell = (begin + row) * (num_kv_heads * group) + head * group + head_in_group
             partial_row = ((split * 2 + partial_half) * num_kv_heads + head) * gl.num_programs(0) * CFG.BLOCK_M
             partial_row += packed + CONSUMER_WG * 64 + lane
-            # The next rows of q travel while these are stored.
+            # The next request's rows of q load while this output is stored.
             prefix_len, begin, rows, tail_slots, queries = load_next_request(
                 q, prefix_lens, q_indptr, request + 1, tiles_left_after > 0, q_len, tail_len, head, row_tiles, group,
                 inv_group, stride_q_row, stride_q_head, CONSUMER_WG, CFG,
@@ -239,12 +243,14 @@ def attend_decode_verify(
     INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr,
     BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
-    """As `kernels.decode_verify.attend_decode_verify`; k_source and v_source are descriptors ``[pages, P, heads,
-    dim]``.
+    """Attend decode or verify rows; arguments as in `kernels.decode_verify.attend_decode_verify`, except these.
 
-    k_extra, v_extra: None; or of the columns of a tile's second part; or where heads come whole of the last keys, all
-    of ``[pages, P / 8, 2 · heads, 8, dim / 2]``. KV_HEADS_PER_TILE: of which as many are one head of as many times the
-    dim, that has the queries of all.
+    Args:
+        k_source, v_source: TMA descriptors of K and V ``[pages, P, heads, dim]``. With boxes of whole heads, their view
+            is ``[pages, P / 8, 2 · heads, 8, dim / 2]``.
+        k_extra, v_extra: further descriptors of K and V, or None: of the second column part, if a tile has two; with
+            boxes of whole heads, of boxes that hold the last keys.
+        KV_HEADS_PER_TILE: if 2, each two KV heads form one head with twice the dim and the query heads of both.
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM,
@@ -257,12 +263,12 @@ def attend_decode_verify(
     pipeline = make_pipeline(
         q.dtype.element_ty, num_empty_arrivals(CFG), STAGES, CFG, FULL_HEAD=k_extra is not None and BLOCK_D_REST == 0
     )
-    # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
+    # TMA loads into the pipeline itself, or into a pipeline of e4m3 tiles that the upcast partition converts.
     load_pipeline = pipeline
     if UPCAST_FP8:
         load_pipeline = make_pipeline(k_source.dtype, 1, FP8_STAGES, CFG)
     if PDL:
-        # Barriers were made while the grid before this one ran.
+        # Everything above, such as the barriers, was initialised while the preceding grid ran.
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)

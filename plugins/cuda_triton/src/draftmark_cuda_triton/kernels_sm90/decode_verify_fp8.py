@@ -1,9 +1,9 @@
 """Decode and verify over e4m3 KV on Hopper: the schedule of `kernels.decode_verify`, the mainloop of `mma_fp8_swap_ab`.
 
-Bytes: 64 requests x 8192, 8 KV heads of 128: 1.07 GB, 244 µs at 4.4 TB/s. Of shared memory a program with 64 rows takes
-16 KiB for q, 8 for weights, and 16 for each of 3 stages of 64 keys: two programs on a multiprocessor. Each KV byte
-passes through shared memory twice (in, and to registers), where `producer_upcast.upcast_tiles` takes six. All rows of a
-request are one row tile (`sm90.fp8_config`), and so every program has them from the first on.
+Bytes: 64 requests x 8192 tokens, 8 KV heads of 128: 1.07 GB, 244 µs at 4.4 TB/s. Shared memory of a CTA with 64 rows:
+16 KiB for q, 8 KiB for weights, and 16 KiB for each of 3 stages of 64 keys, so each SM holds two CTAs. Each KV byte
+crosses shared memory twice (write, and read to registers); with `producer_upcast.upcast_tiles` it would be six times.
+All rows of a request form one row tile (`sm90.fp8_config`), which begins with the request's first row.
 """
 
 from triton.experimental import gluon
@@ -31,8 +31,9 @@ from .warp_specialize import start_tma
 
 @gluon.jit
 def packed_rows(rows, group, inv_group, CFG: gl.constexpr, layout: gl.constexpr):
-    """Query row and head of each packed row, and whether the request has it: worked out where it is asked, for numbers
-    of rows are cheap, and registers are not.
+    """Return the query row and head of each packed row, and False for rows past the request's last row.
+
+    Callers recompute this wherever they need it: index arithmetic costs less than the registers to keep the result.
     """
     row, head_in_group = split_packed_row(opaque_zero() + gl.arange(0, CFG.BLOCK_M, layout), group, inv_group)
     return row, head_in_group, row < rows
@@ -40,8 +41,9 @@ def packed_rows(rows, group, inv_group, CFG: gl.constexpr, layout: gl.constexpr)
 
 @gluon.jit
 def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
-    """All packed rows of every request of a piece; see `decode_verify.consume_decode_verify`. There is no other
-    CONSUMER_WG.
+    """Run the only consumer warp group: attend all packed rows of every request in this CTA's split.
+
+    Arguments as in `decode_verify.consume_decode_verify`, plus the shared memory of weights and flags.
     """
     (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
@@ -51,7 +53,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CFG.BLOCK_M, 16])
     q_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
     rows_at: gl.constexpr = gl.SliceLayout(0, scores)
-    # Whether tiles within a window have a loop of their own: beside rows of 256 one more would be spilled.
+    # True if tiles at a window's start have their own loop. With heads of 256 a further loop would spill registers.
     WINDOW_LOOP: gl.constexpr = CFG.WINDOW and CFG.BLOCK_D <= 128
     head, split, num_kv_heads = gl.program_id(1), gl.program_id(2), gl.num_programs(1)
     request = gl.load(work + split * 4)
@@ -79,7 +81,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             keys_seen_by_all = prefix_len
             if CFG.TAIL_KIND == CAUSAL:
                 keys_seen_by_all = prefix_len + tail_slots - rows + 1
-            # A tile with room behind the last key is masked whatever its rows see.
+            # A tile that extends past the last key always needs the mask.
             first_masked_tile = gl.minimum(keys_seen_by_all, prefix_len + tail_slots) // CFG.BLOCK_N
             if CFG.TAIL_KIND == BLOCK:
                 first_masked_tile = (prefix_len + tail_slots) // CFG.BLOCK_N
@@ -100,7 +102,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                     row, _, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
                     depth = gl.load(depths + tail_slots - rows + row, mask=row_live, other=0)
                     max_position = prefix_len + gl.max(depth, 0)
-                # Every row has seen a key before the first tile that is clear.
+                # Every row has seen a key before the first unmasked tile.
                 first_unmasked_tile = gl.minimum(
                     gl.maximum(first_tile_in_window(max_position, window_left, CFG), tile), stop
                 )
@@ -121,7 +123,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                     unit, cap, CFG, True, scores
                 )  # fmt: skip
                 even, odd, pivot, row_sum = state
-                # Rows that are none may have seen nothing, and stand somewhere nevertheless.
+                # Padding rows may have seen no key; set their pivot to a finite value.
                 _, _, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
                 state = (even, odd, gl.where(row_live, pivot, 0.0), row_sum)
             if CFG.BLOCK_D > 128 and not CFG.WINDOW:
@@ -141,7 +143,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             even, odd, pivot, row_sum = state
             row, head_in_group, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
             packed = row * group + head_in_group
-            # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            # If a row sees no key of this split, out is 0 and the LSE is -inf; this avoids 0/0.
             total = gl.convert_layout(gl.sum(gl.sum(row_sum, 0), 0), rows_at)
             log_sum = gl.where(total > 0, pivot + gl.log2(total), float("-inf"))
             if CFG.SINKS:
@@ -197,8 +199,10 @@ def attend_decode_verify_fp8(
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
     PDL: gl.constexpr, STAGES: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
-    """As `decode_verify.attend_decode_verify`, over e4m3 ``[pages, P, heads, dim]``; BLOCK_M: 8 to 64 packed rows a
-    program.
+    """Attend decode or verify rows over e4m3 KV; arguments as in `decode_verify.attend_decode_verify`, except one.
+
+    Args:
+        BLOCK_M: packed rows of a CTA, 8 to 64.
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
@@ -213,7 +217,7 @@ def attend_decode_verify_fp8(
     flags = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     pipeline = make_pipeline(gl.int16, num_empty_arrivals(CFG), STAGES, CFG, ELEMS_PER_CELL=2)
     if PDL:
-        # Barriers were made while the grid before this one ran.
+        # Everything above, such as the barriers, was initialised while the preceding grid ran.
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)

@@ -44,7 +44,14 @@ def attend_decode_verify_gather(
     CONSUMER_REGISTERS: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr, BLOCK_D_REST: gl.constexpr,
     STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
-    """As `decode_verify.attend_decode_verify`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
+    """Attend decode or verify rows over pages of any size.
+
+    Arguments as in `decode_verify.attend_decode_verify`, except these.
+
+    Args:
+        k, v: pointers to K and V ``[pages, P, heads, dim]``.
+        stride_k_page, …, stride_v_head: their strides in bytes, multiples of 16.
+    """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BLOCK_N, HEAD_DIM=HEAD_DIM,
         BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=TAIL_KIND,
@@ -57,11 +64,11 @@ def attend_decode_verify_gather(
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
     if PDL:
-        # Barriers were made while the grid before this one ran.
+        # Everything above, such as the barriers, was initialised while the preceding grid ran.
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
-    # No box asks how many pages there are.
+    # The last argument stands for num_pages, which only TMA needs.
     producer_args = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, pipeline, pipeline, q_len, tail_len, group,
         window_left, stride_table, num_reqs,

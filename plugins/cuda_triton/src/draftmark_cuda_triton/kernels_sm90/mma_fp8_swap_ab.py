@@ -3,14 +3,13 @@
     K tile [keys, d]  ldmatrix  two fp16 operands [keys, d/2]      Sᵀ [keys, rows] = K · Qᵀ
     V tile [keys, d]  ldmatrix.trans  even, odd [d/2, keys]        Oᵀ [d/2, rows] += Vᵀ · Pᵀ, for even d, for odd d
 
-Nothing wide is written to shared memory, through which `producer_upcast.upcast_tiles` takes each tile three times. Two
-e4m3 values are one element of 16 bits to ldmatrix. Those of K are neighbours in d, over which a product sums in any
-order: one instruction widens them, and the columns of q stand in that order. Those of V are neighbours in d, the
-operand's
-rows: the bytes of two keys are sorted first.
+No upcast tile is written to shared memory; `producer_upcast.upcast_tiles` would move each tile through it three times.
+ldmatrix reads two e4m3 values as one 16-bit element. For K these are neighbours in d, the dimension that the product
+sums over, in any order. So one instruction converts them, and the columns of q are stored in the same order. For V they
+are neighbours in d too, which is the row dimension of this operand. So the bytes of two keys are sorted first.
 
-fp16 holds e4m3 exactly, NaN too. The rows of q become fp16 after one power of two has scaled them: what that drops is
-2**-39 of the largest of them, less than fp32 sums do. Weights become fp16, which is finer than bf16.
+fp16 represents e4m3 exactly, NaN too. q is scaled by one power of two and rounded to fp16. The rounding error is 2**-39
+of its largest element, less than the error of fp32 sums. Weights are rounded to fp16, which is finer than bf16.
 """
 
 from typing import NamedTuple
@@ -32,23 +31,23 @@ from .pipeline import advance, release
 from .softmax import apply_soft_cap, score_unit
 
 UNSEEN_MAX = gl.constexpr(-1e30)
-"""Exponent that a row's weights stand at before it has seen a key; finite, for -inf - -inf is NaN."""
+"""Pivot of a row that has seen no key; finite, because -inf - -inf is NaN."""
 MAX_WEIGHT_LOG2 = gl.constexpr(15.0)
-"""A weight is 2**MAX_WEIGHT_LOG2 at most, the largest power of two in fp16."""
+"""Base-2 logarithm of the largest weight, the largest power of two in fp16."""
 ROW_MAX_LOG2 = gl.constexpr(6.0)
-"""Where the heaviest key seen stands, 2**ROW_MAX_LOG2: sums are rescaled when one comes that is 2**9 times as heavy."""
+"""Base-2 logarithm of a row's largest weight after rescaling. A key 2**9 times heavier causes the next rescaling."""
 
 
 class RequestRows(NamedTuple):
-    """Of a request whose rows are one row tile, what says which keys each row sees, int32 where nothing is said.
+    """Visibility of one request's keys, for requests that fit one row tile; int32 unless noted.
 
     Attributes:
-        group, inv_group: query heads of a KV head, as `pack_gqa.split_packed_row` takes them.
-        begin, rows: the request's first row, and how many it has.
-        prefix_len, tail_len: its keys before the tail, and in it.
-        tail_mask, mask_words: of a tree, pointer to the mask of all rows, and words of each.
-        depths: of a tree, pointer to the depths of the tail's slots.
-        window_left: tokens left of its own that a row sees.
+        group, inv_group: query heads of a KV head, and its reciprocal (`pack_gqa.split_packed_row`).
+        begin, rows: the request's first row in q, and its number of rows.
+        prefix_len, tail_len: keys of the request before the tail, and in the tail.
+        tail_mask, mask_words: trees only: pointer to the packed masks of all rows, and int32 words of a row's mask.
+        depths: trees only: pointer to the depths of the tail's tokens.
+        window_left: tokens before its own position that a row sees.
     """
 
     group: gl.tensor
@@ -65,7 +64,10 @@ class RequestRows(NamedTuple):
 
 @gluon.jit
 def upcast_k(x):
-    """int16 ``[keys, d/2]`` of two e4m3 each to fp16: columns 2c and 2c+1 are d 4c and 4c+1, and 4c+2 and 4c+3."""
+    """Convert K, int16 ``[keys, d/2]`` with two e4m3 values each, to two fp16 operands ``[keys, d/2]``.
+
+    Columns 2c and 2c+1 of the first operand are d = 4c and 4c+1; of the second, d = 4c+2 and 4c+3.
+    """
     return gl.inline_asm_elementwise(
         """
         {
@@ -81,7 +83,7 @@ def upcast_k(x):
 
 @gluon.jit
 def upcast_v(x):
-    """int16 ``[d/2, keys]`` of two e4m3 each to fp16: the even d, and the odd ones."""
+    """Convert V, int16 ``[d/2, keys]`` with two e4m3 values each, to two fp16 operands: even d and odd d."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -99,8 +101,10 @@ def upcast_v(x):
 
 @gluon.jit
 def apply_mask_transposed(s, tile, request_rows, CFG: gl.constexpr, scores: gl.constexpr):
-    """`mask.apply_mask` of scores ``[keys, rows]``. What a row sees is worked out by threads that have one row each:
-    those of the scores have a quarter of the rows, whose numbers would take the registers of every tile.
+    """Set scores ``[keys, rows]`` to -inf where a row does not see the key, as `mask.visible_keys` defines.
+
+    Visibility is computed in a layout with one row a thread. In the layout of the scores each thread holds a quarter of
+    the rows, and their indices would occupy registers in every tile.
     """
     NUM_ROWS: gl.constexpr = s.shape[1]
     row_layout: gl.constexpr = gl.BlockedLayout([1, NUM_ROWS // 2], [NUM_ROWS // 4, 128 // NUM_ROWS], [4, 1], [1, 0])
@@ -126,18 +130,21 @@ def load_q_fp16(
     q_smem, q, begin, packed, live, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr,
     layout: gl.constexpr
 ):  # fmt: skip
-    """Packed rows of q as two fp16 operands of the order of `upcast_k`; what scores are to be multiplied by."""
+    """Store packed rows of q to shared memory as two fp16 operands; return the factor for their scores.
+
+    The order of the columns is that of `upcast_k`.
+    """
     col = gl.arange(0, CFG.BLOCK_D // 2, gl.SliceLayout(0, layout))
     col = col // 2 * 4 + col % 2
-    # Four that begin at a multiple of four are all of one head, or all of none.
+    # Four columns from a multiple of four all belong to one head, or to none.
     elements, there = head_columns(packed, col, group, inv_group, CFG)
     pointers = row_pointers(q, begin, packed, elements, head, group, inv_group, stride_row, stride_head, CFG)
     low = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.float32)
     high = gl.load(pointers + 2, mask=live[:, None] & there, other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
-    # An infinite row stays infinite, and leaves the others as they are.
+    # An infinite row stays infinite and does not affect the scale of the others.
     largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
-    # The power of two of the largest value becomes 2**14.
+    # Scale so that the exponent of the largest value becomes 14.
     exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 15)
     factor = ((268 - exponent) << 23).to(gl.float32, bitcast=True)
     thread_barrier()
@@ -150,21 +157,23 @@ def load_q_fp16(
 
 @gluon.jit
 def partial_row_sums(p):
-    """Sums of two weights ``[keys / 16, 8, rows]``, which one thread has: half the registers, nothing exchanged."""
+    """Add the two weights of each row that one thread holds: ``[keys / 16, 8, rows]``, in half the registers."""
     return gl.sum(gl.reshape(p, [p.shape[0] // 16, 2, 8, p.shape[1]]), 1)
 
 
 @gluon.jit
 def rescale_row_sum(row_sum, old_scale):
-    """`partial_row_sums` times a factor for each row."""
+    """Multiply `partial_row_sums` by a factor for each row."""
     rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, row_sum.type.layout))
     return row_sum * gl.convert_layout(old_scale, rows)[None, None, :]
 
 
 @gluon.jit
 def any_above(x, limit, flags):
-    """Whether any of ``[keys, rows]`` is above `limit`: a thread looks at its own, one instruction a warp asks
-    its threads, and every thread reads what the four warps have found.
+    """Return True in every thread if any element of ``[keys, rows]`` exceeds `limit`.
+
+    Each thread compares its own elements, each warp reduces the results in one instruction, and all threads read the
+    flags of the four warps from shared memory.
     """
     NUM_ROWS: gl.constexpr = x.shape[1]
     everywhere: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
@@ -177,7 +186,10 @@ def any_above(x, limit, flags):
 
 @gluon.jit
 def online_softmax_fp8(state, s, is_first, weights, flags, unit, MASKED: gl.constexpr):
-    """Scores to weights in shared memory; the state stands at 2**pivot, which rarely moves."""
+    """Write the weights of a tile to shared memory and update the state (even, odd, pivot, row_sum).
+
+    Weights and accumulators are relative to 2**pivot. The pivot rises only if a weight would exceed 2**MAX_WEIGHT_LOG2.
+    """
     even, odd, pivot, row_sum = state
     x = s * unit - pivot[None, :]
     if is_first | any_above(x, MAX_WEIGHT_LOG2, flags):
@@ -186,7 +198,7 @@ def online_softmax_fp8(state, s, is_first, weights, flags, unit, MASKED: gl.cons
             old_scale = gl.exp2(pivot - new_pivot)
             x = s * unit - new_pivot[None, :]
         else:
-            # From x alone: scores beside it would not fit the registers. Every row sees all keys here.
+            # Compute the rise from x only: keeping the scores too would exceed the registers. Every row sees all keys.
             rise = gl.max(x, 0) - ROW_MAX_LOG2
             rise = gl.where(is_first, rise, gl.maximum(rise, 0.0))
             old_scale = gl.exp2(gl.minimum(-rise, 0.0))
@@ -208,10 +220,13 @@ def mainloop_unmasked(
     state, q_smem, weights, flags, pipeline, stage, phase, first, stop, is_first_range, scale, cap, CFG: gl.constexpr,
     scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows, which `is_first_range`
-    with them or has seen a key in every row. A tile's keys are widened, and its scores asked for, while the last tile's
-    values are folded in. A tile is given back when a product has taken what was read of it: a barrier says nothing of
-    loads that are under way.
+    """Process key tiles [first, stop) in which every row sees all keys; return the state, the stage and the phase.
+
+    The upcast of a tile's keys and its q·k product overlap p·v of the tile before. A stage is released only after a
+    product has consumed its registers, because an mbarrier arrival does not wait for outstanding loads.
+
+    Args:
+        is_first_range: True if these are the first tiles of the rows; otherwise every row has seen a key.
     """
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([CFG.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
@@ -262,10 +277,10 @@ def mainloop_fp8(
     state, q_smem, weights, flags, pipeline, stage, phase, first, stop, request_rows, scale, cap, CFG: gl.constexpr,
     MASKED: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop) into the state of the rows, one after the other; if not MASKED, the first ones of all.
+    """Process key tiles [first, stop) one after the other; without MASKED they must be the first tiles of the rows.
 
-    Values are read behind the weights: beside a mask there are no registers for them, and what the compiler spills for
-    that, it reads back in the loop of clear tiles too.
+    V is read after the weights are computed. Together with a mask it would exceed the registers, and the compiler would
+    reload the spilled registers in the loop of unmasked tiles too.
     """
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([CFG.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
@@ -296,7 +311,7 @@ def mainloop_fp8(
 def store_out_pairs(
     q_smem, even, odd, out, begin, packed, live, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr
 ):  # fmt: skip
-    """The result to out, through the shared memory that q no longer needs, where even and odd d come together."""
+    """Store the output through q's shared memory, which interleaves the accumulators of even and odd d."""
     dtype: gl.constexpr = out.dtype.element_ty
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     low = even.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF

@@ -1,9 +1,9 @@
 """Prefill (EXTEND) on Hopper: ragged causal attention by persistent CTAs over row tiles of 128 packed rows.
 
-Two warp groups share a ring: of K and V half as much crosses from L2 as for tiles of 64 rows, and while one group has
-its softmax the other has the tensor cores. Programs stay, and take row tiles as they get free (`scheduler`); the rows
-of q of the next one travel while a result is stored. Worked size, 8 requests x 4096 tokens, 32 heads of 128: 1.1 TFLOP,
-1.4 ms at 790 TFLOP/s; 8.6 GB through L2.
+Two consumer warp groups share one pipeline. Half of the K and V bytes cross from L2, compared with row tiles of 64 rows.
+The softmax of one group overlaps the matrix products of the other. Persistent CTAs get row tiles from `tile_scheduler`.
+q of the next row tile loads while the output is stored. Worked size, 8 requests x 4096 tokens, 32 heads of 128:
+1.1 TFLOP, 1.4 ms at 790 TFLOP/s; 8.6 GB through L2.
 """
 
 from triton.experimental import gluon
@@ -30,7 +30,10 @@ from .warp_specialize import start_tma
 
 @gluon.jit
 def produce_prefill(args, ROLE: gl.constexpr, CFG: gl.constexpr):
-    """The tiles of a program's row tiles: what a fetching warp brings, or a warp group gathers or widens."""
+    """Run a producer partition of prefill: produce the key tiles of this CTA's work tiles.
+
+    ROLE selects the task: load K, load V, upcast, or gather (`producer.produce_tiles`).
+    """
     (
         work, row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, load_pipeline, pipeline, scheduler,
         group, num_kv_heads, num_splits, window_left, stride_table, num_pages,
@@ -55,7 +58,7 @@ def produce_prefill(args, ROLE: gl.constexpr, CFG: gl.constexpr):
             first, stop = kv_range.first, kv_range.stop
         else:
             first, stop = work_tile_kv_range(work_tile, group, inv_group, window_left, CFG)
-        # The next item of a piece is this program's whenever it is looked up: beside the tiles of this one.
+        # In a split, the next work tile already belongs to this CTA, so it is loaded now, during this one's tiles.
         if SCHEDULES and CFG.SPLIT_KV:
             if split_tiles_per_request == 0:
                 tile_index = get_next_tile(row_tiles, tiles * num_kv_heads)
@@ -79,7 +82,7 @@ def produce_prefill(args, ROLE: gl.constexpr, CFG: gl.constexpr):
 def load_work_tile_q(
     q, work_tile, group, inv_group, stride_row, stride_head, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr
 ):
-    """A warp group's rows of q of an item on their way to registers; of no item none, for it has no rows."""
+    """Load a warp group's 64 packed rows of q of a work tile into registers; nothing if the work tile has no rows."""
     return load_q(
         q, work_tile.q_begin + work_tile.row, work_tile.head_offset + CONSUMER_WG * 64,
         (work_tile.rows - work_tile.row) * group, work_tile.head, group, inv_group, stride_row, stride_head, CFG,
@@ -88,7 +91,7 @@ def load_work_tile_q(
 
 @gluon.jit
 def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
-    """Warp group CONSUMER_WG: 64 packed rows of one row tile."""
+    """Run consumer warp group CONSUMER_WG: attend its 64 packed rows of every work tile of this CTA."""
     (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, row_tiles, prefix_lens, q_indptr, q_smem,
         pipeline, scheduler, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
@@ -124,7 +127,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         last, _ = split_packed_row(head_offset + CONSUMER_WG * 64 + 63, group, inv_group)
         first_masked_tile = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // CFG.BLOCK_N
         max_position = prefix_len + gl.minimum(first_row + last, rows - 1)
-        # Rows of EXTEND are no tree: there are neither words nor depths.
+        # Prefill rows are a chain, so the mask words and depths of trees are unused.
         row_mask = RowMask(
             prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
             row_words=row_tiles + row * 0, depths=row_tiles, mask_words=0, window_left=window_left,
@@ -133,7 +136,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         acc, row_max, row_sum, stage, phase = mainloop(
             wg_q_smem, pipeline, stage, phase, first, stop, row_mask, scale * k_factor, cap, CFG, CONSUMER_WG
         )  # fmt: skip
-        # The next rows of q travel while these are stored.
+        # The next row tile's q loads while this output is stored.
         work_tile, kv_range, sched_stage, sched_phase = receive(scheduler, sched_stage, sched_phase, CFG)
         queries = load_work_tile_q(q, work_tile, group, inv_group, stride_q_row, stride_q_head, CONSUMER_WG, CFG)
         row_weight = row_sum
@@ -180,8 +183,9 @@ def attend_prefill(
     STAGES: gl.constexpr, FP8_STAGES: gl.constexpr, UPCAST_FP8: gl.constexpr, INTRA_WG_OVERLAP: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
-    """As `kernels.prefill.attend_prefill`; k_source, v_source, k_extra and v_extra as of
-    `decode_verify.attend_decode_verify`.
+    """Attend prefill rows; arguments as in `kernels.prefill.attend_prefill`, except the TMA descriptors.
+
+    k_source, v_source, k_extra and v_extra are those of `decode_verify.attend_decode_verify`.
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM,
@@ -194,7 +198,7 @@ def attend_prefill(
     pipeline = make_pipeline(
         q.dtype.element_ty, num_empty_arrivals(CFG), STAGES, CFG, FULL_HEAD=k_extra is not None and BLOCK_D_REST == 0
     )
-    # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
+    # TMA loads into the pipeline itself, or into a pipeline of e4m3 tiles that the upcast partition converts.
     load_pipeline = pipeline
     if UPCAST_FP8:
         load_pipeline = make_pipeline(k_source.dtype, 1, FP8_STAGES, CFG)

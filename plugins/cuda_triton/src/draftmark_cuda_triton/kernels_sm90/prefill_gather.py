@@ -37,7 +37,14 @@ def attend_prefill_gather(
     PDL: gl.constexpr, STAGES: gl.constexpr, INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
     BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
-    """As `prefill.attend_prefill`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
+    """Attend prefill rows over pages of any size.
+
+    Arguments as in `prefill.attend_prefill`, except these.
+
+    Args:
+        k, v: pointers to K and V ``[pages, P, heads, dim]``.
+        stride_k_page, …, stride_v_head: their strides in bytes, multiples of 16.
+    """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BLOCK_N, HEAD_DIM=HEAD_DIM,
         BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=CAUSAL, RAGGED=True,
@@ -52,7 +59,7 @@ def attend_prefill_gather(
     scheduler = make_tile_scheduler(NUM_CONSUMER_WGS, CFG)
     if PDL:
         grid_dependency_sync()
-    # No box asks how many pages there are.
+    # The last argument stands for num_pages, which only TMA needs.
     producer_args = (
         work, row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, pipeline, pipeline, scheduler, group,
         num_kv_heads, num_splits, window_left, stride_table, 0,
