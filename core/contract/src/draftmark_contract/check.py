@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
+    from .failing_batch import TooSmall, Wrong
 
 
 class Tier(StrEnum):
@@ -93,6 +94,7 @@ class ContractViolation(AssertionError):
         formula: source of the expected value, or of the plugin's value.
         bug: public thread with the same defect.
         remedy: change that fixes the defect.
+        wrong: place of the fault in the batch, for a drawing; see `failing_batch`.
 
     Attributes:
         details: the arguments by the labels that the message prints.
@@ -109,8 +111,9 @@ class ContractViolation(AssertionError):
         formula: str = "",
         bug: str = "",
         remedy: str = "",
+        wrong: Wrong | TooSmall | None = None,
     ) -> None:
-        self.what = what
+        self.what, self.wrong = what, wrong
         self.details: dict[str, Any] = {
             "batch": batch,
             "got": got,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry
@@ -15,6 +16,7 @@ from draftmark.geometry import Geometry
 from ..behaviour import Fixture, behaviour
 from ..cases.histories import SEED, Draw, Engine, Step, profiles
 from ..check import Case, ContractViolation, Refused
+from ..failing_batch import Wrong
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
@@ -111,6 +113,8 @@ class _Runs:
     def violation(self, error: Exception, seed: str) -> ContractViolation:
         """Return the failure as a violation that lists the sequence of steps."""
         known = error.details if isinstance(error, ContractViolation) else {}
+        wrong = error.wrong if isinstance(error, ContractViolation) else None
+        place = replace(wrong, batch=known.get("batch")) if isinstance(wrong, Wrong) else None
         lines = [f"{number}. {step}" for number, step in enumerate(self._last, 1)]
         return ContractViolation(
             error.what if isinstance(error, ContractViolation) else f"a step raised {type(error).__name__}: {error}",
@@ -122,6 +126,7 @@ class _Runs:
             formula=known.get("formula", ""),
             bug=known.get("known from", "") or "sglang#10892, vllm-ascend#5711",
             remedy=f"run this item again with {seed}",
+            wrong=place,
         )
 
 

@@ -14,6 +14,7 @@ from ..cases.geometries import shapes
 from ..cases.graph_rounds import LARGE, program_cases, replays
 from ..cases.production import crowd, crowds
 from ..check import Case, ContractViolation
+from ..failing_batch import Wrong
 
 if TYPE_CHECKING:
     import torch
@@ -87,4 +88,5 @@ def _same(forward: ForwardCase, one: torch.Tensor, other: torch.Tensor, where: s
             formula="docs/contract.md, what may differ",
             bug="sglang#10278",
             remedy="sum in a fixed order: use no floating-point atomics, and choose nothing by load or by address",
+            wrong=Wrong("output", [forward.rows[n] for n in differ]),
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case, ContractViolation, Refused, Tier, check
+from ..failing_batch import TooSmall
 from ..oracle.formulas import max_prefix
 from ..sizing.batches import BatchShape, brief, limit_batches
 from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, since, standing_for
@@ -175,4 +176,5 @@ def _assert_fits(need: RequiredSize, batch: BatchShape, geometry: Geometry, form
         formula="draftmark_contract.sizing.required_sizes against the plugin's buffers()",
         bug=ROLE_BUGS.get(role, ""),
         remedy="take the extent from Geometry (max_reqs, max_pages_per_req, mask_words, max_rows_any)",
+        wrong=TooSmall(batch, need.buffer, need.declared, need.needed, need.what),
     )

@@ -12,6 +12,7 @@ from draftmark.geometry import AttentionShape
 
 from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
+from ..failing_batch import Wrong
 from ..oracle.attention import Answer, tolerance
 from .poison import poison_in
 from .watch import bits_of
@@ -45,6 +46,7 @@ def assert_output(
             expected=f"{float(answer.out[number, head, dim]):.6g} ± {float(bound[number, head, dim]):.2g}",
             poison=poison_in(float("nan")) if bool(out[number, head, dim].isnan()) else "",
             formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
+            wrong=Wrong("output", rows),
         )
     if not bool(torch.isfinite(out[live:].float()).all()):
         raise ContractViolation(

@@ -19,6 +19,7 @@ from ..backend_under_test import BackendUnderTest
 from ..cases.engine_forwards import EngineForward
 from ..cases.forwards import TRAPS, ForwardCase
 from ..check import ContractViolation
+from ..failing_batch import Wrong
 from ..oracle import formulas
 from ..oracle.attention import Answer, attend
 from ..oracle.history import Request, kv_slots
@@ -289,6 +290,7 @@ class EngineHarness:
                     got=f"differences at slots {slots}",
                     expected=f"no difference; rows {owners} own some of these slots",
                     formula="the batch's own slots where it has them, else the slot of token L + T - q + j",
+                    wrong=Wrong("store", owners),
                 )
             if not bool(got[:start].float().isfinite().all()):
                 raise ContractViolation(f"a null page of {name} is not finite", batch=case, got="NaN or infinity")

@@ -15,8 +15,10 @@ from draftmark.batch import ForwardBatch
 
 from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
+from ..failing_batch import Wrong
 from ..oracle.decode import Decoded
 from ..oracle.problem import DecodeProblem
+from ..oracle.truth import Row
 from . import assertions
 from .expected import Expected, answer_of, truth_of
 from .forward_runner import ForwardRunner
@@ -67,11 +69,13 @@ class Harness(ForwardRunner):
         for row in forward.rows[: forward.live_rows]:
             if not found.opaque and found.visible[row] != truth.visible[row]:
                 what = f"row {row[1]} of request {row[0]} sees other KV slots than its prefix and tail mask allow"
-                raise _slots(what, forward, found.visible[row], truth.visible[row])
+                raise _slots(what, forward, row, found.visible[row], truth.visible[row])
             if found.writes is not None and found.writes[row] != truth.writes[row]:
                 what, formula = "would be stored at a wrong KV slot", "slot of token L + T - q + j"
                 what = f"row {row[1]} of request {row[0]} {what}"
-                raise _violation(what, forward, found.writes[row], truth.writes[row], formula=formula)
+                got, want = found.writes[row], truth.writes[row]
+                where = Wrong("store", (row,), (want,), (got,))
+                raise _violation(what, forward, got, want, formula=formula, wrong=where)
         _assert_padding(forward, found)
 
     def _decoded(self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None) -> Decoded:
@@ -91,6 +95,7 @@ class Harness(ForwardRunner):
             if changed.numel():
                 slots = (changed[:8] + start).tolist()
                 owners = [row for row, slot in expected.truth.writes.items() if slot in slots]
+                owned = {expected.truth.writes[row] for row in owners}
                 raise _violation(
                     f"the {name} cache differs from the expected one, in which each row is stored at its own slot",
                     forward,
@@ -100,6 +105,7 @@ class Harness(ForwardRunner):
                     else "no difference; no row owns any of these slots",
                     formula="row j is stored at the slot of token L + T - q + j",
                     bug="sglang#24743",
+                    wrong=Wrong("store", owners, extra=[slot for slot in slots if slot not in owned]),
                 )
             if not bool(torch.isfinite(got[:start].float()).all()):
                 raise _violation(f"a null page of {name} is not finite", forward, "NaN or infinity", "finite values")
@@ -129,7 +135,8 @@ class Harness(ForwardRunner):
             for name, pool, rows in zip("kv", flat, (k, v), strict=True):
                 if not torch.equal(pool[truth.writes[row]], rows[number].to(pool.dtype)):
                     what = f"row {row[1]} of request {row[0]} was not stored in the {name} cache at its slot"
-                    raise _violation(what, forward, "other values", f"its {name} at slot {truth.writes[row]}")
+                    want = f"its {name} at slot {truth.writes[row]}"
+                    raise _violation(what, forward, "other values", want, wrong=Wrong("store", (row,)))
         live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
         self.assert_output(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
 
@@ -193,16 +200,18 @@ def _assert_padding(forward: ForwardCase, found: Decoded) -> None:
                 f"slots 0 … {end - 1}",
                 formula="a padded request has prefix 0 and a page table of null pages",
                 bug="sglang#24743, lmdeploy#4569",
+                wrong=Wrong("keys", (row,), extra=outside),
             )
 
 
-def _slots(what: str, forward: ForwardCase, got: tuple[int, ...], want: tuple[int, ...]) -> ContractViolation:
+def _slots(what: str, forward: ForwardCase, row: Row, got: tuple[int, ...], want: tuple[int, ...]) -> ContractViolation:
     missing = sorted(set(want) - set(got))
     extra = sorted(set(got) - set(want))
     twice = sorted(slot for slot, count in Counter(got).items() if count > 1)
     shown = ", ".join(f"{k} {v[:12]}" for k, v in (("missing", missing), ("extra", extra), ("twice", twice)) if v)
     formula = "the prefix [0, L) and the row's tail ancestors, within the window"
-    return _violation(what, forward, shown, f"{len(want)} slots", formula=formula)
+    where = Wrong("keys", (row,), missing, [*extra, *twice])
+    return _violation(what, forward, shown, f"{len(want)} slots", formula=formula, wrong=where)
 
 
 def _violation(
@@ -214,6 +223,9 @@ def _violation(
     poison: str | None = None,
     formula: str = "",
     bug: str = "",
+    wrong: Wrong | None = None,
 ) -> ContractViolation:
     poison = poison_in(got) if poison is None else poison
-    return ContractViolation(what, batch=forward, got=got, expected=expected, poison=poison, formula=formula, bug=bug)
+    return ContractViolation(
+        what, batch=forward, got=got, expected=expected, poison=poison, formula=formula, bug=bug, wrong=wrong
+    )

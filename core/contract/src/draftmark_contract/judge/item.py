@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from ..failing_batch import Drawing
+
 
 class Outcome(StrEnum):
     """Outcome of an item. Only WRONG fails a run."""
@@ -53,12 +55,16 @@ class NotAsked(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one item; `message` is complete enough for a bug report."""
+    """Outcome of one item; `message` is complete enough for a bug report.
+
+    `drawing` is the batch of a wrong item as plain data (`failing_batch.drawing`), for a report; else None.
+    """
 
     item: str
     outcome: Outcome
     message: str = ""
     seconds: float = 0.0
+    drawing: Drawing | None = None
 
     @property
     def rule(self) -> str:
@@ -71,8 +77,9 @@ class Result:
         return self.item.partition("[")[2].removesuffix("]")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as plain types."""
-        return {**asdict(self), "outcome": self.outcome.value}
+        """Return the result as plain types. Only a wrong item with a batch has the key ``drawing``."""
+        row = {**asdict(self), "outcome": self.outcome.value}
+        return row if self.drawing else {name: value for name, value in row.items() if name != "drawing"}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Result:

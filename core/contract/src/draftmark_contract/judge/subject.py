@@ -10,6 +10,7 @@ from draftmark.geometry import Geometry
 
 from ..cases.contents import Contents
 from ..check import ContractViolation
+from ..failing_batch import Wrong
 from ..harness import assertions
 from ..harness.contents import fill
 from ..harness.expected import store
@@ -116,6 +117,7 @@ class EngineSubject:
                     got=f"differences at slots {wrong[:8]}" + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
                     expected=_owned([slot for slot in wrong if slot in owners], owners, step),
                     formula="row j is stored at the slot of token L + j; rows with slot -1 are not stored",
+                    wrong=Wrong("store", [owners[slot] for slot in wrong if slot in owners]),
                 )
 
     def _assert_inputs(self, step: Step, before: list[torch.Tensor], after: tuple[torch.Tensor, ...]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from draftmark.errors import DraftmarkError
 
+from ..failing_batch import drawing
 from ..runner.limits import LIMIT_S, time_limit
 from ..runner.session import DEVICE_LOST
 from .engines import engines
@@ -109,7 +110,7 @@ def _lost(device: str) -> bool:
 def run_item(item: Item, command: str) -> Result:
     """Run one item. Anything that the backend raises, and a hang, becomes a result."""
     start = time.monotonic()
-    outcome, message = Outcome.RIGHT, ""
+    outcome, message, drawn = Outcome.RIGHT, "", None
     try:
         with time_limit(LIMIT_S):
             item.run()
@@ -120,8 +121,8 @@ def run_item(item: Item, command: str) -> Result:
     except NotAsked as error:
         outcome, message = Outcome.NOT_ASKED, str(error)
     except BaseException as error:  # an engine may raise anything, including SystemExit
-        outcome, message = Outcome.WRONG, finding(error, item, command)
-    return Result(item.id, outcome, message, round(time.monotonic() - start, 3))
+        outcome, message, drawn = Outcome.WRONG, finding(error, item, command), drawing(error)
+    return Result(item.id, outcome, message, round(time.monotonic() - start, 3), drawn)
 
 
 def _about(target: Target, items: list[Item]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
+from ..failing_batch import Drawing, drawing
 from ..profiles import Features, needs
 from .explanation import explanation
 from .known import KnownFailure
@@ -62,7 +63,7 @@ def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -
     """Run one item. Everything that the plugin raises or prints, and a hang, becomes a `Result`."""
     subject = subject.for_item(item.tier)
     start = time.monotonic()
-    outcome, message = _run(item, subject)
+    outcome, message, drawn = _run(item, subject)
     seconds = round(time.monotonic() - start, 3)
     entry = next((one for one in known if one.matches(item.id)), None)
     if outcome is Outcome.FAILED and entry is not None:
@@ -73,14 +74,15 @@ def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -
         outcome = Outcome.UPCOMING
     if outcome is Outcome.PASSED and subject.refused:
         subject.marks.add(PARTLY_REFUSED)
-    return Result(item.id, item.tier.value, outcome, message, seconds, tuple(sorted(subject.marks)))
+    return Result(item.id, item.tier.value, outcome, message, seconds, tuple(sorted(subject.marks)), drawn)
 
 
 PARTLY_REFUSED = "partly refused"
 """Mark of an item that was judged on only some of its geometries because the others were refused."""
 
 
-def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
+def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str, Drawing | None]:
+    """Return the outcome, its message, and the batch of a failure as plain data."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), time_limit(LIMIT_S):
@@ -89,11 +91,12 @@ def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
         raise
     except BaseException as error:  # a plugin may raise anything, including SystemExit
         if isinstance(error, Refused) and any(error is one for one in subject.refused):
-            return Outcome.REFUSED, str(error)
-        return Outcome.FAILED, explanation(error, item.check, item.case, subject)
+            return Outcome.REFUSED, str(error), None
+        message = explanation(error, item.check, item.case, subject)
+        return Outcome.FAILED, message, drawing(error, subject.current)
     if said.getvalue():
         printed = ContractViolation("the backend printed", got=repr(said.getvalue()[:200]), remedy="use logging")
-        return Outcome.FAILED, explanation(printed, item.check, item.case, subject)
+        return Outcome.FAILED, explanation(printed, item.check, item.case, subject), None
     if subject.unjudged:
-        return Outcome.UNJUDGED, subject.unjudged
-    return Outcome.PASSED, ""
+        return Outcome.UNJUDGED, subject.unjudged, None
+    return Outcome.PASSED, "", None

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from ..failing_batch import Drawing
+
 
 class Outcome(StrEnum):
     """Outcome of an item. Only FAILED fails the run directly."""
@@ -27,7 +29,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one item; `message` is complete enough for a bug report."""
+    """Outcome of one item; `message` is complete enough for a bug report.
+
+    `drawing` is the batch of a failed item as plain data (`failing_batch.drawing`), for a report; else None.
+    """
 
     item: str
     tier: str
@@ -35,6 +40,7 @@ class Result:
     message: str = ""
     seconds: float = 0.0
     marks: tuple[str, ...] = ()
+    drawing: Drawing | None = None
 
     @property
     def check(self) -> str:
@@ -47,8 +53,9 @@ class Result:
         return self.item.partition("[")[2].removesuffix("]")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as plain types."""
-        return {**asdict(self), "outcome": self.outcome.value, "marks": list(self.marks)}
+        """Return the result as plain types. Only a failed item with a batch has the key ``drawing``."""
+        row = {**asdict(self), "outcome": self.outcome.value, "marks": list(self.marks)}
+        return row if self.drawing else {name: value for name, value in row.items() if name != "drawing"}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Result:
