@@ -1,16 +1,22 @@
-"""Tests of the HTML report: self-contained, with six separate counts, and failures with their batch."""
+"""Tests of the HTML report: self-contained, six separate counts, what to fix first, and the map of profiles."""
 
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pages import assert_self_contained, details_open, wrong_cells
 from sizing_backends import changed
 from verdicts import verdict
 
+from draftmark import Geometry, LoadedBackend
 from draftmark.buffers import Role
+from draftmark.geometry import Mode
+from draftmark.reference import ReferencePlugin
+from draftmark.runtime import Arena, AttentionBackend
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import Profile
 from draftmark_contract.runner.item import all_items, run_item
@@ -18,67 +24,123 @@ from draftmark_contract.runner.judging import judge
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.report import page
 
-VOID = {"meta"}
 
+class WrongRow(ReferencePlugin):
+    """The reference with row 3 of a verify step multiplied by 1.5."""
 
-class _Balanced(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
+    def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
+        backend: Any = super().open_backend(geometry, arena)
+        right = backend.attend
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
+        def attend(q: Any, cache: Any, batch: Any, out: Any) -> None:
+            right(q, cache, batch, out)
+            if batch.mode is Mode.VERIFY and out.shape[0] > 3:
+                out[3] *= 1.5
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag, f"</{tag}> closes nothing"
+        backend.attend = attend
+        return backend
 
 
 @pytest.fixture(scope="module")
-def failing() -> str:
+def short_buffer() -> str:
     """Return the page of a backend with a too short indptr."""
     subject = changed("csr_pages", Role.KV_INDPTR, lambda g: (g.limits.max_num_reqs + 1,))
     items = [item for item in all_items((Tier.SIZING,)) if item.check.name == "sizing.covers_processors"]
     return page(judge("sized", subject.backend, [run_item(item, subject, []) for item in items]))
 
 
-def test_page_is_self_contained(failing: str) -> None:
-    """The page is well-formed and has no network access, script, font or path of the machine."""
-    assert not re.search(r"https?://|src=|<link|<script|@import|url\(", failing)
-    assert str(Path(__file__).parents[3]) not in failing
-    parser = _Balanced()
-    parser.feed(failing)
-    assert parser.open == []
+@pytest.fixture(scope="module")
+def wrong_row() -> str:
+    """Return the page of a backend with a wrong output row, from the numerics and graphs of one geometry."""
+    backend = LoadedBackend("reference", WrongRow())
+    names = ("numerics.match_float64[fp32-gqa4-64-verify]", "graphs.replay_equals_eager[target-page128-verify]")
+    items = [one for one in all_items((Tier.HOST,)) if one.id in names]
+    assert len(items) == 2
+    results = [run_item(item, BackendUnderTest(backend, "cpu", Tier.HOST), []) for item in items[::-1]]
+    return page(judge("reference", backend, results))
 
 
-def test_failures_have_their_batch(failing: str) -> None:
-    """The first failure of each check is expanded, complete, and lists the other cases."""
-    assert "sized does not conform to" in failing
-    assert "kv_indptr" in failing and "got: 6, declared as" in failing.replace("&#x27;", "'")
-    assert "sglang#25124" in failing and "run it again: " in failing
-    assert "also: " in failing
+def test_page_is_self_contained(short_buffer: str, wrong_row: str) -> None:
+    """The page is well-formed and has no network access, script or font, and no path of the machine."""
+    for text in (short_buffer, wrong_row):
+        assert_self_contained(text)
+        assert str(Path(__file__).parents[3]) not in text
 
 
-def test_every_count_has_its_own_cell() -> None:
-    """The page has a cell for each count of the verdict line."""
+def test_first_failure_has_its_batch_and_its_command(short_buffer: str) -> None:
+    """The first failed check is open, with both values, the drawn sizes, the other cases and the command."""
+    assert "sized does not conform to" in short_buffer
+    assert details_open(short_buffer, "1. sizing.covers_processors")
+    text = short_buffer.replace("&#x27;", "'")
+    assert "kv_indptr" in text and "6, declared as" in text and "sglang#25124" in text
+    assert "too few entries" in wrong_cells(short_buffer)[0]
+    assert re.search(r'<pre class="run">draftmark contract sized --item \'sizing.covers_processors\[', text)
+    assert not details_open(short_buffer, "other failed cases") and not details_open(short_buffer, "the full message")
+
+
+def test_failures_stand_in_the_order_of_learning(wrong_row: str) -> None:
+    """Numerics come before graphs whatever the order of the run; only the first one is open."""
+    assert details_open(wrong_row, "1. numerics.match_float64")
+    assert not details_open(wrong_row, "2. graphs.replay_equals_eager")
+
+
+def test_drawing_marks_the_wrong_row(wrong_row: str) -> None:
+    """The drawing of a wrong output marks row 3 of request 0 and no other row."""
+    assert set(wrong_cells(wrong_row)) == {"row 3: wrong output"}
+
+
+def test_every_count_has_its_own_tile() -> None:
+    """The page has a tile for each count of the verdict line."""
     ends = {Profile.FP8: Outcome.REFUSED, Profile.WINDOW: Outcome.DECLARED}
     judged = verdict(lambda item: next((ends[one] for one in ends if one in item.needs), None))
     text = page(judged)
-    for word, count in {
-        "passed": judged.counts.passed,
-        "refused": judged.counts.refused,
-        "declared": judged.counts.declared,
-    }.items():
-        assert f'<td>{word}</td><td class="n">{count:,}</td>' in text
-    assert f'<td>not run</td><td class="n">{judged.counts.not_run:,}</td>' in text
+    for name in ("passed", "refused", "declared", "not_run"):
+        assert f"<b>{getattr(judged.counts, name):,}</b> {name.replace('_', ' ')}" in text
     assert "conforms with known failures" in text
 
 
-def test_messages_are_escaped() -> None:
-    """A plugin's text is escaped and cannot become markup."""
-    item = all_items()[0].id
+def test_map_counts_each_profile_and_tier() -> None:
+    """A cell has the colour of its most serious outcome and the number of items of each outcome."""
+    failed = next(one for one in all_items((Tier.HOST,)) if Profile.WINDOW in one.needs)
     judged = verdict(
-        lambda one: Result(item, "sizing", Outcome.FAILED, "<script>x</script>") if one.id == item else None
+        lambda item: (
+            Outcome.FAILED if item.id == failed.id else Outcome.REFUSED if Profile.OVERLAP in item.needs else None
+        )
     )
-    assert "<script>" not in page(judged)
+    text = page(judged)
+    of = {tier: sum(Profile.WINDOW in one.needs for one in all_items((tier,))) for tier in Tier}
+    window = text[text.index("<th>window") :].partition("</tr>")[0]
+    kinds = re.findall(r'<td class="(\w+)"><b>([\d,]+) ([\w ]+)</b>', window)
+    assert [kind for kind, _, _ in kinds][1:] == ["bad", "none"] and kinds[0][0] in ("good", "cool")
+    assert kinds[1][1:] == ("1", "failed") and kinds[2][1:] == (f"{of[Tier.DEVICE]:,}", "not run")
+    assert "not served in full" in window
+
+
+def test_few_items_serve_no_profile_in_full() -> None:
+    """A run of one item calls no profile served, and its map counts the items that were not run."""
+    item = all_items((Tier.SIZING,))[0]
+    subject = BackendUnderTest(LoadedBackend("reference", ReferencePlugin()), "cpu", Tier.SIZING)
+    text = page(judge("reference", subject.backend, [run_item(item, subject, [])]))
+    assert "served in full" not in text and "has no verdict" in text
+    core = text[text.index("<th>core") :].partition("</tr>")[0]
+    assert "1 passed" in core and "not run" in core
+
+
+def test_refusals_are_folded_by_reason() -> None:
+    """Refused items are in a closed section, one row for each reason, with the number of items and their checks."""
+    judged = verdict(lambda item: Outcome.REFUSED if Profile.SINKS in item.needs else None)
+    text = page(judged)
+    assert not details_open(text, "refused: supports() rejects the geometry")
+    folded = text[text.index("refused: supports()") :].partition("</details>")[0]
+    assert f"{judged.counts.refused:,}" in folded and "why" in folded and "sinks.take_their_share (" in folded
+
+
+def test_names_and_messages_are_escaped() -> None:
+    """A plugin's name and text are escaped and cannot become markup."""
+    item = all_items()[0].id
+    evil = "<script>x</script>\n<b onclick=x>what</b>\n  got: <i>1</i>\n  run it again: <u>"
+    judged = verdict(lambda one: Result(item, "sizing", Outcome.FAILED, evil) if one.id == item else None)
+    text = page(judge("<img src=x>", None, judged.results))
+    assert_self_contained(text.replace("src=", "").replace("onclick", ""))
+    for tag in ("<script", "<b onclick", "<i>1", "<u>", "<img"):
+        assert tag not in text

@@ -74,6 +74,16 @@ def test_finding_names_rule_bugs_batch_and_command(judge: Run) -> None:
     assert alone.returncode == 1 and "1 items run: 0 right, 1 wrong" in alone.stdout
 
 
+def test_html_writes_a_page_with_every_wrong_rule(judge: Run, tmp_path: Path) -> None:
+    """The page names every wrong rule, the item that ended its process, and the reason of each refusal."""
+    said = judge("fake:MIXED", "--html", str(tmp_path / "report.html"))
+    assert said.returncode == 1, said.stderr
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for part in ("1. numerics.match_float64", "padding.changes_no_live_byte", "repeats.give_the_same_bits"):
+        assert part in text
+    assert "head_size not supported" in text and "the process with code 9" in text
+
+
 def test_correct_backend_exits_with_0(judge: Run) -> None:
     """A correct backend exits with 0, and the target's environment reaches the judging process."""
     said = judge("fake:RIGHT")
@@ -115,6 +125,7 @@ def test_list_runs_no_item(judge: Run) -> None:
         (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it must be 0 or more"),
         (("fake:RIGHT", "-k", "nothing"), "-k 'nothing' selects no item"),
         (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
+        (("fake:RIGHT", "--html", "no/such/folder/file"), "names no file in a folder that exists"),
     ],
 )
 def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:

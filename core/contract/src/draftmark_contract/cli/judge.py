@@ -17,7 +17,7 @@ an item is wrong, or the backend could not be judged; 2: wrong arguments.
 examples:
   draftmark judge
   draftmark judge vllm:CPU_ATTN
-  draftmark judge vllm:TRITON_ATTN --json verdict.json
+  draftmark judge vllm:TRITON_ATTN --json verdict.json --html report.html
   draftmark judge vllm:TRITON_ATTN --list
   draftmark judge vllm:TRITON_ATTN --sample 3
   draftmark judge vllm:FLASH_ATTN --device cuda -k graphs
@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--release", metavar="VERSION", default="", help="release of the engine; downloaded once")
     parser.add_argument("--list", action="store_true", help="list the items without running any")
     parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
+    parser.add_argument("--html", metavar="FILE", help="write a report as one self-contained page")
     parser.add_argument("-k", metavar="TEXT", help="run items with this text in their id; gives no verdict")
     few = "run at most N items of each rule, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
@@ -61,13 +62,15 @@ def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> N
         raise ArgumentError(f"--device is {device!r}, but {args.target} can be judged on {', '.join(devices)}")
     if args.sample < 0:
         raise ArgumentError(f"--sample is {args.sample}, but it must be 0 or more; 0 means all")
-    if args.json is not None and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
-        raise ArgumentError(f"--json {args.json} names no file in a folder that exists; create the folder first")
+    for option, path in (("--json", args.json), ("--html", args.html)):
+        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise ArgumentError(f"{option} {path} names no file in a folder that exists; create the folder first")
 
 
 def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -> int:
     import sys
 
+    from ..judge.page import page
     from ..judge.report import lines_of
     from ..judge.run import judge
 
@@ -78,6 +81,8 @@ def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -
     if args.json is not None:
         text = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n"
         Path(args.json).write_text(text, encoding="utf-8")
+    if args.html is not None:
+        Path(args.html).write_text(page(verdict), encoding="utf-8")
     print("\n".join(lines_of(verdict)))
     return verdict.exit_code
 

@@ -1,29 +1,40 @@
-"""Report of a run: one self-contained HTML page with text tables, without network access, scripts, fonts or images."""
+"""Report of a run as one self-contained HTML page: verdict, what to fix first, and a map of profiles and tiers."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from ..check import all_checks
+from draftmark.version import CONTRACT_MAJOR
+
+from ..check import Tier, all_checks
+from ..page.document import banner, colour_map, document, folded, map_cell, section, table, tiles
+from ..page.failures import Failures, what_to_fix
 from ..profiles import Profile
+from .item import Item, all_items
 from .outcome import Outcome, Result
 from .verdict import Verdict, Word
 
-ALSO = 40
-"""Maximum number of further cases of a check that are named."""
-COLUMNS = tuple(outcome.value for outcome in Outcome)
-STYLE = """
-:root { color-scheme:light dark; }
-body { margin:2em auto; max-width:70em; padding:0 1em; font:15px/1.5 system-ui,sans-serif; }
-h1 { font-size:1.5em; } h2 { font-size:1.2em; margin-top:2em; } .good { color:#1d7a46; } .bad { color:#b3261e; }
-.none { color:#8a5a00; } table { border-collapse:collapse; } td, th { text-align:left; padding:.2em 1em .2em 0; }
-td, th { border-bottom:1px solid #8886; vertical-align:top; } td.n, th.n { text-align:right; }
-pre, code { font:12.5px/1.5 ui-monospace,monospace; white-space:pre-wrap; overflow-wrap:anywhere; }
-details { border-left:3px solid #8886; padding-left:1em; margin:1em 0; } .soft { opacity:.7; }
-"""
+NOT_RUN = "not run"
+COLOURS = {
+    Outcome.FAILED.value: "bad",
+    Outcome.UPCOMING.value: "warn",
+    Outcome.DECLARED.value: "warn",
+    Outcome.UNJUDGED.value: "warn",
+    NOT_RUN: "none",
+    Outcome.REFUSED.value: "cool",
+    Outcome.PASSED.value: "good",
+}
+"""Colour of each count, the most serious first. A cell has the colour of its most serious count."""
+SHORT_OF_RIGHT = {
+    Outcome.REFUSED: "refused: supports() rejects the geometry with these reasons",
+    Outcome.DECLARED: "declared: fail as the plugin's contract.toml states",
+    Outcome.UNJUDGED: "unjudged: nothing wrong was found, but a part was not checked",
+    Outcome.UPCOMING: "upcoming: fail, but are newer than the contract that the plugin targets",
+}
 
 
 def write_page(verdict: Verdict, path: Path) -> None:
@@ -33,23 +44,128 @@ def write_page(verdict: Verdict, path: Path) -> None:
 
 def page(verdict: Verdict) -> str:
     """Return the whole page as text."""
-    title = escape(f"draftmark contract: {verdict.backend}")
-    body = "".join((_head(verdict), _profiles(verdict), _open_items(verdict), _checks(verdict)))
-    head = f'<head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>'
-    return f'<!doctype html>\n<html lang="en">{head}<body><h1>{title}</h1>{body}</body></html>\n'
+    sections = (
+        _head(verdict),
+        section("What to fix first", _failures(verdict)),
+        section("Profiles and tiers", _map(verdict)),
+        section("Items that neither passed nor failed", _others(verdict.results)),
+        section("Details", _checks(verdict) + _about(verdict)),
+    )
+    return document(f"draftmark contract: {verdict.backend}", "".join(sections))
 
 
 def _head(verdict: Verdict) -> str:
-    """Return the verdict line, the six counts, the commit and digests of the code, and the machines of the runs."""
-    kind = {Word.CONFORMS: "good", Word.DOES_NOT: "bad"}.get(verdict.word, "none")
-    counts = [[name.replace("_", " "), f"{count:,}"] for name, count in asdict(verdict.counts).items()]
+    """Return the verdict, its line as the terminal prints it, and the counts."""
+    kind = {Word.CONFORMS: "good", Word.DOES_NOT: "bad", Word.WITH_KNOWN: "warn"}.get(verdict.word, "cool")
+    counts = [
+        (name.replace("_", " "), count, COLOURS[name.replace("_", " ")])
+        for name, count in asdict(verdict.counts).items()
+    ]
+    return banner(kind, f"{verdict.backend} {verdict.word.value}", verdict.line) + tiles(counts)
+
+
+def _failures(verdict: Verdict) -> str:
+    """Return failed items by check in the suite's order, from sizing to graphs; newer items come last."""
+    rules = {check.name: check.doc for check in all_checks()}
+    ran = Counter(result.check for result in verdict.results)
+    groups: dict[tuple[bool, str], list[Result]] = {}
+    for result in verdict.results:
+        if result.outcome in (Outcome.FAILED, Outcome.UPCOMING):
+            groups.setdefault((result.outcome is Outcome.UPCOMING, result.check), []).append(result)
+    ordered = [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # stable: keeps the suite's order
+    found = [
+        Failures(
+            one[0].check,
+            rules.get(one[0].check, ""),
+            one[0].message,
+            one[0].drawing,
+            [result.case for result in one],
+            ran[one[0].check],
+        )
+        for one in ordered
+    ]
+    if verdict.error and not found:
+        return f"<p>No item ran: {escape(verdict.error)}.</p>"
+    return what_to_fix(found)
+
+
+def _map(verdict: Verdict) -> str:
+    """Return the items of each profile and tier by outcome. An item counts in every profile that it needs."""
+    ended = {result.item: result.outcome.value for result in verdict.results}
+    counts: dict[tuple[Profile, str], Counter[str]] = {}
+    for item in all_items():
+        outcome = ended.get(item.id, NOT_RUN)
+        if outcome != NOT_RUN or item.since <= (CONTRACT_MAJOR, verdict.minor):
+            for profile in _profiles_of(item):
+                counts.setdefault((profile, item.tier.value), Counter())[outcome] += 1
+    tiers = [tier.value for tier in Tier]
+    rows = [
+        (profile.value, _served(verdict, profile), [_cell(counts.get((profile, tier), Counter())) for tier in tiers])
+        for profile in Profile
+    ]
+    note = (
+        '<p class="soft">Each cell counts the items that need the profile in this tier; an item may need several '
+        "profiles. The colour shows the most serious outcome.</p>"
+    )
+    return note + colour_map(["profile", *(f"{tier} tier" for tier in tiers)], rows)
+
+
+def _profiles_of(item: Item) -> Sequence[Profile]:
+    return sorted(item.needs) or [Profile.CORE]
+
+
+def _served(verdict: Verdict, profile: Profile) -> str:
+    """Return whether the verdict names the profile; "" for a run that gives no verdict."""
+    if not verdict.complete:
+        return ""
+    return "served in full" if profile in verdict.profiles else "not served in full"
+
+
+def _cell(counts: Counter[str]) -> str:
+    return map_cell([(name, counts[name], colour) for name, colour in COLOURS.items()])
+
+
+def _others(results: Iterable[Result]) -> str:
+    """Return the reasons of refused, declared, unjudged and upcoming items, folded, with the checks of each reason."""
+    found = []
+    for outcome, meaning in SHORT_OF_RIGHT.items():
+        mine = [result for result in results if result.outcome is outcome]
+        reasons: dict[str, Counter[str]] = {}
+        for result in mine:
+            reasons.setdefault(result.message.partition("\n")[0], Counter())[result.check] += 1
+        ordered = sorted(reasons.items(), key=lambda one: -one[1].total())
+        rows = [[f"{checks.total():,}", reason, _listed(checks)] for reason, checks in ordered]
+        if rows:
+            counted = f"{len(mine):,} {'item' if len(mine) == 1 else 'items'}"
+            found.append(folded(meaning, table(["items", "reason", "checks"], rows), strong=counted))
+    return "".join(found)
+
+
+def _listed(checks: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count:,})" for name, count in checks.most_common())
+
+
+def _checks(verdict: Verdict) -> str:
+    """Return a folded table of all checks with the number of items by outcome."""
+    ended: dict[str, Counter[str]] = {}
+    for result in verdict.results:
+        ended.setdefault(result.check, Counter())[result.outcome.value] += 1
+    rows = []
+    for check in all_checks():
+        counts = ended.get(check.name, Counter())
+        items = ", ".join(f"{counts[name]:,} {name}" for name in COLOURS if counts[name]) or NOT_RUN
+        rows.append([check.name, check.tier.value, items, f"{check.doc} {' '.join(check.bugs)}"])
+    head = ["check", "tier", "items", "rule and known bugs"]
+    return folded("every check: its items, its rule, and known bugs of its class", table(head, rows))
+
+
+def _about(verdict: Verdict) -> str:
+    """Return the commit and digests of the judged code, and the machine of each run, folded."""
     source = verdict.source
     about = [["commit", f"{source.get('commit') or 'none'} ({source.get('tree', 'unknown')})"]]
     about += [[f"identity: {part}", digest[:16]] for part, digest in verdict.identity.items()]
     about += [["run", _run(run)] for run in verdict.runs]
-    return (
-        f'<p class="{kind}"><b>{escape(verdict.line)}</b></p>{_table(["items", ""], counts)}{_table(["", ""], about)}'
-    )
+    return folded("what was judged, where and when", table(["", ""], about))
 
 
 def _run(run: dict[str, object]) -> str:
@@ -57,57 +173,3 @@ def _run(run: dict[str, object]) -> str:
     flat = {key: value for key, value in run.items() if key in ("date", "python", "machine", "items")}
     nested = [value for key in ("device", "versions") if isinstance(value := run.get(key), dict)]
     return ", ".join(f"{key} {value}" for one in (flat, *nested) for key, value in one.items())
-
-
-def _profiles(verdict: Verdict) -> str:
-    rows = [
-        [profile.value, "in full" if profile in verdict.profiles else "not in full, or not run"] for profile in Profile
-    ]
-    return f"<h2>Profiles (by the tiers that ran)</h2>{_table(['profile', 'served'], rows)}"
-
-
-def _open_items(verdict: Verdict) -> str:
-    """Return the first item of each check with another outcome than passed or refused, with its full message."""
-    groups: dict[tuple[Outcome, str], list[Result]] = {}
-    for result in verdict.results:
-        if result.outcome not in (Outcome.PASSED, Outcome.REFUSED):
-            groups.setdefault((result.outcome, result.check), []).append(result)
-    blocks = [
-        _block(results) for results in sorted(groups.values(), key=lambda one: one[0].outcome is not Outcome.FAILED)
-    ]
-    return f"<h2>Items that did not pass</h2>{''.join(blocks)}" if blocks else ""
-
-
-def _block(results: list[Result]) -> str:
-    first, others = results[0], results[1:]
-    also = ", ".join(result.case for result in others[:ALSO])
-    also += f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
-    shown = " open" if first.outcome is Outcome.FAILED else ""
-    return (
-        f"<details{shown}><summary><code>{escape(first.item)}</code> · {first.outcome.value} · {len(results)} items"
-        f"</summary><pre>{escape(first.message)}</pre>{f'<p>also: {escape(also)}</p>' if also else ''}</details>"
-    )
-
-
-def _checks(verdict: Verdict) -> str:
-    ended: dict[str, Counter[str]] = {}
-    for result in verdict.results:
-        ended.setdefault(result.check, Counter())[result.outcome.value] += 1
-    rows = []
-    for check in all_checks():
-        counts = ended.get(check.name, Counter())
-        rule = f"{check.doc} {' '.join(check.bugs)}"
-        rows.append([check.name, check.tier.value, rule, *(str(counts[name] or "") for name in COLUMNS)])
-    return f"<h2>Checks</h2>{_table(['check', 'tier', 'rule and known bugs', *COLUMNS], rows)}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    """Return an HTML table; columns of numbers are aligned to the right."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
-
-
-def _cell(text: str) -> str:
-    number = ' class="n"' if text.replace(",", "").isdigit() else ""
-    return f"<td{number}>{escape(text)}</td>"
