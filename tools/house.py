@@ -1,12 +1,12 @@
-"""The tables of docs/design.md, section 7: the wheels, the public names, and what a plugin's author meets first.
+"""Tables of docs/design.md, section 7: wheels, public names, and classes that a plugin's author meets first.
 
-Lines of code are those that carry any: blank lines, comments and docstrings are not counted.
+Lines of code are lines with code; blank lines, comments and docstrings do not count.
 
     python tools/house.py wheels
     python tools/house.py concepts
 
-`concepts` follows the annotations of what a plugin has to write: each class of draftmark that a parameter, a result, a
-field or a property names, and the classes that those name in turn. Errors are not counted.
+`concepts` follows the annotations of the functions that a plugin implements. It collects each class of draftmark in a
+parameter, result, field or property, and the classes in the annotations of that class. Errors do not count.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ TIMED = "import time; start = time.process_time(); import {}; print(time.process
 
 
 def main() -> None:
-    """Print one of the tables as Markdown."""
+    """Print one table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=("wheels", "concepts"))
-    parser.add_argument("--of", nargs="*", default=TASKS, metavar="MODULE:NAME", help="what a plugin has to write")
-    asked = parser.parse_args()
-    print(wheels() if asked.table == "wheels" else concepts([*asked.of, STEP_PATH]))
+    parser.add_argument("--of", nargs="*", default=TASKS, metavar="MODULE:NAME", help="functions of a plugin")
+    given = parser.parse_args()
+    print(wheels() if given.table == "wheels" else concepts([*given.of, STEP_PATH]))
 
 
 def wheels() -> str:
-    """Files, lines, lines of code, dependencies and seconds to import of each distribution in core."""
-    rows = ["| wheel | files | lines | of them code | needs | import |", "|---|---|---|---|---|---|"]
+    """Return a table of files, lines, lines of code, dependencies and seconds to import for each wheel of core."""
+    rows = ["| wheel | files | lines | lines of code | needs | import |", "|---|---|---|---|---|---|"]
     for folder, module in WHEELS.items():
         texts = [path.read_text() for path in (ROOT / folder / "src").rglob("*.py")]
         lines = f"{sum(len(text.splitlines()) for text in texts):,} | {sum(map(code_lines, texts)):,}"
@@ -64,7 +64,7 @@ def wheels() -> str:
 
 
 def code_lines(text: str) -> int:
-    """Lines of a module that carry code."""
+    """Return the number of a module's lines with code."""
     tokens = [one for one in tokenize.generate_tokens(io.StringIO(text).readline) if one.type not in BLANK]
     words = [one.value for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Expr)]
     prose = [one for one in words if isinstance(one, ast.Constant) and isinstance(one.value, str)]
@@ -78,37 +78,37 @@ def _spanned(places: Iterable[tuple[int, int | None]]) -> set[int]:
 
 
 def seconds(module: str) -> float:
-    """Processor time of the quickest of five imports, each in a fresh process."""
+    """Return the processor time of the fastest of five imports, each in a new process."""
     command = (sys.executable, "-c", TIMED.format(module))
     return min(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(5))
 
 
 def concepts(start: Iterable[str]) -> str:
-    """Classes, enumeration members and fields that are reached from `start`."""
+    """Return the classes, enumeration members and fields that are reachable from `start`."""
     known = classes()
     waiting = [target(where) for where in start]
     met = {thing.__name__: thing for thing in waiting if isinstance(thing, type)}
     while waiting:
-        said = " ".join(annotations(waiting.pop()))
-        for name in re.findall(r"\w+", UNIONS.sub(lambda word: joined(word[0]), said)):
+        text = " ".join(annotations(waiting.pop()))
+        for name in re.findall(r"\w+", UNIONS.sub(lambda word: joined(word[0]), text)):
             if name in known and name not in met:
                 met[name] = known[name]
                 waiting.append(known[name])
     enums = [kind for kind in met.values() if issubclass(kind, Enum)]
     members = sum(len(kind) for kind in enums)
     parts = sum(len(fields(kind)) for kind in met.values() if is_dataclass(kind))
-    counts = f"{len(met)} classes ({len(enums)} of them enumerations with {members} members), {parts} fields"
+    counts = f"{len(met)} classes ({len(enums)} enumerations with {members} members), {parts} fields"
     return f"{counts}: {', '.join(sorted(met))}"
 
 
 def joined(alias: str) -> str:
-    """The classes that an alias of a union joins."""
+    """Return the names of the classes in a union's alias."""
     home = "draftmark.batch" if alias == "Tail" else "draftmark.lengths"
     return " ".join(kind.__name__ for kind in get_args(target(f"{home}:{alias}")))
 
 
 def target(where: str) -> Any:
-    """What ``module:a.b`` names."""
+    """Import the object with the name ``module:a.b``."""
     module, _, path = where.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
@@ -117,7 +117,7 @@ def target(where: str) -> Any:
 
 
 def classes() -> dict[str, type]:
-    """Every public class of draftmark but the errors and the command line's."""
+    """Return every public class of draftmark except errors and the command line's classes."""
     package, found = importlib.import_module("draftmark"), {}
     for row in pkgutil.walk_packages(package.__path__, "draftmark."):
         if row.name.startswith(("draftmark.cli", "draftmark.reference", "draftmark.skeleton")):
@@ -130,7 +130,7 @@ def classes() -> dict[str, type]:
 
 
 def annotations(thing: Any) -> list[str]:
-    """What a function's or a class's annotations say, as text."""
+    """Return the annotations of a function or class as text."""
     if inspect.isfunction(thing):
         return [str(text) for text in thing.__annotations__.values()]
     found = [str(text) for text in vars(thing).get("__annotations__", {}).values()]

@@ -1,1 +1,1 @@
-"""The pages of docs/ that are made from data, and the site that `make docs` builds."""
+"""Pages of docs/ that are made from data, and the site that `make docs` builds."""

@@ -1,13 +1,13 @@
-"""Pages that mkdocstrings makes from docstrings: integers, tensors, hooks, the loop."""
+"""Pages that mkdocstrings makes from docstrings: integers, tensors, hooks and the speculative engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 TEXTS = {
-    "api.md": ("Integers", "What needs no torch: geometry, buffers, errors, loading a backend.", "draftmark"),
-    "runtime.md": ("Tensors", "What an engine hands to a backend on every step.", "draftmark.runtime"),
-    "hooks.md": ("Hooks", "What a plugin implements; `BackendPlugin` has each as a method.", "draftmark.hookspecs"),
+    "api.md": ("Integers", "Modules that need no torch: geometry, buffers, errors, loading a backend.", "draftmark"),
+    "runtime.md": ("Tensors", "Objects that an engine passes to a backend at every step.", "draftmark.runtime"),
+    "hooks.md": ("Hooks", "Functions of a plugin; `BackendPlugin` has each as a method.", "draftmark.hookspecs"),
     "engine.md": ("Speculative engine", "The loop that decodes models over a backend.", "draftmark_speculative"),
 }
 """Page, title, one sentence, module."""

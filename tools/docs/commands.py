@@ -1,4 +1,4 @@
-"""The reference of the command line, made from its parsers."""
+"""Reference page of the command line, made from its parsers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from draftmark.cli.parser import build
 
 HEAD = """# Command line
 
-Every command, from the parser that reads it. `draftmark` alone has `list`, `doctor`, `size` and `new-backend`; the
-others come with `draftmark-contract` and `draftmark-speculative`. Exit codes: 0 for success, 2 for wrong arguments, 130
-when interrupted, else 1.
+Every command, made from its parser. The `draftmark` package has `list`, `doctor`, `size` and `new-backend`; the other
+commands come with `draftmark-contract` and `draftmark-speculative`. Exit codes: 0 for success, 2 for wrong arguments,
+130 after an interrupt, else 1.
 """
 
 
 def page() -> str:
-    """Return the whole page, Markdown. Widths do not depend on the terminal."""
+    """Return the whole page, Markdown. Line widths do not depend on the terminal."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"  # argparse wraps usage by it
     try:
@@ -34,7 +34,7 @@ def _commands(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 def _command(name: str, one: argparse.ArgumentParser) -> str:
     usage = one.format_usage().removeprefix("usage: ").rstrip()
     lines = [f"## draftmark {name}", "", one.description or "", "", "```text", usage, "```", ""]
-    lines += ["| argument | what | default |", "|---|---|---|"]
+    lines += ["| argument | meaning | default |", "|---|---|---|"]
     lines += [_argument(action) for action in one._actions]
     if one.epilog:
         lines += ["", "```text", one.epilog.strip(), "```"]

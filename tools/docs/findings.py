@@ -52,7 +52,7 @@ No ranking: a backend without a row may be unjudged.
 
 @dataclass(frozen=True)
 class Finding:
-    """One `[[finding]]` of docs/findings.toml; the fields are those of the file."""
+    """One `[[finding]]` of docs/findings.toml, with the fields of the file."""
 
     id: str
     target: str
@@ -93,9 +93,9 @@ class Finding:
 
     def command(self) -> str:
         """Return the command line, after an installation where the command cannot choose the release."""
-        asked = f"draftmark {' '.join(self.arguments(self.release)[:-1])} '{self.item}'"
+        command = f"draftmark {' '.join(self.arguments(self.release)[:-1])} '{self.item}'"
         needed = self.engine if self.device else INSTALLED.get(self.engine)
-        return f"pip install {needed}=={self.release} && {asked}" if needed else asked
+        return f"pip install {needed}=={self.release} && {command}" if needed else command
 
 
 def read() -> list[Finding]:
@@ -121,7 +121,7 @@ def keep(run: dict[str, Any]) -> None:
     RUN.write_text(json.dumps(run, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def asked(one: Finding, release: str) -> dict[str, Any]:
+def outcome_of(one: Finding, release: str) -> dict[str, Any]:
     """Run a finding's command for a release; return outcome, message, CPU seconds, date and versions."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "verdict.json"
@@ -144,18 +144,19 @@ def asked(one: Finding, release: str) -> dict[str, Any]:
 
 
 def run(chosen: Sequence[Finding]) -> bool:
-    """Run commands and keep their outcomes; return whether each outcome is the one of the data."""
+    """Run commands and keep their outcomes; return true if each outcome is the one in the data."""
     good, all_runs = True, kept()
     for one in chosen:
-        found = {release: asked(one, release) for release in one.releases()}
-        as_said = all(
+        found = {release: outcome_of(one, release) for release in one.releases()}
+        as_expected = all(
             end["outcome"] == "right"
             if release == one.right
             else end["outcome"] == "wrong" and one.got in end["message"]
             for release, end in found.items()
         )
-        print(f"{('as said' if as_said else 'NOT AS SAID') if found else 'not here'}  {one.id}: {found}", flush=True)
-        good &= as_said
+        verdict = ("as expected" if as_expected else "NOT AS EXPECTED") if found else "not run here"
+        print(f"{verdict}  {one.id}: {found}", flush=True)
+        good &= as_expected
         all_runs["findings"].setdefault(one.id, {}).update(
             {
                 release: {name: value for name, value in end.items() if name != "message"}
@@ -250,7 +251,7 @@ def _counts(verdicts: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Run commands, take verdicts and write the page, as the arguments say."""
+    """Run commands, add verdicts and write the page, depending on the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="*", metavar="ID")
     parser.add_argument("--verdict", nargs="+", metavar="FILE", default=[])

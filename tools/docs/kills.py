@@ -1,4 +1,4 @@
-"""Mutants with the checks that kill them, and checks as numbered rules. A rule is one check in each of its tiers."""
+"""Mutants with the checks that kill them, and checks as numbered rules. A rule is one check in one or two tiers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def page_of_specification() -> str:
 
 
 def mutants() -> dict[str, Mutant]:
-    """Every mutant by id, with the checks that kill it in any layout."""
+    """Return every mutant by id, with the checks that kill it in any layout."""
     from core.contract.tests.mutants import catalog
     from core.contract.tests.mutants.kills_page import DATA, KillsPage
 
@@ -90,7 +90,7 @@ def mutation_page() -> str:
 
 
 def rules() -> dict[str, Rule]:
-    """Rules by the name of their check, in the order of their numbers.
+    """Return the rules by the name of their check, in the order of their numbers.
 
     Raises:
         ValueError: rules.toml lacks a check or names an unknown one.

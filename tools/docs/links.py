@@ -1,4 +1,4 @@
-"""Checks a built site: links and anchors exist, nothing loads from a network, and no code block is shown as text.
+"""Check of a built site: links and anchors exist, nothing loads from a network, and no code block is shown as text.
 
 python -m tools.docs.links build/site
 """
@@ -19,7 +19,7 @@ VERBATIM = ("code", "pre", "script", "style")
 
 @dataclass
 class Page(HTMLParser):
-    """Links, loaded files and anchors of one page; `fences` are lines that should have begun a code block."""
+    """Links, loaded files and anchors of one page; `fences` has lines that should have begun a code block."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -31,21 +31,21 @@ class Page(HTMLParser):
         self._verbatim = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element's link, loaded file and id."""
-        told = dict(attrs)
+        """Record an element's link, loaded file and id."""
+        values = dict(attrs)
         self._verbatim += tag in VERBATIM
-        self.anchors.update(value for value in (told.get("id"), told.get("name")) if value)
-        if tag == "a" and told.get("href"):
-            self.links.append(str(told["href"]))
-        elif tag in LOADED and told.get(LOADED[tag]) and told.get("rel") not in ("canonical", "prev", "next"):
-            self.loaded.append(str(told[LOADED[tag]]))
+        self.anchors.update(value for value in (values.get("id"), values.get("name")) if value)
+        if tag == "a" and values.get("href"):
+            self.links.append(str(values["href"]))
+        elif tag in LOADED and values.get(LOADED[tag]) and values.get("rel") not in ("canonical", "prev", "next"):
+            self.loaded.append(str(values[LOADED[tag]]))
 
     def handle_endtag(self, tag: str) -> None:
-        """Note the end of an element with verbatim text."""
+        """Record the end of an element with verbatim text."""
         self._verbatim -= tag in VERBATIM
 
     def handle_data(self, data: str) -> None:
-        """Note a code fence that Markdown shows as text."""
+        """Record a code fence that Markdown shows as text."""
         if not self._verbatim and "```" in data:
             self.fences.append(data[data.index("```") :].split("\n")[0])
 
@@ -57,7 +57,7 @@ def faults(site: Path) -> list[str]:
     for path, page in pages.items():
         name = path.relative_to(site)
         found += [f"{name} loads {one} from a network" for one in page.loaded if _is_away(one)]
-        found += [f"{name} shows {one!r} as text: its block was not recognised" for one in page.fences]
+        found += [f"{name} shows {one!r} as text: Markdown did not recognise the block" for one in page.fences]
         here = [one for one in (*page.links, *page.loaded) if not _is_away(one)]
         found += [f"{name} links to {one}: {why}" for one in here if (why := _wrong(path, one, pages, site))]
     return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""The compatibility matrix of recorded verdicts, with separate words for served, refused, failed and not run."""
+"""Compatibility matrix of recorded verdicts, with separate words for served, refused, failed and not run."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ NEVER: dict[str, Any] = {
 }
 HEAD = """# Compatibility
 
-From the verdicts that this repository records (`benchmarks/results/contract-*.json`); nothing here is written by hand.
-[The contract](contract.md#the-verdict) says what the words mean. A verdict speaks of the code
-of its commit, and of the contract as it was then; `make release-check` says whether that is the code beside it, and
-[what was run](what-was-run.md#verdicts) what came after. Of `ascend_npu` no run on hardware is recorded, only
-runs on an [emulated device](../plugins/ascend_npu/emulator/README.md), which are not verdicts.
+Generated from the verdicts in this repository (`benchmarks/results/contract-*.json`); do not edit.
+[The contract](contract.md#the-verdict) explains the words. A verdict belongs to the code of its commit and to the
+contract of that commit. `make release-check` compares that code with today's, and
+[what was run](what-was-run.md#verdicts) lists later runs. `ascend_npu` has no run on hardware, only runs on an
+[emulated device](../plugins/ascend_npu/emulator/README.md), which are not verdicts.
 """
 WORDS = """
 * **served**: every item of the profile that ran has passed;
 * **not served**: `supports()` refuses part of it, or an item of it failed, is declared, or could not be judged;
-* **not run**: the tier, or the newer contract, was never run on this backend. It says nothing of what would happen.
+* **not run**: the tier, or the newer contract, was never run on this backend, so the result is unknown.
 """
-ASKED_BY = {
+CHECK_OF = {
     Profile.RAGGED_VERIFY: "engine.rows_are_the_devices",
     Profile.DRAFT_BLOCKS: "engine.blocks_see_themselves",
     Profile.ENGINE_FORMS: "engine.forms_are_taken_as_they_are",
 }
-"""Profiles that a minor added late: a record without these checks did not test them."""
+"""Check of each profile that a later minor added: a record without the check did not test the profile."""
 ORDER = ("failed", "declared", "unjudged", "refused", "passed", "not run")
 
 
@@ -68,19 +68,19 @@ def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
 
 
 def group(module: str, record: dict[str, Any]) -> str:
-    """Return the outcomes of a module's items in one record, the worst first; `not run` if the record has none."""
+    """Return the outcomes of a module's items in one record, the worst first, or `not run` if it has none."""
     found: Counter[str] = Counter()
     for name, outcomes in record["checks"].items():
         if name.partition(".")[0] == module:
             found.update({outcome.replace("_", " "): count for outcome, count in outcomes.items()})
-    told = [f"**{found[one]:,} {one}**" if one == "failed" else f"{found[one]:,} {one}" for one in ORDER if found[one]]
-    return ", ".join(told) or "not run"
+    cells = [f"**{found[one]:,} {one}**" if one == "failed" else f"{found[one]:,} {one}" for one in ORDER if found[one]]
+    return ", ".join(cells) or "not run"
 
 
 def _profile(profile: Profile, record: dict[str, Any]) -> str:
     if profile in record["profiles"]:
         return "**served**"
-    return "not run" if ASKED_BY.get(profile, "load.describes_itself") not in record["checks"] else "not served"
+    return "not run" if CHECK_OF.get(profile, "load.describes_itself") not in record["checks"] else "not served"
 
 
 def _device(record: dict[str, Any]) -> str:

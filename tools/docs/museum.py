@@ -1,9 +1,9 @@
-"""Writes docs/museum.md from docs/museum.toml, the checks and the mutants.
+"""Writer of docs/museum.md from docs/museum.toml, the checks and the mutants.
 
     python -m tools.docs.museum
 
-Rules that catch a bug are derived: rules that name one of its threads, and rules that kill mutants made from one. The
-data adds rules and mutants that judge the class without naming the thread, or the reason why no rule can.
+The rules of a bug are derived: rules that name one of its threads, and rules that kill a mutant of such a thread. The
+data adds rules and mutants that test the class without naming the thread, or the reason why no rule can.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def main() -> None:
 
 
 def _bug(entry: dict[str, Any], known: dict[str, Rule], defects: dict[str, Mutant]) -> Bug:
-    told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
-    told["kind"] = told.pop("class")
-    bug = Bug(**told)
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    values["kind"] = values.pop("class")
+    bug = Bug(**values)
     unknown = [name for name in bug.by if name not in known] + [name for name in bug.mutants if name not in defects]
     if unknown:
         raise ValueError(f"museum.toml: {bug.threads[0]} names {', '.join(unknown)}, which no page of checks has")
@@ -141,13 +141,13 @@ def _class_row(kind: str, collection: Museum) -> str:
 
 
 def _row(bug: Bug, collection: Museum) -> str:
-    told = [
+    parts = [
         ", ".join(collection.link(thread) for thread in bug.threads),
         bug.status,
         bug.seen,
         "*new*" if bug.new else "",
     ]
-    name = f'<a id="{bug.anchor}"></a>' + " · ".join(part for part in told if part)
+    name = f'<a id="{bug.anchor}"></a>' + " · ".join(part for part in parts if part)
     killed = f"none: {bug.none}" if bug.none else ", ".join(rule.link for rule in bug.killers[:MOST])
     if bug.mutants:
         killed += f" · {', '.join(bug.mutants)}"

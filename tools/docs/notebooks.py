@@ -1,6 +1,6 @@
-"""Notebooks: runs them, keeps their output, and makes their pages on the site.
+"""Runner of notebooks: it stores their output and makes their pages on the site.
 
-python -m tools.docs.notebooks        # runs each, and writes what it gave into it
+python -m tools.docs.notebooks        # run each notebook and store its output in it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDER = DOCS / "notebooks"
 
 
 def executed(path: Path) -> dict[str, Any]:
-    """Return the notebook with the output that its cells print now, in a process of their own.
+    """Return the notebook with the output that its cells print now, run in a process of its own.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raised.
@@ -24,10 +24,10 @@ def executed(path: Path) -> dict[str, Any]:
     nbformat: Any = importlib.import_module("nbformat")  # has no types
     client = importlib.import_module("nbclient").NotebookClient
     book = nbformat.read(path, as_version=4)
-    # How many messages a cell's lines come in depends on how busy the machine is, so they are joined.
+    # A busy machine splits a cell's output into more messages, so they are joined.
     settings = {"kernel_name": "python3", "coalesce_streams": True, "resources": {"metadata": {"path": str(FOLDER)}}}
     client(book, timeout=None, **settings).execute()
-    for cell in book.cells:  # of a run, nothing but what it gave
+    for cell in book.cells:  # remove run times, which change with every run
         cell.metadata.pop("execution", None)
     found: dict[str, Any] = json.loads(nbformat.writes(book))
     return found
@@ -54,7 +54,7 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run every notebook, and keep its output."""
+    """Run every notebook and store its output."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         path.write_text(json.dumps(executed(path), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Checks links between the repository's Markdown files: files and headings that they name must exist.
+"""Check of links between the repository's Markdown files: linked files and headings must exist.
 
 python -m tools.docs.relative_links
 """
@@ -21,14 +21,14 @@ BLOCK = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """Return every Markdown file that git keeps, or would keep."""
+    """Return every Markdown file that git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return sorted(path for path in (ROOT / name for name in set(names)) if path.is_file())
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page, as GitHub makes them from headings, and those of its HTML tags."""
+    """Return the anchors of a page: GitHub's anchors of headings, and ids in HTML tags."""
     found: set[str] = set(ANCHOR.findall(text))
     for title in HEADING.findall(BLOCK.sub("", text)):
         plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", title)
@@ -44,7 +44,7 @@ def faults(files: list[Path], root: Path = ROOT) -> list[str]:
 
     Args:
         files: Markdown files.
-        root: folder that every link must stay in.
+        root: folder that every link must stay within.
     """
     found = []
     for path in files:

@@ -24,11 +24,11 @@ PEERS = (
     "fa3", "fa3-composed", "flashinfer", "flashinfer-once", "xqa", "xformers", "flex", "vllm", "sglang",
     "draftmark-flashinfer", "draftmark-trtllm",
 )  # fmt: skip
-"""Backends that attention is compared with; any other name is a variant of our own kernels."""
+"""Other backends in attention records; every other name is a variant of cuda_triton's kernels."""
 MARKS = {"causal": " ᶜ", "none": " ᵖ"}
 WITHOUT_CAPTION = ("rows", "commit", "device", "versions", "torch", "date", "about", "note", "schema", "later_runs")
 NOT_SHOWN = ("turns", "all", "largest_us", "kernels", "checked", "schema")
-"""Fields of rows that a table leaves out: the single turns of a median, and lists of kernels."""
+"""Fields of rows that a table omits: single turns of a median, and lists of kernels."""
 PAGES: dict[str, tuple[str, ...]] = {
     "results-vllm.md": ("vllm-",),
     "results-sglang.md": ("sglang-",),
@@ -37,7 +37,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "results-decode.md": ("end-to-end-", "lossless-", "cpu-ngram", "draft-ancestors", "eagle-", "bfloat16-", "soak-"),
     "results-judge.md": ("judge-",),
 }
-"""Pages, and the first letters of the records that they show; `page_of` parts the records of attention."""
+"""Pages, and the first letters of the records on them; `page_of` assigns the records of attention."""
 VLLM = """# Results: vLLM
 
 [How the benchmark works and how to run it](benchmarks.md#vllm). A case `16x1k` is 16 requests of 1,024 tokens each;
@@ -157,19 +157,19 @@ MADE: dict[str, Callable[[], str]] = dict(zip(PAGES, (vllm, sglang, attention, k
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the table of any rows: a column for each field; fields that all rows share stand in a line above."""
+    """Return a table of rows with a column per field; fields that all rows share are in a line above it."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     shared = [name for name in names if len(rows) > 1 and len({_cell(row.get(name)) for row in flat}) == 1]
     varied = [name for name in names if name not in shared]
-    said = "; ".join(f"{_title(name)} {_cell(flat[0][name])}" for name in shared if _cell(flat[0].get(name)))
-    lines = [f"All rows: {said}.", ""] if said else []
+    same = "; ".join(f"{_title(name)} {_cell(flat[0][name])}" for name in shared if _cell(flat[0].get(name)))
+    lines = [f"All rows: {same}.", ""] if same else []
     lines += [_line(map(_title, varied)), _line(["---"] * len(varied))]
     return "\n".join([*lines, *(_line(_cell(row.get(name)) for name in varied) for row in flat)])
 
 
 def times(rows: Sequence[Row]) -> str:
-    """Return the table of an attention run: a line for each case, a column for each backend."""
+    """Return the table of an attention run, with a line per case and a column per backend."""
     cases: dict[str, dict[str, Row]] = {}
     sizes: dict[str, set[int]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Writes the page of the contract's rules from the checks, the museum and the mutants.
+"""Writer of the page of the contract's rules, from the checks, the museum and the mutants.
 
     python -m tools.docs.specification     # docs/specification-1.4.md
 
@@ -73,7 +73,7 @@ def page(collection: Museum) -> str:
 
 
 def main() -> None:
-    """Give new checks a number, and write the page."""
+    """Give new checks their numbers, and write the page."""
     number_new_checks()
     PAGE.write_text(page(museum()), encoding="utf-8")
 

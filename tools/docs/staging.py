@@ -1,9 +1,9 @@
-"""Gatherer of the site: docs/, generated pages, and every file of the repository that they link to, in one folder.
+"""Collector of the site: docs/, generated pages, and every repository file that they link to, in one folder.
 
     python -m tools.docs.staging build/docs
 
-The site is read without a network and without a clone, so a link into the repository becomes a link to a page of the
-site that shows the file. A link to a record of benchmarks/results becomes a link to the page of results that shows it.
+The site is read without a network and without a clone. So a link into the repository becomes a link to a page of the
+site that shows the file. A link to a record of benchmarks/results becomes a link to the results page that shows it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MADE: dict[str, Callable[[], str]] = {
 
 
 class Stage:
-    """Folder of the site. `place` stages a file of the repository once and returns its place."""
+    """Folder of the site. `place` copies a repository file into it once and returns its place."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,7 +92,7 @@ class Stage:
             shutil.copyfile(source, self.folder / name)
 
     def _linked(self, text: str, source: Path, name: str) -> str:
-        def turned(match: re.Match[str]) -> str:
+        def replace(match: re.Match[str]) -> str:
             target = match[2]
             if "://" in target or target.startswith("mailto:") or (self._is_made(target) and source.parent == DOCS):
                 return match[0]
@@ -105,16 +105,16 @@ class Stage:
 
         pieces, at = [], 0
         for fence in FENCE.finditer(text):  # text in a code block is no link
-            pieces += [LINK.sub(turned, text[at : fence.start()]), fence[0]]
+            pieces += [LINK.sub(replace, text[at : fence.start()]), fence[0]]
             at = fence.end()
-        return "".join([*pieces, LINK.sub(turned, text[at:])])
+        return "".join([*pieces, LINK.sub(replace, text[at:])])
 
     def _is_made(self, target: str) -> bool:
         return target in MADE or target in MOVED.values()
 
 
 def stage(folder: Path) -> None:
-    """Fill the folder anew, and write ``folder.yml``: the configuration of mkdocs with the existing pages."""
+    """Fill the folder anew, and write ``folder.yml``, mkdocs' configuration for the pages."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     site = Stage(folder)
@@ -137,7 +137,7 @@ def stage(folder: Path) -> None:
 
 
 def navigation(folder: Path) -> list[object]:
-    """Return the menu of menu.toml with the existing pages and the notebooks."""
+    """Return the menu of menu.toml with the pages that exist, and the notebooks."""
     text = Path(__file__).with_name("menu.toml").read_text(encoding="utf-8")
     menu: dict[str, dict[str, str]] = tomllib.loads(text.replace("specification-{version}.md", page_of_specification()))
     books = {_title(one): f"notebooks/{one.name}" for one in sorted((folder / "notebooks").glob("*.md"))}
@@ -152,6 +152,6 @@ def _title(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("folder", type=Path)
-    stage(asked.parse_args().folder)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    stage(parser.parse_args().folder)

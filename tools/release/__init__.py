@@ -1,1 +1,1 @@
-"""What `make release` does: every distribution is built, looked at and installed, and nothing is uploaded."""
+"""Steps of `make release`: build, check and install every distribution. Nothing is uploaded."""

@@ -1,6 +1,6 @@
-"""Everything that a release needs, in one folder: ``python -m tools.release --out dist``; see docs/releasing.md.
+"""Builder of a release in one folder: ``python -m tools.release --out dist``. See docs/releasing.md.
 
-It stops at the first thing that is wrong, with one sentence and exit code 1, and uploads nothing.
+It stops at the first fault with one sentence and exit code 1. It uploads nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .trial import tool, trial
 
 
 def main() -> int:
-    """Build, look, install, write; 1 where something is wrong."""
+    """Build, check and install every distribution; return 1 after a fault."""
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="emptied first")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; its content is removed")
     parser.add_argument("--sample", type=int, default=0, help="cases of each check of the sizing tier; 0 for all")
-    parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="whose packages the SBOM lists")
-    asked = parser.parse_args()
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="environment that the SBOM lists")
+    given = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            _release(asked.out.resolve(), Path(scratch), asked.sample, asked.environment.resolve())
+            _release(given.out.resolve(), Path(scratch), given.sample, given.environment.resolve())
     except (RuntimeError, ValueError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
@@ -47,7 +47,7 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
     tool("-m", "twine", "check", "--strict", *map(str, sorted(out.iterdir())))
     tool("-m", "check_wheel_contents", *map(str, wheels))
     _stop([fault for path in wheels for fault in wheel.faults(path)])
-    _say(f"twine check, check-wheel-contents and our own look: {len(wheels)} wheels and as many sdists pass")
+    _say(f"twine check, check-wheel-contents and our own checks pass: {len(wheels)} wheels and their sdists")
     for one in every:
         _say(trial(one, out, scratch / "environments" / one.name, sample))
     bill = str(out / "sbom.cdx.json")
@@ -55,20 +55,20 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
     _strip_folders(out / "sbom.cdx.json")
     (out / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
     _sums(out)
-    _say(f"draftmark {core_version()} could be published, in this order: {', '.join(one.name for one in every)}")
+    _say(f"draftmark {core_version()} can be published, in this order: {', '.join(one.name for one in every)}")
 
 
 def _strip_folders(bill: Path) -> None:
-    """Take out where our own packages lie on this machine; who they are stays."""
-    told = json.loads(bill.read_text(encoding="utf-8"))
-    for one in told["components"]:
+    """Remove this machine's folders of the repository's packages from the SBOM; the packages stay."""
+    content = json.loads(bill.read_text(encoding="utf-8"))
+    for one in content["components"]:
         places = [place for place in one.pop("externalReferences", []) if not place["url"].startswith("file:")]
         one.update({"externalReferences": places} if places else {})
-    bill.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    bill.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _sums(out: Path) -> None:
-    """SHA256SUMS, which `sha256sum --check` reads."""
+    """Write SHA256SUMS for `sha256sum --check`."""
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The distributions of this repository, in the order in which they are published."""
+"""Distributions of this repository, in the order of publication."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Distribution:
     """One folder with a pyproject.toml.
 
     Attributes:
-        folder: where it lies.
-        project: the table `[project]`.
+        folder: folder of the distribution.
+        project: its table `[project]`.
     """
 
     folder: Path
@@ -27,44 +27,44 @@ class Distribution:
 
     @property
     def name(self) -> str:
-        """``"draftmark-cuda-triton"``."""
+        """Name of the distribution, such as ``"draftmark-cuda-triton"``."""
         return str(self.project["name"])
 
     @property
     def version(self) -> str:
-        """Its own, or the core's where it is taken from the code."""
+        """Version in pyproject.toml, or the core's version if pyproject.toml reads it from the code."""
         return str(self.project.get("version", core_version()))
 
     @property
     def requirements(self) -> list[str]:
-        """What it asks for, its extras included."""
+        """Required packages, extras included."""
         extras = self.project.get("optional-dependencies", {}).values()
         return [*self.project.get("dependencies", []), *(one for extra in extras for one in extra)]
 
     @property
     def backends(self) -> list[str]:
-        """The backends that its entry points name."""
+        """Names of the backends in its entry points."""
         return list(self.project.get("entry-points", {}).get("draftmark.backends.v1", {}))
 
 
 def core_version() -> str:
-    """The one version: that of the core's code."""
+    """Return the version in the core's code."""
     text = (ROOT / "core/draftmark/src/draftmark/version.py").read_text(encoding="utf-8")
     [found] = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     return str(found)
 
 
 def span() -> str:
-    """How one asks for its siblings: from the core's version on, up to the next minor."""
+    """Return the version range for other distributions of this repository: the core's version to the next minor."""
     major, minor, *_ = core_version().split(".")
     return f">={core_version()},<{major}.{int(minor) + 1}"
 
 
 def distributions() -> list[Distribution]:
-    """All of them, each behind those that it asks for.
+    """Return all distributions, each after the ones that it requires.
 
     Raises:
-        ValueError: two ask for each other.
+        ValueError: two distributions require each other.
     """
     waiting = [_read(path) for kind in KINDS for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))]
     names = {one.name for one in waiting}
@@ -73,37 +73,37 @@ def distributions() -> list[Distribution]:
         done = {one.name for one in ordered}
         ready = [one for one in waiting if not (siblings(one) & names) - done - {one.name}]
         if not ready:
-            raise ValueError(f"{', '.join(one.name for one in waiting)} ask for each other")
+            raise ValueError(f"{', '.join(one.name for one in waiting)} require each other")
         ordered += ready
         waiting = [one for one in waiting if one not in ready]
     return ordered
 
 
 def siblings(one: Distribution) -> set[str]:
-    """Names of the distributions of this repository that one asks for."""
+    """Return the names of this repository's distributions that one requires."""
     names = (re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in one.requirements)
     return {name for name in names if name.startswith("draftmark")}
 
 
 def faults(one: Distribution) -> list[str]:
-    """One sentence for each thing that its pyproject.toml and its folder lack."""
+    """Return one sentence for each fault of a distribution's pyproject.toml and folder."""
     project, found = one.project, []
     if one.version != core_version():
-        found.append(f"its version is {one.version}, and the core's {core_version()}")
+        found.append(f"its version is {one.version}, but the core's is {core_version()}")
     if not any("3.11" in line for line in project.get("classifiers", [])):
-        found.append("it has no classifiers")
+        found.append("its classifiers do not have Python 3.11")
     if not project.get("urls"):
         found.append("it has no URL")
     licence = one.folder / "LICENSE"
     if project.get("license-files") != ["LICENSE"] or not licence.is_file():
-        found.append('it carries no licence: add LICENSE, and license-files = ["LICENSE"]')
+        found.append('it has no licence: add LICENSE, and license-files = ["LICENSE"]')
     elif licence.read_bytes() != (ROOT / "LICENSE").read_bytes():
         found.append("its LICENSE is not the repository's")
     if not list(one.folder.glob("src/*/py.typed")):
         found.append("its package has no py.typed")
     found += [f"{need} has no upper bound" for need in one.requirements if not _is_bounded(need)]
     found += [
-        f"{need} is not {span()}, which every sibling is asked for by"
+        f"{need} must end with {span()}, as every requirement of a draftmark distribution"
         for need in one.requirements
         if need.startswith("draftmark") and not need.endswith(span())
     ]
@@ -111,7 +111,7 @@ def faults(one: Distribution) -> list[str]:
 
 
 def _is_bounded(requirement: str) -> bool:
-    """Siblings by their extra alone, as ``draftmark[torch]``, are bounded by the plain requirement beside."""
+    """Return true if a requirement has an upper bound."""
     return "<" in requirement or "==" in requirement
 
 

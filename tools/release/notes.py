@@ -1,4 +1,4 @@
-"""The notes of a release: the first section of CHANGELOG.md."""
+"""Notes of a release: the first section of CHANGELOG.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def notes(changelog: str) -> str:
-    """The first section, its heading included.
+    """Return the first section with its heading.
 
     Raises:
         ValueError: the changelog has no section.

@@ -1,4 +1,4 @@
-"""A README as an index shows it: without a repository around it, a relative link leads nowhere."""
+"""README as a package index shows it: relative links do not work there and are removed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def for_index(text: str) -> str:
-    """The text with each relative link as its words alone, and without pictures of the repository."""
+    """Replace each relative link by its text, and remove pictures of the repository."""
     return _outside_blocks(text, lambda part: LINK.sub(lambda match: "" if match[1] else match[2], part))
 
 
 def relative_links(text: str) -> list[str]:
-    """Targets of relative links and pictures."""
+    """Return the targets of relative links and pictures."""
     outside = FENCE.sub("", text)
     return [match[3] for match in LINK.finditer(outside)]
 

@@ -1,4 +1,4 @@
-"""Installs one distribution's wheel alone, in a new environment, and runs what can be run from there."""
+"""Trial of one wheel: it is installed in a new environment, and its sizing tier runs there."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from pathlib import Path
 from .distributions import ROOT, Distribution, siblings
 
 LIGHT = ("draftmark", "draftmark-contract")
-"""Distributions whose requirements bring no torch; of the others the wheel alone is installed, without its own."""
+"""Distributions without torch among their requirements. The other wheels are installed without their requirements."""
 JUDGES = ("draftmark", "draftmark-contract[proof]")
 
 
 def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
-    """What was installed and run, in a line.
+    """Install and run one distribution; return a line with what was run.
 
     Args:
-        dist: where the wheels lie.
-        folder: of the new environment.
+        one: the distribution.
+        dist: folder of the wheels.
+        folder: folder of the new environment.
         sample: cases of each check of the sizing tier; 0 for all.
 
     Raises:
-        RuntimeError: an install or a run failed; the message has its output.
+        RuntimeError: an installation or a run failed; the message has its output.
     """
     python = _environment(folder)
     if one.name in LIGHT:
@@ -34,17 +35,17 @@ def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
     package = next(path.parent.name for path in one.folder.glob("src/*/py.typed"))
     _run(python, "-c", f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)")
     if not one.backends:
-        return f"{one.name}: installed alone"
+        return f"{one.name}: installed without other packages"
     _install(python, dist, list(JUDGES))
-    # Whose code it runs: what it claims, it serves with them.
-    beside = sorted(siblings(one) - set(LIGHT))
-    for name in beside:
+    # Other draftmark distributions that the plugin runs code of; the sizing tier needs them.
+    others = sorted(siblings(one) - set(LIGHT))
+    for name in others:
         _install(python, dist, [str(_wheel(dist, name))], "--no-deps")
     for name in one.backends:
         _run(python, "-m", "draftmark.cli", "contract", name, "--tier", "sizing", "--sample", str(sample))
-    said = f"{sample} cases of each check" if sample else "all cases"
-    judged = " with ".join([", ".join(one.backends), *beside])
-    return f"{one.name}: installed alone; sizing tier of {judged}, {said}: passed"
+    cases = f"{sample} cases of each check" if sample else "all cases"
+    judged = " with ".join([", ".join(one.backends), *others])
+    return f"{one.name}: installed without other packages; sizing tier of {judged}, {cases}: passed"
 
 
 def _wheel(dist: Path, name: str) -> Path:
@@ -57,9 +58,9 @@ def _environment(folder: Path) -> Path:
 
 
 def _install(python: Path, dist: Path, wanted: list[str], *options: str) -> None:
-    """From the built files; only what is not ours comes from an index, in the versions that were tested together.
+    """Install from the built files; other packages come from an index, in the versions that were tested together.
 
-    By this environment's pip: one in each new environment takes longer to unpack than all that is installed there.
+    It uses this environment's pip, because unpacking a pip into each new environment takes longer.
     """
     known = ("--find-links", str(dist), "--constraint", str(ROOT / "constraints.txt"))
     pip = ("-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check", "install")
@@ -78,9 +79,9 @@ def _run(python: Path, *words: str) -> None:
 
 
 def tool(*words: str) -> None:
-    """A tool of the environment that this runs in, as ``python -m``.
+    """Run a tool of this environment as ``python -m``.
 
     Raises:
-        RuntimeError: it failed; the message has its output.
+        RuntimeError: the tool failed; the message has its output.
     """
     _run(Path(sys.executable), *words)

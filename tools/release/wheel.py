@@ -1,4 +1,4 @@
-"""Builds one distribution from a copy, and looks into the wheel that comes out."""
+"""Build of one distribution from a copy, and checks of its wheel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOT_COPIED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__"
 
 
 def build(one: Distribution, scratch: Path, dist: Path) -> list[Path]:
-    """Its wheel and its sdist in `dist`, built from a copy whose README an index can show.
+    """Build a wheel and an sdist into `dist`, from a copy with a README for package indexes.
 
     Raises:
-        RuntimeError: the build failed; the message is its output.
+        RuntimeError: the build failed; the message has its output.
     """
     copy = shutil.copytree(one.folder, scratch / one.name, ignore=NOT_COPIED)
     readme = copy / one.project["readme"]
@@ -33,20 +33,19 @@ def build(one: Distribution, scratch: Path, dist: Path) -> list[Path]:
 
 
 def faults(wheel: Path) -> list[str]:
-    """One sentence for each thing that a published wheel must have and this one lacks."""
+    """Return one sentence for each fault of a wheel that is to be published."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         [path] = [name for name in names if name.endswith(".dist-info/METADATA")]
-        told = email.message_from_bytes(archive.read(path))
+        metadata = email.message_from_bytes(archive.read(path))
     found = []
     if not any(".dist-info/licenses/LICENSE" in name for name in names):
         found.append("no licence")
     if not any(name.endswith("/py.typed") for name in names):
         found.append("no py.typed")
     for field in ("Classifier", "Project-URL", "Requires-Python", "License-Expression"):
-        if not told.get_all(field):
+        if not metadata.get_all(field):
             found.append(f"no {field}")
-    found += [
-        f"a link in its README that is dead on an index: {link}" for link in relative_links(str(told.get_payload()))
-    ]
+    links = relative_links(str(metadata.get_payload()))
+    found += [f"a link in its README that does not work on an index: {link}" for link in links]
     return [f"{wheel.name} has {fault}" for fault in found]
