@@ -94,16 +94,16 @@ def test_extend_lists_the_row_tiles_of_each_request(opened, rows):
     made, backend, arena, buffers = opened(TARGET_MODES, (1, 1, 1), page_size=16)
     prefix = [7, 64, 130, 20, 0][: len(rows)]
     buffers.prefix_lens[: len(rows)] = torch.tensor(prefix)
-    batch = ragged(made, buffers.prefix_lens[: len(rows)], buffers.page_table[: len(rows)], rows, Unknown(5, 300), 5)
+    batch = ragged(
+        made, buffers.prefix_lens[: len(rows)], buffers.page_table[: len(rows)], rows, Unknown(len(rows), 300)
+    )
     arena.poison()
     backend.write_metadata(batch)
     height = INTERPRETED_ROWS // made.attention.group_size  # rows of cuda_triton's tiles in the interpreter
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in range(-(-n // height))]
     wanted.sort(key=lambda one: (-prefix[one[0]] - (one[1] + 1) * height, one[0]))
-    header, tiles = (
-        arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist(),
-        arena["row_tiles"][forms.SCHEDULE_HEADER_ROWS :],
-    )
+    header = arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist()
+    tiles = arena["row_tiles"][forms.SCHEDULE_HEADER_ROWS :]
     assert header == [[0, len(wanted)], [made.attention.num_kv_heads, 0]]
     assert tiles[: len(wanted)].tolist() == wanted
     at = [(r, n) for r, count in enumerate(rows) for n in range(prefix[r], prefix[r] + count)]
