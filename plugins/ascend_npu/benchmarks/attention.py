@@ -1,8 +1,8 @@
-"""Microseconds of one layer's attention on an Ascend NPU, eagerly and in a replayed graph. Refuses to run elsewhere.
+"""Benchmark of one layer's attention on an Ascend NPU in µs, eager and in a replayed graph. Needs hardware.
 
     python plugins/ascend_npu/benchmarks/attention.py --json attention-npu.json
 
-Nothing was ever measured with it: no NPU was at hand.
+It has never measured anything, because no NPU was available.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CASES = {
     "verify16-64x8192": (Mode.VERIFY, 64, 8192, DraftShape(4, 1, 16)),
     "verify16-8x32768": (Mode.VERIFY, 8, 32768, DraftShape(4, 1, 16)),
 }
-"""Mode, requests, committed tokens of each, draft shape."""
+"""Name: mode, requests, committed tokens of each request, draft shape."""
 REPEATS = 100
 
 
 def measure(mode: Mode, reqs: int, length: int, draft: DraftShape) -> dict[str, float]:
-    """Median microseconds of `attend`, and of a replay that holds `write_metadata` and `attend`."""
+    """Return median microseconds of `attend`, and of a replay of `write_metadata` and `attend`."""
     import torch
 
     from draftmark.batch import BatchBuffers
@@ -72,7 +72,7 @@ def measure(mode: Mode, reqs: int, length: int, draft: DraftShape) -> dict[str, 
 
 
 def timed(call) -> float:  # type: ignore[no-untyped-def]
-    """Median over `REPEATS`, each between two events."""
+    """Return the median microseconds of `REPEATS` calls, each measured between two events."""
     import torch
 
     found = []
@@ -89,7 +89,7 @@ def timed(call) -> float:  # type: ignore[no-untyped-def]
 
 
 def main() -> int:
-    """Measure every case; write them with the device's name."""
+    """Measure every case and write the results with the device's name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build the emulator with g++ alone:  PYTHON=python3 ./build.sh [folder]
-# KEEP=1 keeps the objects and compiles only what changed; touch what includes a changed header.
-# PYTHON is an environment with torch and torch-npu; neither is imported through the vendor's libraries.
+# Build the emulator with g++:  PYTHON=python3 ./build.sh [folder]
+# KEEP=1 keeps the objects and compiles only changed sources; touch the sources that include a changed header.
+# PYTHON is an environment with torch and torch-npu. The build imports neither of them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(mkdir -p "${1:-$here/build}" && cd "${1:-$here/build}" && pwd)
@@ -27,13 +27,13 @@ export -f compile; export out here
 flags_text=$(printf '%q ' "${flags[@]}") && export flags_text
 xargs -0 -P "$(nproc)" -I{} bash -c 'eval "flags=($flags_text)"; compile {}' < "$out/objects/sources"
 
-link() {  # link NAME OBJECTS… : one shared library beside the others
+link() {  # link NAME OBJECTS… : link one shared library in the output folder
     local name=$1; shift
     g++ -shared -o "$out/$name" -Wl,-soname,"$name" -Wl,-rpath,'$ORIGIN' -Wl,--no-as-needed "$@"
 }
 objects() { for source in "$here/$1"/*.cpp; do echo "$out/objects/$(basename "$source" .cpp).o"; done; }
 
-# Whatever the wheel wants and nobody here defines becomes a function that aborts with its own name.
+# A function that the wheel needs and the emulator lacks becomes a function that aborts with its own name.
 mapfile -t runtime < <(objects runtime)
 nm --defined-only "${runtime[@]}" | awk 'NF == 3 { print $3 }' | sort -u > "$out/objects/defined"
 for library in "$wheel"/lib/lib*.so "$wheel"/_C*.so; do nm -D --undefined-only "$library"; done |
@@ -54,8 +54,8 @@ mapfile -t operators < <(objects operators)
 link libopapi.so "${operators[@]}" -L"$out" -lascendcl -L"$torch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$torch/lib"
 link libnnopbase.so -L"$out" -lopapi
 
-# The same libraries with functions hidden, for tests of what must happen without them. A folder of these goes before the
-# others in LD_LIBRARY_PATH.
+# Variants of the libraries with functions hidden, for tests of the plugin without them. A variant's folder goes first in
+# LD_LIBRARY_PATH.
 without() {  # without FOLDER LIBRARY 'SYMBOLS;' LINK…
     local folder=$out/variants/$1 library=$2 symbols=$3; shift 3
     mkdir -p "$folder"
@@ -68,12 +68,12 @@ without unmarked libascendcl.so 'draftmarkEmulatorVersion;' "${from_runtime[@]}"
 without no-v3 libopapi.so 'aclnnFusedInferAttentionScoreV3*;' "${operators[@]}" -L"$out" -lascendcl -L"$torch/lib" -ltorch_cpu -lc10 \
     -Wl,-rpath,"$out" -Wl,-rpath,"$torch/lib"
 
-# The folders that torch_npu looks for, and, as in an installation of the vendor's, a script that says where they are.
+# Folders that torch_npu searches, and a script that sets their paths, as in an installation of CANN.
 mkdir -p "$out/opp" "$out/runtime" "$out/compiler"
 cat > "$out/set_env.sh" <<END
 export ASCEND_HOME_PATH=$out ASCEND_OPP_PATH=$out/opp LD_LIBRARY_PATH=$out\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
-export TORCH_DEVICE_BACKEND_AUTOLOAD=0  # torch alone must import where torch_npu does not
-export ASCEND_GLOBAL_LOG_LEVEL=2        # warnings tell the emulator which operator torch_npu did not find
+export TORCH_DEVICE_BACKEND_AUTOLOAD=0  # keep torch from importing torch_npu by itself
+export ASCEND_GLOBAL_LOG_LEVEL=2        # with warnings the emulator learns which operator torch_npu did not find
 END
 [ -n "${KEEP:-}" ] || rm -rf "$out/objects"
 echo "built in $out"

@@ -1,4 +1,4 @@
-"""Geometries that an NPU serves, for tests to run over."""
+"""Geometries that an NPU serves, as parameters of tests."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
 
 
 def geometries() -> dict[str, Geometry]:
-    """What the suite lacks, or has in fewer modes: wide trees at the wall, overlap, a KV head to each query head."""
+    """Return geometries that the contract's cases lack: wide trees at the context limit, overlap, and MHA."""
     fp16 = AttentionShape(16, 2, 128, 128, "float16", "float16", softmax_scale=0.05)
-    # The tail of a request at the wall begins a page of its own: sglang#22778.
+    # At the context limit a request's tail begins a new page: sglang#22778.
     wall = Limits(max_num_reqs=3, max_context_len=256, max_extend_tokens=32, capture_batch_sizes=(2, 4))
     wide = DraftShape(topk=8, num_steps=3, num_draft_tokens=35)
     behind = replace(wall, overlap=True)

@@ -1,4 +1,4 @@
-"""Where the tests run: on whatever NPU the library path gives, or, for those that need none, on the CPU."""
+"""Fixtures and skips: device tests run on the NPU that the library path provides, the other tests run on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for ascend_shapes, which tests parametrise over
+sys.path.insert(0, str(Path(__file__).parent))  # for ascend_shapes, which parametrises tests
 HAS_NPU = EMULATED = False
 if importlib.util.find_spec("torch_npu") is not None:
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
@@ -21,23 +21,23 @@ if importlib.util.find_spec("torch_npu") is not None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Device tests need torch_npu and a runtime; those about the emulator itself need the emulator."""
+    """Skip device tests without torch_npu and a runtime, and tests of the emulator on hardware."""
     for item in items:
         if item.get_closest_marker("device") and not HAS_NPU and "ascend_npu" in str(item.path):
-            item.add_marker(pytest.mark.skip(reason="torch_npu or a runtime is not here: make test-npu"))
+            item.add_marker(pytest.mark.skip(reason="needs torch_npu and a runtime: make npu"))
         elif "emulated" in getattr(item, "fixturenames", ()) and HAS_NPU and not EMULATED:
-            item.add_marker(pytest.mark.skip(reason="about the emulator, and this is hardware"))
+            item.add_marker(pytest.mark.skip(reason="tests the emulator, and this is hardware"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Every result says where it was made."""
+    """Print the device of the test run."""
     if HAS_NPU:
         terminalreporter.write_line(f"device of the NPU tests: {stamp()}")
 
 
 @pytest.fixture(autouse=True)
 def on_npu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """torch_npu for device tests; on the emulator no byte around any allocation may have changed afterwards."""
+    """Import torch_npu for a device test; on the emulator check that no allocation was written past its end."""
     if request.node.get_closest_marker("device") is None:
         yield
         return
@@ -52,12 +52,12 @@ def on_npu(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def emulated() -> None:
-    """Asked for by tests that only make sense on the emulator."""
+    """Mark a test that needs the emulator."""
 
 
 @pytest.fixture
 def subject():
-    """The plugin on the NPU, as the contract's checks see it."""
+    """Return the plugin on the NPU as the subject of the contract's checks."""
     from draftmark.registry import load
     from draftmark_contract.backend_under_test import BackendUnderTest
     from draftmark_contract.check import Tier
@@ -66,8 +66,8 @@ def subject():
 
 
 @pytest.fixture
-def in_process_of_its_own() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a program in a fresh process: after an asynchronous failure torch_npu drops later work without a word."""
+def run_in_new_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a program in a new process: after an asynchronous error torch_npu drops work."""
 
     def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         own = {"PYTHONPATH": str(Path(__file__).parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

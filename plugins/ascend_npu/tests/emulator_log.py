@@ -1,4 +1,4 @@
-"""The emulator's call log, taken at the C boundary, after torch_npu's own wrapper."""
+"""Call log of the emulator, recorded at the C boundary below torch_npu."""
 
 import ctypes
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ def _runtime():
 
 @contextmanager
 def calls():
-    """A list that holds, afterwards, what the runtime was asked inside."""
+    """Yield a list; after the block it has the runtime calls made in the block."""
     import torch
 
     runtime, found = _runtime(), []
@@ -27,5 +27,5 @@ def calls():
 
 
 def broken_fence() -> str:
-    """Which device allocation was written past its end; empty for none."""
+    """Return the device allocation that was written past its end; an empty string if there is none."""
     return _runtime().emulatorBrokenFence().decode()

@@ -1,5 +1,4 @@
-"""What the plugin does on runtimes that lack a function, on other products, and with its switches: on variants of the
-emulator."""
+"""Tests on variants of the emulator: runtimes without a function, other products, and the plugin's switches."""
 
 import os
 from pathlib import Path
@@ -27,30 +26,30 @@ print("wrong", wrong)
 
 
 def variant(name):
-    """A library path on which some of the emulator's functions are hidden."""
+    """Return a library path with a variant of the emulator that hides some functions."""
     home = Path(os.environ["ASCEND_HOME_PATH"])
-    assert (home / "variants" / name).is_dir(), "build.sh makes the variants"
+    assert (home / "variants" / name).is_dir(), f"no variant {name}; run emulator/build.sh"
     return f"{home / 'variants' / name}:{os.environ['LD_LIBRARY_PATH']}"
 
 
-def test_without_external_events_no_graph_is_opened(in_process_of_its_own):
-    """Without the guard, replays run with another round's lengths and nobody says so."""
+def test_without_external_events_graphs_are_refused(run_in_new_process):
+    """A runtime without external events is refused; with the guard removed, replays use wrong lengths silently."""
     path = variant("no-external-events")
-    guarded = in_process_of_its_own(START + REPLAYS.format(change=""), LD_LIBRARY_PATH=path)
+    guarded = run_in_new_process(START + REPLAYS.format(change=""), LD_LIBRARY_PATH=path)
     assert guarded.returncode != 0 and "lacks aclrtValueWait or aclrtValueWrite" in guarded.stderr
     assert "run without graphs" in guarded.stderr
     change = "graph.require_graphs = lambda: None"
-    silent = in_process_of_its_own(START + REPLAYS.format(change=change), LD_LIBRARY_PATH=path)
+    silent = run_in_new_process(START + REPLAYS.format(change=change), LD_LIBRARY_PATH=path)
     assert "wrong" in silent.stdout and "wrong 0" not in silent.stdout, silent.stderr[-2000:]
-    whole = in_process_of_its_own(START + REPLAYS.format(change=""))
+    whole = run_in_new_process(START + REPLAYS.format(change=""))
     assert "wrong 0" in whole.stdout, whole.stderr[-2000:]
 
 
-def test_an_emulator_without_its_mark_is_no_hardware(in_process_of_its_own):
-    """It names a 910B3 and lacks a driver."""
+def test_emulator_without_its_mark_is_not_hardware(run_in_new_process):
+    """An emulator that hides its mark reports a 910B3, but it has no driver and is not hardware."""
     program = "from draftmark_ascend_npu.device import machine; print(machine().stamp(), machine().hardware)"
-    done = in_process_of_its_own(START + program, LD_LIBRARY_PATH=variant("unmarked"))
-    assert "the runtime names Ascend910B3, but there is no driver version" in done.stdout, done.stderr[-2000:]
+    done = run_in_new_process(START + program, LD_LIBRARY_PATH=variant("unmarked"))
+    assert "the runtime reports Ascend910B3, but there is no driver version" in done.stdout, done.stderr[-2000:]
     assert done.stdout.strip().endswith("False")
 
 
@@ -65,9 +64,9 @@ load("ascend_npu").open(geometries()["target"], "npu")
     ("setting", "words"),
     [({"DRAFTMARK_NPU_SOC": "Ascend310P3"}, "neither an A2"), ({"DRAFTMARK_NPU_CANN": "8.3.RC1"}, "older than 8.5.0")],
 )
-def test_other_products_and_old_versions_are_refused_at_open(in_process_of_its_own, setting, words):
-    """By what torch_npu says of the device and of CANN."""
-    done = in_process_of_its_own(START + OPEN, **setting)
+def test_other_products_and_old_cann_are_refused(run_in_new_process, setting, words):
+    """Opening a backend raises for another product and for an old CANN."""
+    done = run_in_new_process(START + OPEN, **setting)
     assert done.returncode != 0 and words in done.stderr, done.stderr[-2000:]
 
 
@@ -102,12 +101,12 @@ print("used", used)
         ("no-v3", {}, "aclnnFusedInferAttentionScoreV4"),
         (None, {"DRAFTMARK_ASCEND_FUSED": "v2"}, "aclnnFusedInferAttentionScoreV4"),
     ],
-    ids=["V3", "V3 is gone", "asked for"],
+    ids=["V3", "V3 is gone", "switch"],
 )
-def test_the_second_entry_point_serves_where_the_first_is_gone(in_process_of_its_own, variant_name, switch, used):
-    """CANN announces the end of V3: forwards, trees and replays are right through V4 as well."""
+def test_second_entry_point_serves_without_v3(run_in_new_process, variant_name, switch, used):
+    """Forwards, trees and replays are right through V4 if CANN has no V3 or the switch selects v2."""
     path = {"LD_LIBRARY_PATH": variant(variant_name)} if variant_name else {}
-    done = in_process_of_its_own(START + FORWARD, **path, **switch)
+    done = run_in_new_process(START + FORWARD, **path, **switch)
     assert f"used ['{used}']" in done.stdout, done.stderr[-3000:]
 
 
@@ -125,7 +124,7 @@ print("waits", sum(line.startswith("aclrtSynchronizeStream") for line in before)
 
 
 @pytest.mark.parametrize(("value", "count"), [("0", 0), ("1", 1)])
-def test_a_replay_waits_on_the_host_only_when_it_is_told_to(in_process_of_its_own, value, count):
-    """The switch that tells a race from a wrong rule."""
-    done = in_process_of_its_own(START + WAITS, DRAFTMARK_ASCEND_HOST_WAIT=value)
+def test_replay_waits_on_the_host_only_with_the_switch(run_in_new_process, value, count):
+    """A replay synchronises the stream on the host only with DRAFTMARK_ASCEND_HOST_WAIT=1."""
+    done = run_in_new_process(START + WAITS, DRAFTMARK_ASCEND_HOST_WAIT=value)
     assert f"waits {count}" in done.stdout, done.stderr[-2000:]

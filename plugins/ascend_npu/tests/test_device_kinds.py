@@ -1,5 +1,4 @@
-"""What is hardware, which hardware is served, and what a graph needs: told by the driver, the versions and the
-symbols."""
+"""Tests of hardware detection, of supported devices, and of a driver's and runtime's fitness for graphs."""
 
 import pytest
 
@@ -10,8 +9,8 @@ from draftmark_ascend_npu.device import EMULATED, Machine, driver_version, older
 REAL = Machine("Ascend910B3", "9.1.0", "25.2.0", files=8)
 
 
-def test_hardware_is_what_a_driver_answers_for():
-    """Name, driver and device files together; the stamp and the record say them."""
+def test_hardware_has_name_driver_and_device_files():
+    """A machine with all three is hardware, and its stamp and record have them."""
     assert REAL.hardware and REAL.stamp() == "Ascend910B3, driver 25.2.0, CANN 9.1.0"
     assert REAL.record()["hardware"] is True and REAL.record()["driver"] == "25.2.0"
 
@@ -20,18 +19,18 @@ def test_hardware_is_what_a_driver_answers_for():
     ("machine", "words"),
     [
         (Machine("Ascend910B3", "9.1.0"), "no driver version and no device file"),
-        (Machine("Ascend910B3", "9.1.0", "25.2.0"), "no device file behind"),
-        (Machine("Ascend910B3", "9.1.0", files=1), "no driver version behind"),
+        (Machine("Ascend910B3", "9.1.0", "25.2.0"), "no device file"),
+        (Machine("Ascend910B3", "9.1.0", files=1), "no driver version"),
         (Machine("Ascend910B3", "9.1.0", "25.2.0", emulated=True, files=8), EMULATED),
         (Machine(), "torch_npu sees none"),
         (Machine(runtime=False), "libascendcl.so is not found"),
     ],
 )
-def test_a_name_alone_is_no_hardware(machine, words, monkeypatch):
-    """An emulator that calls itself by a device's name is none; benchmarks refuse there."""
+def test_device_name_is_not_enough_for_hardware(machine, words, monkeypatch):
+    """A machine without driver or device files, or an emulator, is not hardware, and benchmarks refuse to run."""
     assert not machine.hardware and words in machine.stamp()
     monkeypatch.setattr(device, "machine", lambda: machine)
-    with pytest.raises(RuntimeError, match="a benchmark means nothing here"):
+    with pytest.raises(RuntimeError, match="a benchmark needs hardware"):
         device.require_hardware("a benchmark")
 
 
@@ -48,8 +47,8 @@ def test_a_name_alone_is_no_hardware(machine, words, monkeypatch):
         ("Ascend910B3", "8.5.0.alpha001", "CANN 8.5.0.alpha001 is older than 8.5.0"),
     ],
 )
-def test_products_and_versions_outside_the_rules_are_refused(product, cann, words, monkeypatch):
-    """A2 and A3 with CANN 8.5.0 or later; what cannot be asked forbids nothing."""
+def test_unsupported_products_and_versions_are_refused(product, cann, words, monkeypatch):
+    """Only A2 and A3 with CANN 8.5.0 or later are accepted; an unknown version is accepted."""
     monkeypatch.setattr(device, "machine", lambda: Machine(product, cann, "25.2.0", files=1))
     if words is None:
         device.require_served()
@@ -58,8 +57,8 @@ def test_products_and_versions_outside_the_rules_are_refused(product, cann, word
         device.require_served()
 
 
-def test_a_driver_without_task_updates_opens_no_graphs(monkeypatch):
-    """It says which version does; eager forwards are not forbidden."""
+def test_driver_without_task_updates_refuses_graphs(monkeypatch):
+    """An old driver is refused for graphs with the needed version, but not for eager forwards."""
     monkeypatch.setattr(capability, "has_external_events", lambda: True)
     monkeypatch.setattr(device, "machine", lambda: Machine("Ascend910B3", "9.1.0", "24.1.rc3", files=1))
     device.require_served()
@@ -82,13 +81,13 @@ def test_a_driver_without_task_updates_opens_no_graphs(monkeypatch):
         ("10.0.0", "9.1.0", False),
     ],
 )
-def test_versions_compare_as_their_makers_mean_them(version, least, answer):
-    """Candidates come before the release, and ten behind nine."""
+def test_versions_compare_in_release_order(version, least, answer):
+    """Candidates come before their release, and 10 after 9."""
     assert older(version, least) is answer
 
 
-def test_the_driver_is_found_where_it_was_installed(tmp_path, monkeypatch):
-    """By the installer's note, else in the usual folder; else npu-smi is asked."""
+def test_driver_version_is_found(tmp_path, monkeypatch):
+    """The version comes from the installer's folder, else from the usual folder, else from npu-smi."""
     usual = tmp_path / "usr/local/Ascend/driver"
     usual.mkdir(parents=True)
     (usual / "version.info").write_text("Version=25.0.rc1\nascendhal_version=7.35\n")
@@ -108,17 +107,17 @@ def test_the_driver_is_found_where_it_was_installed(tmp_path, monkeypatch):
 
 
 def test_device_files_are_counted(tmp_path):
-    """Of devices, not of their manager."""
+    """Only device files count, not the manager's file."""
     for name in ("davinci0", "davinci7", "davinci_manager", "hisi_hdc"):
         (tmp_path / name).touch()
     assert device.device_files(tmp_path) == 2
 
 
-@pytest.mark.parametrize(("name", "ask"), [(switches.HOST_WAIT, switches.host_wait), (switches.FUSED, switches.fused)])
-def test_a_switch_with_another_value_is_an_error(name, ask, monkeypatch):
-    """A typing mistake must not look like a default."""
+@pytest.mark.parametrize(("name", "read"), [(switches.HOST_WAIT, switches.host_wait), (switches.FUSED, switches.fused)])
+def test_unknown_switch_value_raises(name, read, monkeypatch):
+    """An unknown value of a switch raises, and an unset switch has its default."""
     monkeypatch.setenv(name, "yes")
     with pytest.raises(BackendError, match=f"{name} is 'yes'"):
-        ask()
+        read()
     monkeypatch.delenv(name)
-    assert not ask()
+    assert not read()

@@ -1,4 +1,4 @@
-"""The emulator is unforgiving: what a device would punish late, or never, it names at once."""
+"""Tests of the emulator: it reports at once the mistakes that a device would report late or never."""
 
 import pytest
 
@@ -7,11 +7,11 @@ START = "import torch, torch_npu\n"
 
 
 @pytest.fixture
-def fails(in_process_of_its_own):
-    """Runs a program that must not end well; returns what it said."""
+def fails(run_in_new_process):
+    """Return a function that runs a program which must fail, and returns its stderr."""
 
     def run(program, **environment):
-        done = in_process_of_its_own(START + program, **environment)
+        done = run_in_new_process(START + program, **environment)
         assert done.returncode != 0, done.stdout
         return done.stderr
 
@@ -40,38 +40,38 @@ torch.npu.synchronize()
     ],
     ids=["item", "blocking copy", "pageable copy", "device sync"],
 )
-def test_what_no_capture_may_contain_is_refused(fails, step, words):
-    """Host reads, blocking copies and asynchronous copies of pageable memory, each by name."""
+def test_capture_refuses_host_reads_and_blocking_copies(fails, step, words):
+    """The emulator names host reads, blocking copies and asynchronous copies of pageable memory in a capture."""
     assert words in fails(CAPTURE + f"capture(lambda: {step})")
 
 
-def test_what_a_capture_may_contain_is_replayed(in_process_of_its_own):
-    """Operators and pinned copies: nothing runs at capture, everything at replay."""
+def test_captured_operators_and_pinned_copies_replay(run_in_new_process):
+    """Operators and pinned copies do not run at capture and do run at replay."""
     program = CAPTURE + (
         "def step():\n    x.copy_(pinned, non_blocking=True); x.add_(1)\n"
         "x.zero_()\ngraph = capture(step)\nprint(x.tolist())\npinned.fill_(4)\ngraph.replay()\nprint(x.tolist())"
     )
-    done = in_process_of_its_own(START + program)
+    done = run_in_new_process(START + program)
     assert done.stdout.splitlines()[-2:] == ["[0.0, 0.0, 0.0, 0.0]", "[5.0, 5.0, 5.0, 5.0]"], done.stderr[-2000:]
 
 
-def test_fresh_device_memory_is_poison(in_process_of_its_own):
-    """All ones: NaN in every float, -1 in every signed integer."""
-    done = in_process_of_its_own(
+def test_new_device_memory_is_poisoned(run_in_new_process):
+    """New memory has all bits set: NaN as a float, -1 as a signed integer."""
+    done = run_in_new_process(
         START + "print(torch.empty(8 << 20, device='npu')[-1].item(), "
         "torch.empty(8 << 20, dtype=torch.int64, device='npu')[-1].item())"
     )
     assert done.stdout.splitlines()[-1] == "nan -1", done.stderr[-2000:]
 
 
-def test_an_index_out_of_range_is_an_error_that_names_the_operator(fails):
-    """On a device it would read foreign memory."""
+def test_index_out_of_range_is_reported(fails):
+    """An index out of range is an error that names the operator; a device would read other memory."""
     program = "x = torch.ones(4, device='npu'); print(x[torch.tensor([7], device='npu')].cpu())"
-    assert "aclnnIndex" in (said := fails(program)) and "7" in said
+    assert "aclnnIndex" in (stderr := fails(program)) and "7" in stderr
 
 
-def test_memory_past_an_allocation_is_refused(fails):
-    """A view that reaches past the memory behind it is rejected when the operator is prepared."""
+def test_freed_memory_is_refused(fails):
+    """An operator on a view of freed memory is rejected when it is prepared."""
     program = (
         "x = torch.empty(8 << 20, device='npu', dtype=torch.uint8)\n"
         "base = torch_npu._C._weak_ref_tensor(x)\n"
@@ -81,9 +81,10 @@ def test_memory_past_an_allocation_is_refused(fails):
     assert "are not in device memory (freed, or of the host)" in fails(program)
 
 
-def test_a_function_that_is_not_emulated_aborts_with_its_name(fails):
-    """Nothing silently succeeds: neither the runtime's functions nor operators."""
-    assert "linalg_svd" in (said := fails("torch.linalg.svd(torch.ones(3, 3, device='npu'))")) or "not emulated" in said
+def test_missing_functions_abort_with_their_names(fails):
+    """An operator or runtime function that the emulator lacks is an error, never a silent success."""
+    stderr = fails("torch.linalg.svd(torch.ones(3, 3, device='npu'))")
+    assert "linalg_svd" in stderr or "not emulated" in stderr
     timed = (
         "a, b = (torch.npu.Event(enable_timing=True) for _ in range(2))\n"
         "a.record(); b.record(); torch.npu.synchronize(); a.elapsed_time(b)"
@@ -91,8 +92,8 @@ def test_a_function_that_is_not_emulated_aborts_with_its_name(fails):
     assert "the emulator has no clock" in fails(timed)
 
 
-def test_a_wait_for_an_event_of_another_stream_is_kept(in_process_of_its_own):
-    """With a wait the reader is right under every schedule; without one it is wrong under some."""
+def test_stream_waits_are_kept(run_in_new_process):
+    """With a wait on the other stream every schedule reads the right value; without it some schedules do not."""
     program = (
         "import sys\n"
         "side, x, wrong = torch.npu.Stream(), torch.zeros(4, device='npu'), 0\n"
@@ -107,14 +108,14 @@ def test_a_wait_for_an_event_of_another_stream_is_kept(in_process_of_its_own):
     )
     wait = "torch.npu.current_stream().wait_stream(side)"
     for seed in ("1", "2"):
-        kept = in_process_of_its_own(START + program.format(wait=wait), DRAFTMARK_NPU_SEED=seed)
+        kept = run_in_new_process(START + program.format(wait=wait), DRAFTMARK_NPU_SEED=seed)
         assert "wrong 0" in kept.stdout, kept.stderr[-2000:]
-        dropped = in_process_of_its_own(START + program.format(wait="pass"), DRAFTMARK_NPU_SEED=seed)
+        dropped = run_in_new_process(START + program.format(wait="pass"), DRAFTMARK_NPU_SEED=seed)
         assert "wrong" in dropped.stdout and "wrong 0" not in dropped.stdout, dropped.stderr[-2000:]
 
 
-def test_the_schedule_is_the_seeds(in_process_of_its_own):
-    """One seed, one schedule: the same program is wrong in the same rounds every time."""
+def test_schedule_depends_only_on_the_seed(run_in_new_process):
+    """Two runs with one seed read the same values in the same rounds."""
     program = (
         "side, x, seen = torch.npu.Stream(), torch.zeros(4, device='npu'), []\n"
         "torch.npu.synchronize()\n"
@@ -126,14 +127,14 @@ def test_the_schedule_is_the_seeds(in_process_of_its_own):
         "print(seen)"
     )
     environment = {"DRAFTMARK_NPU_SEED": "5", "TASK_QUEUE_ENABLE": "0"}
-    first, second = (in_process_of_its_own(START + program, **environment).stdout for _ in range(2))
+    first, second = (run_in_new_process(START + program, **environment).stdout for _ in range(2))
     assert first == second and "[" in first
 
 
-def test_results_say_that_they_are_emulated():
-    """And what measures time refuses to run."""
+def test_results_are_marked_as_emulated():
+    """The stamp names the emulator, and benchmarks refuse to run."""
     from draftmark_ascend_npu.device import EMULATED, require_hardware, stamp
 
     assert stamp() == EMULATED == "emulated, not hardware"
-    with pytest.raises(RuntimeError, match="means nothing here"):
+    with pytest.raises(RuntimeError, match="needs hardware"):
         require_hardware("a benchmark")

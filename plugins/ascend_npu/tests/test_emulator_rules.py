@@ -1,4 +1,4 @@
-"""The emulator refuses what a 910B refuses, and takes what it takes, where the two were known to differ."""
+"""Tests of cases in which the emulator used to differ from a 910B: it refuses and accepts what a 910B does."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def library():
 
 
 def packed(library, heads=4, kv_heads=2, dim=128, rows=(2, 3), keys=(9, 4), block=BLOCK, causal=False, by_head=False):
-    """One call in TND over pages of one; returns out and lse."""
+    """Call the operator in TND over pages and return its output and log-sum-exp."""
     q = torch.randn(rows[-1], heads, dim).half().npu()
     shape = (4, kv_heads, block, dim) if by_head else (4, block, kv_heads * dim)
     k, v = (torch.randn(shape).half().npu() for _ in range(2))
@@ -38,8 +38,8 @@ def packed(library, heads=4, kv_heads=2, dim=128, rows=(2, 3), keys=(9, 4), bloc
         ({"causal": True, "keys": (1, 4)}, "1 keys for 2 rows"),
     ],
 )
-def test_what_cann_refuses_in_tnd_is_refused(library, change, words):
-    """Head sizes, page sizes, and rows that the triangle would leave without keys."""
+def test_tnd_refuses_what_cann_refuses(library, change, words):
+    """Unsupported head sizes and page sizes, and causal rows without keys, raise."""
     with pytest.raises(RuntimeError, match=words):
         packed(library, **change)
 
@@ -56,21 +56,21 @@ def test_what_cann_refuses_in_tnd_is_refused(library, change, words):
         {"by_head": True},
     ],
 )
-def test_what_cann_takes_in_tnd_is_taken(library, change):
-    """Heads of SmolLM2, own KV heads, small pages, and pages by head."""
+def test_tnd_accepts_what_cann_accepts(library, change):
+    """SmolLM2's heads, MHA, small pages, and pages with heads first run and give finite results."""
     out, lse = packed(library, **change)
     assert out.isfinite().all() and lse.isfinite().all()
 
 
 def test_rows_without_keys_are_zero(library):
-    """Output 0, log-sum-exp +inf, as CANN's packed kernel leaves them; other requests are as they were."""
+    """A request without keys has output 0 and log-sum-exp +inf, as with CANN's kernel; other requests are unchanged."""
     out, lse = packed(library, keys=(9, 0))
     assert (out[2:] == 0).all() and (lse[2:] == torch.inf).all() and lse[:2].isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 3, 5), (2, 3, 5), (2, 1, 3, 5), (1, 1, 3, 5), (2, 1, 8, 32)])
-def test_a_dense_mask_may_have_fewer_axes_and_be_wider(library, shape):
-    """In BSND; what lies past rows and keys is alignment."""
+def test_dense_mask_shapes(library, shape):
+    """In BSND a dense mask may have fewer axes and may be wider than rows and keys."""
     q = torch.randn(2, 3, 4, 64).half()
     k, v = (torch.randn(2, 5, 2, 64).half() for _ in range(2))
     mask = torch.zeros(shape, dtype=torch.int8)
@@ -81,23 +81,23 @@ def test_a_dense_mask_may_have_fewer_axes_and_be_wider(library, shape):
     want, _ = library.npu_fused_infer_attention_score(
         q.npu(), *(one[:, kept].contiguous().npu() for one in (k, v)), **call
     )
-    torch.testing.assert_close(out.cpu(), want.cpu())  # a key without weight may turn the order of a sum
+    torch.testing.assert_close(out.cpu(), want.cpu())  # a masked key may change the order of a sum
 
 
-def test_lengths_in_a_padded_layout_are_honoured(library):
-    """Rows and keys of each request, not sums."""
+def test_lengths_in_a_padded_layout(library):
+    """In BSND the lists have rows and keys of each request, not running sums."""
     q = torch.randn(2, 3, 4, 64).half()
     k, v = (torch.randn(2, 5, 2, 64).half() for _ in range(2))
     call = {"num_heads": 4, "num_key_value_heads": 2, "scale": 0.1, "input_layout": "BSND"}
     lists = {"actual_seq_lengths": [3, 2], "actual_seq_lengths_kv": [5, 2]}
     out, _ = library.npu_fused_infer_attention_score(q.npu(), k.npu(), v.npu(), **lists, **call)
-    alone = (one[1:, :2].contiguous().npu() for one in (q, k, v))
-    want, _ = library.npu_fused_infer_attention_score(*alone, **call)
+    second = (one[1:, :2].contiguous().npu() for one in (q, k, v))
+    want, _ = library.npu_fused_infer_attention_score(*second, **call)
     torch.testing.assert_close(out[1, :2].cpu(), want[0].cpu())
 
 
 def test_float8_cannot_be_filled(library):
-    """A 910B has no such kernel; its bytes can be."""
+    """Filling a float8 tensor raises, as a 910B has no such kernel; filling its bytes works."""
     tensor = torch.empty(64, dtype=torch.uint8, device="npu").view(torch.float8_e4m3fn)
     with pytest.raises(RuntimeError, match="float8 cannot be filled"):
         tensor.fill_(0)
@@ -118,11 +118,11 @@ print("ran")
 """
 
 
-def test_a_workspace_for_other_lists_is_too_small(in_process_of_its_own):
-    """Many keys are split over cores, which takes more than a capture's lists did; the largest query serves both."""
+def test_workspace_for_short_lists_is_too_small(run_in_new_process):
+    """Long lists need a larger workspace than short ones, and the workspace from the query suits both."""
     small, largest = "torch.empty(1 << 20, dtype=torch.uint8, device='npu')", "one.workspace([1, 2], [1, 1])"
     for keys, workspace in (([5, 7], small), ([5, 1500], largest)):
-        done = in_process_of_its_own(WORKSPACE.format(keys=keys, workspace=workspace))
+        done = run_in_new_process(WORKSPACE.format(keys=keys, workspace=workspace))
         assert "ran" in done.stdout, done.stderr[-2000:]
-    done = in_process_of_its_own(WORKSPACE.format(keys=[5, 1500], workspace=small))
+    done = run_in_new_process(WORKSPACE.format(keys=[5, 1500], workspace=small))
     assert done.returncode != 0 and "needs a workspace of 1245184 bytes, got 1048576" in done.stderr

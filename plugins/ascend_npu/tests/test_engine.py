@@ -1,4 +1,4 @@
-"""The speculative loop on an NPU: a tiny Llama with heads of 128 gives the text that the reference backend gives."""
+"""Tests of the speculative loop on an NPU: a tiny Llama gives the reference backend's text."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SETTINGS = {"page_size": 128, "max_context_len": 256, "max_num_reqs": 2}
 
 
 def tiny_llama(device, dtype):
-    """Two layers, 4/2 heads of 128, random weights; the probe at load time runs its own eager attention."""
+    """Return a Llama of two layers with 4/2 heads of 128 and random weights."""
     pytest.importorskip("transformers")
     from draftmark_speculative.models import wrap_model
     from draftmark_speculative.models.tiny import tiny_hf_model
@@ -24,18 +24,18 @@ def tiny_llama(device, dtype):
 
 @pytest.fixture(scope="module")
 def texts():
-    """The reference backend's text on the CPU, one token a round."""
+    """Return the reference backend's texts on the CPU, decoded with one token per round."""
     config = EngineConfig(backend="reference", **SETTINGS)
     found, _ = generate(tiny_llama("cpu", "float16"), PROMPTS, TOKENS, config)
-    # Repetition is what n-gram drafts live on; one endless token would prove nothing.
+    # N-gram drafts need repetition, but a text of one repeated token would test nothing.
     assert len({token for out in found for token in out.tokens}) > 10
     return [out.tokens for out in found]
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
 @pytest.mark.parametrize("speculate", [None, Ngram(1, 4), Ngram(3, 8)], ids=["plain", "chain", "tree"])
-def test_the_text_is_the_references(texts, graph, speculate):
-    """Greedy, float16, guards on; three requests of which two run together, so that one joins late."""
+def test_text_equals_the_references(texts, graph, speculate):
+    """Greedy texts in float16 equal the reference's; of three requests two run together and one joins late."""
     config = EngineConfig(backend="ascend_npu", speculate=speculate, graph=graph, guard=True, **SETTINGS)
     found, engine = generate(tiny_llama("npu", "float16"), PROMPTS, TOKENS, config)
     assert [out.tokens for out in found] == texts
@@ -43,7 +43,7 @@ def test_the_text_is_the_references(texts, graph, speculate):
 
 
 def test_inexact_host_lengths_are_refused():
-    """The operator takes exact lists, so the engine refuses a sync-free configuration before the first token."""
+    """The engine refuses bounds without overlap before the first token, because the operator needs exact lists."""
     from draftmark.errors import BackendRefusal
     from draftmark_speculative import HostKind
 

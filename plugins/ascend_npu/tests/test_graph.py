@@ -1,4 +1,4 @@
-"""NPU graphs: what is asked of the runtime, in which order, and what is refused."""
+"""Tests of NPU graphs: runtime calls and their order, and refused misuse."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ STEP = (Mode.VERIFY, 0)
 
 
 class Lists(tuple):
-    """Rows and keys, as they are."""
+    """Rows and keys of a call; always exact."""
 
     exact = True
 
 
 class OneLayer:
-    """A paged call whose lists are set by hand, in place of a backend and its plan."""
+    """Paged call with lists set by the test, instead of a backend with plans."""
 
     def __init__(self, lists=([1, 2], [5, 7])):
         from draftmark_ascend_npu.ops import PagedAttention
@@ -59,30 +59,30 @@ def state():
 
 
 def test_capture_and_replay_follow_the_protocol(emulated):
-    """Wait and reset before the group, the operator alone in it; the update on its own stream, then the record."""
+    """A replay makes the runtime calls in order: wait, replay, update with the operator, record."""
     from emulator_log import calls
 
     one, graphs = OneLayer(), state()
     graphs.capture(KEY, one.step)
     with calls() as replayed:
         graphs.replay(KEY)
-    asked = [line for line in replayed if not line.startswith(("aclrtMalloc", "aclrtSync"))]
-    stream = asked[0].rpartition(" ")[2]
-    assert asked == [
+    made = [line for line in replayed if not line.startswith(("aclrtMalloc", "aclrtSync"))]
+    stream = made[0].rpartition(" ")[2]
+    assert made == [
         f"wait stream {stream}",
-        "replay model " + asked[1].split(" ", 2)[2],
+        "replay model " + made[1].split(" ", 2)[2],
         f"update begin stream {stream}",
         "aclnnFusedInferAttentionScoreV3GetWorkspaceSize",
         f"aclnnFusedInferAttentionScoreV3 stream {stream}",
         f"update end stream {stream}",
         f"record external stream {stream}",
-        asked[-1],
+        made[-1],
     ]
-    assert asked[-1].startswith("record stream") and asked[1].endswith("stream 0")
+    assert made[-1].startswith("record stream") and made[1].endswith("stream 0")
 
 
-def test_a_replay_runs_with_the_lists_of_its_own_plan():
-    """The lengths baked in at capture never survive: each replay brings its own."""
+def test_replay_uses_current_lists():
+    """Each replay uses the lists of its own plan, never those of the capture."""
     one, graphs = OneLayer(), state()
     want = {keys: one.eager(([1, 2], list(keys))) for keys in ((5, 7), (100, 300), (384, 1))}
     graphs.capture(KEY, one.step)
@@ -93,8 +93,8 @@ def test_a_replay_runs_with_the_lists_of_its_own_plan():
         assert torch.equal(one.out.cpu(), want[keys])
 
 
-def test_replays_in_flight_together_do_not_mix_their_lists():
-    """Two replays without a wait on the host between them: the second update waits for the first replay."""
+def test_replays_in_flight_do_not_mix_lists():
+    """Two replays without a host wait between them keep their lists: the second update waits for the first replay."""
     one, graphs = OneLayer(), state()
     want = [one.eager(([1, 2], list(keys))) for keys in ((5, 7), (100, 300))]
     graphs.capture(KEY, one.step)
@@ -108,7 +108,7 @@ def test_replays_in_flight_together_do_not_mix_their_lists():
 
 
 def test_records_are_keyed_by_graph_layer_and_step():
-    """Two layers and two graphs give records of their own; nothing depends on their order."""
+    """Two layers in two graphs have separate records, whatever their order."""
     from draftmark_ascend_npu.graph import RecordKey
 
     one, graphs = OneLayer(), state()
@@ -119,15 +119,15 @@ def test_records_are_keyed_by_graph_layer_and_step():
     assert found == [{RecordKey(key, layer, STEP) for layer in (11, 12)} for key in keys]
 
 
-def test_a_layer_that_attends_twice_is_refused():
-    """Its two calls would share a record, and one of them would keep its captured lengths."""
+def test_layer_that_attends_twice_is_refused():
+    """Two calls of one layer and step in a graph raise, because they would share a record."""
     one = OneLayer()
     with pytest.raises(CaptureError, match="attends twice"):
         state().capture(KEY, lambda: one.step(layers=(11, 11)))
 
 
-def test_item_while_capturing_is_refused_and_named():
-    """A host read cannot be captured; the error says so and leads to the RecordedGraph, which names the operator."""
+def test_item_in_a_capture_is_refused():
+    """A host read in a capture raises, and the error points to the RecordedGraph, which names the operator."""
     tensor, graphs = torch.ones(3, device="npu"), state()
     calls = []
 
@@ -141,15 +141,15 @@ def test_item_while_capturing_is_refused_and_named():
     assert graphs.keys == ()
 
 
-def test_a_capture_inside_a_capture_is_refused():
-    """One after the other."""
+def test_capture_inside_a_capture_is_refused():
+    """A capture within another capture raises."""
     graphs, other = state(), state()
     with pytest.raises(CaptureError, match="inside another"):
         graphs.capture(KEY, lambda: other.capture(KEY, lambda: None))
 
 
-def test_a_key_is_captured_once_and_replayed_only_then():
-    """The two misuses of every graph state."""
+def test_key_is_captured_once_before_replay():
+    """Replaying an unknown key raises, and so does capturing a key twice."""
     one, graphs = OneLayer(), state()
     with pytest.raises(GraphError, match="never captured"):
         graphs.replay(KEY)

@@ -1,7 +1,7 @@
-"""Known mistakes on an NPU. Each test has two halves: with its guard the mistake is refused by name; without, it shows.
+"""Known mistakes on an NPU, each tested twice: the guard reports the mistake, and without the guard it does harm.
 
-The second half is what makes the first worth having: where the guard is removed, outputs are wrong, the operator
-rejects the call, or the device never comes back.
+The second part proves that the guard is needed. Without it outputs are wrong, the operator rejects the call, or the
+device hangs.
 """
 
 import pytest
@@ -20,7 +20,7 @@ TURNS = {turn.name: turn for turn in all_forwards(TARGET)}
 
 
 def loaded(subject, name):
-    """A rig, a turn and its batch, ready to run."""
+    """Return a harness, a forward and its batch, ready to run."""
     from draftmark_contract.harness.harness import Harness, place
 
     rig = Harness(subject, TARGET, TURNS[name].num_pages)
@@ -38,11 +38,11 @@ def paged(columns=3):
 
 
 def nothing(*arguments):
-    """A guard that was removed."""
+    """Replacement for a removed guard."""
 
 
-def test_seed_e_a_table_without_columns_for_the_draft_tokens(monkeypatch, emulated):
-    """sglang#22778: 256 committed tokens and eight of a draft in a table of two blocks."""
+def test_seed_e_table_without_draft_token_columns(monkeypatch, emulated):
+    """A table of two blocks is refused for 256 committed and eight draft tokens (sglang#22778)."""
     with pytest.raises(OperatorRule, match=r"2 columns, but 264 tokens need 3; size it from max_kv_len"):
         paged(columns=2).launch([1, 2], [264, 7])
     monkeypatch.setattr(rules, "check_tables", nothing)
@@ -50,8 +50,8 @@ def test_seed_e_a_table_without_columns_for_the_draft_tokens(monkeypatch, emulat
         paged(columns=2).launch([1, 2], [264, 7])
 
 
-def test_running_sums_and_lengths_of_each_request_swapped(monkeypatch, emulated):
-    """The two lists look alike: rows are summed, keys are not."""
+def test_running_sums_and_lengths_swapped(monkeypatch, emulated):
+    """Lengths per request instead of running sums are refused."""
     with pytest.raises(OperatorRule, match="q has 2 rows"):
         paged().launch([1, 1], [5, 12])
     monkeypatch.setattr(rules, "check_lists", nothing)
@@ -59,8 +59,8 @@ def test_running_sums_and_lengths_of_each_request_swapped(monkeypatch, emulated)
         paged().launch([1, 1], [5, 12])
 
 
-def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
-    """Nothing can refuse a sum that is also a length; the contract's oracle sees what it does."""
+def test_summed_keys_are_wrong(subject, monkeypatch):
+    """Keys as running sums cannot be refused, but the contract's oracle finds the wrong output."""
 
     def summed(lists):
         return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
@@ -73,8 +73,8 @@ def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
         rig.assert_forward(turn, batch)
 
 
-def test_a_stale_host_list(subject, monkeypatch):
-    """Forgetting plan() leaves another batch's lengths in place."""
+def test_stale_host_list(subject, monkeypatch):
+    """A forward without plan() raises; without the guard it uses another batch's lengths and is wrong."""
     rig, other, later = loaded(subject, "verify-wall")
     rig.backend.plan(loaded(subject, "verify-full")[2])
     rig.backend.write_metadata(later)
@@ -90,7 +90,7 @@ def test_a_stale_host_list(subject, monkeypatch):
 
 
 def test_stale_lists_in_a_replay(subject, monkeypatch):
-    """A replay whose update brings the lists of the capture is wrong as soon as a length has moved."""
+    """A replay that updates with the capture's lists is wrong when a length has changed."""
     from draftmark.graphs import Program
     from draftmark_contract.checks import graphs
 
@@ -104,8 +104,8 @@ def test_stale_lists_in_a_replay(subject, monkeypatch):
         graphs.replay_equals_eager(subject, (TARGET, Program.VERIFY))
 
 
-def test_a_window_is_refused_before_it_is_dropped():
-    """No sparse_mode is a window over a tree's depths; ignoring it would be silently wrong."""
+def test_window_is_refused():
+    """A geometry with a window is refused, because no sparse_mode is a window over a tree's depths."""
     from dataclasses import replace
 
     from draftmark_ascend_npu.support import reasons_against
@@ -114,8 +114,8 @@ def test_a_window_is_refused_before_it_is_dropped():
     assert reasons_against(windowed) and not reasons_against(TARGET)
 
 
-def test_the_wrong_cache_mode(monkeypatch, emulated):
-    """The operator's default is the NZ layout: rows would land elsewhere in an ND cache."""
+def test_wrong_cache_mode(monkeypatch, emulated):
+    """The operator's default NZ layout is an error on the emulator: rows would be stored at other places."""
     rows, pages, slots = torch.zeros(2, 2, 128).half().npu(), torch.zeros(3, 128, 2, 128).half().npu(), torch.arange(2)
     ops.scatter_kv(rows, rows, pages, pages.clone(), slots.int().npu())
 
@@ -156,11 +156,11 @@ AscendPlugin.requirements = lambda self, geometry: Requirements(HostLengthsNeed.
 """
 
 
-def test_slots_that_are_not_unique(in_process_of_its_own, emulated):
-    """Without the declaration, padded requests share one null page, and the scatter is given slots twice."""
-    guarded = in_process_of_its_own(FORWARD.format(change=""))
+def test_slots_that_are_not_unique(run_in_new_process, emulated):
+    """Without the unique-slots requirement, padded requests share a null page and the scatter rejects its slots."""
+    guarded = run_in_new_process(FORWARD.format(change=""))
     assert guarded.returncode == 0 and "ran" in guarded.stdout, guarded.stderr[-2000:]
-    shared = in_process_of_its_own(FORWARD.format(change=SHARED_NULL_PAGE))
+    shared = run_in_new_process(FORWARD.format(change=SHARED_NULL_PAGE))
     assert shared.returncode != 0 and "given twice; slots must be unique" in shared.stderr
 
 
@@ -188,22 +188,22 @@ NO_WAIT = "graphs._recordings[KEY]._update.wait_event = lambda event: None"
 SEEDS = ("1", "2", "3")
 
 
-def test_a_replay_without_its_update_never_ends(in_process_of_its_own, emulated):
-    """The replay stops at the event by design; the emulator says so where a device would hang."""
-    guarded = in_process_of_its_own(REPLAYS.format(change=""))
+def test_replay_without_its_update_deadlocks(run_in_new_process, emulated):
+    """A replay without its update stops at the event; the emulator reports it, and a device would hang."""
+    guarded = run_in_new_process(REPLAYS.format(change=""))
     assert "wrong 0" in guarded.stdout, guarded.stderr[-2000:]
-    missing = in_process_of_its_own(REPLAYS.format(change=NO_UPDATE))
+    missing = run_in_new_process(REPLAYS.format(change=NO_UPDATE))
     assert missing.returncode != 0
-    assert "deadlock" in missing.stderr and "an external event that nobody recorded" in missing.stderr
+    assert "deadlock" in missing.stderr and "an external event that was never recorded" in missing.stderr
 
 
-def test_an_update_that_does_not_wait_for_the_replay_before(in_process_of_its_own, emulated):
-    """Over several schedules: right with the wait in every one, wrong or stuck without it in at least one."""
+def test_update_without_waiting_for_the_last_replay(run_in_new_process, emulated):
+    """With the wait every schedule is right; without it at least one is wrong or deadlocks."""
     failed = []
     for seed in SEEDS:
-        guarded = in_process_of_its_own(REPLAYS.format(change=""), DRAFTMARK_NPU_SEED=seed)
+        guarded = run_in_new_process(REPLAYS.format(change=""), DRAFTMARK_NPU_SEED=seed)
         assert "wrong 0" in guarded.stdout, (seed, guarded.stderr[-2000:])
-        racing = in_process_of_its_own(REPLAYS.format(change=NO_WAIT), DRAFTMARK_NPU_SEED=seed)
+        racing = run_in_new_process(REPLAYS.format(change=NO_WAIT), DRAFTMARK_NPU_SEED=seed)
         failed.append("wrong 0" not in racing.stdout)
     assert any(failed)
 
@@ -219,11 +219,11 @@ print("first", target.cpu()[0].item())
 """
 
 
-def test_a_pinned_buffer_reused_too_early(in_process_of_its_own, emulated):
-    """A copy from pinned memory reads it when it runs; only a wait makes the buffer free again."""
-    waited = in_process_of_its_own(PINNED.format(wait="torch.npu.current_stream().synchronize()"))
+def test_pinned_buffer_reused_too_early(run_in_new_process, emulated):
+    """A copy reads pinned memory when it runs, so the buffer may be overwritten only after a wait."""
+    waited = run_in_new_process(PINNED.format(wait="torch.npu.current_stream().synchronize()"))
     assert "first 1.0" in waited.stdout, waited.stderr[-2000:]
-    early = in_process_of_its_own(PINNED.format(wait=""))
+    early = run_in_new_process(PINNED.format(wait=""))
     assert "first 2.0" in early.stdout, early.stderr[-2000:]
 
 
@@ -237,14 +237,14 @@ except torch.OutOfMemoryError as error:
 """
 
 
-def test_out_of_hbm(in_process_of_its_own, emulated):
-    """The budget is the device's: an allocation past it is torch's OutOfMemoryError."""
-    assert "fits" in in_process_of_its_own(ALLOCATE, DRAFTMARK_NPU_HBM_MIB="512").stdout
-    assert "refused" in in_process_of_its_own(ALLOCATE, DRAFTMARK_NPU_HBM_MIB="64").stdout
+def test_out_of_hbm(run_in_new_process, emulated):
+    """An allocation beyond the emulated device's memory raises OutOfMemoryError."""
+    assert "fits" in run_in_new_process(ALLOCATE, DRAFTMARK_NPU_HBM_MIB="512").stdout
+    assert "refused" in run_in_new_process(ALLOCATE, DRAFTMARK_NPU_HBM_MIB="64").stdout
 
 
-def test_the_wall_needs_its_own_block(subject):
-    """The geometry of the wall tests is the one where the tail begins a block of its own."""
+def test_context_limit_needs_an_extra_block(subject):
+    """In the geometry at the context limit the tail begins a new block."""
     wall = geometries()["target-fp16-wall"]
     table = next(one for one in sizing.buffers(wall) if one.name == sizing.TABLES)
     assert table.shape[1] == wall.limits.max_context_len // 128 + 1

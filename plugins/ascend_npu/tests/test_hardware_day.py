@@ -1,4 +1,4 @@
-"""The command for somebody with a device: what it runs, what it does when a step fails, what it sends back."""
+"""Tests of tools/hardware_day.py: its steps, its behaviour after a failed step, and its bundle."""
 
 import json
 import subprocess
@@ -12,15 +12,15 @@ TOOLS = Path(__file__).parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 
 
-def test_a_failing_step_keeps_nobody_from_running(tmp_path):
-    """Its log is kept; steps that say why follow it at once; what means nothing on the emulator is left out."""
+def test_later_steps_run_after_a_failure(tmp_path):
+    """A failed step keeps its log and runs its follow-up steps; hardware steps are skipped on the emulator."""
     from hardware_day import Step, run_all
 
     good, bad = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "raise SystemExit('broken')"]
-    why = Step("why", [sys.executable, "-c", "import os; print(os.environ['SWITCH'])"], {"SWITCH": "on"})
+    follow_up = Step("why", [sys.executable, "-c", "import os; print(os.environ['SWITCH'])"], {"SWITCH": "on"})
     todo = [
-        Step("bad", bad, on_failure=[why]),
-        Step("good", good, on_failure=[why]),
+        Step("bad", bad, on_failure=[follow_up]),
+        Step("good", good, on_failure=[follow_up]),
         Step("clock", good, hardware=True),
     ]
     rows = run_all(todo, tmp_path, emulated=True, say=lambda line: None)
@@ -28,8 +28,8 @@ def test_a_failing_step_keeps_nobody_from_running(tmp_path):
     assert "broken" in (tmp_path / "bad.log").read_text() and "on" in (tmp_path / "why.log").read_text()
 
 
-def test_the_day_covers_install_to_benchmark(tmp_path):
-    """Doctor first, the real model in every way of drafting, contract, tests and benchmark."""
+def test_hardware_day_covers_every_step(tmp_path):
+    """The steps begin with doctor, end with the benchmark, and decode with every kind of drafts."""
     from hardware_day import steps
 
     names = [step.name for step in steps(tmp_path, rehearse=False)]
@@ -39,7 +39,7 @@ def test_the_day_covers_install_to_benchmark(tmp_path):
 
 @pytest.mark.device
 def test_a_rehearsal_writes_a_bundle(emulated, tmp_path):
-    """Doctor finds the emulated device ready; the summary says that it is none."""
+    """A rehearsal of doctor succeeds on the emulator and writes a bundle that is marked as emulated."""
     command = [sys.executable, str(TOOLS / "hardware_day.py"), "--rehearse", "--out", str(tmp_path / "day")]
     done = subprocess.run([*command, "--steps", "doctor"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
@@ -48,5 +48,5 @@ def test_a_rehearsal_writes_a_bundle(emulated, tmp_path):
         assert {"day/doctor.log", "day/summary.json"} <= set(archive.getnames()) and held is not None
         summary = json.loads(held.read())
     assert summary["device"] == "emulated, not hardware" and summary["machine"]["hardware"] is False
-    alone = subprocess.run(command[:2], capture_output=True, text=True)
-    assert alone.returncode != 0 and "the hardware day means nothing here" in alone.stderr
+    real = subprocess.run(command[:2], capture_output=True, text=True)
+    assert real.returncode != 0 and "the hardware day needs hardware" in real.stderr

@@ -1,4 +1,4 @@
-"""The host's lists: which is a running sum, which is not, and whose they are."""
+"""Tests of the host lists: running sums of rows, keys per request, and the batch that they belong to."""
 
 import pytest
 import torch
@@ -19,26 +19,26 @@ def verify_batch(host, live=2, padded=3):
 
 
 def test_rows_are_summed_and_keys_are_not():
-    """actual_seq_lengths is a running sum without a leading 0, actual_seq_lengths_kv one length a request."""
+    """actual_seq_lengths is a running sum without a leading 0; actual_seq_lengths_kv has one length per request."""
     lists = HostLists.of(verify_batch(Exact((130, 7))))
     assert lists.rows == [5, 10, 15]
     assert lists.whole == [135, 12, 5]
 
 
-def test_a_request_without_a_prefix_reads_one_token():
-    """An empty key list is not documented for one request among several; the merge gives that token no weight."""
+def test_request_without_prefix_reads_one_token():
+    """A request without a prefix gets one key in the prefix pass, because an empty key list is not documented."""
     assert HostLists.of(verify_batch(Exact((130, 0)))).prefix == [130, 1, 1]
 
 
-def test_a_ragged_prefill_sums_its_own_rows():
-    """Padded requests bring no rows: the sum stands still."""
+def test_ragged_prefill_sums_its_rows():
+    """The running sum does not grow for padded requests."""
     batch = ragged(GEOMETRY, torch.tensor([7, 0, 0]).int(), torch.zeros(3, 3).int(), (4, 9, 0), Exact((7, 0)), 2)
     lists = HostLists.of(batch)
     assert lists.rows == [4, 13, 13] and lists.whole == [11, 9, 0]
 
 
-def test_a_plan_of_another_batch_is_not_used():
-    """Lists are taken for the batch they were made from, so a forgotten plan() is an error, not another's lengths."""
+def test_plan_of_another_batch_is_not_used():
+    """A forward without its own plan() raises instead of using another batch's lists."""
     plans = Plans()
     with pytest.raises(LengthsError, match="call plan"):
         plans.of(verify_batch(Exact((1, 2))))
@@ -51,8 +51,8 @@ def test_a_plan_of_another_batch_is_not_used():
 @pytest.mark.parametrize(
     ("host", "requests"), [(None, 3), (Unknown(2, 300), 3), (Exact((1, 2)), 4)], ids=["none", "bounded", "other size"]
 )
-def test_a_replay_takes_exact_lengths_of_its_own_size_only(host, requests):
-    """A bound would shift the diagonal of the causal mask, and another size would be another graph's."""
+def test_replay_needs_exact_lengths_of_its_size(host, requests):
+    """A replay raises without a plan, with bounds, and with another number of requests."""
     plans = Plans()
     if host is not None:
         plans.set(verify_batch(host))

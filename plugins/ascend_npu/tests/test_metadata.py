@@ -1,4 +1,4 @@
-"""The tree's tail as the operator reads it, against the token histories of the contract; on the CPU."""
+"""Tests of a tree's metadata on the CPU against the contract's token histories."""
 
 import pytest
 from ascend_shapes import geometries
@@ -21,8 +21,8 @@ def trees():
 
 
 @pytest.mark.parametrize("turn", list(trees()))
-def test_the_dense_mask_and_the_tail_slots_are_those_of_the_history(turn):
-    """Each tail slot is the slot of its token, and 1 stands exactly where a row's mask does not."""
+def test_tree_mask_and_slots_match_the_history(turn):
+    """Each tail slot is the slot of its token, and the mask is 1 exactly for slots that a row does not see."""
     rig = Harness(BackendUnderTest(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
     turn = place(rig, turn)
     batch = rig.tensors.set(turn, "exact")

@@ -1,6 +1,6 @@
-"""torch_npu's operators as this device runs them, against the contract's float64 attention: no plugin code is used.
+"""Tests of torch_npu's operators against the contract's float64 attention, without code of the plugin.
 
-On the emulator this judges the emulator; on hardware, whether the operator does what its page says.
+On the emulator they test the emulator. On hardware they test that each operator behaves as its page states.
 """
 
 import pytest
@@ -29,7 +29,7 @@ def problem(dtype, rows, blocks=6, seed=0):
 
 
 def close(out, lse, q, k, v, visible, scale):
-    """Outputs within the contract's tolerance of float64, and the natural log-sum-exp where there is one."""
+    """Check outputs against float64 within the contract's tolerance, and the natural log-sum-exp if there is one."""
     order = [(0, row) for row in range(len(q))]
     shape = AttentionShape(HEADS, KV_HEADS, DIM, BLOCK, softmax_scale=scale)
     pools = [pool.reshape(-1, KV_HEADS, DIM) for pool in (k, v)]
@@ -44,7 +44,7 @@ def close(out, lse, q, k, v, visible, scale):
 @pytest.mark.parametrize("dtype", list(NAMES))
 @pytest.mark.parametrize("causal", [True, False])
 def test_fused_attention_over_pages(library, dtype, causal):
-    """TND: rows as running sums, keys by request, shuffled pages; causal by the lower right corner, or unmasked."""
+    """TND is right with running sums of rows, keys per request and shuffled pages, causal or unmasked."""
     q, k, v = problem(dtype, 6)
     table, rows, keys = torch.tensor([[4, 2, 0], [1, 5, 3]], dtype=torch.int32), [4, 6], [300, 129]
     mask = torch.ones(2048, 2048, dtype=torch.int8).triu(1).npu() if causal else None
@@ -64,7 +64,7 @@ def test_fused_attention_over_pages(library, dtype, causal):
 
 @pytest.mark.parametrize("dtype", list(NAMES))
 def test_fused_attention_with_a_dense_mask(library, dtype):
-    """BSND: any mask of rows by keys, 1 where a row must not look, over contiguous keys."""
+    """BSND is right with a dense mask of rows by keys, 1 for a key that a row does not see."""
     q, k, v = problem(dtype, 6, blocks=1)
     k, v = (one.view(-1, KV_HEADS, DIM)[:10] for one in (k, v))
     mask = (torch.rand(2, 1, 3, 5, generator=torch.Generator().manual_seed(1)) < 0.5).to(torch.int8)
@@ -81,7 +81,7 @@ def test_fused_attention_with_a_dense_mask(library, dtype):
 
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 def test_scatter_stores_each_row_at_its_slot(library, slot_dtype):
-    """In cache_mode Norm, with either slot type; every other slot keeps its bytes."""
+    """With cache_mode Norm and either slot dtype rows go to their slots, and other slots are unchanged."""
     _, k, v = problem(torch.float16, 1)
     rows = [torch.randn(4, KV_HEADS, DIM).half() for _ in range(2)]
     slots = torch.tensor([700, 0, 129, 130], dtype=slot_dtype)

@@ -1,4 +1,4 @@
-"""The operators' documented rules, held before any call: these run without torch_npu, because no call is made."""
+"""Tests of the operators' rules. They run without torch_npu, because no operator is called."""
 
 import re
 from dataclasses import replace
@@ -41,8 +41,8 @@ def tail(**change):
     return replace(call, **change)
 
 
-def test_a_correct_call_breaks_no_rule():
-    """Otherwise the refusals below would prove nothing."""
+def test_correct_call_breaks_no_rule():
+    """A correct call passes every rule, so that the refusals below are meaningful."""
     paged()._check([2, 4], [300, 384])
     rules.check_dense_mask(tail().mask, tail().q, tail().k)
 
@@ -51,7 +51,7 @@ def test_a_correct_call_breaks_no_rule():
     ("rows", "keys", "words"),
     [
         ([2, 2], [300, 7], "running sum|ends at 2"),
-        ([4, 2], [300, 7], "falls"),
+        ([4, 2], [300, 7], "decreases"),
         ([2, 5], [300, 7], "q has 4 rows"),
         ([2, 4], [300], "2 query and 1 key lengths"),
         ([2, 4], [300, -1], "actual_seq_lengths_kv"),
@@ -59,8 +59,8 @@ def test_a_correct_call_breaks_no_rule():
         ([2, 4], [300, 1], "fewer keys than rows"),
     ],
 )
-def test_lists_that_the_page_forbids_are_refused(rows, keys, words):
-    """Per-request lengths where sums are meant, a sum that falls, other counts, and more keys than the table holds."""
+def test_forbidden_lists_are_refused(rows, keys, words):
+    """Lengths instead of sums, a decreasing sum, unequal counts, and more keys than the table has are refused."""
     with pytest.raises(OperatorRule, match=words):
         paged().launch(rows, keys)
 
@@ -82,8 +82,8 @@ def test_lists_that_the_page_forbids_are_refused(rows, keys, words):
         {"causal": torch.zeros(2048, 2048)},
     ],
 )
-def test_tensors_that_the_page_forbids_are_refused(change):
-    """Head size, dtypes, layout, block size, shapes of table and mask."""
+def test_forbidden_tensors_are_refused(change):
+    """Forbidden head sizes, dtypes, layouts, block sizes, and shapes of table and mask are refused."""
     with pytest.raises(OperatorRule, match=r"\((FIA|HOST)"):
         paged(**change).launch([2, 4], [300, 7])
 
@@ -97,8 +97,8 @@ def test_tensors_that_the_page_forbids_are_refused(change):
         {"v": torch.zeros(2, 4, 2, 128, dtype=HALF)},
     ],
 )
-def test_a_tail_call_that_the_page_forbids_is_refused(change):
-    """The dense mask covers every row and slot, as int8, and the log-sum-exp is float32."""
+def test_forbidden_tail_call_is_refused(change):
+    """The dense mask must be int8 and cover every row and slot, and the log-sum-exp must be float32."""
     with pytest.raises(OperatorRule, match=r"\(FIA"):
         tail(**change).launch()
 
@@ -111,23 +111,23 @@ def test_a_tail_call_that_the_page_forbids_is_refused(change):
         (HALF, torch.zeros(4, dtype=torch.int64), "slot_mapping is torch.int64, but int32 is passed"),
     ],
 )
-def test_a_scatter_that_the_page_forbids_is_refused(dtype, slots, words):
-    """One dtype, one slot a row, slots of 32 bits, as vllm-ascend passes them."""
+def test_forbidden_scatter_is_refused(dtype, slots, words):
+    """Rows and cache must have one dtype, and there must be one int32 slot per row."""
     rows, pages = torch.zeros(4, 2, 128, dtype=dtype), torch.zeros(6, 128, 2, 128, dtype=HALF)
     with pytest.raises(OperatorRule, match=words):
         scatter_kv(rows, rows, pages, pages, slots)
 
 
-def test_every_rule_cites_where_it_comes_from():
-    """A refusal ends with the page's section, or with the caller whose practice it follows."""
+def test_every_rule_cites_its_source():
+    """Every rule names the page's section, the host code, or vllm-ascend's call."""
     texts = [Path(one.__file__).read_text() for one in (ops, rules)]
     sources = [found for text in texts for found in re.findall(r'rule\([^\n]*"([^"]*)"\)\n', text)]
     assert len(sources) > 20
     assert all(one.startswith(("FIA, ", "SCATTER, ", "HOST, ", "CALLS ", "CALLS, ")) for one in sources)
 
 
-def test_two_entry_points_take_the_same_call(monkeypatch):
-    """The second one's names for the arguments; nothing is dropped or renamed by accident."""
+def test_both_entry_points_get_the_same_arguments(monkeypatch):
+    """The second entry point gets every argument, renamed only as V2_NAMES states."""
     old, new = ops.FusedEntry(print, print, {}), ops.FusedEntry(print, print, ops.V2_NAMES)
     given = paged()._arguments([2, 4], [300, 7])
     assert old.arguments(given) == given

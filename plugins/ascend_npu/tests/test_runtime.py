@@ -1,4 +1,4 @@
-"""The import of torch_npu: looked at before it can end the process."""
+"""Tests of the check before torch_npu's import, which could end the process."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ CHECK = "from draftmark_ascend_npu import runtime"
 
 
 def torch_folder(root: Path, version: str, cuda: bool) -> Path:
-    """A package folder as pip leaves it, as far as the check reads it."""
+    """Make a torch package folder with the files that the check reads."""
     folder = root / "torch"
     (folder / "lib").mkdir(parents=True)
     (folder / "version.py").write_text(f"__version__ = '{version}'\ncuda = {'13.0' if cuda else None!r}\n")
@@ -18,15 +18,15 @@ def torch_folder(root: Path, version: str, cuda: bool) -> Path:
 
 
 def run(program: str, root: Path) -> subprocess.CompletedProcess[str]:
-    """In a process whose first torch and torch_npu are those below `root`."""
+    """Run a program that finds torch and torch_npu below `root` first."""
     (root / "torch_npu").mkdir(exist_ok=True)
-    (root / "torch_npu" / "__init__.py").write_text("import os; os.abort()  # as beside a CUDA build\n")
+    (root / "torch_npu" / "__init__.py").write_text("import os; os.abort()  # as with a CUDA build\n")
     preface = f"import sys; sys.path.insert(0, {str(root)!r})\n"
     return subprocess.run([sys.executable, "-c", preface + program], capture_output=True, text=True)
 
 
-def test_a_cuda_build_is_refused_before_the_import(tmp_path):
-    """One sentence with the command; the process lives, and torch was not imported to find out."""
+def test_cuda_build_is_refused_before_the_import(tmp_path):
+    """With a CUDA build of torch the import raises with the pip command, and neither package is imported."""
     torch_folder(tmp_path, "2.14.0+cu130", cuda=True)
     done = run(f"try:\n    {CHECK}\nexcept ImportError as error:\n    print(error)", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -34,14 +34,14 @@ def test_a_cuda_build_is_refused_before_the_import(tmp_path):
     assert "torch 2.14.0+cu130 is a CUDA build" in done.stdout and command in done.stdout
 
 
-def test_without_the_check_the_process_would_end(tmp_path):
-    """The stand-in for torch_npu aborts, as the real one does there; a CPU build lets the import through to it."""
+def test_without_a_cuda_build_torch_npu_is_imported(tmp_path):
+    """With a CPU build the import reaches torch_npu, here a substitute that aborts the process."""
     torch_folder(tmp_path, "2.14.0+cpu", cuda=False)
     assert run(CHECK, tmp_path).returncode == -6
 
 
-def test_the_loader_says_the_same_sentence(tmp_path):
-    """Whoever opens the backend reads the cause and the command, not a crash."""
+def test_loader_reports_the_cuda_build(tmp_path):
+    """Loading the backend raises an error with the cause and the command."""
     folder = torch_folder(tmp_path, "2.13.0+cu130", cuda=True)
     (folder / "__init__.py").write_text("def device(kind):\n    raise RuntimeError('no such device')\n")
     opening = "from draftmark.registry import load\ntry:\n    load('ascend_npu').require_runtime('npu')\n"

@@ -1,7 +1,7 @@
-"""The contract's own behaviour checks on geometries that an NPU serves, trees in all modes among them.
+"""The contract's behaviour checks on more geometries that an NPU serves, with trees in several modes.
 
-The suite judges the plugin on its own geometries; here the same checks run where those are few: trees of 35 rows at the
-wall on pages of 128, SmolLM2's heads with overlap, a KV head to each query head.
+The contract's own geometries have few of these cases: trees of 35 rows at the context limit on pages of 128, SmolLM2's
+heads with overlap, and MHA.
 """
 
 import pytest
@@ -19,7 +19,7 @@ TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.item
 
 @pytest.mark.parametrize("turn", TURNS)
 def test_every_forward_is_right(subject, turn):
-    """Metadata, stored KV and outputs within rounding of float64, NaN in all unused KV, guard words intact."""
+    """Metadata, stored KV and outputs are right in every forward, with NaN in unused KV and guard words intact."""
     from draftmark_contract.harness.harness import Harness, place
 
     rig = Harness(subject, turn.geometry, turn.num_pages)
@@ -28,14 +28,14 @@ def test_every_forward_is_right(subject, turn):
 
 
 @pytest.mark.parametrize("value", PROGRAMS)
-def test_the_captured_run_is_right(subject, value):
-    """Warm-up, capture and the first replays, at every captured size."""
+def test_captured_run_is_right(subject, value):
+    """The warm-up, the capture and the first replays are right at every captured size."""
     graphs.captured_run_is_right(subject, value)
 
 
 @pytest.mark.parametrize("value", PROGRAMS)
 def test_replays_equal_eager(subject, value):
-    """Growing and shrinking batches and lengths, on poisoned and on dirty buffers."""
+    """Replays equal eager forwards while batches and lengths grow and shrink."""
     graphs.replay_equals_eager(subject, value)
 
 
@@ -56,31 +56,31 @@ print("right")
 
 
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
-def test_no_schedule_breaks_a_replay(in_process_of_its_own, emulated, seed):
-    """Streams run ahead of the host and in any order that their waits allow."""
-    done = in_process_of_its_own(SCHEDULED, DRAFTMARK_NPU_SEED=seed)
+def test_no_schedule_breaks_a_replay(run_in_new_process, emulated, seed):
+    """Replays equal eager forwards under random schedules of the emulator's streams."""
+    done = run_in_new_process(SCHEDULED, DRAFTMARK_NPU_SEED=seed)
     assert "right" in done.stdout, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("value", PROGRAMS)
-def test_the_order_of_captures_does_not_matter(subject, value):
-    """Captured short and small first, replayed long and full."""
+def test_order_of_captures_does_not_matter(subject, value):
+    """Graphs that were captured on small batches are right on large ones."""
     graphs.capture_order_does_not_matter(subject, value)
 
 
 @pytest.mark.parametrize("geometry", SHAPES.values(), ids=SHAPES)
 def test_programs_do_not_disturb_each_other(subject, geometry):
-    """All programs on one arena, replayed in turn with eager prefills between."""
+    """All programs on one arena stay right when they replay in turn with eager prefills between."""
     graphs.programs_do_not_disturb_each_other(subject, geometry)
 
 
 @pytest.mark.parametrize("geometry", SHAPES.values(), ids=SHAPES)
 def test_nothing_is_kept_or_moved(subject, geometry):
-    """The backend holds what open_backend gave it, and no buffer moves."""
+    """The backend keeps only what open_backend gave it, and no buffer moves."""
     purity.nothing_is_kept_or_moved(subject, geometry)
 
 
 @pytest.mark.parametrize("turn", [one for one in TURNS if "target-" in one.id or "draft-verify" in one.id][::4])
 def test_each_call_writes_its_own(subject, turn):
-    """plan and write_metadata write the arena only, write_kv the cache, attend its rows of out."""
+    """plan and write_metadata write only the arena, write_kv only the cache, and attend only its rows of out."""
     purity.each_call_writes_its_own(subject, turn)

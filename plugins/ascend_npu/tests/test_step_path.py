@@ -1,4 +1,4 @@
-"""What the step path asks of the device, in the emulator's call log: which kernels, and none on the AICPU."""
+"""Tests of the device calls of a step by the emulator's call log: kernels, and no AICPU operators."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.item
 
 
 def called(work):
-    """The emulator's log of what `work` asked."""
+    """Return the emulator's log of the calls made by `work`."""
     from emulator_log import calls
 
     with calls() as log:
@@ -22,8 +22,8 @@ def called(work):
 
 
 @pytest.mark.parametrize("turn", TURNS[::3])
-def test_no_forward_runs_anything_on_the_aicpu(subject, turn):
-    """Metadata, KV and attention in every mode; prefills, which are not captured, too."""
+def test_no_forward_runs_on_the_aicpu(subject, turn):
+    """Metadata, KV store and attention use no AICPU operator in any mode."""
     rig = Harness(subject, turn.geometry, turn.num_pages)
     turn = place(rig, turn)
     batch = rig.load(turn)
@@ -38,16 +38,16 @@ def test_no_forward_runs_anything_on_the_aicpu(subject, turn):
     assert [line for line in log if line.startswith("AICPU")] == []
 
 
-def test_the_log_knows_the_aicpu(subject):
-    """draftmark's own operations would be found: the test above can fail."""
+def test_log_shows_aicpu_operators(subject):
+    """The log shows the AICPU operators that draftmark's own tree operations would use."""
     words = torch.ones(4, dtype=torch.int32, device="npu")
     positions = torch.arange(4, device="npu")
     log = called(lambda: (words >> positions.int(), positions // 2, positions % 2, positions.int() // 2))
     assert [line for line in log if line.startswith("AICPU")] == ["AICPU aclnnRightShift", "AICPU aclnnFloorDivides"]
 
 
-def test_tree_operations_are_the_same_bits_without_the_aicpu():
-    """Mask words with all 32 bits in use, depths and positions, against torch's operations."""
+def test_tree_operations_match_torch_without_the_aicpu():
+    """Mask words with all 32 bits, depths and positions equal torch's results, without AICPU operators."""
     from draftmark import Mode
     from draftmark.runtime import BatchBuffers, TorchTreeOps, Unknown
     from draftmark_ascend_npu.tree_ops import AscendTreeOps
@@ -67,14 +67,14 @@ def test_tree_operations_are_the_same_bits_without_the_aicpu():
         found.append([one.cpu() for one in (batch.tail.mask, batch.tail.depth, batch.positions)])
     assert [line for line in log if line.startswith("AICPU")] == []
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert (found[0][0] < 0).any(), "bit 31 is in use"
+    assert (found[0][0] < 0).any(), "the test must use bit 31"
 
 
 @pytest.mark.parametrize(
     ("name", "masked"), [("decode-edges", False), ("verify-edges-chain", True), ("extend-ragged", True)]
 )
-def test_one_row_a_request_needs_no_mask(subject, monkeypatch, name, masked):
-    """CANN's decode kernel is chosen without a mask; rows that see unequal keys have one."""
+def test_single_rows_need_no_mask(subject, monkeypatch, name, masked):
+    """Decode runs without a mask, as CANN's decode kernel needs; rows that see unequal keys have one."""
     from draftmark_ascend_npu import ops
 
     geometry = geometries()["target"]

@@ -1,10 +1,10 @@
-"""Everything that a first day with an Ascend NPU is for, in one command, and one file to send back.
+"""First day with an Ascend NPU: runs every step in one command and writes one file to send back.
 
 python plugins/ascend_npu/tools/hardware_day.py --out npu-hardware-day              # on an NPU, after CANN's set_env.sh
-python plugins/ascend_npu/tools/hardware_day.py --out rehearsal --rehearse          # the same in small, on the emulator
+python plugins/ascend_npu/tools/hardware_day.py --out rehearsal --rehearse          # a small run on the emulator
 
-Steps run one after the other in processes of their own; one that fails does not keep the next from running. HARDWARE.md
-says what to look at when one does. Exit code 0: every step passed.
+Each step runs in its own process. The next step runs even if one fails; HARDWARE.md explains failures. Exit code 0:
+every step passed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DRAFTS = {"plain": "none", "ngram": "ngram", "eagle": "eagle"}
 
 @dataclass
 class Step:
-    """One process.
+    """One process of the day.
 
     Attributes:
-        name: of its log.
-        command: arguments, the Python of this process first.
-        environment: set beside the process's own.
-        on_failure: steps that then say why, such as the same with a switch.
-        hardware: it means nothing on the emulator.
+        name: name of the step and of its log.
+        command: arguments, beginning with this process's Python.
+        environment: additional environment variables.
+        on_failure: steps that run after a failure to find the cause, such as the step with a switch.
+        hardware: true if the step is useless on the emulator.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Step:
 
 
 def steps(out: Path, rehearse: bool) -> list[Step]:
-    """In the order in which a failure explains what follows."""
+    """Return the steps in an order in which an earlier failure explains later ones."""
     python, cli = [sys.executable, "-W", "ignore"], [sys.executable, "-W", "ignore", "-m", "draftmark.cli"]
     tests = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     sample = ["--sample", "2"] if rehearse else []
@@ -73,7 +73,7 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
 
 
 def _generations(cli: list[str], rehearse: bool) -> list[Step]:
-    """SmolLM2-135M, every way of drafting; a captured run that fails is repeated with each switch."""
+    """Return steps that decode with SmolLM2-135M and each kind of drafts; failed captured runs repeat with switches."""
     base = [*cli, "generate", "--backend", "ascend_npu", "--device", "npu", "--dtype", "float16", "--page-size", "128"]
     base += ["--prompts", str(PROMPTS), "--max-new-tokens", "8" if rehearse else "64", "--max-num-reqs", "4", "--check"]
     found = []
@@ -91,7 +91,7 @@ def _captured(name: str, command: list[str]) -> Step:
 
 
 def run(step: Step, out: Path) -> dict[str, object]:
-    """Run one step; its output goes to ``NAME.log``."""
+    """Run one step and write its output to ``NAME.log``."""
     start = time.monotonic()
     with (out / f"{step.name}.log").open("w", encoding="utf-8") as log:
         log.write(f"$ {' '.join(step.command)}\n{step.environment or ''}\n\n")
@@ -104,7 +104,7 @@ def run(step: Step, out: Path) -> dict[str, object]:
 
 
 def run_all(todo: list[Step], out: Path, emulated: bool, say: Callable[[str], None] = print) -> list[dict[str, object]]:
-    """Every step, those behind a failure too; on the emulator those that mean something there."""
+    """Run every step, also after a failure, and skip hardware steps on the emulator."""
     rows: list[dict[str, object]] = []
     queue = list(todo)
     while queue:
@@ -121,20 +121,20 @@ def run_all(todo: list[Step], out: Path, emulated: bool, say: Callable[[str], No
 
 
 def describe(out: Path) -> dict[str, object]:
-    """What this machine is, for whoever reads the bundle."""
+    """Return the facts of this machine for the bundle."""
     from verdict import versions
 
     names = ("ASCEND", "DRAFTMARK", "TASK_QUEUE", "TORCH_", "PYTORCH_", "LD_LIBRARY_PATH")
     record: dict[str, object] = {"device": machine().stamp(), "machine": machine().record(), "versions": versions()}
     record["environment"] = {name: value for name, value in os.environ.items() if name.startswith(names)}
     if tool := shutil.which("npu-smi"):
-        said = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=60, check=False)
-        (out / "npu-smi.txt").write_text(said.stdout + said.stderr, encoding="utf-8")
+        output = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=60, check=False)
+        (out / "npu-smi.txt").write_text(output.stdout + output.stderr, encoding="utf-8")
     return record
 
 
 def bundle(out: Path) -> Path:
-    """Everything in the folder, as one file beside it."""
+    """Pack the folder into one file next to it."""
     file = out.with_suffix(".tar.gz")
     with tarfile.open(file, "w:gz") as archive:
         archive.add(out, arcname=out.name)
@@ -142,13 +142,13 @@ def bundle(out: Path) -> Path:
 
 
 def main() -> int:
-    """Run the day."""
+    """Run the hardware day."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=Path("npu-hardware-day"), help="a folder; FOLDER.tar.gz comes beside it"
+        "--out", type=Path, default=Path("npu-hardware-day"), help="a folder; FOLDER.tar.gz is written next to it"
     )
-    parser.add_argument("--rehearse", action="store_true", help="in small, on the emulator or on a device")
-    parser.add_argument("--steps", help="names, comma-separated; default: all")
+    parser.add_argument("--rehearse", action="store_true", help="run fewer cases, on the emulator or on a device")
+    parser.add_argument("--steps", help="names of steps, comma-separated; default: all")
     args = parser.parse_args()
     if not args.rehearse:
         require_hardware("the hardware day")

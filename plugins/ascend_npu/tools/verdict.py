@@ -1,6 +1,6 @@
-"""Run the plugin's tests and the contract's three tiers on whatever NPU is here, and write one file that says so.
+"""Verdict of the plugin's tests and the contract's three tiers on the NPU at hand, written to one file.
 
-python plugins/ascend_npu/tools/verdict.py --out verdict.json              # stamped, on the emulator too
+python plugins/ascend_npu/tools/verdict.py --out verdict.json              # also on the emulator; the file names it
 python plugins/ascend_npu/tools/verdict.py --out verdict.json --hardware   # refuses to run on the emulator
 """
 
@@ -22,19 +22,19 @@ from draftmark_ascend_npu.device import machine, require_hardware, stamp
 
 TESTS = Path(__file__).parent.parent / "tests"
 SEED = "1"
-"""Of the emulator's schedule while the contract runs."""
+"""Seed of the emulator's schedule while the contract runs."""
 PACKAGES = ("draftmark", "draftmark-ascend-npu", "torch", "torch-npu", "transformers")
 
 
 def main() -> int:
-    """The worse of the two runs' exit codes."""
+    """Run tests and contract; return the larger of their exit codes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where to write the verdict")
-    parser.add_argument("--hardware", action="store_true", help="refuse to run without an NPU")
+    parser.add_argument("--hardware", action="store_true", help="fail without a hardware NPU")
     parser.add_argument("--workers", default="2", help="pytest-xdist processes for the contract")
-    parser.add_argument("--sample", type=int, default=0, help="at most so many cases of each check; 0 for all")
+    parser.add_argument("--sample", type=int, default=0, help="most cases of each check; 0 for all")
     args = parser.parse_args()
-    device = require_hardware("make test-npu-hardware") if args.hardware else stamp()
+    device = require_hardware("verdict.py --hardware") if args.hardware else stamp()
     print(f"device: {device}", flush=True)
     emulated = machine().emulated
     record: dict[str, Any] = {"device": device, "machine": machine().record(), "versions": versions()}
@@ -46,11 +46,11 @@ def main() -> int:
         config = Path(folder, "pytest.ini")
         config.write_text("[pytest]\n", encoding="utf-8")
         own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark_contract"]
-        # Lazy streams for the tests, a drawn schedule for the contract; hardware has its own.
-        # Pools of 2**31 elements one after another: two at a time do not fit a small machine's memory.
+        # On the emulator tests run with lazy streams and the contract with a random schedule. Pools of 2**31 elements
+        # run in one process, because two of them do not fit into a small machine's memory.
         shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}", f"--attn-sample={args.sample}"]
         _pytest([*shared, "-k", "reach_past_int32"], "1", DRAFTMARK_NPU_SEED=SEED)
-        # 33 requests of 8192 tokens each, by an emulator, take an hour that says nothing of a device.
+        # On the emulator 33 requests of 8192 tokens each take an hour and show nothing about a device.
         most = ["-k", "not full_size"] if emulated else []
         run = _pytest([*shared, *most], args.workers, DRAFTMARK_NPU_SEED=SEED)
         record["contract"] = json.loads(contract.read_text(encoding="utf-8")) if contract.is_file() else {}
@@ -58,8 +58,8 @@ def main() -> int:
         record["contract"]["exercised"] = exercised(record["contract"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    said = record["contract"].get("line", "the contract gave no verdict")
-    print(f"{device}: {said}\n{record['contract']['exercised']}\nwrote {args.out}")
+    line = record["contract"].get("line", "the contract gave no verdict")
+    print(f"{device}: {line}\n{record['contract']['exercised']}\nwrote {args.out}")
     return int(max(record["tests"]["exit_code"], run["exit_code"]))
 
 
@@ -72,7 +72,7 @@ def _pytest(arguments: list[str], workers: str, **environment: str) -> dict[str,
 
 
 def exercised(contract: dict[str, Any]) -> str:
-    """How much of the suite was judged, and not passed by refusing."""
+    """Return one line with the share of the suite that ran and was not refused."""
     results = contract.get("results", [])
     ran = [one for one in results if one["outcome"] != "refused"]
     device = [[one for one in some if one["tier"] == "device"] for some in (ran, results)]
@@ -84,7 +84,7 @@ def exercised(contract: dict[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what was run."""
+    """Return the versions of Python and of the packages under test."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-// Which operators an A2 or A3 runs on its AICPU: slow there, and nothing for a captured graph.
+// Operators that an A2 or A3 runs on its AICPU, which is slow and cannot be captured.
 #pragma once
 
 #include <string>

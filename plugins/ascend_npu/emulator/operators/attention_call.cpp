@@ -1,4 +1,4 @@
-// What the length lists count, and how much scratch memory they ask for.
+// Meaning of the length lists, and scratch memory that they need.
 #include "attention_call.h"
 
 #include <algorithm>
@@ -7,20 +7,20 @@ namespace emulator {
 
 static int64_t listed(const std::vector<int64_t>& list, int64_t request) { return list[list.size() == 1 ? 0 : request]; }
 
-// In TND rows are a running sum; elsewhere one number a request, or one for all, or none.
+// In TND rows are a running sum. In other layouts the list has one number per request, one for all, or none.
 int64_t AttentionCall::rows_of(int64_t request) const {
     if (packed()) return q_lens[request] - (request == 0 ? 0 : q_lens[request - 1]);
     return q_lens.empty() ? q.size(1) : listed(q_lens, request);
 }
 
-// Keys in pages are one number a request in every layout; packed keys without pages are a running sum.
+// With pages the list has each request's keys in every layout. Packed keys without pages are a running sum.
 int64_t AttentionCall::keys_of(int64_t request) const {
     if (packed() && !paged()) return kv_lens[request] - (request == 0 ? 0 : kv_lens[request - 1]);
     return kv_lens.empty() ? k.size(1) : listed(kv_lens, request);
 }
 
-// Of the order of CANN 9.1's, in small: a base, and more where the lists choose a split over the keys (many keys, few
-// rows, few tasks). So a workspace that was asked for other lists can be too small, as on a device.
+// A small model of CANN 9.1's sizes: a base, plus memory if the lists lead to a split over keys (many keys, few rows, few
+// tasks). So a workspace for other lists can be too small, as on a device.
 constexpr uint64_t BASE = 1 << 20;
 constexpr uint64_t TILE = 64 << 10;
 constexpr int64_t CORES = 24, LONG = 1024, FEW_ROWS = 16, STACK = 512;

@@ -1,4 +1,4 @@
-// Attention as its page defines it, request by request, in float32. It knows nothing of drafts, prefixes or trees.
+// Attention as its page defines it, one request at a time, in float32. It has no notion of drafts, prefixes or trees.
 #include "attention_call.h"
 
 namespace emulator {
@@ -16,13 +16,14 @@ at::Tensor gather(const AttentionCall& c, const at::Tensor& cache, int64_t reque
     return pages.flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, c.head_dim()});
 }
 
-// "The user must ensure a triangle": ones above the diagonal. A corner and the last row tell it from poison and zeros.
+// The page: "The user must ensure a triangle" of ones above the diagonal. A corner and the last row rule out poison and
+// zeros.
 void check_triangle(const at::Tensor& mask) {
     constexpr int64_t CORNER = 128;
     auto whole = mask.view({mask.size(-2), mask.size(-1)});
     auto corner = whole.slice(0, 0, CORNER).slice(1, 0, CORNER).to(at::kBool);
     bool triangle = corner.equal(at::ones({CORNER, CORNER}, at::kBool).triu(1)) && !whole[-1].any().item<bool>();
-    if (!triangle) throw std::invalid_argument("atten_mask of sparse_mode 2 … 4 is no triangle of ones above the diagonal");
+    if (!triangle) throw std::invalid_argument("atten_mask of sparse_mode 2 … 4 must be a triangle of ones above the diagonal");
 }
 
 // The dense mask of one request: [rows, keys].
@@ -32,7 +33,7 @@ at::Tensor dense(const at::Tensor& mask, int64_t request, int64_t rows, int64_t 
     return one.slice(0, 0, rows).slice(1, 0, keys);
 }
 
-// What a row may see, or undefined for all: bool [rows, keys].
+// Keys that each row sees, bool [rows, keys]; undefined if all rows see all keys.
 at::Tensor visible(const AttentionCall& c, int64_t request, int64_t rows, int64_t keys) {
     if (!c.mask.defined()) return {};
     if (c.sparse_mode <= 1) return dense(c.mask, request, rows, keys).to(at::kBool).logical_not();
@@ -49,7 +50,7 @@ struct Answer {
 
 Answer attend(const AttentionCall& c, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& seen) {
     auto rows = q.size(0), dim = q.size(2), group = c.num_heads / c.num_kv_heads;
-    // Without keys CANN's packed kernel gives 0, and +inf for the log-sum-exp; the page says nothing of the latter.
+    // Without keys CANN's packed kernel returns 0, and +inf for the log-sum-exp, which the page does not mention.
     if (k.size(0) == 0) return {at::zeros(q.sizes(), at::kFloat), at::full({rows, c.num_heads}, INFINITY)};
     auto heads_first = [&](const at::Tensor& t) { return t.to(at::kFloat).permute({1, 0, 2}).repeat_interleave(group, 0); };
     auto scores = at::matmul(q.to(at::kFloat).permute({1, 0, 2}), heads_first(k).transpose(1, 2)) * c.scale;
@@ -74,7 +75,7 @@ void compute_packed(AttentionCall& c) {
     }
 }
 
-// Rows past a request's length keep what was there.
+// Rows past a request's length are not written.
 void compute_padded(AttentionCall& c) {
     for (int64_t r = 0; r < c.requests(); ++r) {
         auto rows = c.rows_of(r), keys = c.keys_of(r);

@@ -1,5 +1,5 @@
-// What the fused attention operator accepts. PAGE: torch_npu.npu_fused_infer_attention_score, products A2 and A3.
-// HOST: what the public host code of CANN 8.5 to 9.1 lets pass, where that is narrower or wider than the page.
+// Rules of the fused attention operator. PAGE: torch_npu.npu_fused_infer_attention_score, products A2 and A3.
+// HOST: checks in the public host code of CANN 8.5 to 9.1, where they are narrower or wider than the page.
 // CALLS: vllm-ascend 0.23, attention/attention_v1.py.
 #include "attention_call.h"
 
@@ -41,7 +41,7 @@ void check_head_dim(const AttentionCall& c, int64_t dim) {
     } else if (c.grouped()) {
         rule(dim <= PACKED_DIM && dim % 16 == 0, size + ", but TND with grouped heads takes multiples of 16 to 256" + host("TND, grouped"));
     } else {
-        rule(one_of(dim, {64, 128, 192}), size + ", but TND with as many KV heads takes 64, 128 or 192" + host("TND, not grouped"));
+        rule(one_of(dim, {64, 128, 192}), size + ", but TND without grouped heads takes 64, 128 or 192" + host("TND, not grouped"));
     }
 }
 
@@ -100,7 +100,7 @@ void check_table(const AttentionCall& c) {
 }
 
 void check_pages(const AttentionCall& c) {
-    // PAGE forbids TND with pages in one section and limits its block size in another; HOST takes it, CALLS use it with 128.
+    // PAGE forbids TND with pages in one section and limits its block size in another. HOST accepts it, CALLS use 128.
     if (c.packed())
         rule(c.block_size > 0 && c.block_size % 16 == 0 && c.block_size <= PACKED_BLOCK,
              "block_size in TND is a multiple of 16, at most 512" + host("TND; vllm-ascend 0.23 pages TND with 128"));
@@ -116,13 +116,13 @@ void check_pages(const AttentionCall& c) {
 void check_triangle_use(const AttentionCall& c) {
     rule(c.mask.numel() == TRIANGLE * TRIANGLE && c.mask.size(-1) == TRIANGLE, "atten_mask must be 2048 × 2048 in sparse_mode 2 … 4" + page("atten_mask"));
     if (c.packed()) rule(c.sparse_mode != 2, "sparse_mode in TND is 0, 3 or 4" + host("TND"));
-    // The older path refuses it, the newer one has no check: its rows would see nothing.
+    // CANN's older path refuses fewer keys than rows. The newer path has no check, and its rows would see no key.
     for (int64_t r = 0; c.sparse_mode >= 3 && r < c.requests(); ++r)
         rule(c.rows_of(r) == 0 || c.keys_of(r) >= c.rows_of(r),
              "a request has " + std::to_string(c.keys_of(r)) + " keys for " + std::to_string(c.rows_of(r)) + " rows in sparse_mode 3 or 4" + host("older path"));
 }
 
-// [Q, S], [1 or B, Q, S] or [1 or B, 1, Q, S]; Q and S may be larger than what is used, for alignment.
+// Shape [Q, S], [1 or B, Q, S] or [1 or B, 1, Q, S]. For alignment Q and S may exceed the rows and keys.
 void check_dense(const AttentionCall& c) {
     rule(!c.packed(), "TND takes no full atten_mask; only BSH, BSND and BNSD do" + page("atten_mask"));
     rule(!c.paged(), "a full atten_mask over pages would span the whole block table; it is not emulated");

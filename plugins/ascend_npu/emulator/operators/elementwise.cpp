@@ -1,4 +1,4 @@
-// Operators that work element by element.
+// Element-wise operators.
 #include "executor.h"
 
 using namespace emulator;

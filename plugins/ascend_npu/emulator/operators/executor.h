@@ -1,4 +1,4 @@
-// Two-phase operators: …GetWorkspaceSize checks rules and prepares the work, the second call gives it to a stream.
+// Two-phase operators: …GetWorkspaceSize checks rules and prepares the work; the second call enqueues it on a stream.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ using Work = std::function<void()>;
 
 struct Operands {
     std::vector<std::pair<void*, size_t>> ranges;  // memory that the operator may touch
-    std::vector<at::ScalarType> dtypes;            // of its tensors, in the order of its arguments
+    std::vector<at::ScalarType> dtypes;            // data types of its tensors, in the order of its arguments
 };
 
 }  // namespace emulator
@@ -30,13 +30,13 @@ namespace emulator {
 
 struct Stream;
 
-// Note the memory of a tensor for the operator that is being prepared in this thread.
+// Record a tensor's memory for the operator that this thread prepares.
 void touched(const aclTensor& tensor);
 
-// Scratch memory that the operator being prepared in this thread asks for; none unless it says so.
+// Set the scratch memory of the operator that this thread prepares; the default is none.
 void needs_workspace(uint64_t bytes);
 
-// Raised by a rule: the operator rejects its arguments, for the reason given, with the page or call it comes from.
+// Raised by a rule when the operator rejects its arguments. The text has the reason and its source.
 struct Rejected : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -48,7 +48,7 @@ inline void rule(bool holds, const std::string& sentence) {
 int prepare(const char* name, uint64_t* size, aclOpExecutor** executor, const std::function<Work()>& make);
 int launch(const char* name, void* workspace, uint64_t size, aclOpExecutor* executor, Stream* stream);
 
-// Work that computes `value` and stores it in `out`, converting its dtype, as the device's kernels do.
+// Work that computes `value` and stores it in `out` with a dtype conversion, as the device's kernels do.
 Work into(const aclTensor* out, std::function<at::Tensor()> value);
 
 }  // namespace emulator

@@ -1,5 +1,5 @@
-// aclnnFlashAttentionScore: what torch's scaled_dot_product_attention becomes on an NPU. The plugin never calls it; a
-// model that is loaded and looked at before it decodes does. Page: torch_npu.npu_fusion_attention, BNSD.
+// aclnnFlashAttentionScore, which torch's scaled_dot_product_attention calls on an NPU. The plugin never calls it; the
+// probe of a loaded model does. Page: torch_npu.npu_fusion_attention, BNSD.
 #include "executor.h"
 
 using namespace emulator;
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t TRIANGLE = 2048;
 
-// What no row may look at, bool that broadcasts to [B, N, S1, S2]; undefined for nothing.
+// Masked keys, a bool that broadcasts to [B, N, S1, S2]; undefined without a mask.
 at::Tensor hidden(const at::Tensor& mask, int64_t sparse_mode, int64_t rows, int64_t keys) {
     if (!mask.defined()) return {};
     if (sparse_mode == 0) return mask.to(at::kBool);
@@ -43,7 +43,7 @@ ACLNN(aclnnFlashAttentionScore,
           rule(pse == nullptr && drop == nullptr && padding == nullptr && keep == 1.0, "dropout and biases are not emulated");
           rule(prefix == nullptr || prefix->values.empty(), "prefixes are not emulated");
           rule(sparse_mode == 0 || sparse_mode == 2, "sparse_mode other than 0 and 2 is not emulated");
-          rule(heads == query->sizes[1] && heads % key->sizes[1] == 0, "heads must be a multiple of those of the keys");
+          rule(heads == query->sizes[1] && heads % key->sizes[1] == 0, "query heads must be a multiple of key heads");
           auto hide = hidden(T(mask), sparse_mode, query->sizes[2], key->sizes[2]);
           return [=, q = T(query), k = T(key), v = T(value), o = T(out), h = T(high), s = T(sum)]() mutable {
               auto answer = attend(q, k, v, hide, scale);

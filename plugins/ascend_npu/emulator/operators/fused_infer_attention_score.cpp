@@ -1,11 +1,11 @@
-// The fused attention operator's entry points on A2 and A3: V3 is what torch_npu.npu_fused_infer_attention_score calls,
-// V4 what npu_fused_infer_attention_score_v2 calls. V5 is the same for the product after, and is not here.
+// Entry points of the fused attention operator on A2 and A3. torch_npu.npu_fused_infer_attention_score calls V3, and
+// npu_fused_infer_attention_score_v2 calls V4. V5, for the next product, is not emulated.
 #include "attention_call.h"
 
 using namespace emulator;
 using Tensor = aclTensor*;
 
-// The arguments that both versions have, in their order: up to the scales of rope, and from the number of heads on.
+// Arguments of both versions in their order: up to the scales of rope, and from the number of heads on.
 #define INPUTS \
      Tensor query, aclTensorList* keys, aclTensorList* values, Tensor pse_shift, Tensor mask, aclIntArray* q_lens, \
      aclIntArray* kv_lens, Tensor dequant1, Tensor quant1, Tensor dequant2, Tensor quant2, Tensor offset2, Tensor \
@@ -24,7 +24,7 @@ static at::Tensor only(const aclTensorList* list) {
     return T(list->tensors[0]);
 }
 
-// A macro, because it names the arguments above. MORE and QUERY_MODE are what V4 has beside those of V3.
+// A macro, because it uses the arguments above by name. MORE and QUERY_MODE are V4's additional arguments.
 #define CALL(MORE, QUERY_MODE)                                                                                         \
     [&] {                                                                                                              \
         rule(prefix_len == nullptr && antiquant_mode == 0 && key_mode == 0 && value_mode == 0 && QUERY_MODE == 0,      \
@@ -47,7 +47,7 @@ static Work prepared(AttentionCall call) {
     return [call]() mutable { compute(call); };
 }
 
-// The largest workspace of any later lists: the same rules, no work.
+// Query of the largest workspace for any later lists: it checks the rules and does no work.
 static Work sized(const AttentionCall& call) {
     needs_workspace(max_workspace_of(call));
     return [] {};

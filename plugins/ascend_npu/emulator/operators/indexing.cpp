@@ -5,7 +5,7 @@ using namespace emulator;
 using Tensor = aclTensor*;
 using Scalar = aclScalar*;
 
-// An index out of range reads or writes foreign memory on the device; here it is an error that names the operator.
+// On a device an index out of range reads or writes other memory. Here it is an error that names the operator.
 static at::Tensor in_range(const at::Tensor& index, int64_t size) {
     if (index.numel() > 0) {
         auto low = index.min().item<int64_t>(), high = index.max().item<int64_t>();
@@ -61,7 +61,7 @@ static c10::List<std::optional<at::Tensor>> indices_of(const std::vector<at::Ten
     c10::List<std::optional<at::Tensor>> list;
     for (size_t d = 0; d < tensors.size(); ++d) {
         auto& one = tensors[d];
-        // An axis without an index comes as an empty tensor. One behind which nothing follows is an index of no elements.
+        // An empty tensor stands for an axis without an index. As the last entry it is an index of zero elements.
         bool empty = one.defined() && one.dim() == 1 && one.numel() == 0 && self.size(d) != 0;
         bool absent = !one.defined() || (empty && d + 1 < tensors.size());
         if (absent) list.push_back(std::nullopt);
@@ -110,7 +110,7 @@ ACLNN(aclnnRepeatInterleaveIntWithDim, (Tensor self, int64_t repeats, int64_t di
 ACLNN(aclnnTriu, (Tensor self, int64_t diagonal, Tensor out), { return into(out, [a = T(self), diagonal] { return at::triu(a, diagonal); }); })
 ACLNN(aclnnTril, (Tensor self, int64_t diagonal, Tensor out), { return into(out, [a = T(self), diagonal] { return at::tril(a, diagonal); }); })
 
-// CANN 9.1 has no such kernel for an A2 or A3.
+// CANN 9.1 has no fill kernel for float8 on an A2 or A3.
 static void no_float8(const aclTensor* self) {
     rule(!isFloat8Type(self->dtype), "float8 cannot be filled on this product; fill its bytes as uint8");
 }
@@ -128,7 +128,7 @@ ACLNN(aclnnInplaceOne, (Tensor self), { no_float8(self); return [a = T(self)]() 
 ACLNN(aclnnArange, (Scalar start, Scalar end, Scalar step, Tensor out), {
     return into(out, [from = S(start), to = S(end), by = S(step), options = T(out).options()] { return at::arange(from, to, by, options); });
 })
-// How many there are is known when the operator has run: torch_npu waits, then asks aclGetViewShape.
+// The number of results is known after the operator has run: torch_npu waits, then calls aclGetViewShape.
 ACLNN(aclnnNonzero, (Tensor self, Tensor out), {
     return [a = T(self), o = T(out), out]() mutable {
         auto found = at::nonzero(a);

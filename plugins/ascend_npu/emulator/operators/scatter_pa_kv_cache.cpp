@@ -1,4 +1,4 @@
-// aclnnScatterPaKvCache: rows of K and V to the slots of a paged cache.
+// aclnnScatterPaKvCache: stores rows of K and V at slots of a paged cache.
 // Rules: the operator page of torch_npu.npu_scatter_pa_kv_cache (products A2 and A3), scenario one.
 #include <unordered_set>
 
@@ -21,7 +21,7 @@ void check(const at::Tensor& rows, const at::Tensor& cache, const at::Tensor& sl
     rule(slots.dim() == 1 && slots.size(0) == rows.size(0), "slot_mapping must have one slot for each row" + PAGE);
 }
 
-// Seen only when the slots' values are: when the operator runs.
+// The slots' values are known only when the operator runs.
 void check_values(const at::Tensor& slots, int64_t capacity) {
     std::unordered_set<int64_t> seen;
     auto values = slots.to(at::kLong).contiguous();

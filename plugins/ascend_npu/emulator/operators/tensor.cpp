@@ -29,7 +29,7 @@ at::ScalarType dtype_of(int code) {
     }
 }
 
-// Not through item(): the caller's thread may have a dispatch mode that would see the call.
+// item() is avoided, because a dispatch mode of the caller's thread would see the call.
 static at::Scalar scalar_of(const void* value, at::ScalarType dtype) {
     switch (dtype) {
         case at::kFloat: return *static_cast<const float*>(value);

@@ -1,4 +1,4 @@
-// What torch_npu hands to operators, and torch's view of it. The layouts are ours: the C interface keeps them opaque.
+// Arguments of operators, and torch's view of them. Their layouts are the emulator's, as the C interface is opaque.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@ struct aclTensor {
     std::vector<int64_t> sizes, strides;
     int64_t offset;
     void* storage;
-    at::Tensor view;  // on the host memory that stands for the device's
+    at::Tensor view;  // of the host memory that stands for device memory
     void* start() const;
     size_t span() const;  // bytes from start() to the last element
 };

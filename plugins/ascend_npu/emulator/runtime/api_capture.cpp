@@ -1,4 +1,4 @@
-// Captured models and task groups, as the C interface names them.
+// C interface of captured models and task groups.
 #include "capture.h"
 #include "log.h"
 #include "machine.h"
@@ -39,7 +39,7 @@ API Status aclmdlRIExecuteAsync(Model* model, Stream* stream) {
     return execute(model, stream);
 }
 
-API Status aclmdlRIDestroy(Model*) { return OK; }  // kept: queued replays may still name it
+API Status aclmdlRIDestroy(Model*) { return OK; }  // kept, because queued replays may still use it
 
 API Status aclmdlRICaptureTaskGrpBegin(Stream* stream) {
     log_call("group begin" + of(stream));

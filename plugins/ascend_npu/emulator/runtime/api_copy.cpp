@@ -1,4 +1,4 @@
-// Copies. A pinned source is read when the copy runs, not when it is asked: who overwrites it early sees the damage.
+// Copies. A pinned source is read when the copy runs, not when it is enqueued, so that early overwriting shows.
 #include <cstring>
 #include <vector>
 
@@ -24,7 +24,7 @@ static Copy resolve(Copy kind, const void* target, const void* source) {
     return is_device(source) ? Copy::DeviceToHost : Copy::HostToHost;
 }
 
-// Which side of a copy is not where it should be; empty when both are.
+// Error of a source or target in the wrong memory; empty if both are right.
 static std::string misplaced(Copy kind, void* target, size_t room, const void* source, size_t bytes) {
     if (bytes > room) return "the target holds " + std::to_string(room) + " bytes, fewer than the " + std::to_string(bytes) + " to copy";
     bool to_device = kind == Copy::HostToDevice || kind == Copy::DeviceToDevice;
@@ -74,5 +74,5 @@ API Status aclrtMemcpyAsync(void* target, size_t room, const void* source, size_
         return refuse(stream->capturing, std::string("an asynchronous copy ") + kind_name(kind) + " with pageable host memory");
     if (kind == Copy::HostToDevice) return submit(stream, staged_task(target, source, bytes));
     if (auto status = submit(stream, copy_task(target, source, bytes, kind)); status != OK) return status;
-    return synchronize(stream);  // pageable memory may be gone before a lazy stream comes to it
+    return synchronize(stream);  // pageable memory may be freed before a lazy stream reads it
 }

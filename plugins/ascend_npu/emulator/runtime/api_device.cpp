@@ -1,4 +1,4 @@
-// One device, one context, and the answers to what torch_npu asks when it starts.
+// C interface of the device: one device, one context, and the properties that torch_npu reads at its start.
 #include <cstring>
 
 #include "log.h"
@@ -60,11 +60,11 @@ API Status aclrtGetMemInfo(int, size_t* free, size_t* total) {
 }
 
 API Status aclGetDeviceCapability(uint32_t, int, int64_t* value) {
-    *value = 24;  // AI cores and vector cores alike
+    *value = 24;  // number of AI cores and of vector cores
     return OK;
 }
 
-// Attributes by their public numbers: 301 total memory, 302 L2 cache; what counts cores is 24.
+// Attributes by their public numbers: 301 is total memory, 302 the L2 cache. Numbers of cores are 24.
 API Status aclrtGetDeviceInfo(uint32_t, int attribute, int64_t* value) {
     *value = attribute == 301 ? int64_t(settings().hbm_bytes) : attribute == 302 ? 192 << 20 : 24;
     return OK;
@@ -85,7 +85,7 @@ API Status aclsysGetVersionStr(const char*, char* version) {
     return OK;
 }
 
-// Settings that change nothing here.
+// Settings without effect in the emulator.
 API Status aclrtSetDeviceSatMode(int) { return OK; }
 API Status aclrtSetOpExecuteTimeOut(uint32_t) { return OK; }
 API Status aclrtSetOpWaitTimeout(uint32_t) { return OK; }

@@ -15,7 +15,7 @@ API Status aclrtMalloc(void** pointer, size_t bytes, int) {
 
 API Status aclrtMallocAlign32(void** pointer, size_t bytes, int policy) { return aclrtMalloc(pointer, bytes, policy); }
 
-// The device may still use the memory: as on hardware, freeing waits.
+// Freeing waits, as on hardware, because the device may still use the memory.
 API Status aclrtFree(void* pointer) {
     log_call("aclrtFree");
     if (auto status = synchronize_device(); status != OK) return status;
@@ -42,7 +42,7 @@ API Status aclrtMemsetAsync(void* pointer, size_t, int32_t value, size_t count, 
                            }});
 }
 
-struct PointerAttributes {  // aclrtPtrAttributes: where the memory lies, then its page size
+struct PointerAttributes {  // aclrtPtrAttributes: location of the memory, then its page size
     uint32_t id;
     uint32_t type;
     uint32_t page_size;

@@ -1,4 +1,4 @@
-// Streams and events, as the C interface names them.
+// C interface of streams and events.
 #include "log.h"
 #include "machine.h"
 
@@ -73,5 +73,5 @@ API Status aclrtSynchronizeEvent(Event* event) {
 }
 
 API Status aclrtEventElapsedTime(float*, Event*, Event*) {
-    die("aclrtEventElapsedTime was called: the emulator has no clock, and its times would mean nothing");
+    die("aclrtEventElapsedTime was called: the emulator has no clock, so it cannot measure time");
 }

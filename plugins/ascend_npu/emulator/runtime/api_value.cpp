@@ -1,5 +1,5 @@
-// Waits for and writes of a word of device memory. torch_npu makes its external events of them: record writes 1, wait
-// waits for 1 and writes 0.
+// Waits for and writes of a word of device memory. torch_npu's external events use them: record writes 1, wait waits
+// for 1 and writes 0.
 #include "log.h"
 #include "machine.h"
 #include "memory.h"
@@ -22,7 +22,7 @@ API Status aclrtValueWait(uint64_t* address, uint64_t value, Until until, Stream
     if (auto why = outside_device(address, 8); !why.empty()) return fail(PARAM_INVALID, "aclrtValueWait: " + why);
     return submit(stream, {"wait for an external event",
                            [=] { return holds(*address, value, until) ? Step::Done : Step::Blocked; },
-                           [] { return std::string("an external event that nobody recorded"); }});
+                           [] { return std::string("an external event that was never recorded"); }});
 }
 
 API Status aclrtValueWrite(uint64_t* address, uint64_t value, uint32_t, Stream* stream) {

@@ -38,7 +38,7 @@ Status begin_capture(Stream* stream, Mode mode) {
     Lock lock(machine().lock);
     if (stream == nullptr || stream == default_stream())
         return fail(PARAM_INVALID, "the default stream cannot capture");
-    if (!active().empty()) return refuse(*active().begin(), "a second capture was begun inside the first");
+    if (!active().empty()) return refuse(*active().begin(), "a second capture began inside the first");
     auto* model = new Model;
     model->id = next++;
     model->mode = mode;
@@ -61,7 +61,7 @@ void append(Stream* stream, TaskPointer task) {
 Status end_capture(Stream* stream, Model** result) {
     Lock lock(machine().lock);
     auto* model = stream->capturing;
-    if (model == nullptr || model->origin != stream) return fail(PARAM_INVALID, "the stream began no capture");
+    if (model == nullptr || model->origin != stream) return fail(PARAM_INVALID, "the stream has not begun a capture");
     if (stream->group != nullptr) refuse(model, "a task group was left open");
     for (auto* member : model->members) {
         member->capturing = nullptr;
@@ -109,7 +109,7 @@ static std::string mismatch(const std::vector<TaskPointer>& before, const std::v
     return "";
 }
 
-// The new tasks take effect in the order of the update stream, not when the host says so.
+// The new tasks take effect in the order of the update stream, not at the host's call.
 Status end_update(Stream* stream) {
     Lock lock(machine().lock);
     auto* group = std::exchange(stream->updating, nullptr);
@@ -122,7 +122,7 @@ Status end_update(Stream* stream) {
                            }});
 }
 
-// A replay is one task that keeps its place in the model when an external event blocks it.
+// A replay is one task. It keeps its position in the model while an external event blocks it.
 struct Replay {
     Model* model;
     size_t node = 0;

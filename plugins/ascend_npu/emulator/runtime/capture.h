@@ -1,5 +1,5 @@
-// Captured models: what a stream was told while it captured, replayed in that order; and task groups, whose tasks an
-// update replaces between two replays.
+// Captured models: tasks enqueued during capture, replayed in that order. Task groups: tasks that an update replaces
+// between two replays.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ struct Group {
     std::vector<TaskPointer> tasks;
 };
 
-// One entry: a task, or a whole group in its place.
+// One entry: a task or a task group.
 struct Node {
     TaskPointer task;
     Group* group = nullptr;
@@ -27,10 +27,10 @@ struct Model {
     uint32_t id = 0;
     Mode mode = Mode::Global;
     Stream* origin = nullptr;
-    std::vector<Stream*> members;  // streams that take part while it is captured
+    std::vector<Stream*> members;  // streams that take part in the capture
     std::vector<Node> nodes;
     std::vector<std::unique_ptr<Group>> groups;
-    std::string invalid;           // why the capture can no longer succeed
+    std::string invalid;           // reason for which the capture has failed
     bool replaying = false;
 };
 
@@ -46,10 +46,10 @@ Status end_update(Stream* stream);
 
 Status execute(Model* model, Stream* stream);
 
-// Fail a call that no capture may contain, and spoil the capture, as the device does.
+// Fail a call that a capture must not contain, and invalidate the capture, as the device does.
 Status refuse(Model* model, const std::string& why);
 
-// A capture under way whose mode forbids waits anywhere, or nullptr; `exchange` sets the calling thread's mode.
+// The running capture with a mode that forbids waits in every stream, or nullptr. `exchange` sets the thread's mode.
 Model* strictest_capture();
 Mode exchange_mode(Mode mode);
 

@@ -1,4 +1,4 @@
-// Events. A wait is for the latest record that was asked before it.
+// Events. A wait waits for the latest record that was enqueued before it.
 #include "capture.h"
 #include "log.h"
 #include "machine.h"
@@ -17,7 +17,7 @@ Event* create_event() {
 
 Status destroy_event(Event* event) {
     Lock lock(machine().lock);
-    machine().events.erase(event);  // the object stays: queued tasks may still name it
+    machine().events.erase(event);  // the object is kept, because queued tasks may still use it
     return OK;
 }
 
@@ -25,7 +25,7 @@ Status record(Event* event, Stream* stream) {
     Lock lock(machine().lock);
     if (stream == nullptr) stream = default_stream();
     if (stream->capturing != nullptr) {
-        event->captured = stream->capturing;  // a fork or a join inside the capture, whose order is the capture's own
+        event->captured = stream->capturing;  // a fork or join inside the capture, ordered by the capture
         return OK;
     }
     event->captured = nullptr;
@@ -58,7 +58,7 @@ Status synchronize(Event* event) {
     Lock lock(machine().lock);
     if (event->captured != nullptr) return refuse(event->captured, "a captured event cannot be synchronised");
     if (auto* model = strictest_capture()) return refuse(model, "an event cannot be synchronised while a stream captures");
-    // No lock in the predicate: it runs on the machine's thread, while this one holds the lock.
+    // The predicate takes no lock: it runs on the machine's thread while this thread holds the lock.
     return machine().drive([event] { return event->done >= event->asked; }, nullptr);
 }
 

@@ -23,7 +23,7 @@ static std::mt19937_64& dice() {
     return generator;
 }
 
-// One thread runs every task: it has no Python state, no dispatch mode, no gradient.
+// One thread runs every task. It has no Python state, no dispatch mode and no gradients.
 class Worker {
 public:
     Worker() { std::thread([this] { loop(); }).detach(); }
@@ -42,7 +42,7 @@ public:
 
 private:
     void loop() {
-        c10::InferenceMode always;  // so that views made inside and outside the caller's inference mode are alike
+        c10::InferenceMode always;  // so that views from inside and outside the caller's inference mode behave alike
         std::unique_lock<std::mutex> lock(guard_);
         self_ = std::this_thread::get_id();
         while (true) {
@@ -117,10 +117,10 @@ void Machine::run_ahead() {
 
 std::string Machine::report() const {
     std::ostringstream text;
-    text << "deadlock: no stream can go on.";
+    text << "deadlock: no stream can continue.";
     for (const auto* stream : streams)
         if (!stream->queue.empty())
-            text << " Stream " << stream->id << " stands at " << stream->queue.front()->name << ", waiting for "
+            text << " Stream " << stream->id << " is at " << stream->queue.front()->name << ", waiting for "
                  << stream->queue.front()->blocked_by() << ";";
     return text.str();
 }

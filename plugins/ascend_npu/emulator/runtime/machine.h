@@ -1,4 +1,4 @@
-// The machine behind the streams: its lock, its thread, who runs next, and what is wrong when nobody can.
+// The machine that runs all streams: its lock, its thread, its scheduler, and its report of a deadlock.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace emulator {
 
-// By number, not by address: one seed is one schedule in every process.
+// Ordered by number and not by address, so that one seed gives one schedule in every process.
 struct ByNumber {
     bool operator()(const Stream* a, const Stream* b) const { return a->id < b->id; }
 };
@@ -21,9 +21,9 @@ struct Machine {
     Stream* standard = nullptr;
     int next_id = 0;
 
-    // Run tasks until `finished`, `first` before the others. Returns DEADLOCK with a report when nothing can run.
+    // Run tasks until `finished`, `first` before other streams. Returns DEADLOCK with a report if no task can run.
     Status drive(const std::function<bool()>& finished, Stream* first);
-    // With a seed: run a few tasks of any stream, as a device that is ahead of the host would.
+    // With a seed: run a few tasks of any stream, as a device does that runs ahead of the host.
     void run_ahead();
 
 private:

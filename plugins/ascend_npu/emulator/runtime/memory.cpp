@@ -34,7 +34,7 @@ Status device_malloc(void** pointer, size_t bytes) {
     if (pointer == nullptr || bytes == 0) return fail(PARAM_INVALID, "aclrtMalloc of 0 bytes");
     if (used + bytes > settings().hbm_bytes) {
         std::ostringstream why;
-        why << "out of HBM: " << bytes << " bytes asked, " << used << " of " << settings().hbm_bytes << " in use";
+        why << "out of HBM: " << bytes << " bytes requested, " << used << " of " << settings().hbm_bytes << " in use";
         return fail(OUT_OF_MEMORY, why.str());
     }
     void* base = mmap(nullptr, mapped(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -65,7 +65,7 @@ static std::string fence_of(uintptr_t start, size_t bytes) {
 Status device_free(void* pointer) {
     std::lock_guard<std::mutex> lock(guard);
     auto found = device.find(reinterpret_cast<uintptr_t>(pointer));
-    if (found == device.end()) return fail(PARAM_INVALID, "aclrtFree of memory that aclrtMalloc did not give");
+    if (found == device.end()) return fail(PARAM_INVALID, "aclrtFree of memory that is not from aclrtMalloc");
     auto [start, bytes] = *found;
     if (auto why = fence_of(start, bytes); !why.empty()) die(why);
     munmap(reinterpret_cast<void*>(start - FENCE_BYTES), mapped(bytes));
@@ -87,7 +87,7 @@ Status pinned_malloc(void** pointer, size_t bytes) {
 Status pinned_free(void* pointer) {
     std::lock_guard<std::mutex> lock(guard);
     if (pinned.erase(reinterpret_cast<uintptr_t>(pointer)) == 0)
-        return fail(PARAM_INVALID, "aclrtFreeHost of memory that aclrtMallocHost did not give");
+        return fail(PARAM_INVALID, "aclrtFreeHost of memory that is not from aclrtMallocHost");
     std::free(pointer);
     return OK;
 }

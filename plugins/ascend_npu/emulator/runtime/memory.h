@@ -1,4 +1,4 @@
-// Device memory is host memory that we hand out, poison and fence. Pinned memory is what aclrtMallocHost gave.
+// Device memory: host memory with poison and fences. Pinned memory: memory from aclrtMallocHost.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace emulator {
 
 constexpr unsigned char POISON = 0xFF;  // NaN in every floating-point format, -1 in every signed integer
-constexpr size_t POISON_BYTES = size_t(1) << 30;  // larger allocations stay untouched: a sparse one must not fill the host
+constexpr size_t POISON_BYTES = size_t(1) << 30;  // larger allocations are not poisoned: a sparse one must not fill the host
 constexpr unsigned char FENCE = 0xA5;
 constexpr size_t FENCE_BYTES = 4096;
 
@@ -22,10 +22,10 @@ Status pinned_free(void* pointer);
 bool is_pinned(const void* pointer);
 bool is_device(const void* pointer);
 
-// Empty when [pointer, pointer + bytes) lies in one live device allocation, else a sentence.
+// An empty string if [pointer, pointer + bytes) lies in one live device allocation, else the error.
 std::string outside_device(const void* pointer, size_t bytes);
 
-// Empty, or which allocation's fence was overwritten. Looks at all of them.
+// Checks all fences. Returns an empty string, or the allocation with an overwritten fence.
 std::string broken_fence();
 
 size_t device_bytes_used();

@@ -1,4 +1,4 @@
-// Where the generated stubs end: a function of the vendor's that the emulator does not have.
+// Target of the generated stubs: a vendor function that the emulator lacks.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -9,8 +9,8 @@
 static std::mutex guard;
 static auto& absent = *new std::string;
 
-// torch_npu's own log, where ASCEND_GLOBAL_LOG_LEVEL=2 lets warnings through: it says which operator it did not find
-// before it falls back to the functions below.
+// torch_npu's log. With ASCEND_GLOBAL_LOG_LEVEL=2 it has a warning with the missing operator, before torch_npu falls
+// back to the functions below.
 API void aclAppLog(int, const char*, const char*, uint32_t, const char* format, ...) {
     char text[512];
     va_list arguments;
@@ -28,10 +28,10 @@ static std::string hint() {
 }
 
 API void emulatorMissing(const char* name) {
-    emulator::die(std::string(name) + " was called, and is not emulated; nothing silently succeeds" + hint());
+    emulator::die(std::string(name) + " was called, but is not emulated" + hint());
 }
 
-// The operators of before aclnn. torch_npu falls back to them when libopapi lacks an operator.
+// Operators of the interface before aclnn. torch_npu falls back to them if libopapi lacks an operator.
 API int aclopCompileAndExecute(const char* operation, ...) {
     emulator::die(std::string("operator ") + operation + " was called as an aclop, and is not emulated" + hint());
 }

@@ -29,7 +29,7 @@ Status destroy_stream(Stream* stream) {
     Lock lock(m.lock);
     auto status = synchronize(stream);
     m.streams.erase(stream);
-    return status;  // the object stays: a late call with it must not touch freed memory
+    return status;  // the object is kept: a late call with it must not access freed memory
 }
 
 Status submit(Stream* stream, Task task) {

@@ -1,4 +1,4 @@
-// Streams are first-in, first-out and lazy: a task runs when something waits for it, or when a seed says so.
+// Streams are first in, first out, and lazy: a task runs when a call waits for it, or when the seeded schedule runs it.
 #pragma once
 
 #include <deque>
@@ -27,7 +27,7 @@ struct Group;
 struct Stream {
     int id = 0;
     std::deque<TaskPointer> queue;
-    Status error = OK;         // sticky: what an asynchronous failure left behind
+    Status error = OK;         // sticky: status of an asynchronous failure
     std::string why;
     Model* capturing = nullptr;
     Group* group = nullptr;    // open task group while capturing
@@ -41,14 +41,14 @@ struct Event {
     Model* captured = nullptr; // recorded inside this capture
 };
 
-// All calls below lock the machine; tasks run on its own thread, so that they never meet the caller's Python state.
+// All calls below lock the machine. Tasks run on the machine's thread, without access to the caller's Python state.
 Stream* create_stream();
 Status destroy_stream(Stream* stream);
 Stream* default_stream();
 Event* create_event();
 Status destroy_event(Event* event);
 
-// Hand a task to a stream: it is queued, or captured, or becomes the replacement in a group's update.
+// Give a task to a stream: the stream queues it, captures it, or uses it in a group's update.
 Status submit(Stream* stream, Task task);
 Status record(Event* event, Stream* stream);
 Status wait(Event* event, Stream* stream);
@@ -59,7 +59,7 @@ Status synchronize_device();
 bool finished(Stream* stream);
 bool finished(Event* event);
 
-// Run `work` on the machine's thread now, in no stream.
+// Run `work` on the machine's thread now, outside all streams.
 void run_now(const std::function<void()>& work);
 
 }  // namespace emulator

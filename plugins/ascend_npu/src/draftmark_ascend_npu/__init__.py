@@ -1,10 +1,11 @@
-"""Fused attention on Ascend NPUs, a speculation tree as a prefix and a masked tail.
+"""Attention backend for Ascend NPUs: fused attention, with a speculation tree as a prefix and a masked tail.
 
-`sizing` and `support` are integers, `lengths` is what the host must know and `recovery` how the device tells it,
-`metadata` writes the device's half, `rules` and `ops` are the operators, which nobody else names, `graph` the only file
-that names graphs, `tree_ops` the loop's, `backend` is the step path. `runtime` imports torch_npu when a backend is
-opened on a device, never before; `device` and `capability` say what is there, `switches` what may be changed from
-outside.
+* `sizing` and `support` compute with integers only.
+* `backend` is the backend, and `metadata` writes its device tensors.
+* `lengths` has the lengths on the host. `recovery` copies lengths back from the device.
+* `rules` and `ops` contain the operators, `graph` the NPU graphs, and `tree_ops` the loop's tree operations.
+* `runtime` imports torch_npu. A backend imports it only when it opens on a device.
+* `device` and `capability` describe the device and CANN. `switches` has the environment variables.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AscendPlugin(BackendPlugin):
-    """Fused attention and NPU graphs; trees as a prefix and a tail, merged by log-sum-exp."""
+    """Plugin of fused attention and NPU graphs. A tree runs as a prefix and a tail, merged by log-sum-exp."""
 
     info = BackendInfo(
         name="ascend_npu",
@@ -39,15 +40,16 @@ class AscendPlugin(BackendPlugin):
     buffers = staticmethod(sizing.buffers)
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Exact lengths, since actual_seq_lengths_kv is a list of the host's; and slots that are unique.
+        """Require unique slots, and exact lengths, since actual_seq_lengths_kv is a list on the host.
 
-        Where the host lags, the device says what they are. Page npu_scatter_pa_kv_cache: "values must not repeat".
+        With overlap the host has only bounds. Then the backend copies the lengths back from the device.
+        The page of npu_scatter_pa_kv_cache states: "values must not repeat".
         """
         lags = geometry.limits.host_lags
         return Requirements(HostLengthsNeed.RECOVERED if lags else HostLengthsNeed.EXACT, unique_slots=True)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """On an NPU that the rules are for; only the metadata runs on CPU tensors."""
+        """Open the backend, on an NPU that the plugin supports or on CPU tensors, which only get metadata."""
         from .backend import AscendBackend
 
         if any(arena[name].device.type == "npu" for name in arena):
@@ -57,7 +59,7 @@ class AscendPlugin(BackendPlugin):
         return AscendBackend(geometry, arena)
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """NPU graphs on an NPU; recorded graphs on the CPU."""
+        """Return NPU graphs on an NPU, and recorded graphs on the CPU."""
         if device.type == "npu":
             from .graph import NpuGraphState
 
@@ -65,7 +67,7 @@ class AscendPlugin(BackendPlugin):
         return super().graph_state(geometry, device)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
-        """Tree operations without AICPU operators."""
+        """Return tree operations without AICPU operators."""
         from .tree_ops import AscendTreeOps
 
         return AscendTreeOps(geometry, device)

@@ -1,4 +1,4 @@
-"""The step path: four plain methods over the arena's buffers, the plan's host lists and the operators."""
+"""Backend over torch_npu's fused attention: host lists, metadata, KV store and attention in one pass or two."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .recovery import Point, Recovery
 
 
 class AscendBackend:
-    """One code path for eager, capture and replay.
+    """Ascend backend with one code path for eager mode, capture and replay.
 
-    A causal tail is one fused call over the pages. A tree is two: the pages of the prefix, unmasked, and the gathered
-    tail under a small dense mask; their log-sum-exps say how much of each the result is.
+    A causal tail is one fused call over the pages. A tree is two calls: one over the pages of the prefix without a
+    mask, and one over the gathered tail under a small dense mask. Their log-sum-exps give the weights of the merge.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -28,36 +28,36 @@ class AscendBackend:
         self._metadata = Metadata(geometry, arena)
         self._plans = Plans()
         self._no_lse = torch.empty(1, dtype=torch.float32, device=self._metadata.triangle.device)
-        # Without overlap nothing is ever asked, and no graph records an event for it.
+        # Without overlap no length is copied back, and no graph records an event for it.
         self._recovery = Recovery(arena[sizing.HOST_LENS], self._plans) if geometry.limits.host_lags else None
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Note the host's lists; eager calls take them, and so do the updates of a replay."""
+        """Store the batch's host lists; eager calls and the updates of a replay read them."""
         self._plans.set(batch)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Slots and block tables; of a tree also its tail's slots and mask."""
+        """Write slots and block tables; for a tree also the tail's slots and mask."""
         self._metadata.write(batch)
         if self._recovery is not None and batch.device.type == "npu":
-            self._ask(batch, self._recovery)
+            self._request_lengths(batch, self._recovery)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots."""
+        """Store K and V of the batch's rows at their slots."""
         from . import ops
 
         ops.scatter_kv(k, v, cache.k, cache.v, self._metadata.slots32(batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows, in one pass or two."""
-        sinks_of(cache, self.geometry)  # raises where some are given: `support` refuses them
+        """Compute attention of all rows, in one pass or two."""
+        sinks_of(cache, self.geometry)  # raises if the cache has sinks: `support` refuses a geometry with sinks
         q = q.contiguous()
         if is_tree(batch):
             self._attend_tree(q, cache, batch, out)
         else:
             self._attend_pages(q, cache, batch, out, None)
 
-    def _ask(self, batch: ForwardBatch, recovery: Recovery) -> None:
-        """Say where the lengths are, for a replay; or fetch them now, for an eager forward that has bounds."""
+    def _request_lengths(self, batch: ForwardBatch, recovery: Recovery) -> None:
+        """Split a captured program here, or fetch the lengths now if an eager forward has only bounds."""
         from .graph import ACTIVE
         from .ops import alias
 
@@ -67,16 +67,16 @@ class AscendBackend:
                 recovery.fetch(step, batch.prefix_lens)
                 recovery.keep(batch.prefix_lens)
         elif not capture.warming:
-            capture.cut(Point(recovery, self._plans, step, alias(batch.prefix_lens)))
+            capture.split(Point(recovery, self._plans, step, alias(batch.prefix_lens)))
 
     def _attend_pages(
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
-        """One call over the pages: with `lse` over the prefix, unmasked; else over prefix and tail."""
+        """Call the operator over the pages: with `lse` over the prefix, unmasked; else over prefix and tail."""
         from .graph import ACTIVE
         from .ops import PagedAttention
 
-        causal = self._metadata.triangle if lse is None and not _lone_rows(batch) else None
+        causal = self._metadata.triangle if lse is None and not _has_single_rows(batch) else None
         pick = _whole if lse is None else _prefix
         target = out if out.is_contiguous() else torch.empty_like(q)
         tables, lse = self._metadata.tables(batch), self._no_lse if lse is None else lse
@@ -91,7 +91,7 @@ class AscendBackend:
             out.copy_(target)
 
     def _lists(self, batch: ForwardBatch, warming: bool) -> HostLists:
-        """Exact lists, from the host or from the device; a warm-up takes any, because nobody reads what it gives."""
+        """Return exact lists, from the host or the device; a warm-up may use bounds, because its output is not read."""
         lists = self._plans.of(batch)
         if lists.exact or warming:
             return lists
@@ -115,7 +115,7 @@ class AscendBackend:
             q.view(blocked), tree.k.view(keys), tree.v.view(keys), tree.mask, self._scale, tree.tail_out.view(blocked),
             tree.tail_lse,
         ).launch()  # fmt: skip
-        # Share of the prefix, e^a / (e^a + e^b) = sigmoid(a - b); nothing where there is no prefix.
+        # Weight of the prefix, e^a / (e^a + e^b) = sigmoid(a - b); zero for a request without a prefix.
         torch.sub(tree.prefix_lse.view_as(tree.weight), tree.tail_lse.transpose(1, 2), out=tree.weight)
         tree.weight.sigmoid_().mul_(tree.has_prefix)
         prefix, tail = tree.merged
@@ -125,10 +125,10 @@ class AscendBackend:
         out.copy_(tail.view(out.shape))
 
 
-def _lone_rows(batch: ForwardBatch) -> bool:
-    """Whether each request brings one row at most, which sees all its keys: no mask, as CANN's decode kernel wants it.
+def _has_single_rows(batch: ForwardBatch) -> bool:
+    """Return true if each request has at most one row. Such a row sees all its keys and needs no mask.
 
-    The decode kernel of CANN 9.1 is chosen without a mask, without a log-sum-exp and with one row a request.
+    CANN 9.1 selects its decode kernel for one row per request, without a mask and without a log-sum-exp.
     """
     return max(batch.q_lens) <= 1
 

@@ -1,4 +1,4 @@
-"""What the conformance suite reads of this plugin, and no engine: the meaning of its metadata, and bytes in use."""
+"""Facts of this plugin that only the conformance suite reads: meaning of its metadata, and bytes in use per batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One pass over prefix and tail, or, where trees may come, one over each; both by the plugin's own table."""
+    """Describe each mode's metadata: one pass over prefix and tail, or one over each if the mode may have trees."""
     named = {"page_table": sizing.TABLES, "slot_mapping": sizing.SLOTS}
     whole = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
     prefix = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX, named)
@@ -27,7 +27,7 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers."""
+    """Return the bytes that one batch uses of each buffer of the plugin."""
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in (sizing.SLOTS, sizing.TABLES)}
     used[sizing.TRIANGLE] = sizing.TRIANGLE_SIDE * sizing.TRIANGLE_SIDE
     used[sizing.HOST_LENS] = batch.padded_reqs * 4

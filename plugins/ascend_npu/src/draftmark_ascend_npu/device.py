@@ -1,8 +1,7 @@
-"""Which device this process has, by what the driver says: an Ascend NPU, or the emulator that stands for one in the
-tests.
+"""Identity of this process's device by the driver's files: an Ascend NPU, or the emulator of the tests.
 
-A device's name proves nothing: any library can give one. Hardware is where the kernel driver shows device files and a
-version. What A2 and A3 need is asked here too, and whoever is not one of them is refused with the reason.
+A device name is no proof, because any library can return one. A device counts as hardware if the kernel driver has made
+device files and reports a version. This module also checks what the plugin needs of an A2 or A3.
 """
 
 from __future__ import annotations
@@ -22,24 +21,25 @@ from .capability import RUNTIME
 
 EMULATED = "emulated, not hardware"
 MARK = "draftmarkEmulatorVersion"
-"""A function that the emulator's runtime has and no vendor's."""
+"""Function that only the emulator's runtime has."""
 PRODUCTS = ("Ascend910B", "Ascend910_93")
-"""Names of Atlas A2 and A3 begin so."""
+"""Prefixes of product names: Atlas A2 and A3."""
 MIN_CANN, MIN_DRIVER = "8.5.0", "25.0.RC1"
-"""CANN: fused attention over pages in TND with float16, and a workspace query that a capture can use. Driver: updates
-of task groups, without which no graph can be replayed."""
+"""CANN: needed for fused attention over pages in TND with float16, and a workspace query that a capture can use.
+Driver: needed for updates of task groups, without which no graph can be replayed."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is known of the device and its software; None where nobody answers.
+    """Facts about the device and its software; None if unknown.
 
     Attributes:
         product: e.g. ``"Ascend910B3"``, from torch_npu.
-        cann, driver: versions.
-        emulated: the runtime is the emulator.
-        files: device files that the kernel driver made.
-        runtime: CANN's runtime, or the emulator's, is found.
+        cann: version of CANN.
+        driver: version of the driver.
+        emulated: true if the runtime is the emulator.
+        files: number of device files that the kernel driver made.
+        runtime: true if CANN's or the emulator's runtime is found.
     """
 
     product: str | None = None
@@ -51,11 +51,11 @@ class Machine:
 
     @property
     def hardware(self) -> bool:
-        """A device that a kernel driver answers for."""
+        """True for a device with a product name, a driver version and device files, and without the emulator."""
         return bool(self.product and self.driver and self.files and not self.emulated)
 
     def stamp(self) -> str:
-        """One line for every result."""
+        """Return one line that identifies the device; every result contains it."""
         if self.emulated:
             return EMULATED
         if not self.runtime:
@@ -65,14 +65,14 @@ class Machine:
         if self.hardware:
             return f"{self.product}, driver {self.driver}, CANN {self.cann or 'unknown'}"
         lacking = " and ".join(["no driver version"] * (not self.driver) + ["no device file"] * (not self.files))
-        return f"no device: the runtime names {self.product}, but there is {lacking} behind it"
+        return f"no device: the runtime reports {self.product}, but there is {lacking}"
 
     def record(self) -> dict[str, Any]:
-        """For a file of results."""
+        """Return the facts as a dictionary for a file of results."""
         return asdict(self) | {"hardware": self.hardware}
 
     def unmet(self) -> list[str]:
-        """What forbids to run here at all; what cannot be asked forbids nothing."""
+        """Return the reasons for which the plugin cannot run on this device; an unknown fact is no reason."""
         reasons = []
         if self.product is not None and not self.product.startswith(PRODUCTS):
             reasons.append(f"{self.product} is neither an A2 ({PRODUCTS[0]}*) nor an A3 ({PRODUCTS[1]}*)")
@@ -83,7 +83,7 @@ class Machine:
 
 @cache
 def machine() -> Machine:
-    """Of this process; imports torch_npu where a runtime is found."""
+    """Return the facts of this process's device; this imports torch_npu if a runtime is found."""
     try:
         runtime = ctypes.CDLL(RUNTIME)
     except OSError:
@@ -96,32 +96,32 @@ def machine() -> Machine:
 
 
 def stamp() -> str:
-    """What every result must say of where it was made. Whatever cannot be told to be hardware is not hardware."""
+    """Return one line that identifies this process's device; without proof of hardware it says that."""
     return machine().stamp()
 
 
 def require_hardware(what: str) -> str:
-    """The stamp of the device.
+    """Return the stamp of a hardware device.
 
     Raises:
-        RuntimeError: there is none, so `what` would say nothing.
+        RuntimeError: the device is no hardware, so a result of `what` would be worthless.
     """
     if not machine().hardware:
         raise RuntimeError(
-            f"{what} means nothing here ({stamp()}); run it on an Ascend NPU with CANN, where /dev/davinci* can be "
-            "seen, and npu-smi or the driver's version.info"
+            f"{what} needs hardware, but this is: {stamp()}; run it on an Ascend NPU with CANN, in a process that can "
+            "see /dev/davinci* and npu-smi or the driver's version.info"
         )
     return stamp()
 
 
 def require_served() -> None:
-    """Raise `BackendError` where the plugin's rules are not the device's."""
+    """Raise `BackendError` if the plugin does not support this device."""
     if reasons := machine().unmet():
         raise BackendError(f"ascend_npu does not run here: {'; '.join(reasons)}")
 
 
 def require_graphs() -> None:
-    """Raise `BackendError` where a graph could not be replayed with lengths of its own."""
+    """Raise `BackendError` if a graph could not be replayed with new lengths."""
     from .capability import VALUE_FUNCTIONS, has_external_events
 
     if not has_external_events():
@@ -132,21 +132,21 @@ def require_graphs() -> None:
     driver = machine().driver
     if driver is not None and older(driver, MIN_DRIVER):
         raise BackendError(
-            f"driver {driver} is older than {MIN_DRIVER}, which brings updates of task groups; install it, or run "
-            "without graphs"
+            f"driver {driver} is older than {MIN_DRIVER}, which is the first with updates of task groups; install "
+            f"{MIN_DRIVER} or later, or run without graphs"
         )
 
 
-# -- what the driver says ---------------------------------------------------------------------------------
+# -- facts of the driver ----------------------------------------------------------------------------------
 
 
 def device_files(folder: Path = Path("/dev")) -> int:
-    """Device files of NPUs that the kernel driver made."""
+    """Return the number of NPU device files that the kernel driver made."""
     return sum(bool(re.fullmatch(r"davinci\d+", one.name)) for one in folder.glob("davinci*"))
 
 
 def driver_version(root: Path = Path("/")) -> str | None:
-    """From the driver's version.info, wherever it was installed, or from npu-smi; None where neither is."""
+    """Return the driver's version from its version.info or from npu-smi; None without either."""
     installed = _field(root / "etc/ascend_install.info", "Driver_Install_Path_Param") or "/usr/local/Ascend"
     for folder in (installed.lstrip("/"), "usr/local/Ascend"):
         if found := _field(root / folder / "driver/version.info", "Version"):
@@ -176,12 +176,12 @@ def _from_npu_smi() -> str | None:
 
 
 def older(version: str, least: str) -> bool:
-    """Whether `version` comes before `least`; 25.0.RC1 comes before 25.0.0, and 8.5.0.alpha001 before 8.5.0."""
+    """Return true if `version` comes before `least`. 25.0.RC1 is before 25.0.0, and 8.5.0.alpha001 before 8.5.0."""
     return _rank(version) < _rank(least)
 
 
 def _rank(version: str) -> tuple[tuple[int, ...], int, int]:
-    """Numbers up to the first word; then alpha, beta, rc, release; then the word's own number."""
+    """Return a sortable key: the leading numbers; then alpha, beta, rc or release; then the number of that stage."""
     text = version.lower().lstrip("v")
     lead = re.match(r"\d+(?:\.\d+)*", text)
     numbers = [int(part) for part in lead[0].split(".")] if lead else []

@@ -1,18 +1,18 @@
-"""NPU graphs: the only file that names them.
+"""NPU graphs: capture, task groups, updates and replay.
 
-The fused operator's lengths are baked into its captured task, so each such call is captured as a task group behind an
-external event. A replay stops at the event; meanwhile a second stream puts the call with fresh lists in the group's
-place and records the event. Without the update the replay would wait for ever, by design::
+A captured task of the fused operator contains its lengths. So each call is captured as a task group after an external
+event. A replay stops at the event. Meanwhile a second stream replaces the group's call by one with new lists and
+records the event. A replay without the update would wait forever::
 
     capture, per layer and draft step:  event.wait, event.reset, group begin, operator, group end
     replay, on the current stream:      replay(), which stops at the events
     on the update stream:               wait for the previous replay; then per record
                                         update begin, operator with new lists, update end, event.record
 
-Where the host knows bounds only (overlap), a program is cut behind each `write_metadata` into several graphs, so that
-the lengths of that step can come back between them (`recovery.py`).
+With overlap the host has only bounds. Then a program is split after each `write_metadata` into several graphs, so that
+the lengths of that step can be copied back between them (`recovery.py`).
 
-Records are keyed by graph key, layer and draft step; nothing is matched by position.
+Records are keyed by graph key, layer and draft step, never by position.
 """
 
 from __future__ import annotations
@@ -36,27 +36,31 @@ from .ops import PagedAttention
 from .recovery import Point
 
 _torch: Any = torch
-"""torch_npu adds torch.npu, of which torch's own types know nothing."""
+"""torch with torch_npu's `torch.npu`, which torch's type stubs lack."""
 Pick = Callable[[HostLists], tuple[list[int], list[int]]]
-"""From a plan's lists to the two that one call takes."""
+"""Function from a plan's lists to the two lists that one call takes."""
 
 
 class RecordKey(NamedTuple):
-    """Which call of which graph."""
+    """Key of one call in one graph."""
 
     graph: GraphKey
     layer: int
-    """Address of the layer's keys, which never moves: the step path knows no layer names."""
+    """Address of the layer's keys. It never changes, and the backend gets no layer names."""
     step: StepKey
 
 
 @dataclass(frozen=True)
 class Record:
-    """One captured call whose lists must be brought anew before every replay.
+    """One captured call, with lists that every replay must replace.
 
     Attributes:
-        call: the operator's other arguments; holds none of the graph's memory.
-        workspace: scratch memory of the captured task, kept because the update names it too; calls of a graph share it.
+        call: other arguments of the operator; it owns none of the graph's memory.
+        workspace: scratch memory of the captured task; the update needs it too. Calls of a graph share one.
+        event: external event before the task group.
+        handle: handle of the task group.
+        plans: source of new lists.
+        pick: function from the lists of a plan to the call's two lists.
         requests: padded requests of the capture.
     """
 
@@ -70,10 +74,10 @@ class Record:
 
 
 class Graphs:
-    """One program as graphs that follow one another, all in one pool.
+    """Consecutive graphs of one program in one memory pool.
 
     Attributes:
-        all: the graphs, in the order of their replay.
+        all: the graphs, in the order of replay.
     """
 
     def __init__(self, pool: Any, stream: Any) -> None:
@@ -82,7 +86,7 @@ class Graphs:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture what is enqueued inside; nothing of it runs."""
+        """Capture the work that is enqueued in the block; it does not run."""
         _torch.npu.synchronize()
         gc.collect()
         _torch.npu.empty_cache()
@@ -93,8 +97,8 @@ class Graphs:
             finally:
                 self.all[-1].capture_end()
 
-    def cut(self) -> None:
-        """What was captured so far is a graph; what follows is another."""
+    def split(self) -> None:
+        """End the current graph and begin the next one."""
         self.all[-1].capture_end()
         self._begin()
 
@@ -104,11 +108,11 @@ class Graphs:
 
 
 class Capture:
-    """A capture under way, or the warm-up before it.
+    """Running capture, or the warm-up before it.
 
     Attributes:
-        warming: the step runs for real, so that nothing is initialised while the stream captures.
-        points: where the program was cut, in order.
+        warming: true in the warm-up, which runs the step so that nothing is initialised during capture.
+        points: places at which the program was split, in order.
     """
 
     def __init__(self, key: GraphKey, graphs: Graphs | None = None) -> None:
@@ -123,17 +127,17 @@ class Capture:
         """Capture `call` as an updatable task group.
 
         Raises:
-            CaptureError: this layer and step were captured before in the same graph.
+            CaptureError: this layer and step are already captured in the same graph.
         """
         key = RecordKey(self.key, layer, step)
         if key in self.records:
             raise CaptureError(
                 f"layer at {layer:#x} attends twice in {step[0].value} step {step[1]} of graph {self.key}; "
-                "give each call a cache, or a draft step, of its own"
+                "give each call a KV cache or a draft step of its own"
             )
         lists = plans.latest(step)
         stream = _torch.npu.current_stream()
-        workspace = self._enough(call.workspace(*pick(lists)))
+        workspace = self._shared_workspace(call.workspace(*pick(lists)))
         event = _torch.npu.ExternalEvent()
         event.wait(stream)
         event.reset(stream)
@@ -142,14 +146,14 @@ class Capture:
         handle = _torch.npu.graph_task_group_end(stream)
         self.records[key] = Record(call.weak(), workspace, event, handle, plans, pick, requests)
 
-    def cut(self, point: Point) -> None:
-        """End the graph here and begin another: the lengths of a step are on the device."""
-        assert self._graphs is not None, "a warm-up is not cut"
-        self._graphs.cut()
+    def split(self, point: Point) -> None:
+        """End the graph here and begin another: from here on the lengths of a step are on the device."""
+        assert self._graphs is not None, "a warm-up is not split"
+        self._graphs.split()
         self.points.append(point)
 
-    def _enough(self, needed: torch.Tensor) -> torch.Tensor:
-        """One workspace for all calls of a graph, which run one after the other; the first one that is large enough."""
+    def _shared_workspace(self, needed: torch.Tensor) -> torch.Tensor:
+        """Return one workspace for all calls of a graph, which run one after another; grow it if it is too small."""
         if self._workspace is None or self._workspace.nbytes < needed.nbytes:
             self._workspace = needed
         return self._workspace
@@ -160,7 +164,7 @@ ACTIVE: ContextVar[Capture | None] = ContextVar("draftmark_ascend_capture", defa
 
 @contextmanager
 def capturing(key: GraphKey, graphs: Graphs | None = None) -> Iterator[Capture]:
-    """Let the backend find the capture that it runs in; without `graphs` it is the warm-up."""
+    """Set the capture that the backend finds in `ACTIVE`; without `graphs` it is the warm-up."""
     capture = Capture(key, graphs)
     token = ACTIVE.set(capture)
     try:
@@ -170,11 +174,11 @@ def capturing(key: GraphKey, graphs: Graphs | None = None) -> Iterator[Capture]:
 
 
 class NpuGraph:
-    """One captured step; see `NpuGraphState`.
+    """One captured step. See `NpuGraphState`.
 
     Attributes:
-        outputs: what the step returned; its memory is not initialised until the first replay.
-        pool_bytes: bytes by which the shared pool grew.
+        outputs: return value of the step; its memory is uninitialised until the first replay.
+        pool_bytes: growth of the shared pool in bytes.
     """
 
     def __init__(self, key: GraphKey, step: Callable[[], Any], pool: Any, stream: Any, update: Any) -> None:
@@ -187,11 +191,11 @@ class NpuGraph:
                 reserved = _torch.npu.memory_reserved(device)
                 self.outputs = step()
         except RuntimeError as error:
-            if "captur" not in _words(error):
+            if "captur" not in _messages(error):
                 raise
             raise CaptureError(
-                f"the step cannot be captured: {_root(error)}; capture it as a RecordedGraph on the CPU, which names "
-                "the operator and the remedy"
+                f"the step cannot be captured: {_first_message(error)}; capture it as a RecordedGraph on the CPU, "
+                "which names the operator and the remedy"
             ) from error
         self._graphs = graphs.all
         self._records = capture.records
@@ -202,34 +206,34 @@ class NpuGraph:
     def replay(self) -> None:
         """Enqueue the program on the current stream and its updates on the update stream.
 
-        Waits for neither, unless the host knows bounds only: then for the device to say what its lengths are.
+        It waits for neither stream. Only with bounds on the host it waits until the lengths are copied back.
         """
-        asked = {(id(one.plans), one.step) for one in self._points}
+        split_steps = {(id(one.plans), one.step) for one in self._points}
         lists = {}
         for key, one in self._records.items():
-            bounded = (id(one.plans), key.step) in asked
+            bounded = (id(one.plans), key.step) in split_steps
             lists[key] = one.plans.for_replay(key.step, one.requests, bounded)
         if switches.host_wait():
             _torch.npu.current_stream().synchronize()
-        # An event recorded before the previous replay has reset it would be lost, and its group changed under it.
+        # An event recorded before the previous replay has reset it would be lost, and a running group would change.
         self._update.wait_event(self._done)
         late = {key for key, found in lists.items() if not found.exact}
-        for graph, before, behind in zip(self._graphs, [None, *self._points], [*self._points, None], strict=True):
+        for graph, before, after in zip(self._graphs, [None, *self._points], [*self._points, None], strict=True):
             graph.replay()
             if before is not None:
-                self._bring(before, late)
-            if behind is not None and self._of(behind, late):
-                behind.ask()
+                self._update_late(before, late)
+            if after is not None and self._keys_of(after, late):
+                after.fetch()
         self._update_all({key: found for key, found in lists.items() if key not in late})
         self._done.record()
 
-    def _of(self, point: Point, keys: set[RecordKey]) -> list[RecordKey]:
-        """The records whose lengths are those of a point."""
+    def _keys_of(self, point: Point, keys: set[RecordKey]) -> list[RecordKey]:
+        """Return the keys of records that need the lengths of `point`."""
         return [key for key in keys if key.step == point.step and self._records[key].plans is point.plans]
 
-    def _bring(self, point: Point, late: set[RecordKey]) -> None:
-        """Update the calls that wait for a point's lengths, which are on their way."""
-        if mine := self._of(point, late):
+    def _update_late(self, point: Point, late: set[RecordKey]) -> None:
+        """Wait for the lengths of `point` and update the calls that need them."""
+        if mine := self._keys_of(point, late):
             found = point.recovery.lists(point.step)
             self._update_all(dict.fromkeys(mine, found))
 
@@ -244,16 +248,16 @@ class NpuGraph:
 
 
 class NpuGraphState(KeyedGraphState):
-    """`GraphState` made of NPU graphs, all in one memory pool.
+    """`GraphState` of NPU graphs in one memory pool.
 
-    Capture first runs the step once for real on a side stream, as `draftmark.graphs.CudaGraphState` does; the capture
-    proper executes nothing. Capture the largest batch first, so that smaller ones fit into what it left free.
+    Capture first runs the step once on a side stream, as `draftmark.graphs.CudaGraphState` does. The capture itself
+    executes nothing. Capture the largest batch first, so that smaller graphs fit into memory that it left free.
 
     Args:
         device: the NPU; `replay` uses its current stream.
 
     Raises:
-        BackendError: a runtime or a driver on which a replay could not have lengths of its own.
+        BackendError: the runtime or the driver cannot replay a graph with new lengths.
     """
 
     def __init__(self, device: torch.device | str = "npu") -> None:
@@ -267,7 +271,7 @@ class NpuGraphState(KeyedGraphState):
         self._key: GraphKey | None = None
 
     def capture(self, key: GraphKey, step: Callable[[], Any]) -> Any:
-        """See `GraphState.capture`."""
+        """Capture a step under a key. See `GraphState.capture`."""
         if ACTIVE.get() is not None:
             raise CaptureError("a graph cannot be captured inside another capture; capture them one after the other")
         self._key = key
@@ -275,7 +279,7 @@ class NpuGraphState(KeyedGraphState):
 
     def _record(self, step: Callable[[], Any]) -> NpuGraph:
         if self._key is None:
-            raise GraphError("a graph is captured under a key; call capture(key, step)")
+            raise GraphError("a graph is captured without a key; call capture(key, step)")
         with _torch.npu.device(self._device):
             self._warm_up(self._key, step)
             return NpuGraph(self._key, step, self._pool, self._stream, self._update)
@@ -288,18 +292,18 @@ class NpuGraphState(KeyedGraphState):
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and those it was raised from or after, the first one last."""
+    """Return the error and its chain of contexts; the first error is last."""
     found: list[BaseException] = [error]
     while (cause := found[-1].__context__) is not None:
         found.append(cause)
     return found
 
 
-def _words(error: BaseException) -> str:
+def _messages(error: BaseException) -> str:
     return " ".join(str(one) for one in _chain(error)).lower()
 
 
-def _root(error: BaseException) -> str:
-    """What the first error says, in a line. torch_npu puts the runtime's own words at the end."""
+def _first_message(error: BaseException) -> str:
+    """Return one line of the first error. torch_npu puts the runtime's message at the end."""
     lines = [line.strip() for line in str(_chain(error)[-1]).splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "captur" in line), lines[0] if lines else "no message")

@@ -1,4 +1,4 @@
-"""What the host tells the fused operator: two lists of lengths, exact or, while a graph is captured, a bound."""
+"""Host lists for the fused operator: two lists of lengths, exact, or a bound while a graph is captured."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from draftmark import GraphError, LengthsError, Mode
 from draftmark.runtime import Exact, ForwardBatch, HostLengths
 
 StepKey = tuple[Mode, int]
-"""Mode and draft step: forwards of one captured program differ in it."""
+"""Mode and draft step. Forwards of one captured program have different keys."""
 
 
 @dataclass(frozen=True)
 class HostLists:
-    """The lists of one forward, padded requests included.
+    """Lists of one forward, padded requests included.
 
     Attributes:
-        q_lens, tail_lens: query rows and tail slots of each request.
-        host: what is known of the prefixes of the live ones.
+        q_lens: query rows of each request.
+        tail_lens: tail slots of each request.
+        host: the host's prefix lengths of the live requests.
     """
 
     q_lens: tuple[int, ...]
@@ -29,12 +30,12 @@ class HostLists:
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> HostLists:
-        """The lists of a batch; no device read."""
+        """Make the lists of a batch without reading the device."""
         return cls(batch.q_lens, batch.tail_lens, batch.host)
 
     @property
     def exact(self) -> bool:
-        """Whether the operator may be run with them; a bound would shift the diagonal of the causal mask."""
+        """True if the operator may use them; a bound would shift the diagonal of the causal mask."""
         return isinstance(self.host, Exact)
 
     @cached_property
@@ -46,26 +47,26 @@ class HostLists:
     def prefix(self) -> list[int]:
         """Committed tokens of each request, at least 1: actual_seq_lengths_kv of the prefix pass.
 
-        A request without a prefix reads one token whose weight the merge sets to zero.
+        A request without a prefix reads one token, and the merge gives it weight zero.
         """
         return [max(1, n) for n in self._prefixes()]
 
     @cached_property
     def whole(self) -> list[int]:
-        """Prefix and tail of each request: actual_seq_lengths_kv of the one-pass form. The keys are paged: no sum."""
+        """Prefix and tail of each request: actual_seq_lengths_kv in one pass. Over pages it is not a running sum."""
         return [n + t for n, t in zip(self._prefixes(), self.tail_lens, strict=True)]
 
     def recovered(self, lens: Sequence[int]) -> HostLists:
-        """The same forward, now that the device has said what its prefixes are.
+        """Return the lists of this forward with the prefixes that the device returned.
 
         Raises:
-            LengthsError: a length that the bound excludes, so what was read is not this batch's.
+            LengthsError: a length exceeds its bound, so it belongs to another batch.
         """
         bounds = self.host.upper_bound()
         live = tuple(lens[: len(bounds)])
         if any(not 0 <= n <= most for n, most in zip(live, bounds, strict=True)):
             raise LengthsError(
-                f"lengths {live} came back from the device, but the host was told at most {tuple(bounds)}; "
+                f"lengths {live} came back from the device, but the host's bounds are {tuple(bounds)}; call "
                 "plan(batch) before write_metadata(batch), with bounds of the same rows"
             )
         return replace(self, host=Exact(live))
@@ -76,49 +77,49 @@ class HostLists:
 
 
 class Plans:
-    """The latest lists of each kind of forward; `plan` sets them, eager calls and graph updates read them."""
+    """Latest lists of each kind of forward. `plan` writes them; eager calls and graph updates read them."""
 
     def __init__(self) -> None:
         self._latest: dict[StepKey, HostLists] = {}
-        self._told: dict[StepKey, HostLengths] = {}
+        self._planned: dict[StepKey, HostLengths] = {}
 
     def set(self, batch: ForwardBatch) -> None:
-        """Note a batch's lists."""
+        """Store a batch's lists."""
         self._latest[batch.mode, batch.step] = HostLists.of(batch)
-        self._told[batch.mode, batch.step] = batch.host
+        self._planned[batch.mode, batch.step] = batch.host
 
     def recovered(self, step: StepKey, lens: Sequence[int]) -> HostLists:
-        """Make the latest lists of a forward exact, by what its device said; see `HostLists.recovered`."""
+        """Make the latest lists of a forward exact with the device's lengths. See `HostLists.recovered`."""
         self._latest[step] = self._latest[step].recovered(lens)
         return self._latest[step]
 
     def of(self, batch: ForwardBatch) -> HostLists:
-        """The lists of this very batch.
+        """Return the lists of this batch.
 
         Raises:
-            LengthsError: `plan` was not called for it, so the lists at hand are another batch's.
+            LengthsError: `plan` was not called for the batch, so the latest lists belong to another batch.
         """
         step = (batch.mode, batch.step)
         lists = self._latest.get(step)
-        if lists is None or self._told[step] != batch.host or lists.q_lens != batch.q_lens:
+        if lists is None or self._planned[step] != batch.host or lists.q_lens != batch.q_lens:
             raise LengthsError(
-                f"the host lists of {batch.mode.value} step {batch.step} are another batch's; "
+                f"the host lists of {batch.mode.value} step {batch.step} belong to another batch; "
                 "call plan(batch) before every forward"
             )
         return lists
 
     def latest(self, step: StepKey) -> HostLists:
-        """The lists that were planned last, exact or not: what a capture bakes in, and every replay replaces."""
+        """Return the lists that were planned last, exact or not. A capture uses them; every replay replaces them."""
         return self._latest[step]
 
     def for_replay(self, step: StepKey, requests: int, bounded: bool = False) -> HostLists:
-        """The lists with which a captured forward of so many padded requests is to run next.
+        """Return the lists for the next replay of a captured forward with `requests` padded requests.
 
         Args:
-            bounded: a bound will do, because the graph says what its lengths are.
+            bounded: true if bounds suffice, because the graph copies its lengths back.
 
         Raises:
-            GraphError: `plan` was not called for such a batch, or with a bound only.
+            GraphError: `plan` was not called for such a batch, or only with a bound.
         """
         lists = self._latest.get(step)
         if lists is None or len(lists.q_lens) != requests or not (lists.exact or bounded):

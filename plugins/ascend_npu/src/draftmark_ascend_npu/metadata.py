@@ -1,7 +1,7 @@
-"""What the device reads: slots, block tables, and for trees the tail's slots and its dense mask. Plain torch.
+"""Metadata on the device: slots, block tables, and for trees the tail's slots and dense mask. Written in plain torch.
 
-In 32-bit integers, and without shifts and searches: CANN runs those, and a division of 64-bit integers, on the AICPU
-of an A2 or A3, and this is captured.
+It uses 32-bit integers and neither shifts nor searches. CANN would run those, and 64-bit division, on the AICPU of an
+A2 or A3, and this code is captured.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .tree_ops import WORD, bit_weights, slots_at
 
 
 def is_tree(batch: ForwardBatch) -> bool:
-    """Whether a forward needs two passes; a single row's tail is a chain, whatever carries it."""
+    """Return true if a forward needs two passes; the tail of a single row is always a chain."""
     return isinstance(batch.tail, Tree) and batch.q_lens[0] > 1
 
 
 @dataclass(frozen=True)
 class TreeViews:
-    """The leading parts of the tree buffers that one batch uses; R requests of q rows and T tail slots.
+    """Views of the tree buffers for one batch of R requests with q rows and T tail slots each.
 
     Attributes:
         slots: int64 ``[R·T]``, KV slot of each tail slot.
-        mask: int8 ``[R, 1, q, T]``, 1 where a row must not look.
+        mask: int8 ``[R, 1, q, T]``, 1 for a slot that a row does not see.
         k, v: ``[R·T, kv_heads, head_dim]``, the tail's keys and values, gathered.
         has_prefix: float32 ``[R, 1, 1, 1]``, 1 for a request with a prefix, else 0.
-        prefix_out, tail_out: ``[R·q, heads, head_dim]``.
+        prefix_out, tail_out: ``[R·q, heads, head_dim]``, outputs of the two passes.
         prefix_lse: float32 ``[R·q, heads, 1]``; tail_lse: float32 ``[R, heads, q, 1]``.
-        weight: float32 ``[R, q, heads, 1]``, share of the prefix.
-        merged: float32 ``[2, R, q, heads, head_dim]``.
+        weight: float32 ``[R, q, heads, 1]``, weight of the prefix in the merge.
+        merged: float32 ``[2, R, q, heads, head_dim]``, both outputs during the merge.
     """
 
     slots: torch.Tensor
@@ -51,7 +51,7 @@ class TreeViews:
 
 
 class Metadata:
-    """Views of the arena, and how they are filled."""
+    """Views of the arena's metadata buffers, and the code that writes them."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self._geometry = geometry
@@ -65,23 +65,23 @@ class Metadata:
             self._arena[sizing.WORD_OF].copy_(word // WORD)
 
     def slots(self, batch: ForwardBatch) -> torch.Tensor:
-        """int64 ``[num_rows]``, the KV slot that each row writes."""
+        """Return the KV slot that each row writes, int64 ``[num_rows]``."""
         return self._arena[sizing.SLOTS][: batch.num_rows]
 
     def slots32(self, batch: ForwardBatch) -> torch.Tensor:
-        """The same, int32 ``[num_rows]``: as the operator takes them. The pool says whether they fit."""
+        """Return `slots` as int32 ``[num_rows]`` for the operator. `rules` checks that the pool's slots fit."""
         return self._arena[sizing.SLOTS32][: batch.num_rows]
 
     def tables(self, batch: ForwardBatch) -> torch.Tensor:
-        """int32 ``[R, max_pages_per_req]``, contiguous, at an address that no caller changes."""
+        """Return the block tables, int32 ``[R, max_pages_per_req]``, contiguous, at an address that never changes."""
         return self._arena[sizing.TABLES][: batch.padded_reqs]
 
     def write(self, batch: ForwardBatch) -> None:
-        """Fill everything that a forward reads. Capturable; reads nothing on the host."""
+        """Write every metadata buffer that a forward reads. It can be captured and reads nothing on the host."""
         if batch.padded_reqs > self._geometry.max_reqs:
             raise BatchError(
                 f"the batch has {batch.padded_reqs} requests, but the block tables hold {self._geometry.max_reqs}; "
-                "raise max_num_reqs, or prefill fewer at a time"
+                "raise max_num_reqs, or prefill fewer requests at a time"
             )
         self.tables(batch).copy_(batch.page_table)
         extent = batch.uniform
@@ -98,7 +98,7 @@ class Metadata:
             self._write_tree(batch, slots)
 
     def _write_ragged_slots(self, batch: ForwardBatch) -> None:
-        """Row by row: a row's request is the number of requests that end at or before it."""
+        """Write the slots of a ragged batch. A row's request is the number of requests that end at or before it."""
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
         request = (batch.q_indptr[None, 1:] <= rows[:, None]).sum(1)
         positions = batch.prefix_lens[request] + rows - batch.q_indptr[request]
@@ -116,7 +116,7 @@ class Metadata:
         views.has_prefix.view(-1).copy_(batch.prefix_lens > 0)
 
     def tree(self, batch: ForwardBatch) -> TreeViews:
-        """The tree buffers, cut to a batch."""
+        """Return the tree buffers, sliced to a batch."""
         a, arena = self._geometry.attention, self._arena
         reqs, q, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         rows, slots, heads = reqs * q, reqs * t, a.num_qo_heads
@@ -138,5 +138,5 @@ class Metadata:
 
 
 def _pair(buffer: torch.Tensor, n: int) -> torch.Tensor:
-    """The first ``2 · n`` elements of ``[2, most, …]`` as ``[2, n, …]``: what a batch takes lies in one piece."""
+    """Return the first ``2 · n`` elements of ``[2, most, …]`` as ``[2, n, …]``, so that a batch is contiguous."""
     return buffer.flatten(0, 1)[: 2 * n].view(2, n, *buffer.shape[2:])

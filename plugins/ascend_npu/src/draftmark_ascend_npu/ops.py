@@ -1,8 +1,8 @@
-"""torch_npu's operators: the only file that names them. Every call is first held against the rules (`rules.py`).
+"""torch_npu's operators. `rules.py` checks every call first. No other file calls these operators.
 
-The fused operator has two entry points in torch_npu that reach one kernel: npu_fused_infer_attention_score, which calls
-aclnnFusedInferAttentionScoreV3 and is what vllm-ascend uses, and …_v2, which calls V4. CANN 9 announces the end of
-V3, so the second serves where the first one's function is gone.
+The fused operator has two entry points in torch_npu for one kernel. npu_fused_infer_attention_score calls
+aclnnFusedInferAttentionScoreV3, as vllm-ascend does. npu_fused_infer_attention_score_v2 calls V4. CANN 9 announces the
+end of V3, so the plugin uses the second one if CANN has no V3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import rules, switches
 from .capability import FUSED_V3, FUSED_V4, has_operator
 
 CAUSAL, NO_TRIANGLE = 3, 0
-"""sparse_mode: the mask's lower right corner meets the last query and the last key; a mask of Q_S x KV_S, or none."""
+"""sparse_mode: CAUSAL aligns the mask's lower right corner with the last query and key; NO_TRIANGLE: dense or none."""
 V2_NAMES = {
     "actual_seq_lengths": "actual_seq_qlen",
     "actual_seq_lengths_kv": "actual_seq_kvlen",
@@ -28,12 +28,12 @@ V2_NAMES = {
     "scale": "softmax_scale",
     "softmax_lse_flag": "return_softmax_lse",
 }
-"""What …_v2 calls the arguments that this file passes; the others have one name."""
+"""Names of this file's arguments in npu_fused_infer_attention_score_v2 where they differ."""
 
 
 @cache
 def _library() -> Any:
-    """torch_npu, imported when the first operator is called."""
+    """Import torch_npu when the first operator is called."""
     from .runtime import torch_npu
 
     return torch_npu
@@ -41,26 +41,26 @@ def _library() -> Any:
 
 @dataclass(frozen=True)
 class FusedEntry:
-    """One of the two entry points: the operator, and its query for a workspace that serves any later lists."""
+    """One entry point: the operator, its query of a workspace that suits any later lists, and its argument names."""
 
     operator: Callable[..., Any]
     max_workspace: Callable[..., torch.Tensor]
     names: dict[str, str]
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The same arguments as this entry point calls them."""
+        """Rename arguments to the names of this entry point."""
         return {self.names.get(name, name): value for name, value in given.items()}
 
 
 @cache
 def fused_version() -> str:
-    """``"v1"`` while CANN has what it calls, else ``"v2"``; or what `switches` says.
+    """Return ``"v1"`` if CANN has V3, else ``"v2"``; the switch DRAFTMARK_ASCEND_FUSED comes first.
 
     Raises:
-        BackendError: CANN has neither.
+        BackendError: CANN has neither V3 nor V4.
     """
-    if asked := switches.fused():
-        return asked
+    if chosen := switches.fused():
+        return chosen
     if has_operator(FUSED_V3):
         return "v1"
     if has_operator(FUSED_V4):
@@ -72,7 +72,7 @@ def fused_version() -> str:
 
 @cache
 def fused() -> FusedEntry:
-    """The entry point of this installation."""
+    """Return the entry point for this installation of CANN."""
     library = _library()
     if fused_version() == "v1":
         query = library._npu_fused_infer_attention_score_get_max_workspace
@@ -82,7 +82,7 @@ def fused() -> FusedEntry:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory without ownership: a captured call must not keep its graph's intermediates from reuse."""
+    """Return the tensor's memory without ownership: a captured call must not keep its graph's intermediates alive."""
     other: torch.Tensor = _library()._C._weak_ref_tensor(tensor)
     return other
 
@@ -90,33 +90,34 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 def scatter_kv(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """Store rows at their slots, K and V in one launch: operator and slot width as vllm-ascend has them.
+    """Store rows at their slots, K and V in one launch, with vllm-ascend's operator and slot dtype.
 
     Args:
         k, v: ``[rows, kv_heads, head_dim]`` in the cache's dtype; made contiguous if they are not.
         k_cache, v_cache: ``[num_pages, page_size, kv_heads, head_dim]``, contiguous; written in place.
-        slots: int32 ``[rows]``, unique, each in 0 … num_pages · page_size - 1. Their values are the caller's promise.
+        slots: int32 ``[rows]``, unique, each in 0 … num_pages · page_size - 1. The caller guarantees the values.
 
     Raises:
         OperatorRule: shapes, dtypes or layouts that SCATTER forbids.
     """
     k, v = k.contiguous(), v.contiguous()  # SCATTER: non-contiguous inputs are not supported
     rules.check_scatter(k, v, k_cache, v_cache, slots)
-    # The default cache_mode is NZ: without "Norm" the rows would land in another layout, silently.
+    # The default cache_mode is NZ: without "Norm" the rows would be stored in another layout, without an error.
     _library().npu_scatter_pa_kv_cache(k, v, k_cache, v_cache, slots, cache_mode="Norm")
 
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """One fused call over pages, in TND; all but the host lists, which an update brings anew.
+    """One fused call over pages in TND: all its arguments except the host lists, which an update replaces.
 
     Attributes:
         q: ``[T, num_heads, D]``, contiguous.
         k, v: ``[num_pages, page_size, kv_heads, D]``, contiguous.
         tables: int32 ``[R, max_pages_per_req]``, contiguous.
-        causal: int8 ``[2048, 2048]`` with ones above the diagonal, or None: every row sees every key.
-        out: like q.
-        lse: float32 ``[T, num_heads, 1]``, natural logarithm; or ``[1]``, which the operator asks for all the same.
+        causal: int8 ``[2048, 2048]`` with ones above the diagonal, or None if every row sees every key.
+        scale: factor of the logits.
+        out: shape of q.
+        lse: float32 ``[T, num_heads, 1]``, natural logarithm; or a placeholder ``[1]``, which the operator needs.
     """
 
     q: torch.Tensor
@@ -130,24 +131,25 @@ class PagedAttention:
 
     @property
     def wants_lse(self) -> bool:
-        """Whether `lse` is to be written."""
+        """True if the call writes `lse`."""
         return self.lse.dim() == 3
 
     def workspace(self, rows: Sequence[int], keys: Sequence[int]) -> torch.Tensor:
-        """Scratch memory that serves any later lists of the same call."""
+        """Return scratch memory that suits any later lists of this call."""
         self._check(rows, keys)
         entry = fused()
         return entry.max_workspace(self.q, *self._kv(), **entry.arguments(self._arguments(rows, keys)))
 
     def launch(self, rows: Sequence[int], keys: Sequence[int], workspace: torch.Tensor | None = None) -> None:
-        """Run, or, inside an update, replace what a graph will run.
+        """Run the call or, inside an update, replace the call that a graph runs.
 
         Args:
-            rows: running sums of query rows, no leading 0. keys: keys of each request, not summed.
-            workspace: from `workspace`; None lets torch_npu take one of its own, which no graph would keep.
+            rows: running sums of query rows, without a leading 0.
+            keys: keys of each request, not summed.
+            workspace: from `workspace`; with None torch_npu allocates one, which no graph would keep alive.
 
         Raises:
-            OperatorRule: what FIA forbids.
+            OperatorRule: arguments that FIA forbids.
         """
         self._check(rows, keys)
         entry = fused()
@@ -155,11 +157,11 @@ class PagedAttention:
         entry.operator(self.q, *self._kv(), **arguments, workspace=workspace, out=[self.out, self.lse])
 
     def weak(self) -> PagedAttention:
-        """The same call, holding none of its memory."""
+        """Return this call without ownership of q and out."""
         return replace(self, q=alias(self.q), out=alias(self.out))
 
     def _kv(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """FIA: a paged cache is [blocks, block, heads · D]."""
+        """Return K and V as FIA needs a paged cache: [blocks, block, heads · D]."""
         return self.k.flatten(2), self.v.flatten(2)
 
     def _arguments(self, rows: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
@@ -188,12 +190,13 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class TailAttention:
-    """One fused call over a tree's tail, in BSND with a dense mask. Its lengths are shapes, so no update is needed.
+    """One fused call over a tree's tail, in BSND with a dense mask. Its lengths are shapes, so it needs no update.
 
     Attributes:
         q: ``[R, q, num_heads, D]``. k, v: ``[R, T, kv_heads, D]``.
-        mask: int8 ``[R, 1, q, T]``, 1 where a row must not look.
-        out: like q. lse: float32 ``[R, num_heads, q, 1]``, natural logarithm.
+        mask: int8 ``[R, 1, q, T]``, 1 for a slot that a row does not see.
+        scale: factor of the logits.
+        out: shape of q. lse: float32 ``[R, num_heads, q, 1]``, natural logarithm.
     """
 
     q: torch.Tensor
@@ -205,7 +208,7 @@ class TailAttention:
     lse: torch.Tensor
 
     def launch(self) -> None:
-        """Run."""
+        """Run the call."""
         rules.check_tensors(self.q, self.k, self.v, self.out)
         rules.check_dense_mask(self.mask, self.q, self.k)
         rules.rule(self.lse.dtype == torch.float32, f"softmax_lse is {self.lse.dtype}", "FIA, softmax_lse")

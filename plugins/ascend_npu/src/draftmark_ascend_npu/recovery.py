@@ -1,13 +1,13 @@
-"""Exact lengths from the device, where the host knows a bound: read back on a stream of its own.
+"""Recovery of exact lengths from the device when the host has only bounds, on a stream of its own.
 
-The fused operator takes lists of the host. With overlap the host is a round behind, so what it is told are bounds,
-and the lists come back from the device: `prefix_lens` is copied to pinned memory on a second stream as soon as it is
-filled, and the host waits for that copy alone; vllm-ascend recovers its lengths so. A graph is cut in two behind each
-`write_metadata`, and the copy is put between the halves: events, copies and replays, and nothing new to the runtime::
+The fused operator takes lists on the host. With overlap the host is one round late and has only bounds. So
+`prefix_lens` is copied to pinned memory on a second stream as soon as it is written, and the host waits only for that
+copy. vllm-ascend recovers its lengths in this way too. A graph is split after each `write_metadata`, and the copy runs
+between the parts. The runtime sees only events, copies and replays::
 
-    eager:    write_metadata: side stream waits for the stream, copies; attend: the host waits for the copy
-    replay:   first half; side stream waits for it, copies; second half, which stops at its first attention;
-              the host waits for the copy; updates with the lengths, and the second half goes on
+    eager:    write_metadata: the side stream waits for the stream, copies; attend: the host waits for the copy
+    replay:   first part; the side stream waits for it, copies; second part, which stops at its first attention;
+              the host waits for the copy and updates the calls with the lengths; the second part continues
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from draftmark import LengthsError
 from .lengths import HostLists, Plans, StepKey
 
 _torch: Any = torch
-"""torch_npu adds torch.npu, of which torch's own types know nothing."""
+"""torch with torch_npu's `torch.npu`, which torch's type stubs lack."""
 
 
 class Recovery:
-    """One backend's way of asking the device for lengths.
+    """Copies of lengths from the device for one backend.
 
     Args:
-        host: pinned int32 ``[max_reqs]``; what comes back. One forward at a time: whoever asks waits.
+        host: pinned int32 ``[max_reqs]``, target of the copies. It holds one forward, and its reader waits.
+        plans: latest host lists, which become exact.
     """
 
     def __init__(self, host: torch.Tensor, plans: Plans) -> None:
@@ -37,34 +38,34 @@ class Recovery:
         self._plans = plans
         self._side: Any = None
         self._arrived: Any = None
-        self._asked: HostLists | None = None
+        self._fetched: HostLists | None = None
 
     def fetch(self, step: StepKey, prefix_lens: torch.Tensor) -> None:
-        """Enqueue the copy of a forward's lengths, behind what is on the current stream."""
+        """Enqueue the copy of a forward's lengths, after the work on the current stream."""
         self._open()
         self._side.wait_stream(_torch.npu.current_stream())
         with _torch.npu.stream(self._side):
             self._host[: len(prefix_lens)].copy_(prefix_lens, non_blocking=True)
             self._arrived.record()
-        self._asked = self._plans.latest(step)
+        self._fetched = self._plans.latest(step)
 
     def keep(self, prefix_lens: torch.Tensor) -> None:
-        """An eager forward's lengths may be freed before the copy has run."""
+        """Keep an eager forward's lengths allocated until their copy has run."""
         prefix_lens.record_stream(self._side)
 
     def lists(self, step: StepKey) -> HostLists:
-        """Wait for the copy that `fetch` enqueued, and make the step's lists exact.
+        """Wait for the copy that `fetch` enqueued, and return the step's exact lists.
 
         Raises:
-            LengthsError: nothing was fetched for these lists.
+            LengthsError: no lengths were fetched for these lists.
         """
         planned = self._plans.latest(step)
-        if self._asked is not planned:
+        if self._fetched is not planned:
             raise LengthsError(
-                f"the lengths of {step[0].value} step {step[1]} are bounds, and none were asked of the device; "
-                "call write_metadata(batch) behind plan(batch)"
+                f"the lengths of {step[0].value} step {step[1]} are bounds, and none were copied from the device; "
+                "call write_metadata(batch) after plan(batch)"
             )
-        self._asked = None
+        self._fetched = None
         self._arrived.synchronize()
         return self._plans.recovered(step, self._host[: len(planned.q_lens)].tolist())
 
@@ -76,10 +77,13 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a captured program was cut: behind it the device knows the lengths of one step.
+    """Place at which a captured program is split: after it the lengths of one step are on the device.
 
     Attributes:
-        prefix_lens: the static tensor that the program fills.
+        recovery: copies the lengths.
+        plans: host lists that the lengths make exact.
+        step: mode and draft step.
+        prefix_lens: static tensor that the program fills.
     """
 
     recovery: Recovery
@@ -87,6 +91,6 @@ class Point:
     step: StepKey
     prefix_lens: torch.Tensor
 
-    def ask(self) -> None:
-        """Enqueue the copy, behind the half of the program that fills the lengths."""
+    def fetch(self) -> None:
+        """Enqueue the copy, after the part of the program that writes the lengths."""
         self.recovery.fetch(self.step, self.prefix_lens)

@@ -1,11 +1,13 @@
-"""The operators' rules, held before any call: their own checks come late (in a queue, on the device) or not at all.
+"""Rules of the operators, checked before any call. The operators' own checks come late (queue, device) or never.
 
-FIA is torch_npu's page of npu_fused_infer_attention_score and SCATTER that of npu_scatter_pa_kv_cache, for the
-products A2 and A3; HOST is what the public host code of CANN 8.5 to 9.1 checks; CALLS is how vllm-ascend 0.23
-(attention/attention_v1.py) calls the former.
+Sources of the rules, for the products A2 and A3:
 
-Not confirmed on hardware: FIA excludes pages from TND in one place and limits their size in another; HOST takes both
-together, keys as [blocks, block, heads · D], CALLS do so with 128, and so does this plugin.
+* FIA: torch_npu's page of npu_fused_infer_attention_score. SCATTER: its page of npu_scatter_pa_kv_cache.
+* HOST: checks in the public host code of CANN 8.5 to 9.1.
+* CALLS: calls of npu_fused_infer_attention_score in vllm-ascend 0.23 (attention/attention_v1.py).
+
+Not confirmed on hardware: FIA excludes pages from TND in one place and limits their size in another. HOST accepts the
+two together, with keys as [blocks, block, heads · D]. CALLS use that with blocks of 128, and so does this plugin.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ INT32_MAX = 2**31 - 1
 
 
 class OperatorRule(BackendError):
-    """A call that the operator's page forbids. It never reached the operator."""
+    """Call that an operator's page forbids. The operator was not called."""
 
 
 def rule(holds: bool, what: str, source: str) -> None:
-    """Raise `OperatorRule` with `what` and where the rule comes from, unless it holds."""
+    """Raise `OperatorRule` with `what` and the rule's source, unless `holds`."""
     if not holds:
         raise OperatorRule(f"{what} ({source})")
 
@@ -46,7 +48,7 @@ def rule(holds: bool, what: str, source: str) -> None:
 def check_scatter(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """What SCATTER asks of rows, caches and slots; the slots' values are the caller's promise."""
+    """Check SCATTER's rules for rows, caches and slots. The caller guarantees the slots' values."""
     for name, rows, pages in (("key", k, k_cache), ("value", v, v_cache)):
         rule(rows.dim() == 3 and pages.dim() == 4, f"{name} must be 3-D and its cache 4-D", "SCATTER, parameters")
         rule(rows.dtype == pages.dtype, f"{name} is {rows.dtype}, its cache {pages.dtype}", "SCATTER, limits")
@@ -55,11 +57,11 @@ def check_scatter(
     rule(slots.shape == k.shape[:1] == v.shape[:1], "slot_mapping must have one slot for each row", "SCATTER, case 1")
     rule(slots.dtype == torch.int32, f"slot_mapping is {slots.dtype}, but int32 is passed", "CALLS, slot_mapping")
     capacity = k_cache.shape[0] * k_cache.shape[1]
-    rule(capacity <= MAX_SLOTS, f"the cache has {capacity} slots, more than int32 names", "CALLS, slot_mapping")
+    rule(capacity <= MAX_SLOTS, f"the cache has {capacity} slots, more than int32 can index", "CALLS, slot_mapping")
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-    """What FIA asks of queries, keys, values and outputs in every layout."""
+    """Check FIA's rules for queries, keys, values and outputs in every layout."""
     kinds = {one.dtype for one in (q, k, v, out)}
     rule(len(kinds) == 1 and kinds <= {torch.float16, torch.bfloat16}, f"dtypes are {kinds}", "FIA, query, key, value")
     rule(all(one.is_contiguous() for one in (q, k, v, out)), "tensors must be contiguous", "FIA, query, key, value")
@@ -71,24 +73,24 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.
 
 
 def check_pages(q: torch.Tensor, k: torch.Tensor) -> None:
-    """What TND over pages asks of shapes."""
+    """Check the rules for shapes in TND over pages."""
     rule(q.dim() == 3 and k.dim() == 4, "q is [T, heads, D], pages [blocks, block, heads, D]", "FIA, input_layout")
     dim, block = q.shape[2], k.shape[1]
     grouped = q.shape[1] != k.shape[2]
     known = (dim % HEAD_STEP == 0 and dim <= MAX_HEAD_DIM) if grouped else dim in UNGROUPED_HEAD_DIMS
-    rule(known, f"head_dim is {dim}, which TND does not take with these heads", "HOST, TND")
+    rule(known, f"head_dim is {dim}, which TND does not accept with these heads", "HOST, TND")
     rule(block % BLOCK_STEP == 0 and block <= MAX_BLOCK, f"block_size is {block}", "HOST, TND")
     rule(k.shape[2] * k.shape[3] <= MAX_ROW, f"a token has {k.shape[2] * k.shape[3]} values", "FIA, PageAttention")
 
 
 def check_triangle(mask: torch.Tensor) -> None:
-    """The constant operand of sparse_mode 3."""
+    """Check the constant mask of sparse_mode 3."""
     fits = tuple(mask.shape) == TRIANGLE and mask.dtype == torch.int8
     rule(fits, f"the mask is {mask.dtype} {list(mask.shape)}", "FIA, atten_mask")
 
 
 def check_dense_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
-    """The mask of a tail: every row of q, every key."""
+    """Check the dense mask of a tail: all rows of q by all keys."""
     shape = (q.shape[0], 1, q.shape[1], k.shape[1])
     rule(tuple(mask.shape) == shape, f"the mask is {list(mask.shape)}, not {shape}", "FIA, atten_mask")
     dense = mask.dtype == torch.int8 and mask.is_contiguous()
@@ -96,12 +98,12 @@ def check_dense_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> No
 
 
 def check_lists(rows: Sequence[int], keys: Sequence[int], total: int, causal: bool) -> None:
-    """The two lists look alike and mean different things: sums of rows, but keys of each request."""
+    """Check the two lists: `rows` has running sums of query rows, `keys` has keys of each request."""
     rule(len(rows) == len(keys), f"{len(rows)} query and {len(keys)} key lengths", "FIA, TND limits")
     rule(0 < len(rows) <= MAX_REQUESTS, f"{len(rows)} requests, but 1 … {MAX_REQUESTS} are served", "FIA, TND limits")
     starts = [0, *rows[:-1]]
     falls = any(end < start for start, end in zip(starts, rows, strict=True))
-    rule(not falls, f"actual_seq_lengths {list(rows)} falls, but it is a running sum", "FIA, actual_seq_lengths")
+    rule(not falls, f"actual_seq_lengths {list(rows)} decreases, but it is a running sum", "FIA, actual_seq_lengths")
     rule(rows[-1] == total, f"actual_seq_lengths ends at {rows[-1]}, but q has {total} rows", "CALLS pad to agree")
     in_range = all(0 <= n <= INT32_MAX for n in keys)
     rule(in_range, f"actual_seq_lengths_kv is {list(keys)}", "FIA, actual_seq_lengths_kv")
@@ -110,7 +112,7 @@ def check_lists(rows: Sequence[int], keys: Sequence[int], total: int, causal: bo
 
 
 def check_tables(tables: torch.Tensor, keys: Sequence[int], block: int) -> None:
-    """A device reads past a row that is too short: HOST has no such check for TND (sglang#22778)."""
+    """Check the block table. For a short row the device reads past it: HOST has no check in TND (sglang#22778)."""
     rule(tables.dtype == torch.int32 and tables.dim() == 2, f"block_table is {tables.dtype}", "FIA, block_table")
     rule(tables.is_contiguous(), "block_table must be contiguous", "FIA, block_table")
     rows, width = tables.shape

@@ -1,8 +1,8 @@
-"""Import torch_npu, once what would end the process has been ruled out.
+"""Safe import of torch_npu: it first checks for a torch build that would end the process.
 
-torch_npu 2.13 and 2.14 register an allocator setting that a CUDA build of torch has registered already, and the C++
-runtime ends the process ("Duplicated key"). No exception handler helps, so the build is looked at before the import.
-This module is named in `BackendInfo.runtime` before torch_npu, and imported where torch_npu would be.
+torch_npu 2.13 and 2.14 register an allocator setting that a CUDA build of torch has already registered. The C++ runtime
+then ends the process ("Duplicated key"). No exception handler helps, so this module checks the build before the import.
+`BackendInfo.runtime` lists this module before torch_npu. Import it instead of torch_npu.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 __all__ = ["check_torch_build", "cuda_build", "torch_npu"]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where torch's CPU builds are; PyPI's own torch for x86 is a CUDA build."""
+"""Index of torch's CPU builds; PyPI's torch for x86 is a CUDA build."""
 
 
 def cuda_build(folder: Path | None = None) -> str | None:
-    """The version of a torch that is a CUDA build, or None. Reads files; imports nothing.
+    """Return the version of torch if it is a CUDA build, else None. Reads files and imports nothing.
 
     Args:
-        folder: torch's package folder; None looks for it.
+        folder: torch's package folder; None searches for it.
     """
     folder = folder or _torch_folder()
     if folder is None or not any((folder / "lib").glob("*c10_cuda.*")):
@@ -32,12 +32,12 @@ def cuda_build(folder: Path | None = None) -> str | None:
 
 
 def check_torch_build(folder: Path | None = None) -> None:
-    """Raise `ImportError`, with the pip command, where importing torch_npu would end the process."""
+    """Raise `ImportError`, with the pip command, if importing torch_npu would end the process."""
     version = cuda_build(folder)
     if version is not None:
         release = version.partition("+")[0]
         raise ImportError(
-            f"torch {version} is a CUDA build, beside which torch_npu ends the process while it is imported; install "
+            f"torch {version} is a CUDA build, with which importing torch_npu ends the process; install "
             f"the CPU build: pip install --force-reinstall --no-deps torch=={release} --index-url {CPU_INDEX}"
         )
 
@@ -50,4 +50,4 @@ def _torch_folder() -> Path | None:
 
 if "torch_npu" not in sys.modules:
     check_torch_build()
-import torch_npu  # noqa: E402  (teaches torch the device type "npu")
+import torch_npu  # noqa: E402  (registers the device type "npu" in torch)

@@ -1,6 +1,6 @@
-"""The buffers. Integers only: it also runs on the symbols of a proof.
+"""Buffers of the backend. Integers only, or a proof's symbols.
 
-No buffer but the block tables grows with the context; the masks do not. A geometry without trees has the first five.
+Only the block tables grow with the context; masks do not. A geometry without trees has the first five buffers.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv
 PARTS, LSES, WEIGHT, MERGE = "partial_out", "partial_lse", "merge_weight", "merge"
 BITS, WORD_OF, HOST_LENS, SLOTS32 = "bit_weights", "word_of_bit", "recovered_lens", "slot_mapping_int32"
 TRIANGLE_SIDE = 2048
-"""Side of the mask operand of sparse_mode 2, 3 and 4, whatever the lengths (page, atten_mask)."""
+"""Side of the mask of sparse_mode 2, 3 and 4 for every length (page, atten_mask)."""
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """The buffers of one geometry, for the modes that it serves."""
+    """Return the buffers of one geometry, for the modes that it serves."""
     table = (geometry.max_reqs, geometry.max_pages_per_req)
     side = TRIANGLE_SIDE
     specs = [
         BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
-        # The same slots as the operator takes them in production; whoever stores sees to it that they fit.
+        # The slots as int32, the operator's dtype. `rules.check_scatter` checks that the pool fits.
         BufferSpec(SLOTS32, Role.WORKSPACE, (geometry.max_rows_any,), "int32", Unit.TOKENS, "max_rows"),
-        # sglang#22778: columns for the tail as well, at the context wall.
+        # sglang#22778: at the context limit the tail needs columns too.
         BufferSpec(TABLES, Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs x max_pages_per_req"),
-        # Constant: written once when the backend is opened, so it must not be poisoned.
+        # Constant: written once when the backend opens, so it must not be poisoned.
         BufferSpec(TRIANGLE, Role.WORKSPACE, (side, side), "int8", Unit.BYTES, "page: atten_mask", init=Init.ZEROS),
-        # What comes back from the device where the host knows bounds only (overlap).
+        # Lengths copied back from the device when the host has only bounds (overlap).
         BufferSpec(HOST_LENS, Role.HOST_STAGING, table[:1], "int32", Unit.TOKENS, "max_reqs", memory=Memory.PINNED),
     ]
     return specs + (_tree_buffers(geometry) if tree_modes(geometry) else [])
 
 
 def tree_modes(geometry: Geometry) -> list[Mode]:
-    """Modes that may bring a tree. A mode is known by name; how many rows it has may be a symbol."""
+    """Return the geometry's modes that may have trees. The number of rows may be a symbol, so it is not tested."""
     return [mode for mode in geometry.modes if mode in (Mode.VERIFY, Mode.DRAFT)]
 
 
@@ -46,7 +46,7 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
     heads, kv_heads = (rows, a.num_qo_heads), (a.num_kv_heads, a.head_dim)
     bits = (32 * geometry.mask_words * tree_extents(geometry, 1)[0],)
     return [
-        # Constant too: which word of a row's mask has a tail slot's bit, and which bit it is.
+        # Also constant: for each tail slot its word in a row's mask, and its bit in that word.
         BufferSpec(BITS, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(WORD_OF, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(TAIL_SLOTS, Role.WORKSPACE, (slots,), "int64", Unit.TOKENS, "max_reqs · T"),
@@ -61,12 +61,12 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def tree_extents(geometry: Geometry, reqs: Any) -> tuple[Any, ...]:
-    """Requests, rows, tail slots and row-slot pairs of the largest tree forwards of so many requests."""
+    """Return requests, rows, tail slots and row-slot pairs of the largest tree forwards of `reqs` requests."""
     found = [mode_extents(reqs, geometry.extent(mode, geometry.last_step(mode))) for mode in tree_modes(geometry)]
     return tuple(maximum(*each) for each in zip(*found, strict=True))
 
 
 def mode_extents(reqs: Any, extent: Extent) -> tuple[Any, Any, Any, Any]:
-    """Of one mode; nothing where a request has one row, whose tail is a chain."""
+    """Return these four numbers for one mode; zeros if a request has one row, because its tail is a chain."""
     trees = reqs * minimum(1, extent.q_len - 1)
     return trees, trees * extent.q_len, trees * extent.tail_len, trees * extent.q_len * extent.tail_len

@@ -1,8 +1,8 @@
-"""What is refused, in sentences. Integers and names only; each limit cites where it comes from.
+"""Reasons for which the plugin refuses a geometry. Reads only integers and names. Each limit cites its source.
 
-Page is torch_npu's page of npu_fused_infer_attention_score for the products A2 and A3; host code is the
-public host half of the same operator in CANN 8.5 to 9.1, read and not copied. Where the host code takes more than the
-page, and vllm-ascend calls it so, the host code counts.
+*Page* is torch_npu's page of npu_fused_infer_attention_score for the products A2 and A3. *Host code* is the public host
+part of that operator in CANN 8.5 to 9.1. The host code decides where it accepts more than the page and vllm-ascend
+relies on it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from draftmark import Geometry
 BLOCK_STEP, MAX_BLOCK = 16, 512
 """Tokens of a page: multiples of 16, at most 512 (host code, TND). vllm-ascend and SGLang use 128."""
 HEAD_STEP, MAX_HEAD_DIM = 16, 256
-"""Head sizes where query heads share KV heads: multiples of 16, at most 256 (host code, TND)."""
+"""Head sizes if query heads share KV heads: multiples of 16, at most 256 (host code, TND)."""
 UNGROUPED_HEAD_DIMS = (64, 128, 192)
-"""Head sizes where each query head has a KV head of its own: until CANN 9 those take another path (host code, TND)."""
+"""Head sizes if each query head has its own KV head: CANN before 9 uses another path for them (host code, TND)."""
 MAX_HEADS = 256
 MAX_GROUP = 64
 """Query heads of one KV head (page, num_key_value_heads)."""
@@ -23,14 +23,14 @@ MAX_ROW = 65535
 MAX_REQUESTS = 4096
 """Entries of actual_seq_lengths in TND (page, TND limits)."""
 MAX_SLOTS = 2**31
-"""Slots are stored as int32, as vllm-ascend and SGLang pass them. A pool of so many would not fit a device."""
+"""Slots are stored as int32, as vllm-ascend and SGLang pass them. No device has memory for a larger pool."""
 DTYPES = ("float16", "bfloat16")
 ARCHES = (0, 910)
-"""`DeviceProfile.arch` of A2 and A3; 0 is a profile that does not say."""
+"""`DeviceProfile.arch` of A2 and A3; 0 means that the profile does not name it."""
 
 
 def reasons_against(geometry: Geometry) -> list[str]:
-    """Every reason why `geometry` is not served; none means it is."""
+    """Return every reason for which `geometry` is refused; an empty list means that it is served."""
     a = geometry.attention
     reasons = [*_device(geometry), *_shape(geometry)]
     if a.q_dtype not in DTYPES or a.kv_dtype != a.q_dtype:
@@ -49,9 +49,9 @@ def reasons_against(geometry: Geometry) -> list[str]:
 def _device(geometry: Geometry) -> list[str]:
     device = geometry.device
     if device.kind not in ("npu", "cpu"):
-        return [f"device kind {device.kind} is not served: the operators exist on npu alone"]
+        return [f"device kind {device.kind} is not served: the operators exist only on npu"]
     if device.kind == "npu" and device.arch not in ARCHES:
-        return [f"arch {device.arch} is not served: the operators' rules are those of A2 and A3 (910)"]
+        return [f"arch {device.arch} is not served: the operators' rules are for A2 and A3 (910)"]
     return []
 
 
