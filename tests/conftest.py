@@ -1,7 +1,7 @@
-"""Wheels of every distribution here, and environments that hold some of them and what their metadata asks for.
+"""Fixtures: wheels of every distribution, and environments with chosen wheels and their requirements.
 
-Nothing is downloaded: what a wheel requires is linked from the environment of the tests. A requirement that a wheel
-forgets is not linked, so that its import fails as it would fail for a user.
+Nothing is downloaded. Required packages are linked from the environment of the tests. A requirement that a wheel's
+metadata lacks is not linked, so its import fails as it would for a user.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import os, sys
 from setuptools.build_meta import build_wheel
 folder, *sources = sys.argv[1:]
 for source in sources:
-    if child := os.fork():  # setuptools is imported once, and builds one distribution a process
+    if child := os.fork():  # setuptools is imported once; each process builds one distribution
         assert os.waitpid(child, 0)[1] == 0, source
     else:
         os.chdir(source)
@@ -45,14 +45,14 @@ Wheels = dict[str, Path]
 
 
 def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command that sees no Python path and no pytest options of its caller."""
+    """Run a command without the caller's Python path and pytest options."""
     ours = ("PYTHONPATH", "PYTEST_ADDOPTS")
     environment = {name: value for name, value in os.environ.items() if name not in ours} | {"OMP_NUM_THREADS": "1"}
     return subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def build(sources: list[Path], folder: Path) -> None:
-    """Wheels, from copies, so that no build folder is left in the tree to leak old files into a later wheel."""
+    """Build wheels from copies, so that no build folder in the tree can leak old files into a later wheel."""
     copies = [shutil.copytree(one, folder / "sources" / one.name, ignore=NOT_COPIED) for one in sources]
     done = run(sys.executable, "-c", BUILD, folder, *copies)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def build(sources: list[Path], folder: Path) -> None:
 
 @pytest.fixture(name="build", scope="session")
 def _build() -> Callable[[Path, Path], Path]:
-    """(source, folder) → the wheel of a distribution that is not one of ours."""
+    """Return a function (source, folder) that builds the wheel of a distribution outside this repository."""
 
     def one(source: Path, folder: Path) -> Path:
         build([source], folder)
@@ -71,7 +71,7 @@ def _build() -> Callable[[Path, Path], Path]:
 
 @pytest.fixture(scope="session")
 def wheels(shared: Callable[[str], AbstractContextManager[Path]]) -> Wheels:
-    """Distribution name → wheel, of all of them; the first worker that asks builds them for all workers."""
+    """Return wheels by distribution name; the first pytest worker builds them for all workers."""
     with shared("wheels") as folder:
         if not (folder / "built").exists():
             build(SOURCES, folder)
@@ -80,22 +80,22 @@ def wheels(shared: Callable[[str], AbstractContextManager[Path]]) -> Wheels:
 
 
 def requirements(name: str, extras: set[str], wheels: Wheels) -> list[Requirement]:
-    """What a distribution asks for here, with these extras: of a wheel of ours, else of what is installed."""
+    """Return a distribution's requirements with these extras, from its wheel here or from the installed package."""
     if name in wheels:
         with zipfile.ZipFile(wheels[name]) as wheel:
             [metadata] = [entry for entry in wheel.namelist() if entry.endswith(".dist-info/METADATA")]
-            told = email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dist") or []
+            lines = email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dist") or []
     else:
-        told = md.requires(name) or []
-    wanted = [Requirement(line) for line in told]
+        lines = md.requires(name) or []
+    wanted = [Requirement(line) for line in lines]
     return [
         one for one in wanted if one.marker is None or any(one.marker.evaluate({"extra": x}) for x in extras | {""})
     ]
 
 
-def closure(asked: list[str], wheels: Wheels) -> set[str]:
-    """Names of all that pip would install for these requirements."""
-    waiting, found = [Requirement(line) for line in asked], {}
+def closure(roots: list[str], wheels: Wheels) -> set[str]:
+    """Return the names of all packages that pip would install for these requirements."""
+    waiting, found = [Requirement(line) for line in roots], {}
     while waiting:
         one = waiting.pop()
         name = canonicalize_name(one.name)
@@ -107,21 +107,21 @@ def closure(asked: list[str], wheels: Wheels) -> set[str]:
 
 @pytest.fixture
 def environment(wheels: Wheels, tmp_path: Path) -> Callable[..., Path]:
-    """(requirements, wheels to install without theirs) → the folder of commands of a new environment."""
+    """Return a function that makes an environment; `bare` wheels come without their requirements. Returns its bin."""
 
-    def make(*asked: str, bare: tuple[str | Path, ...] = ()) -> Path:
+    def make(*roots: str, bare: tuple[str | Path, ...] = ()) -> Path:
         venv.create(tmp_path / "env", symlinks=True)
         [site] = (tmp_path / "env").glob("lib/python*/site-packages")
-        names = closure(list(asked), wheels)
+        names = closure(list(roots), wheels)
         for name in names - set(wheels):
             for top in {file.parts[0] for file in md.files(name) or () if file.parts[0] not in ("..", "__pycache__")}:
                 if not (site / top).exists():
                     (site / top).symlink_to(md.distribution(name).locate_file(top))
         python = tmp_path / "env" / "bin" / "python"
-        # As `pip --python` runs it, without the first of its two processes.
+        # This is what `pip --python` runs, without the first of its two processes.
         pip = (python, md.distribution("pip").locate_file("pip"), "--quiet", "--disable-pip-version-check", "install")
-        asked_for = [wheels[name] for name in names & set(wheels)] + [wheels.get(one, one) for one in bare]
-        done = run(*pip, "--no-deps", "--no-index", *asked_for)
+        chosen = [wheels[name] for name in names & set(wheels)] + [wheels.get(one, one) for one in bare]
+        done = run(*pip, "--no-deps", "--no-index", *chosen)
         assert done.returncode == 0, done.stderr
         return python.parent
 

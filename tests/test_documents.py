@@ -22,14 +22,14 @@ BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", re.MULTILINE | re.DO
 
 
 def run(*command: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, with `path` first among Python's folders."""
+    """Run a command with `path` as its Python path."""
     environment = {**os.environ, "PYTHONPATH": str(path) if path else "", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The package that `draftmark new-backend tugboat` writes, which is the tutorial's."""
+    """Return the tutorial's package, which `draftmark new-backend tugboat` writes."""
     folder = tmp_path_factory.mktemp("written")
     done = run(*CLI, "new-backend", "tugboat", "--folder", str(folder))
     assert done.returncode == 0, done.stderr
@@ -38,11 +38,11 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(written, build, tmp_path_factory):
-    """Its wheel."""
+    """Return the wheel of the tutorial's package."""
     return build(written, tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_tutorial_prints_what_new_backend_writes(written):
+def test_tutorial_prints_what_new_backend_writes(written):
     """Each file on the page equals the written file. Only backend.py is linked instead of printed."""
     printed = {name: text for _, name, text in BLOCK.findall(TUTORIAL) if name}
     for name, text in printed.items():
@@ -51,20 +51,20 @@ def test_the_tutorial_prints_what_new_backend_writes(written):
     assert sources - {"src/draftmark_tugboat/backend.py"} | {"pyproject.toml"} == set(printed)
 
 
-def test_every_command_of_the_tutorial_is_one(written):
-    """Each `draftmark` command that the page and the package's README name exists, with the options named."""
+def test_every_command_of_the_tutorial_exists(written):
+    """Each `draftmark` command on the page and in the package's README exists, with its options."""
     text = TUTORIAL + (written / "README.md").read_text() + (written / ".github/workflows/contract.yml").read_text()
     lines = re.findall(r"^(?: {4}|      - run: )?draftmark (.*)$", text, re.MULTILINE)
-    asked = {tuple(line.split("#")[0].split()) for line in lines}
-    assert {"new-backend", "list", "doctor", "size", "prove", "contract", "generate"} <= {words[0] for words in asked}
-    for command, *words in asked:
+    named = {tuple(line.split("#")[0].split()) for line in lines}
+    assert {"new-backend", "list", "doctor", "size", "prove", "contract", "generate"} <= {words[0] for words in named}
+    for command, *words in named:
         done = run(*CLI, command, "--help")
         assert done.returncode == 0, command
         assert not [word for word in words if word.startswith("--") and word not in done.stdout], (command, words)
 
 
 def printed(number):
-    """Lines of one of the page's shell blocks: what they install, and what else they do."""
+    """Return (installed packages, other lines) of one of the page's shell blocks."""
     lines = [text for kind, _, text in BLOCK.findall(TUTORIAL) if kind == "sh"][number].splitlines()
     installed = [word.strip("'") for line in lines if line.startswith("pip") for word in line.split()[2:]]
     return installed, [line for line in lines if not line.startswith("pip")]
@@ -72,7 +72,7 @@ def printed(number):
 
 @pytest.fixture
 def followed(wheel, environment, tmp_path):
-    """Follows the page in an environment that has what it installs and no more, from the wheels of this repository."""
+    """Return a function that runs the page's commands in an environment with only the packages that it installs."""
 
     def follow(lines, *installed, **replaced):
         commands = environment(*installed, bare=(wheel,))
@@ -89,7 +89,7 @@ def followed(wheel, environment, tmp_path):
     return follow
 
 
-def test_the_first_step_works_as_printed(followed, tmp_path):
+def test_first_step_works_as_printed(followed, tmp_path):
     """The new package is found, sized and judged; in one case of each rule nothing fails or is unjudged."""
     installed, (begin, *rest) = printed(0)
     assert begin == "draftmark new-backend tugboat" and installed.pop() == "./draftmark-tugboat[test]"
@@ -103,8 +103,8 @@ def test_the_first_step_works_as_printed(followed, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_verdict_is_the_one_that_the_page_promises(followed):
-    """Proved, and every case of the sizing and host tiers: it conforms."""
+def test_verdict_is_the_one_on_the_page(followed):
+    """The tutorial's backend conforms in every case of the sizing and host tiers, proofs included."""
     shown = followed(printed(1)[1], *printed(0)[0][:2])
     assert "tugboat conforms to draftmark contract" in shown["contract"]
 
@@ -112,7 +112,7 @@ def test_the_verdict_is_the_one_that_the_page_promises(followed):
 @pytest.mark.slow
 @pytest.mark.smollm2
 def test_real_text_works_as_printed(followed):
-    """The page's last step, on the bundled model: equal to plain decoding and to transformers."""
+    """The page's last step gives plain decoding's and transformers' text on the bundled model."""
     from draftmark_speculative.models.loading import bundled_model
 
     installed, lines = printed(3)
@@ -143,25 +143,25 @@ print("the same text")
 """
 
 
-def test_the_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
-    """Trees, windows, chunked prefill, eager and recorded graphs: the same text as on the reference backend."""
+def test_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
+    """Trees, windows, chunked prefill, eager and recorded graphs give the reference backend's text."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     done = run(sys.executable, "-c", SAME_TEXT, path=tmp_path)
     assert done.stdout == "the same text\n", done.stderr[-2000:]
 
 
-def test_the_judge_page_counts_todays_rules():
+def test_judge_page_counts_todays_rules():
     """The rules that apply to vLLM's interface, and the others, add up to all rules."""
     counts = re.search(
         r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),
     )
     assert counts is not None
-    every, asked, others = map(int, counts.groups())
-    assert every == len(rules()) == asked + others
+    every, reachable, others = map(int, counts.groups())
+    assert every == len(rules()) == reachable + others
 
 
-def test_the_contract_page_counts_todays_mutants():
+def test_contract_page_counts_todays_mutants():
     """docs/contract.md has the totals of the recorded kills and of the mutants made by rule."""
     text = (ROOT / "docs" / "contract.md").read_text()
     mutants = ROOT / "core" / "contract" / "tests"
@@ -175,11 +175,11 @@ def test_the_contract_page_counts_todays_mutants():
 
 
 def test_relative_links_lead_to_files_and_headings():
-    """Every relative link of a Markdown file in git names a file, and a heading, that exists."""
+    """Every relative link of a Markdown file in git leads to an existing file and heading."""
     assert not relative_links.faults(relative_links.pages())
 
 
-def test_the_link_check_finds_missing_files_and_headings(tmp_path):
+def test_link_check_finds_missing_files_and_headings(tmp_path):
     """A link to a missing file and one to a missing heading are faults; other links are not."""
     page, other = tmp_path / "a.md", tmp_path / "b.md"
     other.write_text('# A heading, with `code`\n\n<a id="here"></a>\n\n## Twice\n\n## Twice\n')

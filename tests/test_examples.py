@@ -14,7 +14,7 @@ PROGRAM = ROOT / "examples" / "engine.py"
 PAGE = (ROOT / "docs" / "one-step.md").read_text(encoding="utf-8")
 
 
-def test_the_engine_prints_what_its_page_shows():
+def test_engine_prints_what_its_page_shows():
     """The program's output is the page's text block, and every text equals plain decoding."""
     (printed,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
@@ -22,7 +22,7 @@ def test_the_engine_prints_what_its_page_shows():
     assert "3 of 3 texts equal" in done.stdout
 
 
-def test_the_page_shows_the_code_of_the_engine():
+def test_page_shows_the_code_of_the_engine():
     """Each block that names examples/engine.py is a run of lines of that file, apart from its indentation."""
     source = PROGRAM.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python file=examples/engine\.py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -31,8 +31,8 @@ def test_the_page_shows_the_code_of_the_engine():
         assert any(indent(block, " " * depth) in source for depth in (0, 4, 8)), block
 
 
-def test_a_missing_kv_move_changes_the_tokens(monkeypatch):
-    """The comparison with plain decoding detects accepted KV that stays in its tree slot."""
+def test_missing_kv_move_changes_the_tokens(monkeypatch):
+    """The comparison with plain decoding detects accepted KV that was not moved out of its tree slot."""
     spec = importlib.util.spec_from_file_location("example_engine", PROGRAM)
     assert spec is not None and spec.loader is not None
     engine = importlib.util.module_from_spec(spec)

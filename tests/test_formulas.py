@@ -1,4 +1,4 @@
-"""A length formula stands once in production, in `Geometry`, and once more in the contract's oracle, to check it."""
+"""Length formulas exist once in production, in `Geometry`, and once in the contract's oracle, which checks them."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ FOLDERS = ("core/*/src", "plugins/*/src", "plugins/*/benchmarks", "benchmarks", 
 
 
 def words(node: ast.AST) -> set[str]:
-    """Names and attributes that an expression mentions."""
+    """Return the names and attributes in an expression."""
     found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
 
 
 def is_sum(node: ast.AST, *names: str) -> bool:
-    """An addition that mentions all of `names`."""
+    """Return true for an addition with all of `names`."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and words(node) >= set(names)
 
 
 def is_product(node: ast.AST, *names: str) -> bool:
-    """A multiplication that mentions all of `names`."""
+    """Return true for a multiplication with all of `names`."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and words(node) >= set(names)
 
 
 def is_quotient(node: ast.AST, *names: str) -> bool:
-    """A rounded division that mentions all of `names`."""
+    """Return true for a rounded division with all of `names`."""
     divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
     called = isinstance(node, ast.Call) and words(node.func) & {"ceil_div"}
     return bool(divides or called) and words(node) >= set(names)
 
 
 def is_maximum(node: ast.AST, *names: str) -> bool:
-    """A maximum that mentions all of `names`."""
+    """Return true for a maximum with all of `names`."""
     called = isinstance(node, ast.Call) and words(node.func) & {"max", "maximum"}
     return bool(called) and words(node) >= set(names)
 
@@ -56,7 +56,7 @@ FORMULAS: dict[str, Callable[[ast.AST], bool]] = {
 
 
 def files() -> Iterator[Path]:
-    """Every source file, tests left out."""
+    """Yield every source file except tests."""
     for folder in FOLDERS:
         for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
             if "tests" not in path.parts:
@@ -64,21 +64,21 @@ def files() -> Iterator[Path]:
 
 
 def copies(tree: ast.AST) -> set[str]:
-    """The formulas that a module writes out."""
+    """Return the formulas that a module contains."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.BinOp, ast.Call))]
     return {text for text, holds in FORMULAS.items() if any(holds(node) for node in nodes)}
 
 
-def test_no_other_file_writes_a_formula_out() -> None:
-    """Everybody else names the property of `Geometry`; the contract takes the oracle's copy."""
+def test_no_other_file_contains_a_formula() -> None:
+    """Other files use the property of `Geometry`, and the contract uses the oracle's copy."""
     found = {path.relative_to(ROOT).as_posix(): copies(ast.parse(path.read_text())) for path in files()}
-    strangers = {name: texts for name, texts in found.items() if texts and name not in (PRODUCTION, ORACLE)}
-    assert not strangers, f"name Geometry's property, or in the contract the oracle's: {strangers}"
+    others = {name: texts for name, texts in found.items() if texts and name not in (PRODUCTION, ORACLE)}
+    assert not others, f"use Geometry's property, or in the contract the oracle's function: {others}"
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_the_search_finds_each_formula(text: str) -> None:
-    """Each is found where it is written out, and a property of `Geometry` that is named is no copy."""
+def test_search_finds_each_formula(text: str) -> None:
+    """The search finds each formula in an expression, and ignores a use of `Geometry`'s property."""
     assert copies(ast.parse(EXAMPLES[text])) == {text}
     assert not copies(ast.parse(f"geometry.{text.split()[0]} + 1"))
 

@@ -1,4 +1,4 @@
-"""The notebooks run, and give what stands in them."""
+"""Tests of the notebooks: they run and give their stored output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ALL = sorted(notebooks.FOLDER.glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-def test_a_notebook_gives_what_it_shows(path):
-    """Run in a process of its own, every cell gives what is stored: `python -m tools.docs.notebooks` stores it."""
+def test_notebook_gives_its_stored_output(path):
+    """Every cell gives the output that `python -m tools.docs.notebooks` stored."""
     assert notebooks.executed(path)["cells"] == json.loads(path.read_text())["cells"]
 
 
-def test_the_stale_replay_is_shown():
-    """The stored run has the bug in it: equal at the captured lengths, wrong at others; the right graph is equal."""
+def test_stale_replay_is_shown():
+    """The stale graph is right at the captured lengths and wrong at others; the right graph is always equal."""
     lines = notebooks.page(notebooks.FOLDER / "stale-replay.ipynb").splitlines()
     shown = [line for line in lines if line.startswith("(")]
     assert shown == [
@@ -29,7 +29,7 @@ def test_the_stale_replay_is_shown():
     ]
 
 
-def test_the_tail_is_drawn():
-    """The stored run has a picture, and the site's page shows it."""
+def test_tail_is_drawn():
+    """The notebook has a picture, and the site's page shows it."""
     page = notebooks.page(notebooks.FOLDER / "tree-tail.ipynb")
     assert "<div><svg" in page and "mask words: ['00000001'" in page

@@ -1,4 +1,4 @@
-"""Records of benchmarks, the plans of runs, and the pages that are made from the records."""
+"""Tests of benchmark records and plans, and of the pages made from the records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FOLDERS = re.compile(r"/(?:root|home|tmp|work|Users|mnt|workspace)/[\w.-]+")
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_a_result_names_no_folder_of_its_machine(path):
-    """Tracebacks among what a run said are the usual way in."""
+def test_result_has_no_folder_of_its_machine(path):
+    """A record has no path of its machine, for example in a traceback."""
     assert not FOLDERS.findall(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def pages():
-    """Every page of results, by its name."""
+    """Return every page of results by its name."""
     return {name: page() for name, page in results.MADE.items()}
 
 
@@ -46,7 +46,7 @@ def test_every_time_of_attention_is_shown(pages):
 
 
 def test_table_states_shared_fields_once():
-    """Fields that all rows share stand above the table; lists of single turns are left out."""
+    """Fields that all rows share are above the table; lists of single turns are left out."""
     rows = [{"case": name, "batch": 1, "us": us, "turns": [us]} for name, us in (("a", 1.5), ("b", None))]
     assert results.table(rows).splitlines() == [
         "All rows: batch 1.", "", "| case | us |", "| --- | --- |", "| a | 1.5 |", "| b |  |",
@@ -54,7 +54,7 @@ def test_table_states_shared_fields_once():
 
 
 def test_ratio_of_a_time_is_to_the_fastest_other_backend():
-    """The ratio divides the fastest other time by cuda_triton's; marks name an easier question."""
+    """The ratio divides the fastest other time by cuda_triton's; marks show work that is less than ours."""
     rows = [{"case": "a", "backend": name, "us": us, "tail": tail} for name, us, tail in (
         ("fa3", 12.0, "causal"), ("cuda_triton", 10.0, "exact"), ("xqa", 15.0, "exact"),
     )]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The pages of the site are gathered from the repository, and a fault of a page is found before anybody reads it."""
+"""Tests of the site: its pages are collected from the repository, and faults of a page are found."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ RECORD = {
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
-    """The folder that the site is built from."""
+    """Return the folder of the site's sources."""
     folder = tmp_path_factory.mktemp("build") / "docs"
     staging.stage(folder)
     return folder
 
 
-def test_every_page_of_the_menu_is_there(staged):
-    """The menu names pages that exist, the generated ones and the museum among them."""
+def test_every_page_of_the_menu_exists(staged):
+    """The menu has only existing pages, among them the generated ones and the museum."""
     menu = json.loads(staged.with_suffix(".yml").read_text())["nav"]
     named = [page for part in menu for pages in part.values() for entry in pages for page in entry.values()]
     assert {"index.md", "museum.md", "cli.md", "compatibility.md", "hooks.md", "changelog.md"} <= set(named)
     assert all((staged / page).is_file() for page in named)
 
 
-def test_a_link_into_the_repository_leads_to_a_page_of_the_site(staged):
-    """A file of the repository that a page names is shown on the site, a program as a page."""
+def test_link_into_the_repository_leads_to_a_page(staged):
+    """A linked file of the repository has a page on the site that shows it."""
     assert "(source/core/contract/src/draftmark_contract/profiles.py.md)" in (staged / "contract.md").read_text()
     shown = (staged / "source/core/contract/src/draftmark_contract/profiles.py.md").read_text()
     assert "class Profile(StrEnum)" in shown
 
 
-def test_a_link_to_a_record_leads_to_its_page_of_results(staged, tmp_path):
-    """A page links to the record's section; the page of results links to the file."""
+def test_link_to_a_record_leads_to_its_section(staged, tmp_path):
+    """A page links to the record's section, and the page of results links to the file."""
     staging.Stage(tmp_path).write("page.md", "[all](../benchmarks/results/cpu-ngram.json)", ROOT / "docs" / "page.md")
     assert (tmp_path / "page.md").read_text() == "[all](results-decode.md#cpu-ngram)"
     assert "(source/benchmarks/results/cpu-ngram.json)" in (staged / "results-decode.md").read_text()
 
 
-def test_a_link_to_a_missing_file_stops_the_site(tmp_path):
-    """The sentence names the file that the repository does not have."""
+def test_link_to_a_missing_file_stops_the_site(tmp_path):
+    """The error names the file that the repository does not have."""
     site = staging.Stage(tmp_path)
     with pytest.raises(ValueError, match=r"links to docs/nowhere\.py, which the repository does not have"):
         site.write("page.md", "[gone](nowhere.py)", ROOT / "docs" / "page.md")
 
 
-def test_what_a_block_prints_is_no_link(tmp_path):
-    """Brackets in a printed program stay as they are."""
+def test_text_in_a_code_block_is_no_link(tmp_path):
+    """Brackets in a code block are unchanged."""
     staging.Stage(tmp_path).write("page.md", "```python\nf[0](nowhere.py)\n```\n", ROOT / "docs" / "page.md")
     assert "f[0](nowhere.py)" in (tmp_path / "page.md").read_text()
 
 
-def test_a_block_with_a_file_is_a_block(tmp_path):
-    """Its name becomes a title: Markdown would take the whole block for text."""
+def test_file_name_of_a_block_becomes_its_title(tmp_path):
+    """The file name of a code block becomes its title; Markdown would show the block as text otherwise."""
     staging.Stage(tmp_path).write("page.md", "```toml file=a/b.toml\nx = 1\n```\n", ROOT / "docs" / "page.md")
     assert (tmp_path / "page.md").read_text() == '```toml title="a/b.toml"\nx = 1\n```\n'
 
 
 def test_every_command_has_its_reference():
-    """Each installed command stands on the page, and the page does not depend on the terminal's width."""
+    """Each installed command is on the page."""
     page = commands.page()
     assert all(f"## draftmark {name}\n" in page for name in installed())
     assert "`--max-num-reqs` `N`" in page
 
 
-def test_the_reference_does_not_depend_on_the_terminal(monkeypatch):
-    """The same page at 40 columns as at 200."""
+def test_reference_does_not_depend_on_the_terminal(monkeypatch):
+    """The page is equal at 40 and at 200 columns."""
     pages = set()
     for width in ("40", "200"):
         monkeypatch.setenv("COLUMNS", width)
@@ -87,7 +87,7 @@ def test_the_reference_does_not_depend_on_the_terminal(monkeypatch):
 
 
 def test_not_run_is_not_failed(tmp_path):
-    """A rule that failed, one that was never run and a plugin without a record are three different cells."""
+    """A failed rule, a rule that never ran and a plugin without a record have different cells."""
     (tmp_path / "contract-tugboat.json").write_text(json.dumps(RECORD))
     other = RECORD | {"backend": "barge", "checks": {"load.describes_itself": {"passed": 1}}}
     (tmp_path / "contract-barge.json").write_text(json.dumps(other))
@@ -100,8 +100,8 @@ def test_not_run_is_not_failed(tmp_path):
     assert "| device | not run | not run | not run |" in page
 
 
-def test_the_link_checker_finds_what_leads_nowhere(tmp_path):
-    """A missing page, a missing anchor and a script from a network are reported; working links are not."""
+def test_link_checker_finds_dead_links(tmp_path):
+    """A missing page, a missing anchor, a script from a network and a block shown as text are reported."""
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="b.html#here">b</a><a href="https://example.org">e</a>'
     )
@@ -114,6 +114,6 @@ def test_the_link_checker_finds_what_leads_nowhere(tmp_path):
     assert links.faults(tmp_path) == [
         "a.html links to b.html#here: no anchor here",
         "b.html loads https://example.org/x.js from a network",
-        "b.html shows '```toml file=x y' as text: its block was not recognised",
+        "b.html shows '```toml file=x y' as text: Markdown did not recognise the block",
         "b.html links to c.html: no such file",
     ]

@@ -22,10 +22,10 @@ RECORDS = sorted((ROOT / "benchmarks" / "results").glob("contract-*.json"))
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_recorded_verdict_is_whole_and_short(path):
+def test_recorded_verdict_is_complete_and_short(path):
     """A record names all tiers, counts that add up, known profiles, and the items that did not pass.
 
-    A run that was stopped early may be recorded too. Nothing failed in it, and it has no verdict.
+    The record of a run that was stopped early has no failure and no verdict.
     """
     record = json.loads(path.read_text())
     assert record["schema"] == SCHEMA and record["counts"]["failed"] == 0
@@ -44,7 +44,7 @@ def test_a_recorded_verdict_is_whole_and_short(path):
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_stale_verdict_is_a_warning(path):
+def test_stale_verdict_is_a_warning(path):
     """A verdict of older code gives a warning that names the reasons."""
     reasons = standing(path)
     if reasons:
@@ -57,7 +57,7 @@ def test_readme_shows_the_records():
     assert written(text, table(RECORDS, ROOT)) == text
 
 
-def test_the_table_has_four_columns():
+def test_table_has_four_columns():
     """Each row has a backend, a verdict with the contract's version and a link to its record, a device and a date."""
     heads, _, *rows = (line.strip("| ").split(" | ") for line in table(RECORDS, ROOT).splitlines())
     assert heads == ["backend", "verdict", "device", "date"]
@@ -69,7 +69,7 @@ def test_the_table_has_four_columns():
         assert device.startswith("NVIDIA ") and len(date) == len("2026-11-23")
 
 
-def test_there_is_a_record_of_every_backend_that_was_judged():
+def test_every_judged_backend_has_a_record():
     """Every backend that has run on a GPU has a record from an H200."""
     judged = ("reference", "cuda_triton", "cuda_trtllm", "cuda_flashinfer")
     assert {f"contract-{name}-h200" for name in judged} <= {path.stem for path in RECORDS}
@@ -78,14 +78,14 @@ def test_there_is_a_record_of_every_backend_that_was_judged():
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", "null", "{}", '{"backend": 3}', '{"backend": "reference", "runs": 3}', "\x00"]
 )
-def test_a_damaged_record_is_one_sentence(tmp_path, capsys, text):
-    """The table writes nothing and prints one sentence; the record counts as stale."""
+def test_damaged_record_is_one_sentence(tmp_path, capsys, text):
+    """The table is not written and one sentence is printed; the record counts as stale."""
     path, page = tmp_path / "record.json", tmp_path / "page.md"
     path.write_text(text)
     page.write_text(f"{BEGIN}\n{END}\n")
     before = page.read_text()
     assert write_table([str(path), "--write", str(page)]) == 1
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n"), page.read_text()) == ("", 1, before)
-    assert "is not a verdict record" in said.err
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n"), page.read_text()) == ("", 1, before)
+    assert "is not a verdict record" in printed.err
     assert len(standing(path)) == 1

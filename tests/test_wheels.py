@@ -1,4 +1,4 @@
-"""Each distribution as a user gets it: its wheel, installed beside what its metadata asks for and nothing else."""
+"""Tests of each distribution's wheel in an environment with only the packages that its metadata requires."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ PLUGINS = sorted(path.parent.name for path in (Path(__file__).parent.parent / "p
 SIZES = pytest.mark.parametrize(
     "cases", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["one case each", "all cases"]
 )
-"""Of each check of the sizing tier."""
+"""Cases of each check of the sizing tier; 0 for all."""
 JUDGING = ("draftmark", "draftmark-contract[proof]")
 
 
 def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command of a new environment: with `env -i`, so that nothing of this one is seen."""
+    """Run a command of a new environment without this environment's variables."""
     words = ["env", "-i", "OMP_NUM_THREADS=1", f"HOME={Path.home()}", *map(str, command)]
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True)
 
 
 def missing(commands: Path, *modules: str) -> bool:
-    """Whether none of these can be imported there."""
+    """Return true if none of these modules can be imported there."""
     return all(run(commands / "python", "-c", f"import {module}").returncode for module in modules)
 
 
 def judged(commands: Path, name: str, cases: int) -> str:
-    """What the sizing tier says of a backend, which it passes."""
+    """Run the sizing tier of a backend, which must pass, and return its output."""
     done = run(commands / "draftmark", "contract", name, "--tier", "sizing", "--sample", cases)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
-def test_the_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
-    """`draftmark` alone lists and sizes its backend, and says what to install for the commands that it has not."""
+def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
+    """The core's wheel lists and sizes its backend, and names the wheel of each command that it lacks."""
     commands = environment("draftmark")
     assert missing(commands, "torch", "numpy", "pytest", "draftmark_contract", "draftmark_speculative")
     listed, sized = run(commands / "draftmark", "list"), run(commands / "draftmark", "size", "reference")
@@ -52,32 +52,32 @@ def test_the_core_needs_neither_torch_nor_pytest(environment: Environment) -> No
 
 
 @SIZES
-def test_the_contract_judges_without_torch(environment: Environment, cases: int) -> None:
-    """The reference passes the sizing tier, proofs included, where torch is not installed."""
+def test_contract_judges_without_torch(environment: Environment, cases: int) -> None:
+    """The reference passes the sizing tier with proofs in an environment without torch."""
     commands = environment(*JUDGING)
     assert missing(commands, "torch", "draftmark_speculative")
-    told = judged(commands, "reference", cases)
-    assert cases or "sizing of reference conforms to draftmark contract" in told
+    printed = judged(commands, "reference", cases)
+    assert cases or "sizing of reference conforms to draftmark contract" in printed
 
 
 @SIZES
 @pytest.mark.parametrize("name", PLUGINS)
-def test_each_plugin_is_sized_and_judged_without_its_runtime(environment: Environment, name: str, cases: int) -> None:
-    """A plugin's wheel beside the core's and the contract's alone: list, size and the sizing tier.
+def test_each_plugin_is_judged_without_its_runtime(environment: Environment, name: str, cases: int) -> None:
+    """A plugin's wheel with only the core and the contract is listed and sized and passes the sizing tier.
 
-    All cases ask that every claim is served somewhere; some are by a sibling's kernels, which come with the runtime.
+    With all cases cuda_triton is installed too, because its kernels run some modes of other plugins.
     """
     wheels = dict.fromkeys((f"draftmark-{name.replace('_', '-')}", *([] if cases else ["draftmark-cuda-triton"])))
     commands = environment(*JUDGING, bare=tuple(wheels))
     assert missing(commands, "torch", "triton")
     assert name in run(commands / "draftmark", "list").stdout
-    sized = run(commands / "draftmark", "size", name, "--page-size", 128)  # of the profile that all serve
+    sized = run(commands / "draftmark", "size", name, "--page-size", 128)  # page size that all plugins serve
     assert sized.returncode == 0, sized.stderr
     judged(commands, name, cases)
 
 
-def test_the_vllm_adapter_waits_for_vllm(environment: Environment) -> None:
-    """Beside an environment without vLLM it imports, lets vLLM's platforms be, and refuses by the version."""
+def test_vllm_adapter_without_vllm(environment: Environment) -> None:
+    """Without vLLM the adapter imports, does not change vLLM's platforms, and its version check raises."""
     commands = environment("draftmark-vllm")
     assert missing(commands, "vllm", "pytest", "draftmark_contract")
     code = "from draftmark_vllm import cpu, versions; assert cpu.platform() is None; versions.VLLM.require()"
@@ -85,8 +85,8 @@ def test_the_vllm_adapter_waits_for_vllm(environment: Environment) -> None:
     assert "EngineError: vLLM is not installed; pip install 'vllm>=0.26,<0.34'" in done.stderr, done.stderr
 
 
-def test_the_loop_says_what_reads_models(environment: Environment) -> None:
-    """`draftmark-speculative` without its extra has torch, and says what to install for `draftmark generate`."""
+def test_loop_names_the_extra_that_reads_models(environment: Environment) -> None:
+    """`draftmark-speculative` without its extra has torch, and `draftmark generate` names the missing extra."""
     commands = environment("draftmark-speculative")
     assert missing(commands, "transformers", "pytest")
     found = run(commands / "python", "-c", "import importlib.util as u; print(u.find_spec('torch') is not None)")
@@ -95,14 +95,14 @@ def test_the_loop_says_what_reads_models(environment: Environment) -> None:
     assert done.returncode and "pip install 'draftmark-speculative[hf]'" in done.stderr, done.stderr
 
 
-def test_a_head_alone_is_weights(environment: Environment) -> None:
-    """Nothing comes with 8 MB of weights that are never imported: no torch, whose build is the user's choice."""
+def test_head_wheel_needs_no_other_package(environment: Environment) -> None:
+    """A head's wheel has weights only, so neither torch nor draftmark is installed with it."""
     commands = environment("draftmark-head-smollm2-135m")
     assert missing(commands, "torch", "transformers", "draftmark", "draftmark_speculative")
 
 
-def test_a_head_brings_the_loop_when_asked_and_is_found_by_its_model(environment: Environment) -> None:
-    """With its extra: what that asks for finds it, with all its files, by the name of the model's file."""
+def test_head_with_its_extra_is_found_by_its_model(environment: Environment) -> None:
+    """With its extra the head is found, with all its files, by the name of the model's file."""
     commands = environment("draftmark-head-smollm2-135m[run]")
     code = "from draftmark_speculative.eagle.installed import installed_head\n"
     code += "print(*sorted(p.name for p in installed_head('SmolLM2-135M-Instruct.Q4_1.gguf').glob('*.*')))"

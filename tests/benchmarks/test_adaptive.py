@@ -1,4 +1,4 @@
-"""The adaptive benchmark: acceptance by rank is what it says, rows are measured once, and the drawing shows them."""
+"""Tests of the adaptive benchmark: forced acceptance by rank, resumed runs, and the drawing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from draftmark.tree import depths, verify_tree
 
 
 class Ops:
-    """Tree operations that verify, and write no tail."""
+    """Tree operations that verify and write no tail."""
 
     verify_tree = staticmethod(verify_tree)
 
 
 def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float:
-    """Mean accepted length of one tree, in each of eight requests."""
+    """Return the mean accepted length of one tree over eight requests."""
     tree = torch.tensor([parents] * 8)
     drafts = torch.arange(len(parents)).expand(8, -1) + 10
     forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"), 8)
@@ -39,23 +39,23 @@ def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float
 
 
 def test_acceptance_is_by_rank_and_level():
-    """A root with two children, the first with one: 1 + 0.5 + 0.5·0.4 + 0.2, and without the second child 0.2 less."""
+    """The mean accepted length follows the shares of each rank and level, on trees and chains."""
     shares = [[[0.5, 0.2]], [[0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 1], shares) == pytest.approx(1.7, abs=0.05)
-    assert accepted([-1, 0, 1, 2], shares) == pytest.approx(1.7, abs=0.05), "beyond its levels nothing is kept"
+    assert accepted([-1, 0, 1, 2], shares) == pytest.approx(1.7, abs=0.05), "a node past the levels was accepted"
 
 
-def test_moods_mix_and_other_shares_may_be_forced_later():
-    """Two moods are drawn equally often; what is forced later leaves nothing of them behind."""
+def test_shares_mix_and_may_change_later():
+    """Two alternatives of shares are drawn equally often, and shares that are forced later replace both."""
     shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.4, 0.0], [0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 0, 1], shares, other=[[[0.2, 0.0]] * 2, [[0.0, 0.0]] * 2]) == pytest.approx(1.2, abs=0.05)
     assert accepted([-1, 0, 0, 1], shares, other=[[[1.0, 0.0]] * 2] * 2) == 3
 
 
-def test_what_drafts_claim_comes_true():
-    """In every round and request a node is kept as often as its claims say, and the claims vary with the mood."""
+def test_claimed_acceptance_matches_the_result():
+    """Over many rounds a node is accepted as often as its claims state, and claims differ between requests."""
     shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.7, 0.0], [0.2, 0.0]]]
     tree, levels = torch.tensor([[-1, 0, 0, 1]] * 64), torch.tensor([[0, 1, 1, 2]] * 64)
     drafts = torch.arange(4).expand(64, -1) + 10
@@ -74,8 +74,8 @@ def test_what_drafts_claim_comes_true():
     torch.testing.assert_close(came / 3840, claimed / 3840, atol=0.03, rtol=0)
 
 
-def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypatch, capsys):
-    """Plain once, the other ways for each acceptance; what the file has is kept, and drawn with a point a row."""
+def test_resumed_run_measures_no_row_again(tmp_path, monkeypatch, capsys):
+    """A run measures every row, a resumed run measures none and keeps the file, and the drawing has a point per row."""
     file, picture = tmp_path / "rows.json", tmp_path / "picture.svg"
     monkeypatch.setattr(adaptive, "TINY", [(2, 64)])
     other = {"model": "another benchmark's row", "speculate": "tree", "tokens_per_s": 1.0}
@@ -104,7 +104,7 @@ def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypat
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", [*arguments, "--resume"])
     adaptive.main()
-    assert capsys.readouterr().out.count("\n") == 1, "nothing is measured again"
+    assert capsys.readouterr().out.count("\n") == 1, "a row was measured again"
     assert json.loads(file.read_text()) == result
     monkeypatch.setattr(sys, "argv", ["speed_up", "--json", str(file), "--svg", str(picture)])
     speed_up.main()
@@ -112,7 +112,7 @@ def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypat
     assert len(circles) == 8
 
 
-def test_a_result_without_plain_rows_cannot_be_drawn():
-    """A speed-up needs what it is measured against."""
+def test_result_without_plain_rows_cannot_be_drawn():
+    """A speed-up needs a plain row as its base."""
     with pytest.raises(ValueError, match="0 rows with a plain row"):
         speed_up.draw({"rows": []})

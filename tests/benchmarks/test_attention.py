@@ -1,4 +1,4 @@
-"""The attention benchmark's cases: what is asked of our plugins is what the float64 reference answers."""
+"""Tests of the attention benchmark: its cases, its float64 reference, its turns and its peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.attention import fa3, measuring
-from benchmarks.attention.__main__ import whatever_the_pages
+from benchmarks.attention.__main__ import without_page_sizes
 from benchmarks.attention.cases import CASES, Case, Inputs, build, cleared, reference
 from benchmarks.attention.drawn import MOST_BYTES, drawn
 from benchmarks.attention.grid import PAGES, SUBSET, case, grid, named
@@ -36,8 +36,8 @@ SMALL = Model(4, 2, 16, 16)
 LENS = (40, 15, 64)
 
 
-def test_cases_are_drawn_from_all_that_is_served() -> None:
-    """The same from one seed, others from another; by name they are what they were, and each kind and page is there."""
+def test_random_cases_cover_every_kind() -> None:
+    """Random cases depend only on the seed, have names that reproduce them, and cover every kind and page size."""
     cases = drawn(300, 1)
     assert [one.name for one in cases] == [one.name for one in drawn(300, 1)]
     assert {one.name for one in cases} != {one.name for one in drawn(300, 2)}
@@ -72,8 +72,8 @@ def test_cases_are_drawn_from_all_that_is_served() -> None:
         ("chunks", 6, Mode.EXTEND),
     ],
 )
-def test_the_reference_answers_what_is_asked(kind: str, rows: int, mode: Mode, model: Model) -> None:
-    """A plugin that is right has the answer, and the mode is the one in which engines ask."""
+def test_reference_backend_matches_the_reference(kind: str, rows: int, mode: Mode, model: Model) -> None:
+    """The reference backend gives the benchmark's float64 answer, and the case has the mode that engines use."""
     inputs = build(case(model, kind, LENS, rows), "cpu", 1)
     assert batch_of(inputs)[1].mode is mode
     k, v = inputs.caches[0]
@@ -90,16 +90,16 @@ def test_the_reference_answers_what_is_asked(kind: str, rows: int, mode: Mode, m
 
 
 @pytest.mark.parametrize("of", [lambda: SUBSET, grid], ids=["subset", "grid"])
-def test_every_case_has_a_name_of_its_own(of: Callable[[], tuple[Case, ...]]) -> None:
-    """And those of the subset are in the grid."""
+def test_every_case_has_its_own_name(of: Callable[[], tuple[Case, ...]]) -> None:
+    """Names within a list are different, and the grid has every name of the subset."""
     names = [one.name for one in of()]
     assert len(set(names)) == len(names)
     assert {one.name for one in SUBSET} <= {one.name for one in grid()}
 
 
 @pytest.mark.parametrize("of", [lambda: CASES, lambda: SUBSET, grid], ids=["twelve", "subset", "grid"])
-def test_a_name_says_the_whole_case(of: Callable[[], tuple[Case, ...]]) -> None:
-    """So that a case of a record can be asked again, and one that is in no list."""
+def test_name_reproduces_its_case(of: Callable[[], tuple[Case, ...]]) -> None:
+    """A case can be built from its name, also a case that is in no list."""
     assert [named(one.name) for one in of()] == list(of())
     other = named("verify24-3xragged500@12/2x160-p16-e4m3")
     assert (other.q_len, other.tree, len(other.lens), max(other.lens) <= 500) == (24, True, 3, True)
@@ -116,33 +116,31 @@ def test_a_name_says_the_whole_case(of: Callable[[], tuple[Case, ...]]) -> None:
 @pytest.mark.parametrize(
     "name", ["verify-8x100", "decode4-8x100", "decode-8x", "extend-8xragged", "decode-0x8", "decode-8x100@32/8x128", ""]
 )
-def test_what_is_no_case_is_said_so(name: str) -> None:
-    """Rows where there are none, none where there are, no length, lengths of a prefill, no request, no page."""
-    with pytest.raises(ValueError, match=re.escape(f"{name!r} is no case's name; write KIND")):
+def test_invalid_case_name_raises(name: str) -> None:
+    """A name raises if it lacks rows, length, requests or page, or has rows or lengths that its kind does not take."""
+    with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a case's name; write KIND")):
         named(name)
 
 
-def test_a_version_is_a_backend_of_its_own(tmp_path: Path) -> None:
-    """Its modules are its folder's, not the installed ones, and it answers as those do.
+def test_version_is_a_backend_of_its_own(tmp_path: Path) -> None:
+    """A version's modules come from its folder, are imported once, and give the installed backend's answers.
 
-    In a process of its own: two copies that replace the interpreter's language leave it so.
+    It runs in a new process, because two copies that replace Triton's interpreter would stay in this one.
     """
     spec = importlib.util.find_spec("draftmark_cuda_triton")
     assert spec is not None and spec.submodule_search_locations
     copy = shutil.copytree(spec.submodule_search_locations[0], tmp_path / "copy")
-    told = [f"as_it_is={spec.submodule_search_locations[0]}", f"copied={copy}"]
+    folders = [f"as_it_is={spec.submodule_search_locations[0]}", f"copied={copy}"]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        once, files, alike, worst = pool.apply(answers_of, (told,))
+        once, files, alike, worst = pool.apply(answers_of, (folders,))
     assert once and files == {"as_it_is": spec.submodule_search_locations[0], "copied": str(copy)}
     assert alike and worst < 1e-2
 
 
-def answers_of(told: list[str]) -> tuple[bool, dict[str, str], bool, float]:
-    """Whether a version is imported once, where versions' code lies, whether they answer alike, and how far from
-    float64.
-    """
-    found = versions(told)
-    once = versions(told)["copied"].plugin.__class__ is found["copied"].plugin.__class__
+def answers_of(folders: list[str]) -> tuple[bool, dict[str, str], bool, float]:
+    """Return (a version is imported once, folders of the versions' code, answers are equal, error against float64)."""
+    found = versions(folders)
+    once = versions(folders)["copied"].plugin.__class__ is found["copied"].plugin.__class__
     files = {name: str(Path(inspect.getfile(type(one.plugin))).parent) for name, one in found.items()}
     inputs = build(case(Model(4, 2, 64, 16), "verify", LENS, 7), "cpu", 1)
     outs = []
@@ -155,38 +153,38 @@ def answers_of(told: list[str]) -> tuple[bool, dict[str, str], bool, float]:
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("argument", "error"),
     [
-        (["old"], "'old' is no NAME=FOLDER"),
-        (["old="], "'old=' is no NAME=FOLDER"),
-        (["a-b=x"], "'a-b=x' is no NAME=FOLDER"),
+        (["old"], "'old' is not NAME=FOLDER"),
+        (["old="], "'old=' is not NAME=FOLDER"),
+        (["a-b=x"], "'a-b=x' is not NAME=FOLDER"),
         (["old=nowhere"], "version 'old' has no backend.py in "),
     ],
 )
-def test_what_is_no_version_is_said_so(told: list[str], said: str) -> None:
-    """Before anything is measured."""
-    with pytest.raises(ValueError, match=re.escape(said)):
-        versions(told)
+def test_invalid_version_raises(argument: list[str], error: str) -> None:
+    """An argument that is not NAME=FOLDER, and a folder without a backend, raise before any measurement."""
+    with pytest.raises(ValueError, match=re.escape(error)):
+        versions(argument)
 
 
-def test_cases_are_launched_beforehand_in_processes(capfd: pytest.CaptureFixture[str]) -> None:
-    """Of each of our backends, over a pool in which pages repeat; a failure is told and ends nothing."""
+def test_cases_are_warmed_up_in_processes(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each of our backends runs each case once, with repeated pages; a failure is printed and stops nothing."""
     two = [case(SMALL, "decode", (6000,), 1), case(Model(4, 2, 16, 0), "chain", LENS, 3)]
     assert warm(two, ["cuda_triton"], [], 2, 120.0, "cpu") == 2
     assert build(two[0], "cpu", 1, 10).caches[0][0].shape[0] == 11
-    told = capfd.readouterr().out
-    assert two[1].name in told and two[0].name not in told
+    printed = capfd.readouterr().out
+    assert two[1].name in printed and two[0].name not in printed
 
 
-def test_uneven_rows_are_the_same_in_every_run() -> None:
-    """From 1 to the most, and not all alike."""
+def test_uneven_rows_are_equal_in_every_run() -> None:
+    """Uneven rows depend only on the case, and range from 1 to its rows."""
     one, again = (case(SMALL, "uneven", (100,) * 64, 5) for _ in range(2))
     assert one == again and set(one.q_lens) == {1, 2, 3, 4, 5} and one.q_lens == one.tail_lens
 
 
-def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other turn backwards; a row has the median; wrong answers, absences and failures are told, not timed."""
-    told = case(SMALL, "decode", LENS, 1)
+def test_right_backends_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second turn runs backwards and a row has the median; wrong, absent and failed backends are not timed."""
+    small = case(SMALL, "decode", LENS, 1)
     timed: list[str] = []
 
     def answer(name: str, out: float) -> Callable[[Inputs], Peer]:
@@ -214,13 +212,13 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
     peers["b"] = answer("b", 1.0)
     monkeypatch.setattr(measuring, "OURS", {})
     monkeypatch.setattr(measuring, "backends", lambda _: peers)
-    monkeypatch.setattr(measuring, "build", lambda _: build(told, "cpu", 1))
+    monkeypatch.setattr(measuring, "build", lambda _: build(small, "cpu", 1))
     monkeypatch.setattr(measuring, "reference", lambda *_: torch.ones(2))
     monkeypatch.setattr(measuring, "turn_of", turn_of)
     monkeypatch.setattr(measuring, "WARM_TURNS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    rows = {row["backend"]: row for row in measuring.measure(told, None, turns=2)}
-    assert timed == ["a", "b", "b", "a", "a", "b"]  # the first of each are not counted
+    rows = {row["backend"]: row for row in measuring.measure(small, None, turns=2)}
+    assert timed == ["a", "b", "b", "a", "a", "b"]  # the first turn of each backend does not count
     assert (rows["a"]["turns"], rows["a"]["us"]) == ([7.0, 8.0], 7.5)
     assert (rows["b"]["turns"], rows["b"]["us"], rows["b"]["note"]) == ([8.0, 11.0], 9.5, "as asked")
     assert not any(rows[name]["turns"] or rows[name]["us"] for name in ("wrong", "none", "broken"))
@@ -230,12 +228,10 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("rounds", "checked"), [(True, True), (False, False)])
-def test_answers_that_round_to_e4m3_are_told_from_exact_ones(
-    rounds: bool, checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows and weights of three bits of mantissa answer another question, and only who says so is asked it."""
-    told = case(replace(SMALL, kv_dtype="float8_e4m3fn"), "decode", (900, 700), 1)
-    inputs = build(told, "cpu", 1)
+def test_e4m3_rounded_answers_are_distinguished(rounds: bool, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer from queries and weights rounded to e4m3 is right only for a backend that declares the rounding."""
+    small = case(replace(SMALL, kv_dtype="float8_e4m3fn"), "decode", (900, 700), 1)
+    inputs = build(small, "cpu", 1)
     clean = tuple(cleared(one) for one in inputs.caches[0])
     exact, rows = reference(inputs, clean).bfloat16(), inputs.q.to(clean[0].dtype).to(inputs.q.dtype)
     rounded = _with_rounded_weights(replace(inputs, q=rows), clean)
@@ -249,7 +245,7 @@ def test_answers_that_round_to_e4m3_are_told_from_exact_ones(
     monkeypatch.setattr(measuring, "build", lambda _: inputs)
     monkeypatch.setattr(measuring, "turn_of", lambda _: lambda: 1.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    found = {row["backend"]: row for row in measuring.measure(told, None, turns=1)}
+    found = {row["backend"]: row for row in measuring.measure(small, None, turns=1)}
     assert [(row["rounded"], row["checked"]) for row in found.values()] == [
         (False, True),
         (rounds, checked),
@@ -259,7 +255,7 @@ def test_answers_that_round_to_e4m3_are_told_from_exact_ones(
 
 
 def _with_rounded_weights(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """One row a request, as a kernel answers whose products are of e4m3: weights beside the largest, 448 at most."""
+    """Return one row per request with softmax weights rounded to e4m3, relative to the largest weight."""
     out, model = torch.empty_like(inputs.q), inputs.case.model
     k, v = (one.flatten(0, 1).double() for one in (cache[0].float(), cache[1].float()))
     for r, n in enumerate(inputs.case.lens):
@@ -278,17 +274,17 @@ def _with_rounded_weights(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tenso
     ("kind", "rows", "tail"), [("decode", 1, "exact"), ("verify", 7, "causal"), ("draft", 4, "none")]
 )
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
-def test_fa3_is_asked_with_rows_of_kvs_dtype(
+def test_fa3_gets_queries_in_the_kv_dtype(
     kv_dtype: str, kind: str, rows: int, tail: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It has no kernel for others; what it writes is bf16."""
+    """FA3 gets queries in the KV dtype, because it has no other kernel, and writes bf16."""
     seen: list[tuple[torch.dtype, ...]] = []
 
-    def schedule(*told: object) -> None:
-        seen.append((told[7],))
+    def schedule(*given: object) -> None:
+        seen.append((given[7],))
 
-    def forward(*told: torch.Tensor) -> tuple[None, None]:
-        seen.append((told[0].dtype, told[1].dtype, told[6].dtype))
+    def forward(*given: torch.Tensor) -> tuple[None, None]:
+        seen.append((given[0].dtype, given[1].dtype, given[6].dtype))
         return None, None
 
     library = tmp_path / "fa3.so"
@@ -304,7 +300,7 @@ def test_fa3_is_asked_with_rows_of_kvs_dtype(
 
 
 class Recorded:
-    """Stands for a graph, and for an event: of a clock that a replay moves by 0.4 ms."""
+    """Substitute for a CUDA graph and for an event: a replay advances the clock by 0.4 ms."""
 
     log: ClassVar[list[str]] = []
 
@@ -324,8 +320,8 @@ class Recorded:
         return 0.4 * (end.at - self.at)
 
 
-def test_a_turn_is_replays_of_one_graph_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as take 8 ms; the median of `draftmark bench` is of replays one by one."""
+def test_turn_replays_one_graph_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn has enough replays for 8 ms, without waits between; `draftmark bench` times replays one by one."""
     log = Recorded.log
     log.clear()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
@@ -343,19 +339,19 @@ def test_a_turn_is_replays_of_one_graph_back_to_back(monkeypatch: pytest.MonkeyP
     assert log == ["capture", *["call"] * 4, *["replay", "wait"] * 3]
 
 
-def test_pages_of_two_sizes_take_turns_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer is of a cache of its own pages; a name says nothing of them, so that a reader finds the pair."""
-    asked: list[int] = []
+def test_two_page_sizes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two page sizes of a case have their own caches and alternate, and rows of both have one name."""
+    used: list[int] = []
 
     def answer(inputs: Inputs) -> Peer:
         page = inputs.case.model.page
         assert {one.shape[1] for one in inputs.caches[0]} == {page}
-        return Peer([lambda: asked.append(page)], [torch.ones(2)])
+        return Peer([lambda: used.append(page)], [torch.ones(2)])
 
     def turn_of(calls: list[Callable[[], None]]) -> Callable[[], float]:
         def take() -> float:
             calls[0]()
-            return float(asked[-1] + len(asked))
+            return float(used[-1] + len(used))
 
         return take
 
@@ -367,8 +363,8 @@ def test_pages_of_two_sizes_take_turns_with_each_other(monkeypatch: pytest.Monke
     monkeypatch.setattr(measuring, "WARM_TURNS", 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     rows = measuring.measure_pages(case(SMALL, "decode", LENS, 1), (16, 8), None, turns=2)
-    assert asked == [16, 8, 16, 8, 8, 16]  # both answer, then both take turns
+    assert used == [16, 8, 16, 8, 8, 16]  # both compute an answer, then they alternate
     assert [(row["page_size"], row["us"]) for row in rows] == [(16, 16 + 4.5), (8, 8 + 4.5)]
     assert named("verify16-64x8192@32/8x128-p16-w4096").paged(64) == named("verify16-64x8192@32/8x128-p64-w4096")
-    names = [(one.name, one.model) for one in whatever_the_pages()]
+    names = [(one.name, one.model) for one in without_page_sizes()]
     assert len(set(names)) == len(names) and not any("@" in name for name, _ in names)

@@ -1,4 +1,4 @@
-"""The day with GPUs: who waits for whom, what a job sees, and that nobody is kept from running by another."""
+"""Tests of the GPU day: order of jobs, environment of a job, and independence of failed jobs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _day(
 ) -> dict[str, dict[str, object]]:
     found = Day(todo, gpus, seconds, at, tmp_path)
     found.run()
-    assert json.loads((tmp_path / "day.json").read_text()) == found.how
-    return found.how
+    assert json.loads((tmp_path / "day.json").read_text()) == found.results
+    return found.results
 
 
-def test_jobs_have_gpus_of_their_own(tmp_path: Path) -> None:
-    """One GPU, both, or none; and a second command sees what the first sees."""
+def test_jobs_have_their_own_gpus(tmp_path: Path) -> None:
+    """A job gets one GPU, two or none; its second command sees the GPUs of the first."""
     _module(tmp_path, "show", SHOW)
     todo = [
-        Job("one", ("show", "a"), 60, engine="e", beside=("show", "b")),
+        Job("one", ("show", "a"), 60, engine="e", companion=("show", "b")),
         Job("none", ("show", "c"), 60, 0, "e"),
         Job("both", ("show", "d"), 60, 2, "e"),
         Job("three", ("show", "e"), 60, 3, "e"),
@@ -46,13 +46,13 @@ def test_jobs_have_gpus_of_their_own(tmp_path: Path) -> None:
     assert {name: one["ended"] for name, one in how.items()} == {
         "one": "passed", "none": "passed", "both": "passed", "three": "not run: needs 3 GPUs",
     }  # fmt: skip
-    said = {path.stem: path.read_text().split() for path in tmp_path.glob("*.log")}
-    assert said["one"] == ["0", "a"] and said["one-beside"] == ["0", "b"] and said["both"] == ["0,1", "d"]
-    assert said["none"] == [os.environ.get("CUDA_VISIBLE_DEVICES", "None"), "c"]
+    printed = {path.stem: path.read_text().split() for path in tmp_path.glob("*.log")}
+    assert printed["one"] == ["0", "a"] and printed["one-companion"] == ["0", "b"] and printed["both"] == ["0,1", "d"]
+    assert printed["none"] == [os.environ.get("CUDA_VISIBLE_DEVICES", "None"), "c"]
 
 
-def test_who_fails_or_hangs_keeps_nobody_from_running(tmp_path: Path) -> None:
-    """But those who would read what it should have written."""
+def test_failed_or_hung_job_stops_only_its_readers(tmp_path: Path) -> None:
+    """Other jobs run after a failed or hung job, except a job that reads the failed job's output."""
     _module(tmp_path, "fails", "raise SystemExit(3)")
     _module(tmp_path, "hangs", "import time; time.sleep(3600)")
     _module(tmp_path, "show", SHOW)
@@ -68,9 +68,9 @@ def test_who_fails_or_hangs_keeps_nobody_from_running(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", ["sys.exit((out / 'told').write_text('') or 0)", "None"], ids=["listens", "deaf"])
-def test_a_job_may_end_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """It is told first, and killed where that does not end it."""
+@pytest.mark.parametrize("answer", ["sys.exit((out / 'told').write_text('') or 0)", "None"], ids=["exits", "ignores"])
+def test_job_gets_a_signal_before_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """A job gets SIGTERM, so that it can end its processes, and is killed if it does not exit."""
     monkeypatch.setattr(day, "GRACE", 60.0 if "told" in answer else 0.0)
     lines = f"""
     import pathlib, signal, sys, time
@@ -90,33 +90,33 @@ def test_a_job_may_end_what_it_has_started(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_jobs_of_one_engine_run_one_after_another(tmp_path: Path) -> None:
-    """Though there are GPUs for both; what another engine or none is needed for runs beside them."""
+    """Jobs of one engine do not overlap, even with free GPUs; jobs of other engines or of none do."""
     day = Day([], 3, 600, {}, tmp_path)
     day._running = [cast(Running, SimpleNamespace(job=Job(name, (), 60, engine=name))) for name in ("vllm", "")]
     waits = {engine: day._waits(Job("next", (), 60, engine=engine)) for engine in ("vllm", "sglang", "")}
     assert waits == {"vllm": True, "sglang": False, "": False}
 
 
-def test_without_time_nothing_begins(tmp_path: Path) -> None:
-    """And each says so."""
+def test_no_job_starts_without_time(tmp_path: Path) -> None:
+    """A job that has no time left is recorded as not run, with that reason."""
     how = _day(tmp_path, [Job("late", ("show", "a"), 60)], seconds=0)
     assert how["late"] == {"ended": "not run: no time left"}
 
 
 def test_every_job_is_a_program_of_this_repository(tmp_path: Path) -> None:
-    """Its module is there, its name is its own, and files that it reads are."""
+    """Each job has its own name, an existing module, existing input files, and a predecessor in the list."""
     todo = jobs(tmp_path, 2)
     assert len({job.name for job in todo}) == len(todo)
     assert all(not job.after or job.after in {one.name for one in todo} for job in todo)
     for job in todo:
-        for command in filter(None, (job.command, job.beside)):
+        for command in filter(None, (job.command, job.companion)):
             assert importlib.util.find_spec(command[0]) is not None, command
             assert all(Path(word).exists() for word in command if word.startswith(str(ROOT)) and word.endswith(".json"))
 
 
-@pytest.mark.parametrize("asked", [["--only", "verdicts"], ["--seconds", "soon"]])
-def test_a_wrong_command_says_what_there_is(tmp_path: Path, asked: list[str]) -> None:
-    """Before anything runs."""
-    command = [sys.executable, "-m", "benchmarks.day", str(tmp_path), *asked]
+@pytest.mark.parametrize("arguments", [["--only", "verdicts"], ["--seconds", "soon"]])
+def test_wrong_arguments_are_reported_before_any_job(tmp_path: Path, arguments: list[str]) -> None:
+    """An unknown job name fails with the list of names, and a wrong number fails, before any job runs."""
+    command = [sys.executable, "-m", "benchmarks.day", str(tmp_path), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and ("contract-cuda_triton" in done.stderr or "invalid float" in done.stderr)

@@ -1,4 +1,4 @@
-"""The timeline's round is a round: no fencepost between steps and the rounds that they wait for."""
+"""Tests of the timeline: the time of a round is exact with and without overlap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark.runtime import AsyncHostCopy
 
 
 class Machine:
-    """A host that sends rounds in `host` seconds and a device that runs each in `device`, on one simulated clock."""
+    """Host that needs `host` seconds per round and device that needs `device` seconds, on one simulated clock."""
 
     def __init__(self, host: float, device: float, overlap: bool) -> None:
         self.now, self.host, self.device = 0.0, host, device
@@ -26,7 +26,7 @@ class Machine:
             AsyncHostCopy.wait(self)  # type: ignore[arg-type]
 
     def pause(self) -> None:
-        """Everything sent has come down before the next step."""
+        """Wait until every round has ended on the device, and let time pass."""
         self.now = max([self.now, *self._ends]) + 5
 
     def wait(self) -> list:
@@ -39,9 +39,8 @@ class Machine:
     [(1, 4, True, 4), (4, 1, True, 4), (1, 4, False, 5), (4, 1, False, 5)],
 )
 @pytest.mark.parametrize("rounds", [1, 12])
-def test_a_round_lasts_as_long_as_a_round(monkeypatch, host, device, overlap, round_, rounds):
-    """With overlap the longer of both sides, without it their sum, however many steps are timed; the host's share is
-    what it spends outside waits."""
+def test_round_time_is_exact(monkeypatch, host, device, overlap, round_, rounds):
+    """A round takes the longer of both sides with overlap and their sum without; host time excludes waits."""
     machine = Machine(host, device, overlap)
     monkeypatch.setattr(AsyncHostCopy, "wait", Machine.wait)
     monkeypatch.setattr(timeline, "time", SimpleNamespace(perf_counter=lambda: machine.now))

@@ -1,4 +1,4 @@
-"""What of the benchmark of vLLM needs neither vLLM nor a device: its plan, its shared memory, its judge of texts."""
+"""Tests of the vLLM benchmark without vLLM and GPU: plans, shared memory, processes, profiles and judged texts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ HEAD = {"shape": "small-shape", "backend": "CUSTOM:cuda_triton", "page_size": 16
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
-def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
-    """Every entry has fields that there are, no engine has more processes than another, none of texts two, and each has
-    pages for its largest case."""
+def test_plan_has_valid_engines_and_cases(plan: Path) -> None:
+    """Entries of a plan have known fields, timed engines have equal numbers of processes, and KV fits every case."""
     read = json.loads(plan.read_text())
-    timed, said = read.get("throughput", []), read.get("equality", []) + read.get("drafting", [])
-    processes, once = (Counter(json.dumps(one, sort_keys=True) for one in of) for of in (timed, said))
+    timed, compared = read.get("throughput", []), read.get("equality", []) + read.get("drafting", [])
+    processes, once = (Counter(json.dumps(one, sort_keys=True) for one in of) for of in (timed, compared))
     assert processes + once and len(set(processes.values())) <= 1 and set(once.values()) <= {1}
     cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
     for one in (Engine(**one) for one in read.get("throughput", [])):
@@ -55,8 +54,10 @@ def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
 
 
 def test_plans_of_one_gpu_have_every_kind_of_row() -> None:
-    """Decode and both kinds of drafts, two page sizes, vLLM's three backends beside ours; 1 to 256 requests, 1k to 32k
-    tokens, and uneven drafts, whose rows are a captured size."""
+    """The plans compare our backends with vLLM's in decode, verify and prefill, with two page sizes and two drafters.
+
+    Cases have 1 to 256 requests and 1k to 32k tokens. Uneven drafts have a captured number of rows.
+    """
     plans = [json.loads((FOLDER / f"{name}.json").read_text()) for name in ("h200-plan", "h200-ngram-plan")]
     engines = [Engine(**one) for plan in plans for one in plan["throughput"]]
     kinds = {(one.backend, one.page_size, one.drafter if one.drafts else "") for one in engines}
@@ -77,7 +78,7 @@ def test_plans_of_one_gpu_have_every_kind_of_row() -> None:
 
 
 def test_processes_of_one_engine_are_one_row() -> None:
-    """Whatever stands between them in a plan; engines of other drafts or pages are others."""
+    """Equal engines of a plan form one group, wherever they are in the plan; other drafts or pages do not."""
     usual = {"shape": "small-shape", "backend": "A", "page_size": 16}
     each: list[dict[str, Any]] = [{}, {"backend": "B"}, {"backend": "B"}, {}, {"drafts": 4}, {"page_size": 64}]
     engines = [Engine(**{**usual, **one}) for one in each]
@@ -85,8 +86,8 @@ def test_processes_of_one_engine_are_one_row() -> None:
     assert alike(engines, [1, 3, 5]) == [[1], [3], [5]]
 
 
-def test_uneven_steps_are_asked_of_looked_up_drafts_alone() -> None:
-    """A head drafts for every request; and an engine may be asked a few cases only."""
+def test_uneven_steps_need_ngram_drafts() -> None:
+    """An engine runs an uneven case only with n-gram drafts, and only if its list of cases permits the case."""
     case, usual = Case(64, 1024, 4, uneven=True), {"shape": "small-shape", "backend": "A", "page_size": 16}
     assert case.asked_of(Engine(**usual, drafts=4))
     assert not case.asked_of(Engine(**usual)) and not case.asked_of(Engine(**usual, drafts=4, drafter="eagle3"))
@@ -94,15 +95,15 @@ def test_uneven_steps_are_asked_of_looked_up_drafts_alone() -> None:
     assert Case(64, 1024, 4).asked_of(Engine(**usual, drafts=4, only=("64x1k",)))
 
 
-def test_a_head_drafts_fewer_tokens_where_its_output_is_its_own(tmp_path: Path) -> None:
-    """Over shared memory, where this benchmark makes the weights; else vLLM gives it the target's rows of output."""
+def test_head_has_fewer_tokens_with_its_own_output(tmp_path: Path) -> None:
+    """With shared weights the head has output rows of its own for 128 tokens; otherwise it has the target's 512."""
     for shared, tokens in ((True, 128), (False, 512)):
         config = json.loads((head(tmp_path, Engine(**HEAD, shared=shared)) / "config.json").read_text())
         assert (config["draft_vocab_size"], config["vocab_size"], config["num_hidden_layers"]) == (tokens, 512, 1)
 
 
-def test_a_shape_is_a_llamas_unless_it_says_so(tmp_path: Path) -> None:
-    """Gemma 2's has a window in every other layer, and is loaded as such; random weights are those of a seed."""
+def test_shape_is_a_llama_by_default(tmp_path: Path) -> None:
+    """A shape is a Llama unless it names Gemma 2, which has a window in every second layer; weights follow a seed."""
     pytest.importorskip("transformers")
     from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -125,13 +126,13 @@ def test_a_shape_is_a_llamas_unless_it_says_so(tmp_path: Path) -> None:
 
 
 def memory() -> Memory:
-    """A small one."""
+    """Return small shared tensors of weights and KV."""
     weights, kv = make(4096, 8192, "cpu")
     return Memory(weights, kv)
 
 
-def test_two_models_have_the_same_weights() -> None:
-    """Matrices are views of the shared tensor, one behind the other; norms are ones of the model's own."""
+def test_two_models_have_equal_weights() -> None:
+    """Matrices of both models are consecutive views of the shared tensor; each model has its own norms of ones."""
     held = memory()
     models = [torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)).bfloat16() for _ in range(2)]
     for model in models:
@@ -143,8 +144,8 @@ def test_two_models_have_the_same_weights() -> None:
     assert second.data_ptr() >= first.data_ptr() + 2 * first.numel() and not torch.equal(first.T, second)
 
 
-def test_a_head_is_a_model_of_its_own() -> None:
-    """It begins with the first weights again, keeps its output rows, and its table of tokens holds zeros."""
+def test_head_is_a_second_model() -> None:
+    """A head's weights begin at the shared tensor's start; it has its own output rows and a zero token table."""
     held = memory()
     model = torch.nn.Linear(8, 16, bias=False).bfloat16()
     one = torch.nn.Linear(8, 16, bias=False).bfloat16()
@@ -155,14 +156,14 @@ def test_a_head_is_a_model_of_its_own() -> None:
     assert not one.draft_id_to_target_id.any() and not hasattr(model, "has_own_lm_head")
 
 
-def test_matrices_are_allocated_in_the_shared_tensor_within_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of its dtype, however the size is given; not vectors, small ones, and what it cannot hold."""
+def test_matrices_use_the_shared_tensor_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the block torch.empty places matrices of the shared dtype there; vectors, small and too large ones are not."""
     monkeypatch.setattr("benchmarks.vllm.memory.MATRIX", 64)
     held, ours = memory(), {"dtype": torch.bfloat16}
     there = held.weights.data_ptr()
     usual = torch.empty
     with held.matrices():
-        assert torch.empty is usual, "torch's compiler would not know it again"
+        assert torch.empty is usual, "torch's compiler would not recognise a replaced function"
         assert torch.empty(8, 16, **ours).data_ptr() == torch.empty((4, 32), **ours).data_ptr() == there
         assert torch.empty(8, 16, **ours).shape == (8, 16)
         others = torch.empty(128, **ours), torch.empty(2, 4, **ours), torch.empty(64, 128, **ours), torch.empty(8, 16)
@@ -170,18 +171,18 @@ def test_matrices_are_allocated_in_the_shared_tensor_within_the_block_alone(monk
     assert torch.empty(8, 16, **ours).data_ptr() != there
 
 
-def test_a_rank_maps_the_memory_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it is first asked for, by when the rank has chosen; and once."""
+def test_rank_maps_the_memory_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank maps its device's memory at the first use, after it has chosen the device, and only once."""
     handles = [pickle.dumps((torch.full((4,), n), torch.zeros(1))) for n in range(2)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("asked too early"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the device was read too early"))
     mapped = Mapped(handles)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert mapped.memory().weights.tolist() == [1] * 4 and mapped.memory() is mapped.memory()
 
 
-def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
-    """What vLLM asks for as bytes is a piece of it; other zeros are zeros."""
+def test_kv_uses_the_shared_tensor_in_the_block() -> None:
+    """In the block int8 zeros are consecutive pieces of the shared KV, and zeros of other dtypes are zeros."""
     held = memory()
     with held.pages():
         one, other = (torch.zeros(1024, dtype=torch.int8, device="cpu") for _ in range(2))
@@ -193,16 +194,16 @@ def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
         torch.zeros(8193, dtype=torch.int8, device="cpu")
 
 
-def test_pages_are_random_numbers_of_what_they_are_taken_for() -> None:
-    """Of bytes that are bfloat16 many would be NaN in e4m3."""
+def test_pages_are_random_in_their_dtype() -> None:
+    """Pages are random numbers in bfloat16 or e4m3; random bfloat16 bytes would often be NaN in e4m3."""
     for kind in (torch.bfloat16, torch.float8_e4m3fn):
         _, pages = make(8, 8192, "cpu", kind)
         numbers = pages.view(kind).float()
         assert pages.numel() == 8192 and bool(numbers.isfinite().all()) and 0.9 < float(numbers.std()) < 1.1
 
 
-def test_engines_that_share_pages_take_them_for_the_same() -> None:
-    """Random numbers are so in one dtype only."""
+def test_engines_that_share_pages_have_one_kv_dtype() -> None:
+    """Engines with shared pages and different KV dtypes raise, because pages are random in one dtype only."""
     narrow, wide, apart = (
         Engine("small-shape", "A", 16, kv_dtype=kind, shared=shared)
         for kind, shared in (("fp8", True), ("auto", True), ("auto", False))
@@ -212,8 +213,8 @@ def test_engines_that_share_pages_take_them_for_the_same() -> None:
         _kv_dtype([narrow, wide])
 
 
-def test_a_row_says_the_dtype_of_kv_that_is_not_the_models(tmp_path: Path) -> None:
-    """vLLM is asked for it, a token takes half of the bytes, and no row of another dtype is taken for it."""
+def test_row_names_a_kv_dtype_that_differs(tmp_path: Path) -> None:
+    """An fp8 engine passes its dtype to vLLM, needs half the bytes per token, and has rows of its own."""
     usual, narrow = (Engine("small-shape", "A", 16, kv_dtype=kind) for kind in ("auto", "fp8"))
     assert narrow.arguments(tmp_path)["kv_cache_dtype"] == "fp8"
     assert "kv_cache_dtype" not in usual.arguments(tmp_path)
@@ -224,18 +225,18 @@ def test_a_row_says_the_dtype_of_kv_that_is_not_the_models(tmp_path: Path) -> No
 
 
 class Source:
-    """A kernel's source, for Triton."""
+    """Kernel source with the interface that Triton's `compile` needs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def hash(self) -> str:
-        """What it says."""
+        """Return the name as hash."""
         return self.name
 
 
 def compile_in(folder: Path, name: str, begun: Any, go: Any) -> None:
-    """Compile a kernel in this process, unless it is on disk: write down who did."""
+    """Compile a kernel in this process unless it is on disk, and record that it was compiled."""
 
     def compile_kernel(src: Source, target: Any, options: Any) -> None:
         begun.set()
@@ -248,8 +249,8 @@ def compile_in(folder: Path, name: str, begun: Any, go: Any) -> None:
     once(compile_kernel, folder / "locks")(Source(name), "sm_90", {"num_warps": 4})
 
 
-def test_one_process_compiles_a_kernel_that_two_want(tmp_path: Path) -> None:
-    """The second begins when the first has ended, and finds it on disk; a third wants another, and waits for none."""
+def test_one_process_compiles_a_shared_kernel(tmp_path: Path) -> None:
+    """The second of two processes with one kernel waits and reads it from disk; another kernel does not wait."""
     context = multiprocessing.get_context("fork")
     begun, go = [context.Event() for _ in range(3)], context.Event()
     each = [
@@ -269,7 +270,7 @@ def test_one_process_compiles_a_kernel_that_two_want(tmp_path: Path) -> None:
 
 
 def a_plan(folder: Path, **more: Any) -> Plan:
-    """Of two engines and three cases; `more` is for the engines."""
+    """Return a plan with two engines and three cases; `more` has fields of the engines."""
     one = {"shape": "Llama-3-8B-shape", "page_size": 16, "kv_bytes": 1 << 34, "shared": True, **more}
     cases = {
         "decode": [{"batch": 1, "context": 1024, "steps": 8}, {"batch": 64, "context": 8192, "steps": 8}],
@@ -280,10 +281,8 @@ def a_plan(folder: Path, **more: Any) -> Plan:
     return Plan(folder / "plan.json", kv_bytes=1 << 32)
 
 
-def test_a_plan_asks_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
-    """And of an engine only what its KV pages hold, which a smaller device may have fewer of; pages of another size are
-    asked for apart.
-    """
+def test_plan_runs_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
+    """A plan runs first cases first, and only cases that fit the KV pages; pages of another size are a separate run."""
     plan = a_plan(tmp_path)
     names = [[f"{phase} {case.name}" for phase, case in beside] for beside in plan.rounds()]
     assert names == [["decode 1x1k", "prefill 1x1k"], ["decode 64x8k"]]
@@ -295,8 +294,8 @@ def test_a_plan_asks_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
     assert [one.page_size for one in Plan(tmp_path / "plan.json", page_size=64).timed] == [64] * 2
 
 
-def test_a_run_goes_on_where_one_of_its_device_and_commit_stopped(tmp_path: Path) -> None:
-    """Rows are kept, failures are not; another device or commit is refused."""
+def test_run_resumes_on_the_same_device_and_commit(tmp_path: Path) -> None:
+    """A resumed run keeps rows and repeats failures; another device or commit is refused."""
     head = {"device": "H", "commit": "c", "rows": [], "failed": [], "equality": [], "drafting": [], "profiles": []}
     engine = a_plan(tmp_path).timed[0]
     row = {"phase": "decode", "case": "1x1k", "backend": "A", "page_size": 16}
@@ -310,7 +309,7 @@ def test_a_run_goes_on_where_one_of_its_device_and_commit_stopped(tmp_path: Path
 
 
 def serve(engine: Engine, *given: Any) -> None:
-    """Stand in for an engine's process: one with drafts is never ready, one of two GPUs fails."""
+    """Act as an engine's process: with drafts it is never ready, and with two GPUs it fails."""
     link = given[-1]
     if engine.num_gpus == 2:
         link.send({"failed": "no second device"})
@@ -322,12 +321,12 @@ def serve(engine: Engine, *given: Any) -> None:
 
 
 def name_of(llm: Any, engine: Engine) -> str:
-    """What an engine answers."""
+    """Return the engine's backend."""
     return engine.backend
 
 
-def test_engines_that_are_ready_do_not_wait_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As soon as two are ready and the time is over the others are ended, and those two answer in any order."""
+def test_ready_engines_do_not_wait_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """When two engines are ready and the time is over, the others are ended, and the two run in any order."""
     monkeypatch.setattr(fleet, "_serve", serve)
     usual = {"shape": "small-shape", "page_size": 16}
     each = ({"backend": "A"}, {"backend": "B", "drafts": 4}, {"backend": "C", "num_gpus": 2}, {"backend": "D"})
@@ -342,32 +341,32 @@ def test_engines_that_are_ready_do_not_wait_for_all(monkeypatch: pytest.MonkeyPa
 
 
 class OneRequest:
-    """Stands in for vLLM's loop: each step multiplies, and gives its only request one token more."""
+    """Substitute for vLLM's loop with one request: each step multiplies and adds one token."""
 
     def __init__(self) -> None:
         self.llm_engine, self._left, self._made, self.name, self.ended = self, 0, 0, "", []
 
     def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
-        """Take it."""
+        """Accept the request."""
         self.name, self._left, self._made = name, sampling.max_tokens, 0
 
     def abort_request(self, names: list[str]) -> None:
-        """End it."""
+        """End the request."""
         self.ended, self._left = names, 0
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a token is missing."""
+        """Return true if a token is missing."""
         return self._left > 0
 
     def step(self) -> list[Any]:
-        """Make one."""
+        """Add one token."""
         self._left, self._made = self._left - 1, self._made + 1
         torch.ones(64, 64) @ torch.ones(64, 64)
         return [SimpleNamespace(request_id=self.name, outputs=[SimpleNamespace(token_ids=[0] * self._made)])]
 
 
 class Serving:
-    """Stands in for vLLM's loop: a step gives each request a token; one that comes late has its first after some."""
+    """Substitute for vLLM's loop: a step adds a token to each request; a late request begins after some steps."""
 
     def __init__(self, steps_of_the_late: int) -> None:
         self.llm_engine, self._wait, self._has_begun = self, steps_of_the_late, False
@@ -376,20 +375,20 @@ class Serving:
         self.ended: list[str] = []
 
     def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
-        """Take it."""
+        """Accept a request."""
         self._made[name] = 1 - self._wait if self._has_begun else 0
         self.asked[name] = prompt
 
     def abort_request(self, names: list[str]) -> None:
-        """End them."""
+        """End the requests."""
         self.ended = names
 
     def has_unfinished_requests(self) -> bool:
-        """It never runs out of tokens."""
+        """Return true always."""
         return True
 
     def step(self) -> list[Any]:
-        """One token more for each."""
+        """Add one token to each request."""
         self._has_begun, outs = True, []
         for name in self.asked:
             self._made[name] += 1
@@ -401,8 +400,8 @@ class Serving:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_profile_is_of_what_is_timed(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefill's one step, or the steps behind it without it: one product each, seen by both profilers."""
+def test_profile_covers_the_timed_steps(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile has the prefill's single step, or the decode steps without it; both profilers count one product."""
     monkeypatch.setattr(
         "benchmarks.vllm.throughput._sampling", lambda *given: SimpleNamespace(max_tokens=1 + given[0].steps)
     )
@@ -414,8 +413,8 @@ def test_a_profile_is_of_what_is_timed(steps: int, monkeypatch: pytest.MonkeyPat
     assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no device here
 
 
-def test_a_profile_of_ranks_is_what_the_first_one_saw() -> None:
-    """Each watches itself, called by the engine, whose process touches no device."""
+def test_profile_of_ranks_is_the_first_ranks() -> None:
+    """Each rank profiles itself when the engine calls it, and the first rank's profile is returned."""
     rank, called = Rank(), []
 
     def call(method: str, args: tuple[Any, ...] = ()) -> list[Any]:
@@ -433,8 +432,8 @@ def test_a_profile_of_ranks_is_what_the_first_one_saw() -> None:
     assert called == ["watch_begin", "watch_end", "watch_said"]
 
 
-def test_a_rank_that_is_started_anew_finds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the file that the environment names, when vLLM imports its class."""
+def test_restarted_rank_finds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rank registers the shared memory from the file that an environment variable names, at import."""
     kept, found = tmp_path / "handles", []
     kept.write_bytes(pickle.dumps([pickle.dumps((torch.ones(4), torch.zeros(1)))]))
     monkeypatch.setenv(HANDLES, str(kept))
@@ -445,7 +444,7 @@ def test_a_rank_that_is_started_anew_finds_the_memory(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What requests are asked with, where there is no vLLM."""
+    """Return the sampling arguments of all requests; vLLM's module is replaced."""
     found: list[dict[str, Any]] = []
 
     def sampling(**given: Any) -> SimpleNamespace:
@@ -459,8 +458,8 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("sampled")
 @pytest.mark.parametrize("skip_prefill", [True, False])
-def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool) -> None:
-    """Where prompts are computed, requests have tokens to spare, and what is left behind the last step is ended."""
+def test_run_times_the_steps_of_the_case(skip_prefill: bool) -> None:
+    """A run times exactly the case's steps; with computed prompts the requests have spare tokens and are aborted."""
     loop = OneRequest()
     engine = Engine("small-shape", "A", 16, skip_prefill=skip_prefill, max_num_batched_tokens=512)
     row = run(Case(1, 1024, 3), loop, engine)
@@ -468,8 +467,8 @@ def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool) -> None:
     assert loop.ended == ([] if skip_prefill else [loop.name])
 
 
-def test_a_prefill_behind_a_context_computes_what_is_new(sampled: list[dict[str, Any]]) -> None:
-    """Of prompts of both, and its speed is that of the new tokens; only engines that can skip a context are asked."""
+def test_prefill_after_a_context_computes_new_tokens(sampled: list[dict[str, Any]]) -> None:
+    """The speed counts only new tokens of the prompt, and only engines that can skip a context run the case."""
     case, engine = Case(1, 1024, new=64), Engine("small-shape", "A", 16, skip_prefill=True)
     row = run(case, OneRequest(), engine)
     assert (row["case"], row["phase"], row["tokens"]) == ("1x1k+64", "prefill", 64)
@@ -479,8 +478,8 @@ def test_a_prefill_behind_a_context_computes_what_is_new(sampled: list[dict[str,
 
 
 @pytest.mark.parametrize("drafts", [0, 4])
-def test_mixed_steps_are_timed_until_the_late_prompt_has_a_token(sampled: list[dict[str, Any]], drafts: int) -> None:
-    """A prompt comes when all decode, is computed, and ends what is timed; its tokens count beside the others'."""
+def test_mixed_steps_end_with_the_late_prompts_token(sampled: list[dict[str, Any]], drafts: int) -> None:
+    """A prompt arrives while all others decode, its first token ends the timing, and its tokens count too."""
     case = Case(2, 1024, beside=2048)
     engine = Engine("small-shape", "A", 16, skip_prefill=True, max_num_batched_tokens=512, drafts=drafts)
     loop = Serving(steps_of_the_late=5)
@@ -497,25 +496,25 @@ def test_mixed_steps_are_timed_until_the_late_prompt_has_a_token(sampled: list[d
     assert not case.asked_of(replace(engine, kv_bytes=2 * 1024 * token_bytes(engine) + 1))
 
 
-def test_a_device_is_busy_once() -> None:
-    """However many kernels run at a time; what lies between them does not count."""
+def test_overlapping_intervals_count_once() -> None:
+    """Time with several kernels counts once, and time between kernels does not count."""
     assert covered([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (10.0, 11.0)]) == 6.0
     assert covered([]) == 0.0
 
 
-def test_the_median_of_repetitions_counts() -> None:
-    """And every one of them is kept."""
+def test_median_of_repetitions_counts() -> None:
+    """A row has the median speed and keeps all speeds."""
     rows = [{"case": "1x1k", "tokens_per_s": speed} for speed in (3.0, 1.0, 2.0)]
     assert medians(rows) == {"case": "1x1k", "tokens_per_s": 2.0, "all": [3.0, 1.0, 2.0]}
 
 
-def test_texts_part_where_they_first_differ() -> None:
-    """By the index of the token."""
+def test_texts_part_at_the_first_difference() -> None:
+    """The comparison has the index of the first different token."""
     assert compare([[1, 2, 3], [4, 5]], [[1, 2, 9], [4, 5]]) == {"texts": 2, "equal": 1, "part_at": [2]}
 
 
-def test_a_text_that_is_not_the_models_is_found() -> None:
-    """In bfloat16 a token far below the best is wrong, whatever the first engine said; the model's own text is not."""
+def test_text_that_is_not_the_models_is_found() -> None:
+    """In bfloat16 a token far below the best is wrong, and the model's own text is right."""
     pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -538,8 +537,8 @@ def test_a_text_that_is_not_the_models_is_found() -> None:
     assert (bad["equal"], bad["wrong_texts"]) == (0, [0])
 
 
-def test_texts_over_e4m3_are_held_against_a_model_that_reads_such_a_cache(tmp_path: Path) -> None:
-    """Tokens that are best over one cache lie below the best over another, and texts are compared over one alone."""
+def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
+    """A text over an e4m3 cache is judged by a model that rounds its cache, and compared with e4m3 texts only."""
     pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -548,15 +547,15 @@ def test_texts_over_e4m3_are_held_against_a_model_that_reads_such_a_cache(tmp_pa
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, head_dim=16
     )
     hf = LlamaForCausalLM(config).bfloat16().eval()
-    for layer in hf.model.layers:  # values that e4m3 rounds by up to a sixteenth, and that decide
+    for layer in hf.model.layers:  # larger values, so that e4m3's rounding by up to a sixteenth changes tokens
         layer.self_attn.v_proj.weight.data *= 30
     hf.save_pretrained(tmp_path)
     prompts = [[n, n + 1, n + 2, n + 3] for n in range(8)]
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
 
     def texts() -> list[list[int]]:
-        asked = torch.tensor(prompts)
-        return hf.generate(asked, max_new_tokens=24, do_sample=False, use_cache=False)[:, 4:].tolist()
+        batch = torch.tensor(prompts)
+        return hf.generate(batch, max_new_tokens=24, do_sample=False, use_cache=False)[:, 4:].tolist()
 
     plain = {"backend": "CUSTOM", "dtype": "bfloat16", "part_at": [], "tokens": texts()}
     one = hf(torch.tensor([[7]])).logits
@@ -564,7 +563,7 @@ def test_texts_over_e4m3_are_held_against_a_model_that_reads_such_a_cache(tmp_pa
     rounded = {**plain, "kv_dtype": "fp8", "tokens": texts()}
     with torch.inference_mode():
         assert not torch.equal(hf(torch.tensor([[7]])).logits, one)
-        for layer in hf.model.layers:  # a token that sees itself alone is its own value
+        for layer in hf.model.layers:  # the output of a single token is its own value
             layer.self_attn.v_proj.register_forward_hook(lambda _, __, v: v.to(torch.float8_e4m3fn).to(v.dtype))
         hf.set_attn_implementation("eager")
         expected = hf(torch.tensor([[7]])).logits
@@ -577,8 +576,8 @@ def test_texts_over_e4m3_are_held_against_a_model_that_reads_such_a_cache(tmp_pa
     assert other["furthest_below_best"] > right[1]["furthest_below_best"]
 
 
-def test_a_model_that_reads_a_cache_reads_keys_and_values_as_it_rounds_them() -> None:
-    """Both of them, and no queries."""
+def test_read_back_rounds_keys_and_values() -> None:
+    """The judging model rounds keys and values to e4m3, and not the queries."""
     pytest.importorskip("transformers")
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
@@ -598,8 +597,8 @@ def test_a_model_that_reads_a_cache_reads_keys_and_values_as_it_rounds_them() ->
     assert not any(torch.equal(found, expected(other)) for other in ("", "k", "v", "qkv"))
 
 
-def test_sampled_texts_are_those_of_the_first_that_samples_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No model says whether they are right; greedy rows beside them are judged by themselves."""
+def test_sampled_texts_are_compared_with_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sampled texts are compared with the first row of that temperature; greedy rows are judged by the model."""
     (tmp_path / "prompts.json").write_text("[[1], [2]]")
     monkeypatch.setattr("draftmark_speculative.models.load_model", lambda folder, dtype: None)
     monkeypatch.setattr(judged, "judge", lambda row, *_: {**row, "wrong_texts": []})
@@ -616,7 +615,7 @@ def test_sampled_texts_are_those_of_the_first_that_samples_so(monkeypatch: pytes
 
 
 def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their name in the folder of models, for the engine's process and for those that it starts."""
+    """A folder of packages comes first on the path of the engine's process and of its children."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "before")
     (tmp_path / "flashinfer-0.7.2").mkdir()
@@ -627,8 +626,8 @@ def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(len(cores.ALL) < 2, reason="one core")
-def test_an_engine_stands_on_the_core_of_its_turn() -> None:
-    """Its first thread alone does, and the others on the rest; where there is none to spare all stay where they are."""
+def test_engine_runs_on_the_core_of_its_turn() -> None:
+    """Only the first thread has the turn's core, other threads have the rest; with few cores nothing is pinned."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_stand, args=(theirs,))
@@ -642,7 +641,7 @@ def test_an_engine_stands_on_the_core_of_its_turn() -> None:
 
 
 def _stand(link: Any) -> None:
-    """What the two threads of a process may run on, of two cores at least."""
+    """Send the cores that the two threads of a process may use, with two cores at least."""
     thread, stop = threading.Thread(target=lambda: stop.wait()), threading.Event()
     thread.start()
     engine = Engine("small-shape", backend="A", page_size=16)
@@ -659,9 +658,10 @@ def _stand(link: Any) -> None:
     link.send(found)
 
 
-def test_each_rank_stands_on_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the engine on another: turn after turn on the next ones, with the rest for all other threads; who has been
-    asked waits on a core where nobody works.
+def test_each_rank_has_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine and its ranks have different cores, which change with each turn; other threads have the rest.
+
+    After its turn a rank waits on a core that has no work.
     """
     monkeypatch.setattr(cores, "ALL", list(range(9)))
     pinned: list[tuple[int, list[int]]] = []

@@ -1,4 +1,4 @@
-"""The recorded throughput of vLLM, and the tables that are made from it."""
+"""Tests of the recorded throughput of vLLM and of its tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
 PHASES = {"decode", "verify", "mixed", "prefill"}
 WITH_DRAFTS = {"verify", "mixed"}
-"""Phases with drafts; a mixed step may also decode."""
+"""Phases with drafts; a mixed step may also decode without drafts."""
 
 
-def test_each_row_says_what_it_is() -> None:
+def test_each_row_has_its_description() -> None:
     """A row has case, phase, backend, page size, GPUs and speed; its run has versions, commit and description."""
     for row in RECORD["rows"]:
         assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
@@ -33,7 +33,7 @@ def test_each_row_says_what_it_is() -> None:
         assert {"vllm", "torch", "triton", "draftmark-vllm", "draftmark-cuda-triton"} <= set(run["versions"])
 
 
-def test_speeds_are_those_of_turns_of_one_pace() -> None:
+def test_speeds_follow_from_the_turns() -> None:
     """Recorded speeds that differ from the median follow from the recorded turns."""
     for name in RECORD["runs"]:
         rows = [row for row in RECORD["rows"] if row["run"] == name and "median_tokens_per_s" in row]
@@ -42,7 +42,7 @@ def test_speeds_are_those_of_turns_of_one_pace() -> None:
     assert any("median_tokens_per_s" in row for row in RECORD["rows"])
 
 
-def test_no_row_is_there_twice_and_each_has_a_peer() -> None:
+def test_rows_are_unique_and_have_a_peer() -> None:
     """Every row of ours has a row of vLLM's own in the same run, and no row is recorded twice."""
     for name in RECORD["runs"]:
         rows = [row for row in RECORD["rows"] if row["run"] == name]
@@ -74,12 +74,12 @@ def test_tables_have_every_row() -> None:
 
 
 def row(backend: str, speed: float, **more: Any) -> dict[str, Any]:
-    """A row of one case."""
+    """Return a row of one case."""
     usual = {"case": "16x1k", "phase": "decode", "page_size": 16, "num_gpus": 1, "all": [speed, 2 * speed]}
     return {"backend": backend, "tokens_per_s": speed, **usual, **more}
 
 
-def test_the_peer_is_the_best_of_vllms_own() -> None:
+def test_peer_is_the_best_of_vllms_own() -> None:
     """The peer is the fastest of vLLM's backends in the same case. A ratio below the target is bold."""
     rows = [row("CUSTOM:a", 90.0, all=[90.0, 80.0]), row("FLASH_ATTN", 100.0), row("TRITON_ATTN", 95.0)]
     rows += [row("CUSTOM:a", 97.0, phase="prefill"), row("FLASH_ATTN", 100.0, phase="prefill")]
@@ -102,8 +102,8 @@ def test_summary_takes_the_later_run_of_a_case() -> None:
     ]
 
 
-def test_what_differs_among_rows_is_a_column() -> None:
-    """Page sizes that differ are a column; shared properties stand above the table."""
+def test_different_properties_are_columns() -> None:
+    """Page sizes that differ are a column; shared properties are above the table."""
     rows = [row("CUSTOM:a", 90.0), row("FLASH_ATTN", 100.0)]
     rows += [{**one, "page_size": 64} for one in rows]
     shared, _, head, _, *lines = table(rows).splitlines()
@@ -111,8 +111,8 @@ def test_what_differs_among_rows_is_a_column() -> None:
     assert [line.split(" | ")[2] for line in lines] == ["pages of 16", "pages of 64"]
 
 
-def test_a_dtype_of_kv_is_said_where_it_is_not_the_models() -> None:
-    """The KV dtype stands above the table or in a column. A row of another KV dtype is no peer."""
+def test_other_kv_dtype_is_shown() -> None:
+    """The KV dtype is above the table or in a column. A row of another KV dtype is no peer."""
     rows = [row("CUSTOM:a", 90.0, kv_dtype="fp8"), row("FLASH_ATTN", 100.0, kv_dtype="fp8")]
     assert table(rows).splitlines()[0] == "All rows: `a`, pages of 16, KV in fp8, 1 GPU."
     both = [*rows, row("CUSTOM:a", 90.0), row("FLASH_ATTN", 120.0)]
@@ -121,8 +121,8 @@ def test_a_dtype_of_kv_is_said_where_it_is_not_the_models() -> None:
     assert "| **0.900** |" in lines[0] and "| **0.750** |" in lines[1]
 
 
-def test_texts_and_drafts_have_tables_of_their_own() -> None:
-    """Each engine has one line."""
+def test_texts_and_drafts_have_their_own_tables() -> None:
+    """Each engine has one line in the tables of texts and of drafts."""
     said = {"dtype": "bfloat16", "texts": 8, "equal": 7, "near_ties": 1, "wrong_texts": []}
     trees = {"drafts": 6, "drafter": "eagle3", "trees": True, "tokens_per_round": 2.914, "step_ms": 3.5}
     row = {"backend": "CUSTOM:a", "page_size": 16, "tokens_per_s": 1234.5, **said, **trees}
@@ -140,7 +140,7 @@ def test_texts_and_drafts_have_tables_of_their_own() -> None:
     )
 
 
-def test_a_run_takes_the_place_of_one_of_its_name() -> None:
+def test_run_replaces_one_of_its_name() -> None:
     """A run replaces the recorded run of the same name; other runs stay."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0)], "profiles": []}
     one = gather(gather({}, result, "x", "first"), result, "y", "second")
@@ -149,7 +149,7 @@ def test_a_run_takes_the_place_of_one_of_its_name() -> None:
     assert again["runs"]["x"] == {"about": "third", "device": "d", "commit": "e", "versions": {}}
 
 
-def test_what_a_turn_did_to_all_engines_is_no_difference_between_them() -> None:
+def test_slow_turn_changes_no_ratio() -> None:
     """A slow core changes no ratio: A stays 2 % faster than B, although one turn of A was interrupted.
 
     Two processes of an engine run in each turn, and another case has other turns.
@@ -174,7 +174,7 @@ def test_what_a_turn_did_to_all_engines_is_no_difference_between_them() -> None:
     assert levelled([rows[0], {**rows[1], "all": slow[1:]}]) == [rows[0], {**rows[1], "all": slow[1:]}]
 
 
-def test_a_run_whose_name_is_taken_may_be_kept() -> None:
+def test_replaced_run_may_be_kept() -> None:
     """A replaced run is kept under another name, after the new run, with all of its rows."""
     said = {"device": "d", "commit": "c", "versions": {}, "equality": [], "profiles": []}
     first, second, third = ([row(name, speed, all=[speed])] for name, speed in (("A", 1.0), ("A", 3.0), ("A", 2.0)))
@@ -189,7 +189,7 @@ def test_a_run_whose_name_is_taken_may_be_kept() -> None:
     assert newest.startswith("## x\n\nthird\n\n*d · commit e*\n\nAll rows: `b`")
 
 
-def test_only_a_run_that_is_there_is_kept_under_a_name_that_is_free() -> None:
+def test_keeping_needs_an_existing_run_and_a_free_name() -> None:
     """Keeping a missing run, or under a name in use, raises an error with both names."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [], "profiles": []}
     with pytest.raises(ValueError, match="'x' to 'old', but the record has no run 'x'; its runs are \\[\\]"):
@@ -198,8 +198,8 @@ def test_only_a_run_that_is_there_is_kept_under_a_name_that_is_free() -> None:
         gather(gather({}, result, "x", "first"), result, "x", "second", keep=("x", "what x was"))
 
 
-def test_texts_are_recorded_only_when_they_are_judged() -> None:
-    """Texts without a judgement are rejected, and so is a page without marks."""
+def test_texts_are_recorded_only_with_a_judgement() -> None:
+    """Texts without a judgement are rejected, and so is a page without marks for the table."""
     result = {"equality": [{"backend": "A", "tokens": [[1]]}], "rows": []}
     with pytest.raises(ValueError, match="texts of A are not judged"):
         gather({}, result, "x", "first")
