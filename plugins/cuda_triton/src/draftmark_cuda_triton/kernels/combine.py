@@ -1,15 +1,15 @@
 """Combine the partial results of every request that the schedule split.
 
-    pieces   c-1        c         c+1       The schedule says which requests were cut, from which piece on, and into how
-            ──┼────┬────┼─────────┼──┬──    many: one program per (block of rows, block of columns, KV head, cut
-              │    └── request ───┘         request).
+    splits   c-1        c         c+1       The schedule lists the requests in several splits, their first split and
+            ──┼────┬────┼─────────┼──┬──    their number of parts. One program per (block of rows, block of columns,
+              │    └── request ───┘         KV head, such request).
 
-    out = Σ 2^(lse_i - lse) · out_i ,   lse = log2 Σ 2^lse_i ,   out · 2^lse / (2^lse + 2^sink) where there are sinks
+    out = Σ 2^(lse_i - lse) · out_i ,   lse = log2 Σ 2^lse_i ,   out · 2^lse / (2^lse + 2^sink) with sinks
 
-A program is one warp, whose threads hold the same rows and columns of every piece, so that nothing of a sum passes
-through shared memory. The schedule is read before waiting for the attention (PDL).
-Bytes: each partial once, pieces · rows · dim · 4. Worked size, 1 request x 32768, 8 rows x 32 heads on 33 pieces:
-4.3 MB from L2, 1 µs, so a launch is the floor.
+A program is one warp. Its threads hold the same rows and columns of every part, so no sum passes through shared memory.
+The program reads the schedule before it waits for the attention kernel (programmatic dependent launch).
+Bytes: each partial result once, splits · rows · dim · 4. Worked size, 1 request x 32768 tokens, 8 rows x 32 heads in 33
+splits: 4.3 MB from L2, 1 µs, so the floor is a launch.
 """
 
 import triton
@@ -48,12 +48,13 @@ def combine_splits(
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """partial_out, partial_lse of `decode_verify.attend_decode_verify` → out, lse.
+    """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
 
     Args:
-        work: of `tile_schedule.write_metadata_decode_verify`; program_id(2) counts the requests behind its pieces. If
-            row tiles are SPLIT_KV, of `tile_schedule.write_metadata_prefill`, as row_tiles is, and it counts those.
-        partial_rows: packed rows that a partial has room for (row tiles · BLOCK_M).
+        work: records of `tile_schedule.write_metadata_decode_verify`, or with SPLIT_KV of `write_metadata_prefill`.
+            program_id(2) is the index of a record after the splits: a request, or with SPLIT_KV a row tile.
+        row_tiles: from `tile_schedule.write_metadata_prefill`; with SPLIT_KV only.
+        partial_rows: packed rows of a partial result (row tiles · BLOCK_M).
     """
     COLS: tl.constexpr = (HEAD_DIM + BLOCK_COLS - 1) // BLOCK_COLS
     head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
@@ -61,19 +62,20 @@ def combine_splits(
     request = tl.load(record)
     first_split = tl.load(record + 1)
     num_parts = tl.load(record + 2)
-    # Half 0 of a piece holds what it begins with, half 1 what comes later in it.
+    # Half 0 of a split's partial results belongs to the request that the split begins with, half 1 to its last one.
     partial_half = tl.load(record + 3)
     if RAGGED:
         request = tl.where(num_parts > 0, request, 0)
     first_packed = 0
     if SPLIT_KV:
-        # What was cut is a row tile.
+        # The record names a row tile.
         row_tile = row_tiles + HEADER_WORDS + split_order(request, tl.load(row_tiles + 1), tl.load(row_tiles + 3)) * 2
         first_packed = tl.load(row_tile + 1) * partial_rows
         request = tl.load(row_tile)
     row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, RAGGED)
     if PDL:  # noqa: SIM102
-        # One waits whatever there is to do: who comes next waits for this grid, and means the attention.
+        # At least one program waits, even without work: the next grid waits for this one, and relies on it for the
+        # completion of the attention kernel.
         if (num_parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
@@ -114,7 +116,7 @@ def combine_splits(
         head_of_row = head * group + row_of_all % group
         total_weight = row_sum
         if SINKS:
-            # Here and in no piece: a sink that every piece counted would count as often as the schedule cuts.
+            # Sinks are added here and in no split; otherwise each part would add them again.
             total_weight += sink_weight(sinks, head_of_row, live, row_max)
         acc = acc / tl.where(total_weight > 0, total_weight, 1.0)[:, None]
         out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head

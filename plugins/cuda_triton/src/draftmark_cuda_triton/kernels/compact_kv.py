@@ -1,9 +1,9 @@
-"""Compact the KV of the accepted path: K and V of all layers become contiguous. One launch.
+"""Compact the KV of accepted draft tokens to contiguous positions, for K and V of all layers in one launch.
 
-A program takes BLOCK words of the token row of one request in one layer, and moves BLOCK_ROWS kept nodes at a time.
-Kept slots ascend and none lies below its place on the path, so whatever a later step still has to read lies above all
-that was written; inside a step everything is read before the barrier and written behind it. Requests that keep the
-root alone leave at once, and nodes that are in place already are not touched. Worked size, 64 requests that each move
+A program moves BLOCK words of each token row, for one request in one layer, BLOCK_ROWS accepted tokens at a time.
+Accepted slots ascend, and none lies below its target position. So every slot that a later step reads lies above all
+written ones. Inside a step, a barrier separates the reads from the writes. A request that accepts only the root returns
+at once, and tokens that are in place already are not moved. Worked size, 64 requests that each move
 4 nodes, 32 layers, 8 heads of 128, bf16: 33 MB read and 33 MB written, 16 µs at 4.3 TB/s.
 """
 
@@ -30,16 +30,18 @@ def compact_kv(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """k, v: words ``[layers, pages, P, row_words]``; slot of position L + path[r, i] → slot of position L + i.
+    """Copy K and V from the slot of position L + path[r, i] to the slot of position L + i, for i < counts[r].
 
     Args:
-        path: int64 ``[R, nodes]``, ascending up to counts[r]; counts: int64 ``[R]``.
+        k, v: ``[layers, pages, P, row_words]``, the cache viewed as machine words.
+        path: int64 ``[R, nodes]``, ascending up to counts[r].
+        counts: int64 ``[R]``, accepted tokens of each request, the root included.
     """
     request = tl.program_id(0).to(tl.int64)
     count = tl.load(counts + request).to(tl.int32)
     if count > 1:
         prefix = tl.load(prefix_lens + request)
-        # 64-bit: words of a layer, and slots, pass 2**31 in a large pool (vllm#47671).
+        # 64-bit: words of a layer, and slots, exceed 2**31 in a large pool (vllm#47671).
         layer = tl.program_id(1).to(tl.int64) * stride_layer
         word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
         table = page_table + request * stride_table

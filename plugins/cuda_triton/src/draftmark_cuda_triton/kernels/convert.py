@@ -1,7 +1,7 @@
-"""Narrowing fp32, to the nearest and ties to even, on a GPU and in the interpreter alike.
+"""Conversion of fp32 to narrower dtypes: round to nearest, ties to even, on a GPU and in Triton's interpreter.
 
-The interpreter cuts bf16 off, and in e4m3 rounds halves up and drops the carry into the exponent (1.98 becomes 1.0).
-There, numbers are first rounded by hand to what the narrow type holds, which its own conversion then keeps.
+The interpreter truncates to bf16. For e4m3 it rounds ties up and loses the carry into the exponent (1.98 becomes 1.0).
+In the interpreter, values are therefore first rounded here to values that the narrow dtype represents exactly.
 """
 
 import triton.language as tl
@@ -19,11 +19,11 @@ def round_to_bits(x, DROP: tl.constexpr):
 
 @inline
 def convert(x, dtype: tl.constexpr):
-    """fp32 to `dtype`."""
+    """Convert fp32 to `dtype`."""
     if INTERPRETED and dtype == tl.bfloat16:
         return round_to_bits(x, 16).to(dtype)
     elif INTERPRETED and dtype == tl.float8e4nv:
-        # Below 2**-6 e4m3 has a fixed step of 2**-9, which adding and taking away 1.5 · 2**14 rounds to. -0 stays -0.
+        # Below 2**-6 e4m3 has a fixed step of 2**-9. Adding and subtracting 1.5 · 2**14 rounds to it. -0 stays -0.
         size = tl.abs(x)
         small = ((size + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -2147483648)
         return tl.where(size < 0.015625, small.to(tl.float32, bitcast=True), round_to_bits(x, 20)).to(dtype)

@@ -1,14 +1,14 @@
 """Decode and verify, uniform or ragged: prefix and masked tail in one launch.
 
-    grid (row tiles, KV heads, pieces)    piece c, one KV head, one row tile:
+    grid (row tiles, KV heads, splits)    one split, one KV head, one row tile:
                                           ┌ request 3 ────────┐┌ request 4 ──────────────────┐┌ request 5 …
-    all programs of a piece run side      │ … tiles 100-127 T ││ tiles 0-127              T ││ tiles 0-63 │
-    by side over the same tokens, so      └───── partial 0 ───┘└──────── straight to out ───┘└─ partial 1 ┘
+    all programs of a split read the      │ … tiles 100-127 T ││ tiles 0-127              T ││ tiles 0-63 │
+    same tokens at the same time, so      └───── partial 0 ───┘└──────── straight to out ───┘└─ partial 1 ┘
     the prefix crosses the bus once.                      T: the last tile, where the tail's mask applies
 
-Bytes: every key and value of a request once, (L + T) · heads_kv · dim · 2 · 2 for bf16; rows and partials are
-small beside it. Worked size, 64 requests x 8192, 8 KV heads of 128, bf16: 2.15 GB, 477 µs at 4.5 TB/s, whether
-one row is decoded or a tree of 16 verified; 64 rows x group 4 reach the tensor cores' limit first.
+Bytes: every key and value of a request once, (L + T) · heads_kv · dim · 2 · 2 for bf16. Rows and partial results are
+small in comparison. Worked size, 64 requests x 8192 tokens, 8 KV heads of 128, bf16: 2.15 GB, 477 µs at 4.5 TB/s, for
+one row as for a tree of 16. From 64 rows x group 4 on, the tensor cores are the limit.
 """
 
 import triton
@@ -33,7 +33,7 @@ def zero_padding_rows(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Zeros in every step-th row of [begin, end), for the query heads of one KV head."""
+    """Store zeros in every step-th row of [begin, end), for the query heads of one KV head."""
     col = tl.arange(0, BLOCK_D)
     for row in range(bound(begin), bound(end), bound(step)):
         for head_in_group in range(bound(group * 0), bound(group)):
@@ -96,18 +96,19 @@ def attend_decode_verify(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """out (and lse) of the requests a piece has whole; partial_out and partial_lse of the others.
+    """Attend the rows of a split's requests: out and lse of requests inside the split, partial results of the others.
 
     Args:
-        q, out: ``[rows, heads, dim]``. lse: fp32 ``[rows, heads]``, natural logarithm, of the keys alone.
-        sinks: fp32 ``[heads]``, natural units; of a request that was cut the merge counts them, once.
-        partial_out: fp32 ``[pieces, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalised by its own sum.
-        partial_lse: fp32 ``[pieces, 2, KV heads, row tiles · BLOCK_M]``, base 2. Half 0 is what a piece begins with.
-        work: from `tile_schedule.write_metadata_decode_verify`.
+        q, out: ``[rows, heads, dim]``.
+        lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
+        sinks: fp32 ``[heads]``, natural units. `combine` adds them for requests in several splits.
+        partial_out: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalised by its own sum.
+        partial_lse: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M]``, base 2. Half 0: the split's first request.
+        work: splits from `tile_schedule.write_metadata_decode_verify`.
     """
     if PDL:
-        # This grid took its place on the multiprocessors while the one before it ran; the next one, the merge if there
-        # is one, may do so now. In this order, for the merge reads the schedule before it waits for this grid.
+        # Programmatic dependent launch: wait for the preceding grid, then let the next grid start. The order matters,
+        # because `combine` reads the schedule before it waits for this grid.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     m, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -116,7 +117,7 @@ def attend_decode_verify(
     tile = tl.load(work + split * 4 + 1)
     tiles_left = tl.load(work + split * 4 + 2)
     if RAGGED and m == 0:
-        # Rows behind the last request's belong to nobody; their output is zero, not what the memory held.
+        # Padding rows after the last request get zeros instead of the previous content of the memory.
         zero_padding_rows(
             out, tl.load(q_indptr + num_reqs) + split, num_rows, tl.num_programs(2), head, group, stride_out_row,
             stride_out_head, HEAD_DIM, BLOCK_D,
@@ -148,17 +149,17 @@ def attend_decode_verify(
             cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
             present = m * BLOCK_M < rows * group
         else:
-            # Worked out before the loop: in it they would cost a large tile registers.
+            # Computed before the loop, because inside it they would cost large tiles registers.
             row_live, slot_of_row, cell_live, present = uniform_live, uniform_slot, uniform_cells, True
         first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
-        # Otherwise the piece begins in the surplus of a request that others have done, or this row tile has no row.
+        # Otherwise the split begins in the fixed overhead of a finished request, or this row tile has no rows.
         if (tile < end) & present:
             stop = kv_tile_stop(
                 tile, tiles_left, end, prefix_len, tail_slots, rows, last_row, BLOCK_N, TAIL_KIND == BLOCK
             )
             keys_seen_by_all = prefix_len
             if TAIL_KIND == CAUSAL:
-                # A causal row also sees the tail up to the slot of the row tile's first row.
+                # Every row of the tile also sees the tail up to the token of the tile's first row.
                 keys_seen_by_all = prefix_len + tail_slots - rows + m * BLOCK_M // group + 1
             if TAIL_KIND == BLOCK:
                 keys_seen_by_all = prefix_len + tail_slots
@@ -183,7 +184,7 @@ def attend_decode_verify(
                 PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, STAGES,
             )  # fmt: skip
 
-            # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            # If a row sees no key of this split, out is 0 and the LSE is -inf; this avoids 0/0.
             log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
             is_unsplit = (tile == first) & (tile + tiles_left >= end)
             if SINKS:

@@ -1,7 +1,7 @@
-"""`inline`: a function that kernels call.
+"""Decorator for functions that kernels call.
 
-For a GPU it is `triton.jit`. Triton's interpreter patches the whole language anew at each call of such a function,
-which takes a millisecond; there a plain function does, for the kernel that calls it has patched the language already.
+For a GPU it is `triton.jit`. In Triton's interpreter each call of a jitted function patches the whole language again,
+which takes a millisecond. There the decorator returns a plain function, because the calling kernel has done the patch.
 """
 
 import os
@@ -20,12 +20,12 @@ def inline(function):
 if INTERPRETED.value:
 
     def bound(x):
-        """A loop bound. Triton 3.6 hands the interpreter a vector of one, which NumPy 2.4 makes no index of."""
+        """Return a loop bound as int: Triton 3.6 passes a vector of one element, which NumPy 2.4 rejects as index."""
         return int(x.handle.data.item()) if hasattr(x, "handle") else int(x)
 
 else:
 
     @triton.jit
     def bound(x):
-        """A loop bound."""
+        """Return a loop bound unchanged."""
         return x

@@ -1,7 +1,7 @@
-"""write_kv: new K and V rows to their slots, quantised on the way when the cache is fp8. One launch.
+"""Kernel of write_kv: stores new K and V rows to their slots, and quantises them if the cache is fp8.
 
-A program moves K and V of BLOCK_ROWS rows: 2 · heads · dim elements in for each, as many out. Worked size, 64 rows,
-8 heads of 128, bf16: 256 KiB read and 256 KiB written, 0.12 µs at 4.3 TB/s; a launch is the floor.
+A program moves K and V of BLOCK_ROWS rows. Worked size, 64 rows, 8 heads of 128, bf16: 256 KiB read and 256 KiB
+written, 0.12 µs at 4.3 TB/s; the floor is a launch.
 """
 
 import triton
@@ -39,9 +39,13 @@ def write_kv_rows(
     BLOCK_ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """k, v ``[num_rows, heads, dim]`` → cache ``[pages, P, heads, dim]`` at slot_mapping int64 ``[num_rows]``."""
+    """Store k and v ``[num_rows, heads, dim]`` to the cache ``[pages, P, heads, dim]`` at slot_mapping.
+
+    Args:
+        slot_mapping: int64 ``[num_rows]``; a row with slot -1 is not stored.
+    """
     if PDL:
-        # Attention takes its place meanwhile, and waits there until all rows are stored.
+        # The attention kernel may start now; it waits until all rows are stored.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
@@ -49,7 +53,7 @@ def write_kv_rows(
     slot = tl.load(slot_mapping + row, mask=row_live, other=0)
     page, offset = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
     element = tl.arange(0, BLOCK)
-    # -1: the engine has no place for the row, or the row belongs to nobody.
+    # Slot -1: the engine has no place for the row, or it is a padding row.
     live = (row_live & (slot >= 0))[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
     head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
 

@@ -2,11 +2,11 @@
 
     grid (row tiles · KV heads)       keys:  0 ────────── L ───────────── L+n
                                       tile:  │ seen by every row │ masked │ never loaded
-    One program is one row tile of one request: BLOCK_M packed rows (tokens x group heads). The longest tiles of
-    a request are launched first, and the heads of a tile side by side, so a request's KV stays in L2.
+    A program computes one row tile of one request: BLOCK_M packed rows (tokens x group heads). The longest tiles are
+    launched first, and the heads of a tile next to each other, so that a request's KV stays in L2.
 
-    Few row tiles may be cut by their keys as `split_kv` cuts requests, so that no multiprocessor is idle while another
-    walks over a long prefix: grid (pieces · KV heads), and `combine`.
+    A few row tiles may be split along their keys, as `split_kv` splits requests, so that no SM is idle while another
+    reads a long prefix. The grid is then (splits · KV heads), and `combine` follows.
 
 Operations: 4 · heads · dim · pairs(row, key). Worked size, 8 requests x 4096 tokens, 32 heads of 128: 1.1 TFLOP,
 1.4 ms at 790 TFLOP/s; the bytes (0.4 GB) are a tenth of that.
@@ -21,7 +21,7 @@ from .tile import CAUSAL, KvSource, RowMask, attend_kv_range, sink_weight
 from .tile_schedule import HEADER_WORDS
 
 ALL_TILES = tl.constexpr(1 << 30)
-"""Tiles of keys, more than there are."""
+"""Number of key tiles that exceeds every row tile's."""
 
 
 @triton.jit(do_not_specialize=["stride_table", "num_splits"])
@@ -75,16 +75,21 @@ def attend_prefill(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """out ``[rows, heads, dim]`` (and lse fp32 ``[rows, heads]``, of the keys alone); row_tiles from
-    `tile_schedule.write_metadata_prefill`, of BLOCK_M packed rows (BLOCK_M_POW2: the next power of two); sinks fp32
-    ``[heads]``, natural units. Where row tiles may be SPLIT_KV, into as many pieces, work is from there too, and
-    partials are those of `decode_verify.attend_decode_verify`, of one row tile.
+    """Attend the rows of prompts and chunks to their prefixes and to themselves.
+
+    Args:
+        q, out: ``[rows, heads, dim]``.
+        lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
+        sinks: fp32 ``[heads]``, natural units.
+        row_tiles, work: from `tile_schedule.write_metadata_prefill`; work with SPLIT_KV only.
+        partial_out, partial_lse: with SPLIT_KV, as in `decode_verify.attend_decode_verify` with one row tile.
+        BLOCK_M, BLOCK_M_POW2: packed rows of a row tile, and the next power of two.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     head, split = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
-    # Programs are as many as row tiles, or as pieces.
+    # The grid has one program for each (row tile, KV head), or for each (split, KV head).
     entry, tile, split_tiles_per_request = split, split * 0, split * 0
     count = tl.load(row_tiles + 1)
     tiles_left = tl.where(split < count, ALL_TILES, 0)
@@ -115,7 +120,7 @@ def attend_prefill(
         if split_tiles_per_request == 0:
             tile = first
         stop = tl.minimum(tile + tiles_left, end)
-        # Otherwise the piece begins in the surplus of a row tile that others have done.
+        # Otherwise the split begins in the fixed overhead of a row tile that other splits have finished.
         if tile < end:
             lane = tl.arange(0, BLOCK_M_POW2)
             packed = m * BLOCK_M + lane
@@ -131,7 +136,7 @@ def attend_prefill(
             first_masked_tile = (prefix_len + m * BLOCK_M // group + 1) // BLOCK_N
             first_masked_tile = tl.minimum(tl.maximum(first_masked_tile, tile), stop)
             page_row = page_table + request.to(tl.int64) * stride_table
-            # No tree: there are neither words nor depths.
+            # Prefill rows are a chain, so the mask words and depths of trees are unused.
             row_mask = RowMask(
                 prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
                 row_words=row_tiles, depths=row_tiles, mask_words=0, window_left=window_left,

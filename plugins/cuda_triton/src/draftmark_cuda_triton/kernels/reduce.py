@@ -1,7 +1,7 @@
-"""Sums, extremes and prefix sums along an axis, in a form that both Triton's compiler and its interpreter know.
+"""Sums, extremes and prefix sums along an axis, for Triton's compiler and its interpreter in one process.
 
-`tl.sum` and its kin are themselves compiled or interpreted as the process was when Triton was imported; one process
-that serves a GPU and interprets on the CPU (the contract's tiers) needs the primitives below them.
+`tl.sum` and similar functions are either compiled or interpreted, as decided when Triton is imported. A process that
+serves a GPU and also interprets kernels on the CPU (the contract's tiers) needs the primitives below them.
 """
 
 import triton.language as tl
@@ -11,23 +11,23 @@ from .inline import inline
 
 @inline
 def total(x, axis: tl.constexpr):
-    """Sum along `axis`."""
+    """Return the sum along `axis`."""
     return tl.reduce(x, axis, tl.standard._sum_combine)
 
 
 @inline
 def largest(x, axis: tl.constexpr):
-    """Maximum along `axis`."""
+    """Return the maximum along `axis`."""
     return tl.reduce(x, axis, tl.standard._elementwise_max)
 
 
 @inline
 def smallest(x, axis: tl.constexpr):
-    """Minimum along `axis`."""
+    """Return the minimum along `axis`."""
     return tl.reduce(x, axis, tl.standard._elementwise_min)
 
 
 @inline
 def running_total(x):
-    """Inclusive prefix sums of a vector."""
+    """Return the inclusive prefix sums of a vector."""
     return tl.associative_scan(x, 0, tl.standard._sum_combine)

@@ -1,14 +1,14 @@
-"""Split-KV on the device: the KV tiles of a batch form one line, which is cut into equal splits.
+"""Split-KV on the device: the key tiles of a batch form one sequence, which is divided into equal splits.
 
-    request 0          1              2                 The tiles of all requests in one line. Piece c of it is
-    ├──────────────┼───────┼──────────────────────┤     worked on by one program per (KV head, row tile), side by
-    │     0     │     1     │     2     │     3    │     side in time: together they read whole token rows, which
-                                                        is what DRAM likes. Wherever a cut falls inside a request,
-                                                        its parts are merged later.
+    request 0          1              2                 The key tiles of all requests form one sequence. Each
+    ├──────────────┼───────┼──────────────────────┤     split has one program per (KV head, row tile). These run
+    │     0     │     1     │     2     │     3    │     at the same time and together read whole token rows, as
+                                                        DRAM prefers. If a request lies in several splits, its
+                                                        partial results are combined afterwards.
 
-A ragged batch is as balanced as an even one: a piece leaves at most two unfinished requests, and what a request
-costs beside its tiles (filling the pipeline, the masked tile, storing) counts as OVERHEAD_TILES tiles more.
-Everything derives from prefix_lens on the device: no host length, no sync (sglang#26738 cannot happen).
+A ragged batch is as balanced as a uniform one. A split leaves at most two unfinished requests, and the fixed cost of a
+request (filling the pipeline, the masked tile, the store) counts as OVERHEAD_TILES further key tiles.
+Everything derives from prefix_lens on the device, without host lengths and without a sync (sglang#26738).
 """
 
 import triton.language as tl
@@ -18,12 +18,12 @@ from .inline import inline
 
 @inline
 def kv_tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, RAGGED: tl.constexpr):
-    """First tile that any row of a request can see, and the one past the last; (0, 0) where it has no row."""
+    """Return the key tiles [first, end) that any row of a request can see; (0, 0) if it has no rows."""
     end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
     if RAGGED:
         end = tl.where(tail_len > 0, end, 0)
     if WINDOW:
-        # The shallowest row stands at L, and no row sees further left than it.
+        # The row with the smallest position is at L, and its window begins first.
         return tl.minimum(tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end), end
     else:
         return end * 0, end
@@ -33,10 +33,14 @@ def kv_tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WIND
 def kv_tile_stop(
     tile, tiles_left, end, prefix_len, tail_len, rows, last_row, BLOCK_N: tl.constexpr, BLOCK_TAIL: tl.constexpr
 ):  # fmt: skip
-    """One past the last tile that a row tile folds of a piece that begins at `tile` and has `tiles_left` more.
+    """Return the end, exclusive, of the key tiles that a row tile processes in a split.
 
-    Parents stand before children, so that rows of a tree, as those of a chain, see no slot behind their own: what lies
-    behind `last_row`'s is left out, but for one tile of a piece that has nothing else. Rows of a block see each other.
+    A parent always precedes its children, so rows of trees and chains see no tail token after their own. Tiles after
+    the token of `last_row` are skipped, but at least one tile is processed. Rows of a block see the whole tail.
+
+    Args:
+        tile: first key tile of the request in the split.
+        tiles_left: key tiles left in the split.
     """
     stop = tl.minimum(tile + tiles_left, end)
     if BLOCK_TAIL:
@@ -48,7 +52,10 @@ def kv_tile_stop(
 
 @inline
 def request_rows(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
-    """First row, rows and tail slots of a request; in a ragged batch from the device, and its tail is its rows."""
+    """Return a request's first row, its rows and its tail tokens.
+
+    In a ragged batch they come from q_indptr on the device, and the tail consists of the request's rows.
+    """
     if RAGGED:
         begin = tl.load(q_indptr + request)
         rows = tl.load(q_indptr + request + 1) - begin
@@ -61,7 +68,7 @@ def request_rows(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
 def row_tile_kv_range(
     m, rows, prefix_len, group, window_left, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
 ):
-    """First tile that row tile m of a ragged causal request sees, and the one past the last."""
+    """Return the key tiles [first, end) that row tile m of a ragged causal request sees."""
     highest = tl.minimum((m * BLOCK_M + BLOCK_M - 1) // group, rows - 1)
     first = highest * 0
     if WINDOW:
@@ -71,11 +78,14 @@ def row_tile_kv_range(
 
 @inline
 def split_order(index, tiles, tiles_per_request):
-    """Which of so many row tiles is so far along the line that is cut, if requests have `tiles_per_request` each; or 1,
-    or 0, where they differ.
+    """Return the row tile at position `index` of the sequence that is divided into splits.
 
-    The last ones of all requests come first, then those before them: pieces that begin at the same keys of a request,
-    for its row tiles, read them at the same time.
+    The last row tiles of all requests come first, then the ones before them. Splits then begin at the same keys of a
+    request for all its row tiles, and read these keys at the same time.
+
+    Args:
+        tiles: number of row tiles.
+        tiles_per_request: row tiles of each request if all have the same number; 1 or 0 otherwise.
     """
     tiles_per_request = tl.maximum(tiles_per_request, 1)
     requests = tl.maximum(tiles // tiles_per_request, 1)
@@ -84,7 +94,7 @@ def split_order(index, tiles, tiles_per_request):
 
 @inline
 def request_overhead(tail_len, OVERHEAD_TILES: tl.constexpr, RAGGED: tl.constexpr):
-    """What a request costs beside its tiles; nothing where it has no row."""
+    """Return the fixed cost of a request in key tiles; 0 if it has no rows."""
     if RAGGED:
         return tl.where(tail_len > 0, OVERHEAD_TILES, 0)
     else:
@@ -93,7 +103,7 @@ def request_overhead(tail_len, OVERHEAD_TILES: tl.constexpr, RAGGED: tl.constexp
 
 @inline
 def split_range(total, index, num_splits):
-    """Start and length of piece `index` of a line of `total`: equal pieces, the first of which have one tile more."""
+    """Return start and length of split `index` of `total` key tiles; the first splits may have one more tile."""
     base = total // num_splits
     extra = total - base * num_splits
     return index * base + tl.minimum(index, extra), base + tl.where(index < extra, 1, 0)
@@ -101,7 +111,7 @@ def split_range(total, index, num_splits):
 
 @inline
 def splits_started_before(place, total, num_splits):
-    """How many pieces start before a place of the line: `split_range`, the other way round."""
+    """Return the number of splits that start before key tile `place` of the sequence: the inverse of `split_range`."""
     base = total // num_splits
     extra = total - base * num_splits
     longer = extra * (base + 1)

@@ -1,15 +1,15 @@
-"""The inner step that every attention kernel here shares: one tile of keys against one tile of packed rows.
+"""Mainloop that all attention kernels in this folder share: one row tile against key tiles.
 
               BLOCK_N keys                     A row tile packs (query row j, head of the group): packed row
-            ┌──────────────┐                   p = j·group + h'. All of them read the same KV head, so a tile
-    BLOCK_M │  s = q·kᵀ    │  ── softmax ──►   of keys crosses the memory bus once for all rows and all heads
-    packed  │  [M, N] fp32 │     p·v           of the group.
+            ┌──────────────┐                   p = j·group + h'. All packed rows read the same KV head, so a key
+    BLOCK_M │  s = q·kᵀ    │  ── softmax ──►   tile crosses the memory bus once for all rows and all heads of
+    packed  │  [M, N] fp32 │     p·v           the group.
     rows    └──────────────┘
 
-Keys [0, L) are the prefix, [L, L+T) the tail. A tile that lies in what all rows see needs no mask; only the
-last one or two tiles, where the tail is, pay for one, and those in which a window begins.
+Keys [0, L) are the prefix, [L, L+T) the tail. Tiles that all rows see in full need no mask. Only the last one or two
+tiles, which hold the tail, and the tiles at a window's start compute one.
 
-Running state of a row tile, base 2: acc [M, D] fp32, top [M] the largest scaled logit, mass [M] the sum.
+Running state of a row tile, in base-2 units: acc [M, D] fp32; row_max [M], the largest scaled logit; row_sum [M].
 """
 
 from typing import NamedTuple
@@ -21,19 +21,21 @@ from .inline import INTERPRETED, bound, inline
 from .reduce import largest, total
 
 CAUSAL, TREE, BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""TAIL_KIND of a kernel: a row sees the tail up to its own slot, what its mask names, or all of it."""
+"""TAIL_KIND of a kernel: a row sees the tail up to its own token, the tokens in its tree mask, or the whole tail."""
 
 
 class RowMask(NamedTuple):
-    """What packed rows of one request see, int32 where nothing is said.
+    """Visibility of one request's keys for packed rows; int32 unless noted.
 
     Attributes:
-        prefix_len, tail_len: its keys before the tail, and in it.
-        slot_of_row, row_position: ``[BLOCK_M]``, each row's slot in the tail, and the position at which its token is.
-        row_live: bool ``[BLOCK_M]``, whether it is a row of the request.
-        row_words, mask_words: of a tree, pointers ``[BLOCK_M]`` to each row's mask, and its words.
-        depths: of a tree, pointer to the depths of the tail's slots.
-        window_left: tokens left of its own that a row sees.
+        prefix_len, tail_len: keys of the request before the tail, and in the tail.
+        slot_of_row: ``[BLOCK_M]``, index of each row in the tail.
+        row_position: ``[BLOCK_M]``, position of each row's token in the sequence.
+        row_live: bool ``[BLOCK_M]``, False for padding rows of the tile.
+        row_words: trees only: pointers ``[BLOCK_M]`` to the packed mask of each row.
+        depths: trees only: pointer to the depths of the tail's tokens.
+        mask_words: trees only: int32 words of a row's mask.
+        window_left: tokens before its own position that a row sees.
     """
 
     prefix_len: tl.tensor
@@ -48,11 +50,11 @@ class RowMask(NamedTuple):
 
 
 class KvSource(NamedTuple):
-    """K or V of a cache.
+    """K or V of a paged cache.
 
     Attributes:
-        data: pointer, or a descriptor of ``[slots, heads · dim]``.
-        stride_page, stride_slot, stride_head: elements.
+        data: pointer to ``[pages, P, heads, dim]``, or a TMA descriptor of ``[slots, heads · dim]``.
+        stride_page, stride_slot, stride_head: strides in elements.
     """
 
     data: tl.tensor
@@ -63,7 +65,7 @@ class KvSource(NamedTuple):
 
 @inline
 def dot(a, b, acc):
-    """``a · b + acc`` in fp32; b is brought to a's dtype."""
+    """Return ``a · b + acc`` in fp32; b is converted to a's dtype."""
     b = b.to(a.dtype)
     if INTERPRETED:
         # The interpreter keeps bf16 as uint16 and would multiply the bit patterns.
@@ -73,7 +75,7 @@ def dot(a, b, acc):
 
 @inline
 def load_page_ids(page_row, tile, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Page ids of a tile's keys: one id when a tile lies in one page, ``[BLOCK_N]`` otherwise."""
+    """Load the page ids of a tile's keys: one id if the tile lies in one page, ``[BLOCK_N]`` otherwise."""
     if PAGE_SIZE % BLOCK_N == 0:
         return tl.load(page_row + tile * BLOCK_N // PAGE_SIZE)
     else:
@@ -94,14 +96,17 @@ def load_tile(
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
 ):
-    """K or V of one tile, ``[BLOCK_N, BLOCK_D]``; at and above kv_len zeros, or in a box what the page holds."""
+    """Load a K or V tile ``[BLOCK_N, BLOCK_D]``.
+
+    Keys from kv_len on are zeros. With USE_TMA they are whatever the page holds.
+    """
     if USE_TMA:
-        # The cache is described as [slots, heads · dim]: a tile lies in one page, so one box is one tile.
+        # The descriptor views the cache as [slots, heads · dim]. A tile lies in one page, so one TMA box is one tile.
         return source.data.load([page * PAGE_SIZE + tile * BLOCK_N % PAGE_SIZE, head * HEAD_DIM])
     else:
         col = tl.arange(0, BLOCK_D)
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        # 64-bit: page · stride passes 2**31 in a large pool (vllm#47671).
+        # 64-bit: page · stride exceeds 2**31 in a large pool (vllm#47671).
         rows = page.to(tl.int64) * source.stride_page + (position % PAGE_SIZE) * source.stride_slot
         pointers = source.data + rows[:, None] + head * source.stride_head + col[None, :]
         live = (position < kv_len)[:, None]
@@ -112,10 +117,10 @@ def load_tile(
 
 @inline
 def apply_soft_cap(s, scale, cap, EXACT: tl.constexpr):
-    """``cap · tanh(s · scale / cap)`` of scores whose `scale` is to base-2 units.
+    """Return ``cap · tanh(s · scale / cap)`` in natural units; `scale` is the softmax scale in base-2 units.
 
-    EXACT: tanh through exp2, exact at both ends; else the one instruction there is for it, which is wrong by 2**-11 of
-    a score at most, as much as a weight's rounding to 16 bits.
+    EXACT: compute tanh by exp2, which is exact at both ends. Otherwise use tanh.approx, with a relative error of at
+    most 2**-11, as large as the rounding of a weight to 16 bits.
     """
     if EXACT:
         # 1 - 2 / (exp(2x) + 1); `scale` carries log2(e), which turns exp into exp2.
@@ -128,18 +133,18 @@ def apply_soft_cap(s, scale, cap, EXACT: tl.constexpr):
 
 @inline
 def sink_weight(sinks, heads, live, row_max):
-    """What the sinks of query heads add to the mass of rows, beside their `row_max`; nothing where not `live`.
+    """Return the weight that each row's sink adds to its row sum, relative to `row_max`; 0 if not `live`.
 
-    A sink has no value, so acc stays. It is in natural units, and already what a logit is after scale and cap.
+    A sink has no value vector, so acc is unchanged. Sink logits are in natural units, after scale and cap.
     """
     sink = tl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
-    # A row that has seen no key: -inf - -inf would be NaN.
+    # Without a visible key row_max is -inf, and -inf - -inf would be NaN.
     return tl.exp2(sink - tl.where(row_max == float("-inf"), 0.0, row_max))
 
 
 @inline
 def insert_mask_word(bits, i: tl.constexpr, first, shift, column, row_mask):
-    """`bits` with the 32 keys from 32i of a tile filled in: of each row, two neighbouring words shifted into one."""
+    """Fill the mask of 32 keys from column 32i into `bits`: two neighbouring words of each row, shifted into one."""
     index = (first >> 5) + i + row_mask.slot_of_row * 0
     there = row_mask.row_live & (index >= 0) & (index < row_mask.mask_words)
     low = tl.load(row_mask.row_words + index, mask=there, other=0)
@@ -152,19 +157,19 @@ def insert_mask_word(bits, i: tl.constexpr, first, shift, column, row_mask):
 
 @inline
 def visible_keys(tile, row_mask, BLOCK_N: tl.constexpr, TAIL_KIND: tl.constexpr, WINDOW: tl.constexpr):
-    """bool ``[BLOCK_M, BLOCK_N]``: which keys of a tile each packed row sees."""
+    """Return bool ``[BLOCK_M, BLOCK_N]``: True where a packed row sees a key of the tile."""
     position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = position - row_mask.prefix_len
     if TAIL_KIND == TREE:
-        # A row's words are shifted so that bit c of word i is key 32i + c of this tile: registers per row, not per
-        # (row, key). Words that do not exist read as zero, and keys left of slot 0 are prefix.
+        # Words of a row are shifted so that bit c of word i is key 32i + c of this tile. This needs registers for each
+        # row instead of each (row, key). Words outside the mask read as zero; keys before slot 0 are prefix.
         first = tile * BLOCK_N - row_mask.prefix_len
         shift = (first & 31).to(tl.int64)
         column = tl.arange(0, BLOCK_N)
         bits = tl.full([row_mask.slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
         for i in tl.static_range((BLOCK_N + 31) // 32):
             if INTERPRETED:
-                # A word is dozens of operations there, so 32 keys among which no tail slot is are left out.
+                # The interpreter needs dozens of operations a word, so it skips 32 keys without a tail token.
                 if -32 < bound(first) + 32 * i < bound(row_mask.tail_len):
                     bits = insert_mask_word(bits, i, first, shift, column, row_mask)
             else:
@@ -213,23 +218,25 @@ def mainloop(
     MASK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Fold tiles [begin, end) into the running state of one row tile: acc, top, mass.
+    """Process key tiles [begin, end) and return the updated state of the row tile: acc, row_max, row_sum.
 
-    MASK says where rows differ in what they see: in no tile (0); in all, which are boxes (1); or from tile
-    `first_masked_tile` on and, with a window, before tile `first_unmasked_tile` (2). `first_loaded_tile` is begin, or
-    any tile if there is none to fold; `last_tile` bounds the look-ahead.
+    Args:
+        first_loaded_tile: tile for the first load of page ids: begin, or any valid tile if the range is empty.
+        last_tile: last tile that the prefetch of page ids may read.
+        MASK: 0: no tile is masked. 1: every tile is masked, and all are TMA boxes. 2: tiles from `first_masked_tile` on
+            are masked, and with a window also tiles before `first_unmasked_tile`.
     """
     acc, row_max, row_sum = state
     kv_len = row_mask.prefix_len + row_mask.tail_len
     unit = 1.4426950408889634 if CAP else scale
-    # Page ids are fetched a tile ahead, outside the pipeline: inside it they would take half of its stages.
+    # Page ids load one tile ahead, outside Triton's software pipeline; inside it they would use half of its stages.
     page = load_page_ids(page_row, first_loaded_tile, kv_len, PAGE_SIZE, BLOCK_N)
     for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
         k = load_tile(keys, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
         v = load_tile(values, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
         page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), kv_len, PAGE_SIZE, BLOCK_N)
         if MASK == 1:
-            # Before the product, so that the mask's words travel while the keys do.
+            # Before the matrix product, so that the mask words load together with the keys.
             seen = visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW)
         s = dot(q, tl.trans(k.to(q.dtype)), tl.full([q.shape[0], BLOCK_N], 0.0, tl.float32))
         if CAP:
@@ -242,13 +249,13 @@ def mainloop(
                 s = tl.where(visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW), s, float("-inf"))
         if MASK == 1:
             s = tl.where(seen, s, float("-inf"))
-            # A box brings what the page holds past kv_len, and 0 · NaN is NaN (vllm#43961).
+            # A TMA box also loads what the page holds after kv_len, and 0 · NaN is NaN (vllm#43961).
             stored = tile * BLOCK_N + tl.arange(0, BLOCK_N) < kv_len
             v = tl.where(stored[:, None], v, 0.0).to(v.dtype)
         new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
         pivot = new_row_max
         if MASK != 0:
-            # A row that has seen no key yet: -inf - -inf would be NaN.
+            # Without a visible key so far the maximum is -inf, and -inf - -inf would be NaN.
             pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
         p = tl.exp2(s * unit - pivot[:, None])
         old_scale = tl.exp2(row_max - pivot)
@@ -281,11 +288,11 @@ def attend_kv_range(
     USE_TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The state of a row tile after tiles [begin, end): acc, top, mass. Rows differ in what they see from tile
-    `first_masked_tile` on, and where a window begins.
+    """Attend a row tile to key tiles [begin, end) and return its state: acc, row_max, row_sum.
 
-    Through pointers one loop does both, for a masked load brings zeros. A box brings all that a page holds, so
-    its last tiles have a loop of their own, which zeroes V in registers; and so have those in which a window begins.
+    Rows may see different keys from tile `first_masked_tile` on, and at a window's start. Loads through pointers are
+    masked and return zeros, so one loop serves all tiles. A TMA box loads everything that a page holds, so the last
+    tiles have a separate loop that zeroes V in registers. So do the tiles at a window's start.
     """
     acc = tl.full([q.shape[0], BLOCK_D], 0.0, tl.float32)
     row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
@@ -293,7 +300,7 @@ def attend_kv_range(
     state = (acc, row_max, row_sum)
     first_unmasked_tile = begin
     if WINDOW:
-        # From the first tile on that the highest row sees whole, every row sees every key before the tail.
+        # From the first tile that the row with the largest position sees in full, all rows see all keys of the prefix.
         highest = largest(tl.where(row_mask.row_live, row_mask.row_position, 0), 0)
         hidden = tl.maximum(highest - row_mask.window_left, 0)
         first_unmasked_tile = tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), first_masked_tile)

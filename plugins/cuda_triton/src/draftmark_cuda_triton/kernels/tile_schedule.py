@@ -1,8 +1,8 @@
-"""write_metadata: the KV slot of every row, and the split-KV schedule or the row tiles. One launch.
+"""Kernels of write_metadata: the KV slot of every row, and the split-KV schedule or the row tiles, in one launch.
 
-Program i writes BLOCK_ROWS slots and BLOCK_SPLITS work records; each repeats the prefix sum over requests (R words
-from L2), which costs less than a second launch. Worked size, 256 requests of 64 rows: 1 KiB of lengths read per
-program, 128 KiB of slots and under 1 KiB of records written; a launch (about 3 µs) is the floor.
+Program i writes BLOCK_ROWS slots and BLOCK_SPLITS work records. Each program repeats the prefix sum over the requests
+(R words from L2), which costs less than a second launch. Worked size, 256 requests of 64 rows: 1 KiB of lengths read by
+each program, 128 KiB of slots and under 1 KiB of records written. The floor is a launch, about 3 µs.
 """
 
 import triton
@@ -22,12 +22,12 @@ from .split_kv import (
 
 @inline
 def write_splits(work, split, start, split_length, num_splits, first, begin, length, exists, index):
-    """Records of pieces of a line of items.
+    """Write the work records of splits over a sequence of items; an item is a request or a row tile.
 
     Args:
-        split, start, split_length: of pieces, where in the line they begin, and how much of it they are.
-        first, begin, length, exists, index: of items, their first tiles, and where in the line they begin, whether
-            there are such, and their numbers.
+        split, start, split_length: index of each split, its start in the sequence and its length, in key tiles.
+        first, begin, length: first key tile of each item, its start in the sequence and its length, in key tiles.
+        exists, index: True for real items, and the index of each item.
     """
     end_offset = begin + length
     passed = (end_offset[None, :] <= start[:, None]) & exists[None, :]
@@ -42,8 +42,9 @@ def write_splits(work, split, start, split_length, num_splits, first, begin, len
 
 @inline
 def write_combine_records(work, num_splits, is_split, index, first_split, num_parts, is_second):
-    """Records of the items that pieces cut, behind those: number, first piece, number of pieces, and whether another
-    item comes first in that piece; then of no item.
+    """Write one record for each item that lies in several splits, after the work records; unused records hold 0 parts.
+
+    A record: index of the item, its first split, its number of parts, and 1 if its first split begins with another one.
     """
     record = work + (num_splits + running_total(is_split.to(tl.int32)) - 1) * 4
     tl.store(record, index, mask=is_split)
@@ -79,15 +80,17 @@ def write_metadata_decode_verify(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """A batch whose requests all have q_len rows and tail_len tail slots; RAGGED: at most so many, as q_indptr says.
+    """Write slots and splits of a decode or verify batch.
+
+    Every request has q_len rows and tail_len tail tokens. With RAGGED it has at most q_len rows, by q_indptr.
 
     Args:
-        slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j; -1 of a row that belongs
-            to no request. HAS_SLOTS: the engine's slots, as they are.
-        work: int32 ``[2 · pieces, 4]``, out. A piece: request, first tile, length (0: idle), unused. A request is
-            OVERHEAD_TILES longer than its tiles; a piece may begin in that surplus. Behind the pieces, the requests
-            that they cut: request, first piece, number of pieces (0: no request), whether another comes first in that
-            piece.
+        slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j; -1 for padding rows. With
+            HAS_SLOTS it is a copy of the engine's slots.
+        work: int32 ``[2 · splits, 4]``, out. First one record for each split: request, first key tile, length in key
+            tiles (0: idle), unused. A request counts OVERHEAD_TILES more than its tiles, and a split may begin in that
+            overhead. Then one record for each request in several splits: request, first split, number of parts (0:
+            unused record), and 1 if another request comes first in that split.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -110,7 +113,7 @@ def write_metadata_decode_verify(
         request = row // q_len
         position = tl.load(prefix_lens + request, mask=live, other=0) + tail_len - q_len + row % q_len
         page = tl.load(page_table + request.to(tl.int64) * stride_table + position // PAGE_SIZE, mask=live, other=0)
-        # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
+        # 64-bit: page · P exceeds 2**31 in a large pool (vllm#47671).
         tl.store(slot_mapping + row, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=live)
 
     if pid * BLOCK_SPLITS < num_splits:
@@ -138,13 +141,14 @@ def write_metadata_decode_verify(
 
 
 HEADER_WORDS = tl.constexpr(4)
-"""Words of `row_tiles` before the first row tile: `common.SCHEDULE_HEADER_ROWS` rows of two."""
+"""Words of `row_tiles` before the first row tile: `common.SCHEDULE_HEADER_ROWS` rows of two words."""
 
 
 @inline
 def locate_row_tile(entry, tiles_of_request, exists, index):
-    """Request and index of row tiles by their number, of requests that have so many each; a request's last one comes
-    first. Behind the last row tile the request is the one behind the last, and the index means nothing.
+    """Return the request and the index of each row tile `entry`; the last row tile of a request comes first.
+
+    Past the last row tile this returns request = num_requests; the index is then undefined.
     """
     end_offset = running_total(tiles_of_request)
     passed = (end_offset[None, :] <= entry[:, None]) & exists[None, :]
@@ -169,21 +173,21 @@ def longest_first_order(
     group,
     BLOCK_M: tl.constexpr,
 ):
-    """When row tiles are taken that are taken whole: the longest first, so that no long one is begun last.
+    """Return the position of each row tile in the schedule: the longest first, so that no long tile starts last.
 
-    Those of one request stay together, for they read the same keys, and the longest request comes first; or all are
-    in one order. Of equal ones a lower request's come first.
+    If the keys of all requests fit in L2, all row tiles are sorted together. Otherwise the row tiles of a request stay
+    together, because they read the same keys, and the longest request comes first. Ties are sorted by request index.
 
     Args:
-        request, m, exists_here: of row tiles, their request, their index, and whether they are any. index, keys,
-            prefixes,
-            tiles_of_request: of requests, their number, their keys in all and before their rows, their row tiles.
-            together: whether L2 has room for the keys of all requests.
+        request, m, exists_here: request of each row tile, its index within the request, and True for real tiles.
+        index, keys, prefixes, tiles_of_request: index of each request, its keys, its keys before its rows, and its
+            row tiles.
+        fits_l2: True if L2 has room for the keys of all requests.
     """
     before = (index[None, :] < request[:, None]).to(tl.int32)
     prefix_len = tl.load(prefix_lens + request, mask=exists_here, other=0)
     if fits_l2:
-        # Keys times the group, of which there are few where it is asked.
+        # Keys times the group; this fits int32, because all keys fit in L2.
         seen = (prefix_len[:, None] - prefixes[None, :]) * group + (m[:, None] + 1) * BLOCK_M
         tiles_ahead = tl.minimum(tl.maximum((seen - before) // BLOCK_M, 0), tiles_of_request[None, :])
         order = total(tiles_of_request[None, :] - tiles_ahead, 1)
@@ -203,13 +207,15 @@ def longest_first_order(
 
 @inline
 def choose_num_splits(line, tiles, tiles_per_request, num_splits, MIN_SPLIT_TILES: tl.constexpr):
-    """Into how many pieces a line of row tiles is cut.
+    """Return the number of splits for a sequence of row tiles.
 
-    Pieces of requests of one height are as many for each row tile of a request (`split_kv.split_order`).
+    If all requests have the same number of row tiles, the result is a multiple of it, unless that loses more than an
+    eighth of the splits (`split_kv.split_order`).
 
     Args:
-        line: length of all row tiles of a KV head. tiles, tiles_per_request: row tiles, and those of a request, 1 where
-            they differ.
+        line: length of all row tiles of a KV head, in key tiles.
+        tiles: number of row tiles.
+        tiles_per_request: row tiles of each request; 1 if requests differ.
     """
     splits_made = tl.minimum(tl.maximum(line // MIN_SPLIT_TILES, tiles), num_splits)
     level = splits_made // tiles_per_request * tiles_per_request
@@ -218,13 +224,15 @@ def choose_num_splits(line, tiles, tiles_per_request, num_splits, MIN_SPLIT_TILE
 
 @inline
 def splitting_pays(line, longest, tiles, num_ctas, num_kv_heads, SPLIT_COST: tl.constexpr):
-    """Whether row tiles that are cut take less time than those that are taken whole, one by one
-    (`split_kv.splitting_pays` says the same). Of more row tiles than programs the host has said so. NOTES.md has the
-    measurements.
+    """Return True if splitting the row tiles is estimated to be faster than whole row tiles.
+
+    The same rule as `heuristics.split_kv.splitting_pays`. With more row tiles than CTAs the host has decided already.
+    NOTES.md describes the measurements.
 
     Args:
-        line, longest: length of all row tiles of a KV head, and of the longest. num_ctas: that the device holds at a
-            time. SPLIT_COST: `split_kv.split_costs`.
+        line, longest: length of all row tiles of a KV head, and of the longest row tile, in key tiles.
+        num_ctas: CTAs that the device runs at the same time.
+        SPLIT_COST: cost of splitting, in key tiles (`heuristics.split_kv.split_costs`).
     """
     split_length = (line * num_kv_heads + num_ctas - 1) // num_ctas
     return (tiles * num_kv_heads > num_ctas) | (3 * split_length // 2 + SPLIT_COST < longest)
@@ -274,19 +282,21 @@ def write_metadata_prefill(
     BLOCK_TILES: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """A ragged causal batch (EXTEND): request r brings q_indptr[r+1] - q_indptr[r] rows.
+    """Write slots, row tiles and splits of a ragged causal batch (EXTEND).
+
+    Request r has q_indptr[r+1] - q_indptr[r] rows.
 
     Args:
         slot_mapping: int64 ``[num_rows]``, out.
-        row_tiles: int32 ``[2 + num_tiles, 2]``, out: how many row tiles of how many heads were taken, 0 now, and how
-            many row tiles there are; how many KV heads are worked on side by side, and 0 where row tiles are whole, or
-            `tiles_per_request` of the line that they are cut from (`split_kv.split_order`); then request and index of a
-            row tile, request -1 where there is none. Where they are whole, the longest come first
-            (`longest_first_order`); where they may be SPLIT_KV, a request's last one does.
-        work: int32 ``[2 · pieces, 4]``, out, if row tiles may be SPLIT_KV: of those in line, as
-            `write_metadata_decode_verify` has it of requests; all idle where they are taken whole. A piece is no
-            shorter than MIN_SPLIT_TILES, unless as many row tiles are.
-        l2_keys: keys of one KV head that L2 has room for, so that programs find there what others have read.
+        row_tiles: int32 ``[2 + num_tiles, 2]``, out. Four header words: the counter of taken work tiles, set to 0; the
+            number of row tiles; the KV heads that are processed at the same time; tiles_per_request of the split
+            sequence (`split_kv.split_order`), or 0 if row tiles are not split. Then request and index of each row tile;
+            request -1 for unused entries. Without SPLIT_KV the longest row tile comes first (`longest_first_order`);
+            with SPLIT_KV the last row tile of each request does.
+        work: int32 ``[2 · splits, 4]``, out, with SPLIT_KV only: the records of `write_metadata_decode_verify`, for row
+            tiles instead of requests; all idle if row tiles are not split. A split has at least MIN_SPLIT_TILES key
+            tiles, unless there are that many row tiles.
+        l2_keys: keys of one KV head that fit in L2, so that CTAs find keys there that other CTAs have read.
     """
     pid = tl.program_id(0)
     entry = pid * BLOCK + tl.arange(0, BLOCK)

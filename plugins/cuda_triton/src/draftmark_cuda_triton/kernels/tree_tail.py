@@ -1,7 +1,7 @@
-"""The tail of a tree batch from its parents: mask words, depths and positions. One launch.
+"""Tree mask, depths and positions of a batch's draft trees, computed from the parents in one launch.
 
-A program takes BLOCK tail slots of one request. Every slot climbs to its root, all slots at a time, and sets the bit
-of each node it comes by; so the loop runs as often as the tree is deep. Worked size, 256 requests of 64 slots: 128 KiB
+A program computes BLOCK tail tokens of one request. For all tokens at once, it follows the parents up to the root and
+sets the mask bit of each ancestor. So the loop runs once for each level. Worked size, 256 requests of 64 slots: 128 KiB
 of parents read (from L1 again at each step), 128 KiB of mask, 64 KiB of depths and 128 KiB of positions written,
 0.1 µs at 4.3 TB/s; the launch and, in a chain, the 64 dependent steps are the floor.
 """
@@ -29,12 +29,14 @@ def write_tree_tail(
     BLOCK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """A batch whose requests all have q_len rows, the last of tail_len tail slots.
+    """Write the tail of a uniform batch: each request has tail_len tail tokens; its q_len rows are the last ones.
 
     Args:
-        parents: int64 ``[R, tail_len]``, each below its slot; -1 ends the climb. Not read without TREE.
-        mask: int32 ``[R · q_len, num_words]``, out. depth: int32 ``[R, tail_len]``, out. Both for TREE only.
-        positions: int64 ``[R · q_len]``, out: L + depth, at most last_position.
+        parents: int64 ``[R, tail_len]``: index of each token's parent, less than its own; -1 for a root. TREE only.
+        mask: int32 ``[R · q_len, num_words]``, out: bit i is set if tail token i is the row itself or an ancestor.
+            TREE only.
+        depth: int32 ``[R, tail_len]``, out: distance from the root. TREE only.
+        positions: int64 ``[R · q_len]``, out: L + depth, at most last_position; without TREE depth is the index.
     """
     request = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,9 +1,9 @@
 """Upcast K and V of a ragged batch from e4m3 to the dtype of q, exactly, once for all row tiles. One launch.
 
-    grid (tokens of a request / BLOCK_TOKENS, requests): a program moves as many tokens of all KV heads.
+    grid (tokens of a request / BLOCK_TOKENS, requests): a program converts BLOCK_TOKENS tokens of all KV heads.
 
-A request's keys, from the page on in which the window of its first row begins, stand in pages behind those of the
-requests before it, as its row of the new page table says.
+The result is a paged cache of its own, with a new page table. It holds the keys of each request from the page in which
+the window of its first row begins; the pages of a request follow those of the request before it.
 Worked size, one request of 32,768 tokens, 8 heads of 128, bf16: 64 MiB read, 128 MiB written, 50 µs at 4 TB/s.
 """
 
@@ -16,7 +16,7 @@ from .reduce import total
 
 @inline
 def upcast_range(prefix_lens, q_indptr, request, live, window_left, WINDOW: tl.constexpr, ALIGN_KEYS: tl.constexpr):
-    """First key that is widened of a request, or of several, and the one past the last; none where it has no rows."""
+    """Return the keys [begin, stop) to upcast for one request or a vector of requests; none if it has no rows."""
     rows = tl.load(q_indptr + request + 1, mask=live, other=0) - tl.load(q_indptr + request, mask=live, other=0)
     prefix_len = tl.load(prefix_lens + request, mask=live, other=0)
     stop = tl.where(rows > 0, prefix_len + rows, 0)
@@ -55,10 +55,14 @@ def upcast_pages(
     BLOCK: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
-    """upcast_k, upcast_v ``[pages, UPCAST_PAGE_SIZE, heads, dim]``, upcast_table int32 ``[requests, each]``, out.
+    """Convert K and V of a batch to the dtype of upcast_k and upcast_v, and write their page table.
 
-    Tokens behind a request's last stay as they are, and so do those in front of the window of its first row, but for up
-    to ALIGN_KEYS, a multiple of which a tile of keys begins at. Requests without rows have no pages.
+    Keys after a request's last token and before the window of its first row are not written. The first written key is
+    rounded down to a multiple of ALIGN_KEYS, where a key tile begins. Requests without rows have no pages.
+
+    Args:
+        upcast_k, upcast_v: ``[pages, UPCAST_PAGE_SIZE, heads, dim]``, out.
+        upcast_table: int32 ``[requests, pages_per_request]``, out.
     """
     request = tl.program_id(1)
     first = tl.program_id(0) * BLOCK_TOKENS

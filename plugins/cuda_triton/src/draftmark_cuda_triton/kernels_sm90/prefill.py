@@ -1,9 +1,9 @@
 """Prefill (EXTEND) on Hopper: ragged causal attention by persistent CTAs over row tiles of 128 packed rows.
 
-Two consumer warp groups share one pipeline. Half of the K and V bytes cross from L2, compared with row tiles of 64 rows.
-The softmax of one group overlaps the matrix products of the other. Persistent CTAs get row tiles from `tile_scheduler`.
-q of the next row tile loads while the output is stored. Worked size, 8 requests x 4096 tokens, 32 heads of 128:
-1.1 TFLOP, 1.4 ms at 790 TFLOP/s; 8.6 GB through L2.
+Two consumer warp groups share one pipeline. Half of the K and V bytes cross from L2, compared with row tiles of 64
+rows. The softmax of one group overlaps the matrix products of the other. Persistent CTAs get row tiles from
+`tile_scheduler`. q of the next row tile loads while the output is stored. Worked size, 8 requests x 4096 tokens,
+32 heads of 128: 1.1 TFLOP, 1.4 ms at 790 TFLOP/s; 8.6 GB through L2.
 """
 
 from triton.experimental import gluon
