@@ -1,1 +1,1 @@
-"""Measured runs, and what they gave (`results/`); each is run from the root by `python -m benchmarks.…`."""
+"""Benchmarks and their records in `results/`. Run each from the repository's root with `python -m benchmarks.…`."""

@@ -1,11 +1,11 @@
-"""Everything that draftmark asks of NVIDIA GPUs, in one command: verdicts, kernels, vLLM and SGLang.
+"""All GPU jobs of draftmark in one command: contract verdicts, kernel times, vLLM and SGLang.
 
     python -m benchmarks.day OUT [--gpus N] [--seconds N] [--only NAME …] [--at ENGINE=PATH …]
 
-Jobs run in processes of their own, each on GPUs of its own, in the order in which their answers are wanted. One that
-fails, or whose time is over, keeps no other from running; most go on where they ended when the command is given again
-with the same OUT. An engine is taken from PATH, an interpreter or a folder of packages, where this environment has it
-not. OUT holds what each job wrote, its log, and `day.json`: how each ended, after how many seconds, on which GPUs.
+Each job runs in its own process on its own GPUs, the most informative jobs first. A job that fails or times out does
+not stop the others. Most jobs continue from their last result when the command runs again with the same OUT. `--at`
+names an interpreter or a folder of packages for an engine that is not installed here. OUT receives each job's files and
+log, and `day.json` with its result, seconds and GPUs.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ RESULTS = ROOT / "benchmarks" / "results"
 BACKENDS = ("cuda_triton", "reference", "cuda_trtllm", "cuda_flashinfer")
 POLL = 0.1
 GRACE = 5.0
-"""Seconds that a job has to end what it has started in sessions of their own, before it is killed."""
+"""Seconds between SIGTERM and SIGKILL, so that a job can end processes that it started in other sessions."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One question.
+    """One command to run.
 
     Attributes:
-        name: of its log.
+        name: name of the job and of its log.
         command: a module and its arguments.
-        seconds: it is ended after so many.
-        gpus: that it has to itself.
-        engine: what must be importable: vllm, sglang, or nothing more than draftmark. One job of it runs at a time.
-        after: the job without which it has nothing to do.
-        beside: a second command, on the same GPUs at the same time.
-        record: of a verdict, which need not be asked for again while it is of today's code.
+        seconds: time limit.
+        gpus: number of GPUs that the job uses exclusively.
+        engine: engine that the job imports: vllm, sglang or "". Only one job per engine runs at a time.
+        after: name of a job that must have run before.
+        companion: a second command that runs at the same time on the same GPUs.
+        record: file name of the job's verdict. The job is left out if that record is valid for today's code.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Job:
     gpus: int = 1
     engine: str = ""
     after: str = ""
-    beside: tuple[str, ...] = ()
+    companion: tuple[str, ...] = ()
     record: str = ""
 
 
 def jobs(out: Path, workers: int) -> list[Job]:
-    """What tells most stands first; what needs two GPUs last, so that no GPU waits for the other before."""
+    """Return all jobs, the most informative first. Jobs for two GPUs come last, so that no GPU waits for the other."""
     attention = ("benchmarks.attention", "--json", str(out / "attention-h200.json"))
     texts, on_ranks = str(out / "sglang-texts.json"), str(out / "sglang-ranks.json")
     return [
@@ -68,7 +68,7 @@ def jobs(out: Path, workers: int) -> list[Job]:
             ("benchmarks.sglang", str(out / "sglang-h200.json"), "--after", texts, "--all", "780", "--each", "60"),
             800,
             engine="sglang",
-            beside=("benchmarks.sglang.texts", texts),
+            companion=("benchmarks.sglang.texts", texts),
         ),
         Job("attention", (*attention, "--grid", "--seconds", "280"), 320),
         Job("device-tests", ("pytest", "-q", "-m", "device", "plugins/cuda_triton/tests"), 600),
@@ -82,7 +82,7 @@ def jobs(out: Path, workers: int) -> list[Job]:
 
 
 def _vllm(out: Path, plan: str, gpus: int = 1) -> Job:
-    """A plan of `benchmarks.vllm`, which goes on from a result that is there."""
+    """Return the job of a plan of `benchmarks.vllm`; it resumes from an existing result."""
     name, result, models = _vllm_files(out, plan)
     resumed = ("--resume", str(result)) if result.exists() else ()
     files = (str(ROOT / "benchmarks" / "vllm" / f"{plan}.json"), "--out", str(result), "--models", str(models))
@@ -90,19 +90,19 @@ def _vllm(out: Path, plan: str, gpus: int = 1) -> Job:
 
 
 def _judged(out: Path, plan: str) -> Job:
-    """The texts of a plan's result, which need no GPU."""
+    """Return the job that compares the texts of a plan's result. It needs no GPU."""
     name, result, models = _vllm_files(out, plan)
     return Job(f"{name}-judged", ("benchmarks.vllm.judged", str(result), str(models)), 120, 0, "vllm", after=name)
 
 
 def _vllm_files(out: Path, plan: str) -> tuple[str, Path, Path]:
-    """Of a plan: its job's name, as in vllm-windows, its result, and the folder of all plans' models."""
+    """Return a plan's job name, as in vllm-windows, its result file, and the folder of all plans' models."""
     name = "-".join(["vllm", *(word for word in plan.split("-") if word not in ("h200", "plan"))])
     return name, out / f"{name}-h200.json", out / "models"
 
 
 def _verdict(out: Path, backend: str, workers: int) -> Job:
-    """All tiers; a journal of the first two, written elsewhere, may lie in OUT already."""
+    """Return the job of a backend's contract, all tiers. A journal in OUT can hold results of the first two tiers."""
     files = {"--journal": f"contract-{backend}.jsonl", "--json": f"contract-{backend}-items.json"}
     files["--record"] = f"contract-{backend}-h200.json"
     named = [word for option, file in files.items() for word in (option, str(out / file))]
@@ -111,11 +111,11 @@ def _verdict(out: Path, backend: str, workers: int) -> Job:
 
 
 class Running:
-    """A job's processes.
+    """The processes of a running job.
 
     Args:
-        given: the GPUs, by number.
-        environment: of its processes, beside which GPUs they see.
+        given: numbers of the GPUs.
+        environment: environment of the processes, without CUDA_VISIBLE_DEVICES.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Running:
         self._until = self.began + min(job.seconds, left)
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, given))} if given else {}
         self._processes = []
-        for suffix, command in (("", job.command), ("-beside", job.beside)):
+        for suffix, command in (("", job.command), ("-companion", job.companion)):
             if not command:
                 continue
             call = [python, "-m", *command]
@@ -137,7 +137,7 @@ class Running:
                 )
 
     def ended(self) -> str | None:
-        """How it ended; None while it runs."""
+        """Return the job's result, or None while it runs."""
         codes = [process.poll() for process in self._processes]
         if None in codes and time.monotonic() < self._until:
             return None
@@ -147,37 +147,37 @@ class Running:
         return "passed" if not any(codes) else f"failed ({', '.join(map(str, codes))})"
 
     def end(self) -> None:
-        """End what is left of it, and what it has started."""
+        """End all processes of the job and the processes that they started."""
         until = time.monotonic() + GRACE
         for process in self._processes:
-            self._tell(process, signal.SIGTERM)
+            self._signal(process, signal.SIGTERM)
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            self._tell(process, signal.SIGKILL)
+            self._signal(process, signal.SIGKILL)
             process.wait()
 
     @staticmethod
-    def _tell(process: subprocess.Popen[bytes], what: signal.Signals) -> None:
+    def _signal(process: subprocess.Popen[bytes], what: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, what)
 
 
 class Day:
-    """Jobs, and the GPUs that they take turns on.
+    """Jobs that share the machine's GPUs.
 
     Args:
-        at: where engines are installed, by name.
+        at: interpreter or folder of each engine, by name.
     """
 
     def __init__(self, todo: list[Job], gpus: int, seconds: float, at: dict[str, str], out: Path) -> None:
         self._todo, self._gpus, self._free = list(todo), gpus, list(range(gpus))
         self._until, self._at, self._out = time.monotonic() + seconds, at, out
         self._running: list[Running] = []
-        self.how: dict[str, dict[str, object]] = {}
+        self.results: dict[str, dict[str, object]] = {}
 
     def run(self) -> None:
-        """Until every job has ended, or the time is over."""
+        """Run until every job has ended or the time is over."""
         try:
             while self._todo or self._running:
                 self._begin()
@@ -193,14 +193,14 @@ class Day:
                 one.end()
 
     def _begin(self) -> None:
-        """Start what can be; a job that waits for a second GPU holds those behind it back."""
+        """Start every job that can run. A job that waits for a second GPU also delays the jobs after it."""
         for job in list(self._todo):
             left, why = self._until - time.monotonic(), ""
             if job.gpus > self._gpus:
                 why = f"needs {job.gpus} GPUs"
             elif left <= 0:
                 why = "no time left"
-            elif job.after and self.how.get(job.after, {}).get("ended") not in (None, "passed", "out of time"):
+            elif job.after and self.results.get(job.after, {}).get("ended") not in (None, "passed", "out of time"):
                 why = f"{job.after} did not run"
             if why:
                 self._todo.remove(job)
@@ -216,12 +216,12 @@ class Day:
                 self._running.append(Running(job, python, given, environment, self._out, left))
 
     def _waits(self, job: Job) -> bool:
-        """Whether it comes after another, or that of its engine runs which shares its caches, ports and cores."""
+        """Return True if the job waits for another job, or if a job of its engine runs (shared caches and ports)."""
         engines = {one.job.engine for one in self._running} - {""}
-        return job.engine in engines or (bool(job.after) and job.after not in self.how)
+        return job.engine in engines or (bool(job.after) and job.after not in self.results)
 
     def _where(self, engine: str) -> tuple[str, dict[str, str]]:
-        """The interpreter and environment of a job: the engine's where that is elsewhere, before what is here."""
+        """Return the job's interpreter and environment. An engine's own packages come before those of this process."""
         path = self._at.get(engine, "")
         if path and not Path(path).is_dir():
             return path, dict(os.environ)
@@ -229,38 +229,36 @@ class Day:
         return sys.executable, os.environ | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 
     def _note(self, job: Job, how: str, **more: object) -> None:
-        self.how[job.name] = {"ended": how, **more}
+        self.results[job.name] = {"ended": how, **more}
         print(f"{job.name}: {how} {more or ''}", flush=True)
-        (self._out / "day.json").write_text(json.dumps(self.how, indent=1) + "\n")
+        (self._out / "day.json").write_text(json.dumps(self.results, indent=1) + "\n")
 
 
 def main() -> None:
-    """Exit code 0: every job that was asked for ran and passed."""
+    """Run the selected jobs; exit with 0 only if all of them ran and passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=4 * 3600, help="begin nothing after as many, and end all")
+    parser.add_argument("--seconds", type=float, default=4 * 3600, help="time for all jobs; running ones are ended")
+    parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="run only these jobs, in the usual order")
     parser.add_argument(
-        "--only", nargs="*", default=(), metavar="NAME", help="the jobs of these names, in the day's order"
+        "--at", action="append", default=[], metavar="ENGINE=PATH", help="interpreter or package folder of an engine"
     )
-    parser.add_argument(
-        "--at", action="append", default=[], metavar="ENGINE=PATH", help="where vllm or sglang is installed"
-    )
-    parser.add_argument("--workers", type=int, default=min(20, os.cpu_count() or 1), help="of a contract")
-    asked = parser.parse_args()
-    out = asked.out.absolute()
+    parser.add_argument("--workers", type=int, default=min(20, os.cpu_count() or 1), help="processes of a contract run")
+    args = parser.parse_args()
+    out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    todo = jobs(out, asked.workers)
-    unknown = set(asked.only) - {job.name for job in todo}
+    todo = jobs(out, args.workers)
+    unknown = set(args.only) - {job.name for job in todo}
     if unknown:
         parser.error(f"no job is named {', '.join(sorted(unknown))}; there are {', '.join(job.name for job in todo)}")
-    if asked.only:
-        todo = [job for job in todo if job.name in asked.only]
+    if args.only:
+        todo = [job for job in todo if job.name in args.only]
     else:
         todo = [job for job in todo if not job.record or standing(RESULTS / job.record)]
-    day = Day(todo, asked.gpus, asked.seconds, dict(one.split("=", 1) for one in asked.at), out)
+    day = Day(todo, args.gpus, args.seconds, dict(one.split("=", 1) for one in args.at), out)
     day.run()
-    sys.exit(0 if all(one["ended"] == "passed" for one in day.how.values()) else 1)
+    sys.exit(0 if all(one["ended"] == "passed" for one in day.results.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a recorded number comes from (the commit, the device, the versions), and where it goes."""
+"""Origin of a recorded number (commit, device, versions), and the writer of result files."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import torch
 from draftmark_contract.runner.source import COMMIT_VARIABLE
 
 ROOT = Path(__file__).parents[1]
-"""The checkout."""
+"""Root of the checkout."""
 PROMPTS = ROOT / "examples" / "prompts"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def commit() -> str:
-    """What DRAFTMARK_COMMIT says, for a copy without history; else git's HEAD, and whether there are changes.
+    """Return $DRAFTMARK_COMMIT, for a copy without history, or git's HEAD with a note about changes.
 
-    "unknown" where neither tells.
+    "unknown" if neither exists.
     """
     return os.environ.get(COMMIT_VARIABLE) or _head()
 
 
 def device_name(device: str) -> str:
-    """The GPU's name; of a CPU the machine's type."""
+    """Return the GPU's name, or the machine's type for a CPU."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Of Python, of torch's CUDA ("" without), and of distributions; "absent" where one is not installed."""
+    """Return the versions of Python, of torch's CUDA ("" without) and of distributions ("absent" if not installed)."""
     found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
     for name in names:
         try:
@@ -45,7 +45,7 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def write(path: Path | None, result: dict[str, Any]) -> None:
-    """A result file, if one was asked for."""
+    """Write a result file, if a path is given."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

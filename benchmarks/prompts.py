@@ -9,5 +9,5 @@ from .origin import PROMPTS
 
 
 def fixed_set() -> list[dict[str, Any]]:
-    """Rows of `examples/prompts/benchmark.jsonl`: ``name``, ``prompt``, and whether drafts pay on it."""
+    """Return the rows of `examples/prompts/benchmark.jsonl`: ``name``, ``prompt``, and whether drafts are useful."""
     return [json.loads(line) for line in (PROMPTS / "benchmark.jsonl").read_text().splitlines() if line.strip()]

@@ -21,10 +21,10 @@ VERSIONS = {
 
 
 def origin(run: dict[str, Any]) -> str:
-    """Return one line of Markdown: device, date, versions and commit of a record or a run; "" where it has none."""
+    """Return one line of Markdown: device, date, versions and commit of a record or run; "" without these fields."""
     versions = run.get("versions", {}) | ({"torch": run["torch"]} if "torch" in run else {})
     parts = [str(run[name]) for name in ("device", "date") if name in run]
-    parts += [f"{VERSIONS[one]} {said}" for one, said in versions.items() if one in VERSIONS and said != "absent"]
+    parts += [f"{VERSIONS[one]} {number}" for one, number in versions.items() if one in VERSIONS and number != "absent"]
     if "commit" in run:
         parts.append(f"commit {str(run['commit'])[:8]}")
     return f"*{' · '.join(parts)}*" if parts else ""

@@ -1,15 +1,15 @@
-"""Spans of time, as a profile has them."""
+"""Time spans of a profile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 Span = tuple[float, float]
-"""Its start and its end, in one unit."""
+"""Start and end, in one unit."""
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """How long at least one of these spans lasts."""
+    """Return the length of the union of these spans."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))

@@ -1,1 +1,1 @@
-"""One attention call: this project's CUDA plugins beside every peer, on one GPU."""
+"""Benchmark of one attention call: draftmark's CUDA plugins compared with other libraries, on one GPU."""

@@ -1,21 +1,23 @@
-"""Attention of draftmark's CUDA plugins beside every peer that can be run here, on one GPU, in one process.
+"""Times attention of draftmark's CUDA plugins and of other libraries (peers) on one GPU, in one process.
 
     python -m benchmarks.attention --json benchmarks/results/attention-h200.json [--case NAME …] [--backend NAME …]
 
-A run of some backends joins the file of a run of all with `--append`, under `later_runs`, with a commit of its own.
+Every output is checked against float64 before it is timed. A time is the median of several turns. In a turn each
+backend replays its CUDA graph for a few milliseconds; the first turns are warm-up. Calls rotate through KV sets that
+are together larger than L2. Schedules and plans are made before the timed calls, for peers too; `metadata-256` times
+ours. TB/s counts K and V once.
 
-Every answer is checked against float64 before it is timed. A time is the median of CUDA-graph replays in turns of a
-few milliseconds, behind some that do not count; calls rotate through KV sets larger than L2 together. Schedules and
-plans are made before the timed calls, for peers too; `metadata-256` times ours. TB/s counts K and V once.
+A run measures the cases of `cases` and the fixed subset of `grid`. Other sets of cases:
 
-Every run measures the cases of `cases` and the fixed subset of `grid`. `--grid --seconds 300` measures as much of the
-whole grid as fits, and goes on where the file of --json ends, as long as the commit and the device are the same.
-`--pages 16 64` measures each of those cases with pages of these sizes instead, which take turns. `--case` measures
-those that it names, in the grid or not: ``--case verify16-64x8192@32/8x160-p16``. `--drawn 100 --seed 7` measures so
-many that nobody chose (`drawn`).
+* `--grid --seconds 300` measures as much of the whole grid as fits. It resumes from the file of --json if commit and
+  device are equal.
+* `--pages 16 64` measures each case with pages of these sizes, which alternate in the turns.
+* `--case` measures the named cases, in the grid or not: ``--case verify16-64x8192@32/8x160-p16``.
+* `--drawn 100 --seed 7` measures 100 random cases (`drawn`).
 
-`--version old=FOLDER new=FOLDER` measures copies of the package `draftmark_cuda_triton` too, as backends of those
-names, which take turns with the others. `--warm 16` compiles our kernels beforehand, in 16 processes.
+`--append` adds the run to the file of an earlier run, under `later_runs`, with its own commit.
+`--version old=FOLDER new=FOLDER` also measures copies of the package `draftmark_cuda_triton`, as backends with these
+names. `--warm 16` first compiles our kernels in 16 processes.
 """
 
 from __future__ import annotations
@@ -43,36 +45,36 @@ from .warming import warm
 
 
 def main() -> None:
-    """Parse, measure, write."""
+    """Measure the selected cases and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", nargs="*", default=[])
     parser.add_argument("--backend", nargs="*")
-    parser.add_argument("--grid", action="store_true", help="the whole grid, resumed from --json's file")
-    parser.add_argument("--drawn", type=int, default=0, metavar="COUNT", help="so many cases that are drawn")
-    parser.add_argument("--seed", type=int, default=0, help="what --drawn follows from")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many")
-    parser.add_argument("--turns", type=int, default=TURNS, help="time the backends of a case so many times, in turns")
-    parser.add_argument("--pages", nargs="+", type=int, help="each case with pages of so many tokens, in turns")
+    parser.add_argument("--grid", action="store_true", help="measure the whole grid; resume from the file of --json")
+    parser.add_argument("--drawn", type=int, default=0, metavar="COUNT", help="measure this number of random cases")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --drawn")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after this time")
+    parser.add_argument("--turns", type=int, default=TURNS, help="number of timed turns of each backend")
+    parser.add_argument("--pages", nargs="+", type=int, help="measure each case with these page sizes, in tokens")
     parser.add_argument(
         "--version", nargs="+", default=[], metavar="NAME=FOLDER", help="copies of cuda_triton's package"
     )
-    parser.add_argument("--warm", type=int, default=0, help="compile beforehand, in so many processes")
-    parser.add_argument("--append", action="store_true", help="keep the file's run, add this one to its later_runs")
-    parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
+    parser.add_argument("--warm", type=int, default=0, help="compile the kernels first, in this number of processes")
+    parser.add_argument("--append", action="store_true", help="keep the file's run and add this one to its later_runs")
+    parser.add_argument("--commit", default="", help="commit to record; by default git's HEAD")
     args = parser.parse_args()
     if args.append and not (args.json and args.json.is_file()):
-        parser.error(f"--append adds to a file, but --json is {args.json}; name one that a run of all has written")
+        parser.error(f"--append adds to a file, but --json is {args.json}; name the file of an earlier run")
     if args.grid and args.pages:
-        parser.error(f"--grid has the page sizes of its own cases, but --pages is {args.pages}; leave one of them out")
+        parser.error(f"--grid fixes the page sizes of its cases, but --pages is {args.pages}; leave one of them out")
     try:
         cases = [named(name) for name in args.case] or [*drawn(args.drawn, args.seed)]
-        cases = cases or [*(whatever_the_pages() if args.pages else CASES + SUBSET)]
+        cases = cases or [*(without_page_sizes() if args.pages else CASES + SUBSET)]
         own = versions(args.version)
     except ValueError as error:
         parser.error(str(error))
     OURS.update(own)
-    commit, asked = args.commit or origin.commit(), {*args.backend, *own} if args.backend else None
+    commit, names = args.commit or origin.commit(), {*args.backend, *own} if args.backend else None
     begun = time.monotonic()
 
     def late() -> bool:
@@ -80,11 +82,11 @@ def main() -> None:
 
     def warmed(wanted: Sequence[Case]) -> None:
         if args.warm:
-            names = [name for name in OURS if asked is None or name in asked]
-            warm(wanted, names, args.version, args.warm, args.seconds / 3)
+            ours = [name for name in OURS if names is None or name in names]
+            warm(wanted, ours, args.version, args.warm, args.seconds / 3)
 
     if args.grid:
-        measure_grid(args.json, commit, asked, args.turns, late, warmed)
+        measure_grid(args.json, commit, names, args.turns, late, warmed)
         return
     paged = [case.paged(page) for page in args.pages or () for case in cases]
     warmed(paged or cases)
@@ -94,7 +96,7 @@ def main() -> None:
     for case in cases:
         if not late():
             pages = args.pages
-            rows += measure_pages(case, pages, asked, args.turns) if pages else measure(case, asked, args.turns)
+            rows += measure_pages(case, pages, names, args.turns) if pages else measure(case, names, args.turns)
             torch.cuda.empty_cache()
     result = described(commit, rows) | {"metadata": metadata, "graph_state": memory}
     if args.append:
@@ -105,14 +107,14 @@ def main() -> None:
     origin.write(args.json, result)
 
 
-def whatever_the_pages() -> tuple[Case, ...]:
-    """The same cases, each once, under names that say nothing of pages."""
+def without_page_sizes() -> tuple[Case, ...]:
+    """Return the usual cases, each once, under names without a page size."""
     plain = [replace(case, name=case.name.split("@")[0], model=case.model.paged(64)) for case in CASES + SUBSET]
     return tuple(dict.fromkeys(plain))
 
 
 def described(commit: str, rows: list[dict]) -> dict:
-    """A run's rows, and what was measured where."""
+    """Return a run's rows with its commit, device and versions."""
     versions = origin.versions("torch", "triton", "flashinfer-python", "draftmark") | stubs.versions()
     return {
         "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions, "rows": rows,
@@ -122,12 +124,12 @@ def described(commit: str, rows: list[dict]) -> dict:
 def measure_grid(
     path: Path | None,
     commit: str,
-    asked: set[str] | None,
+    names: set[str] | None,
     turns: int,
     late: Callable[[], bool],
     warmed: Callable[[Sequence[Case]], None],
 ) -> None:
-    """As much of the grid as there is time for; the file grows by a case at a time."""
+    """Measure as much of the grid as there is time for, and write the file after each case."""
     result = described(commit, [])
     if path and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -139,7 +141,7 @@ def measure_grid(
     for case in left:
         if late():
             break
-        result["rows"] += measure(case, asked, turns)
+        result["rows"] += measure(case, names, turns)
         torch.cuda.empty_cache()
         origin.write(path, result)
 

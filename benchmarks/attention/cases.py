@@ -1,8 +1,8 @@
-"""The cases of the attention benchmark, their inputs and a float64 reference.
+"""Cases of the attention benchmark, their inputs, and a float64 reference.
 
-The first twelve have one attention shape (`models.STANDARD`) and stay as they are, so that runs compare; `grid` adds
-other shapes. Inputs are random and drawn afresh; every case owns several KV sets, which the timed calls rotate through,
-so that no call finds in L2 what the call before it read.
+The first twelve have one attention shape (`models.STANDARD`) and never change, so that runs compare; `grid` adds other
+shapes. Inputs are random. A case has several KV sets, and the timed calls rotate through them, so that a call does not
+find the previous call's KV in L2.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ L2_BYTES = 60 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table.
+    """One case: request lengths, rows, and an attention shape.
 
     Attributes:
+        name: as rows name it, for example verify16-64x8192.
         lens: committed tokens of each request.
-        q_len, tail_len: query rows and tail slots of each request; a prefill has prefix 0 and q_len new tokens.
-        tree: the tail carries an arbitrary mask; otherwise it is causal, a chain where there is more than one row.
-        ragged: prefill, through the ragged kernel.
-        model: heads, head_dim, pages, dtype of KV, window, soft cap, sinks.
-        uneven: a chain's rows of each request, where they differ: `q_len` and `tail_len` are the most.
+        q_len, tail_len: query rows and tail slots of each request. A prefill has prefix 0 and q_len new tokens.
+        tree: the tail has an arbitrary mask. Otherwise it is causal, and with several rows a chain.
+        ragged: run as a prefill, through the ragged kernel.
+        model: heads, head_dim, page size, KV dtype, window, soft cap, sinks.
+        uneven: rows of each request if they differ; `q_len` and `tail_len` are then the largest.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Case:
     uneven: tuple[int, ...] = ()
 
     def paged(self, page: int) -> Case:
-        """The same with another page size, in its name too where that tells one."""
+        """Return the case with another page size, also in its name if the name has one."""
         name = re.sub(r"-p\d+", f"-p{page}", self.name)
         return replace(self, name=name, model=self.model.paged(page))
 
@@ -66,12 +67,12 @@ class Case:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of K and V that are there, whether a window shows them or not."""
+        """Bytes of K and V in the cache, inside or outside a window."""
         return (sum(self.lens) + sum(self.tail_lens)) * self.model.token_bytes
 
 
 def ragged_lens(count: int, longest: int) -> tuple[int, ...]:
-    """The same lengths in every run, 1 to `longest`."""
+    """Return fixed pseudo-random lengths, 1 to `longest`."""
     generator = torch.Generator().manual_seed(7)
     return tuple(torch.randint(1, longest + 1, (count,), generator=generator).tolist())
 
@@ -94,7 +95,16 @@ CASES = (
 
 @dataclass
 class Inputs:
-    """Tensors of one case on the device. `caches` holds the rotated KV sets, which share one page table."""
+    """Tensors of one case on the device.
+
+    Attributes:
+        q: queries, bfloat16 ``[rows, heads, dim]``.
+        caches: KV sets that calls rotate through; they share one page table.
+        prefix_lens: int32 ``[R]``.
+        page_table: int32 ``[R, pages]``.
+        q_indptr: int32 ``[R + 1]``.
+        mask, depth: packed mask and depths of a tree, as in `draftmark.runtime.Tree`.
+    """
 
     case: Case
     q: torch.Tensor
@@ -105,9 +115,9 @@ class Inputs:
     mask: torch.Tensor | None
     depth: torch.Tensor | None
     seen: torch.Tensor | None
-    """bool ``[R, q_len, tail_len]``, the mask unpacked, for peers that want it so."""
+    """Unpacked mask, bool ``[R, q_len, tail_len]``, for peers that need it."""
     sinks: torch.Tensor | None = None
-    """float32 ``[query heads]``, natural units."""
+    """float32 ``[query heads]``, in natural units."""
 
     @property
     def tails(self) -> torch.Tensor:
@@ -116,11 +126,12 @@ class Inputs:
 
 
 def build(case: Case, device: str = "cuda", sets: int | None = None, most_pages: int | None = None) -> Inputs:
-    """Draw inputs. Pages are scattered over the pool; what no token occupies is NaN, as in a dirty pool.
+    """Draw the inputs of a case. Pages are scattered over the pool; unused slots are NaN, as in a dirty pool.
 
     Args:
-        sets: of K and V; by default so many that together they are larger than L2.
-        most_pages: of the pool; with fewer than there are, pages repeat, and answers are not those of the case.
+        sets: number of K and V sets; by default enough to be together larger than L2.
+        most_pages: largest number of pages in the pool. With fewer than the case needs, pages repeat and outputs are
+            not those of the case.
     """
     requests, model = len(case.lens), case.model
     pages_per_req = [-(-(n + tail) // model.page) for n, tail in zip(case.lens, case.tail_lens, strict=True)]
@@ -141,7 +152,7 @@ def build(case: Case, device: str = "cuda", sets: int | None = None, most_pages:
     if case.tree:
         seen, depth = _trees(case, device)
         mask = pack_bits(seen.flatten(0, 1), -(-case.tail_len // 32))
-    # Peers take them as bf16.
+    # Peers read sinks as bf16.
     sinks = torch.randn(model.heads, device=device).to(torch.bfloat16).float() if model.sinks else None
     return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen, sinks)
 
@@ -161,7 +172,7 @@ def _cache(
 
 
 def _packed(pair: list[torch.Tensor], model: Model) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V as views of the memory that they share, if they do."""
+    """Return K and V, as views of shared memory if the model packs them."""
     if not model.packed:
         return pair[0], pair[1]
     side = 2 if model.packed == "tokens" else 3
@@ -170,7 +181,7 @@ def _packed(pair: list[torch.Tensor], model: Model) -> tuple[torch.Tensor, torch
 
 
 def _trees(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random trees: every slot but the first has a random earlier parent."""
+    """Draw a random tree for each request: every slot except the first has a random earlier parent."""
     requests, tail, q_len = len(case.lens), case.tail_len, case.q_len
     parents = [torch.full((requests,), -1), *(torch.randint(0, slot, (requests,)) for slot in range(1, tail))]
     seen = ancestors(torch.stack(parents, 1))
@@ -178,10 +189,10 @@ def _trees(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: str = "exact") -> torch.Tensor:
-    """float64 attention, request by request.
+    """Compute attention in float64, request by request.
 
-    `tail` names the question: "exact" (the case's own), "causal" (a chain in place of the tree) or "none" (prefix
-    only), so that a peer without a tree mask is checked too.
+    `tail` selects the problem: "exact" (the case itself), "causal" (a chain instead of the tree) or "none" (only the
+    prefix). With the last two, a peer without tree masks can be checked.
     """
     case, out = inputs.case, torch.empty(inputs.q.shape, dtype=torch.float64, device=inputs.q.device)
     model = case.model
@@ -209,7 +220,7 @@ def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: st
 
 
 def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, heads: slice) -> torch.Tensor:
-    """Of each row's keys, ``[heads, rows, keys]``; a sink takes its share, and has no value."""
+    """Return the softmax weights of the keys, ``[heads, rows, keys]``. A sink takes a share and has no value."""
     if sinks is None:
         return scores.softmax(-1)
     sink = sinks[heads].double()[:, None, None].expand(-1, scores.shape[1], 1)
@@ -217,7 +228,7 @@ def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, heads: slice) -> 
 
 
 def _positions(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
-    """Of a request's keys: a tree's slots are at their depths."""
+    """Return the positions of a request's keys. Slots of a tree are at their depths."""
     n, slots = inputs.case.lens[request], inputs.case.tail_lens[request]
     own = torch.arange(slots, device=inputs.q.device)
     if inputs.depth is not None and tail == "exact":
@@ -226,7 +237,7 @@ def _positions(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """The tokens of some pages; e4m3 cannot be indexed, so its bytes are."""
+    """Return the tokens of some pages. e4m3 tensors cannot be indexed, so their bytes are."""
     if cache.element_size() == 1:
         return cache.view(torch.uint8)[pages].view(cache.dtype).flatten(0, 1)
     return cache[pages].flatten(0, 1)
@@ -243,22 +254,22 @@ def _tail(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
 
 
 def clear_unused(inputs: Inputs) -> None:
-    """Zeros where no token is: peers differ in what they make of NaN there, and only ours promises to bear it."""
+    """Write zeros to unused slots: peers may read NaN there, and only draftmark promises to ignore them."""
     for pair in inputs.caches:
         for cache in pair:
             cache.copy_(cleared(cache))
 
 
 def cleared(cache: torch.Tensor) -> torch.Tensor:
-    """A cache with zeros for NaN."""
+    """Return a cache with zeros instead of NaN."""
     if cache.element_size() > 1:
         return cache.nan_to_num(0.0)
     bits = cache.view(torch.uint8)
-    return bits.where((bits & 127) != 127, 0).view(cache.dtype)  # all ones is what e4m3 calls NaN
+    return bits.where((bits & 127) != 127, 0).view(cache.dtype)  # e4m3 encodes NaN as seven one bits
 
 
 def microseconds(calls: list) -> float:
-    """Median time of one call, measured as `draftmark bench` measures it; the calls differ in their KV set."""
+    """Return the median time of one call, measured as in `draftmark bench`. The calls differ in their KV set."""
     for call in calls:
         call()
     torch.cuda.synchronize()

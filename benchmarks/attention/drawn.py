@@ -1,6 +1,6 @@
-"""Cases that nobody chose: each factor drawn by itself, over the ranges that `grid` goes through one or two at a time.
+"""Random cases: each factor is drawn independently, over the ranges that `grid` varies one or two at a time.
 
-A tile, a cut or a choice that was made for the grid's rows shows between them. The same seed draws the same cases.
+They show where a heuristic fits only the grid's cases. One seed always draws the same cases.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .models import MODELS, Model
 
 RANKS = (1, 1, 2, 4, 8)
 KINDS = {"decode": 3, "chain": 3, "uneven": 2, "draft": 2, "verify": 8, "extend": 2, "chunk": 3, "chunks": 1}
-"""How often a kind of forward is drawn."""
+"""Weight of each kind of forward in the draw."""
 ROWS = {"chain": (2, 9), "uneven": (2, 9), "draft": (2, 16), "verify": (2, 256), "chunk": (8, 2048), "chunks": (8, 512)}
 MOST_BYTES, MOST_FLOPS = 3 << 30, 2e12
-"""KV of a case, and products of its attention: so that a minute holds dozens."""
+"""Limits of a case's KV and attention FLOPs, so that dozens fit a minute."""
 
 
 def drawn(count: int, seed: int) -> tuple[Case, ...]:
-    """So many cases, no two of one name.
+    """Draw `count` cases with different names.
 
     Args:
-        seed: what they follow from.
+        seed: seed of the draw.
     """
     chance, found = random.Random(seed), {}
     while len(found) < count:
@@ -47,14 +47,14 @@ def _draw(chance: random.Random) -> Case:
 
 
 def _rank(model: Model, ranks: int) -> Model:
-    """One rank's share of a model, if its KV heads are so many; else the model."""
+    """Return one rank's share of a model, or the whole model if its KV heads cannot be divided."""
     if model.kv_heads % ranks:
         return model
     return replace(model, heads=model.heads // ranks, kv_heads=model.kv_heads // ranks)
 
 
 def _spread(chance: random.Random, least: int, most: int) -> int:
-    """A number, of which as many lie between 1 and 2 as between 100 and 200."""
+    """Draw a number with a uniform logarithm, so each factor of two is equally likely."""
     return round(math.exp(chance.uniform(math.log(least), math.log(most))))
 
 

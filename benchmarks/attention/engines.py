@@ -1,7 +1,7 @@
-"""Peers that are kernels of an engine or a library: SGLang's, vLLM's, xformers' and torch's flex attention.
+"""Peers from engines and libraries: kernels of SGLang and vLLM, xformers, and torch's flex attention.
 
-Where they come from: `stubs`. Everything that an engine prepares once a step (indices, masks, number of
-splits) is prepared here before the timed call.
+`stubs` imports them. Data that an engine prepares once per step (indices, masks, number of splits) is prepared before
+the timed call.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from .cases import Inputs
 from .peers import Absent, Peer
 
 SGLANG_SPLITS = 8
-"""Its server's default, `triton_attention_num_kv_splits`."""
+"""SGLang's default of `triton_attention_num_kv_splits`."""
 VLLM_SEGMENTS, VLLM_PROGRAMS = 16, 128
-"""Its backend's constants: segments of a split sequence, and the programs up to which it splits."""
+"""Constants of vLLM's backend: segments of a split sequence, and the number of programs up to which it splits."""
 
 FLEX_OPTIONS: tuple[dict[str, bool | int], ...] = (
     {},
     {"FORCE_USE_FLEX_ATTENTION": True},
     {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_M": 64, "BLOCK_N": 64},
 )
-"""Its defaults, and what to try in turn where its decoding kernel does not compile (64 rows x 4 heads)."""
+"""Kernel options to try in turn: the defaults, then others if the decode kernel does not compile (64 rows, 4 heads)."""
 
 
 def token_slots(inputs: Inputs, request: int, keys: int) -> torch.Tensor:
-    """Cache slots of the first `keys` tokens of a request."""
+    """Return the cache slots of the first `keys` tokens of a request."""
     model = inputs.case.model
     at = torch.arange(keys, device="cuda")
     return inputs.page_table[request, at // model.page].long() * model.page + at % model.page
@@ -43,14 +43,14 @@ def _flat(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 
 def _tails(inputs: Inputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """K and V of the tail, packed, as an engine has them before it writes them to its cache."""
+    """Return K and V of the tail, packed, as an engine has them before it writes them to its cache."""
     case = inputs.case
     slots = torch.cat([token_slots(inputs, r, n + case.tail_len)[n:] for r, n in enumerate(case.lens)])
     return [tuple(cache[slots] for cache in _flat(pair)) for pair in inputs.caches]  # type: ignore[misc]
 
 
 def sglang(inputs: Inputs) -> Peer:
-    """SGLang's Triton backend: page size 1; one decode row per branch (draft), a mask over all keys (verify)."""
+    """Run SGLang's Triton backend, page size 1: one decode row per branch (draft), a mask over all keys (verify)."""
     return _sglang_extend(inputs) if _packed(inputs) else _sglang_decode(inputs)
 
 
@@ -112,7 +112,7 @@ def _sglang_extend(inputs: Inputs) -> Peer:
 
 
 def vllm(inputs: Inputs) -> Peer:
-    """vLLM's unified Triton kernel. It has one tree for all requests: a tree of each is asked as a chain."""
+    """Run vLLM's unified Triton kernel. It has one tree for all requests, so several trees run as chains."""
     model = inputs.case.model
     engine, case = stubs.vllm(), inputs.case
     bias = None
@@ -140,9 +140,9 @@ def vllm(inputs: Inputs) -> Peer:
 
 
 def xformers(inputs: Inputs) -> Peer:
-    """The parts of xformers' `tree_attention` (prefix, tail, merge), whose own tree is one for all requests.
+    """Run the parts of xformers' `tree_attention` (prefix, tail, merge), because that function has one tree for all.
 
-    Its Triton kernel for both: of those it may choose from, the one that takes pages of 64 tokens.
+    Both parts use its Triton kernel, the only one of its choices for pages of 64 tokens.
     """
     model = inputs.case.model
     case = inputs.case
@@ -179,7 +179,7 @@ def xformers(inputs: Inputs) -> Peer:
 
 
 def flex(inputs: Inputs) -> Peer:
-    """torch's flex_attention, compiled. It gets its KV contiguous by request, which costs it nothing here."""
+    """Run torch's flex_attention, compiled. Its KV is made contiguous by request before the timed call."""
     model = inputs.case.model
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

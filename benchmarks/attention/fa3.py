@@ -1,7 +1,7 @@
-"""FlashAttention 3, vLLM's build: by itself, which has no tree mask, and composed to an exact tree as SGLang does.
+"""FlashAttention 3, vLLM's build: by itself, without a tree mask, and composed to an exact tree as SGLang does.
 
-Over e4m3 it wants rows of that too, and rounds its weights to it: they are rounded beforehand, which is not timed.
-`DRAFTMARK_FA3_LIBRARY` names vLLM's `_vllm_fa3_C.abi3.so`.
+With an e4m3 cache it needs e4m3 rows and rounds its weights to e4m3. Rows are rounded before the timed call.
+`DRAFTMARK_FA3_LIBRARY` is the path of vLLM's `_vllm_fa3_C.abi3.so`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _forward(
     causal: bool,
     sinks: torch.Tensor | None = None,
 ) -> Callable[[], torch.Tensor]:
-    """A call of its forward, with its schedule made beforehand; it returns the log-sum-exp ``[heads, rows]``."""
+    """Return a call of FA3's forward with a precomputed schedule; it returns the log-sum-exp ``[heads, rows]``."""
     page = pair[0].shape[1]
     window = (model.window_left, 0 if model.window else -1)
     metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
@@ -61,7 +61,7 @@ def _forward(
 
 
 def fa3(inputs: Inputs) -> Peer:
-    """FlashAttention 3 by itself: a tree is asked as a chain, a draft step without its tail."""
+    """Run FlashAttention 3 by itself: a tree runs as a chain, a draft step without its tail."""
     case, model = inputs.case, inputs.case.model
     _load()
     draft = case.tree and case.q_len != case.tail_len
@@ -81,7 +81,7 @@ def fa3(inputs: Inputs) -> Peer:
 
 
 def composed(inputs: Inputs) -> Peer:
-    """Exact: the prefix without a mask, each row's ancestors as tokens of page size 1, and their merge."""
+    """Run an exact composition: the prefix unmasked, each row's ancestors as tokens at page size 1, then a merge."""
     case, model = inputs.case, inputs.case.model
     if not case.tree or inputs.seen is None:
         raise Absent("no tree in this case")
@@ -108,12 +108,12 @@ def composed(inputs: Inputs) -> Peer:
 
 
 def _rows(inputs: Inputs) -> torch.Tensor:
-    """Queries of KV's dtype."""
+    """Return the queries in the dtype of KV."""
     return inputs.q.to(inputs.caches[0][0].dtype)
 
 
 def _ancestors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cache slots of the tail slots that each row sees, int32 ``[rows, tail slots]``, and how many they are."""
+    """Return the cache slots that each row sees in the tail, int32 ``[rows, tail slots]``, and their number."""
     case, page = inputs.case, inputs.case.model.page
     at = inputs.prefix_lens[:, None].long() + torch.arange(case.tail_len, device="cuda")
     slots = inputs.page_table.long().gather(1, at // page) * page + at % page
@@ -137,7 +137,7 @@ def _merged(
 
 @triton.jit
 def merge_states(out, other, near, far, rows, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """out <- the two parts weighted by their log-sum-exps ``[heads, rows]``; a program is one row of one head."""
+    """Write to `out` both parts weighted by their log-sum-exps ``[heads, rows]``; one program per row and head."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     a, b = tl.load(near + head * rows + row), tl.load(far + head * rows + row)
     top = tl.maximum(a, b)

@@ -1,11 +1,16 @@
-"""Cases of other shapes: a fixed small subset that every run measures, and a grid that is measured over several runs.
+"""Cases of other shapes: a fixed subset that every run measures, and a grid that takes several runs.
 
-How they were chosen: `models.MODELS` are what engines serve; pages of 16 (vLLM's default), 32, 64 and 128; contexts of
-a chat (256 to 2048), of documents (8192, 32768) and the longest usual one (131072); batches that an 8-rank or a
-single GPU holds; decode, a draft step, trees of 4 to 256 nodes, chains of 5 rows (EAGLE's) and of 1 to 5 (n-grams'),
-prefill, and chunks of it behind a context, as a conversation's next turn brings them; windows, soft caps and sinks as
-models have them. A pair of factors is enough to show where a kernel falls off, so the grid varies one or two of them
-from Llama-3-8B's and leaves out what no 141 GB hold.
+Ranges of the grid:
+
+* Attention shapes that engines serve (`models.MODELS`).
+* Pages of 16 (vLLM's default), 32, 64 and 128 tokens.
+* Contexts of a chat (256 to 2048), of documents (8192, 32768), and the longest usual one (131072).
+* Batches that one GPU or one of 8 ranks holds.
+* Decode, draft steps, trees of 4 to 256 nodes, chains of 5 rows (EAGLE) and of 1 to 5 rows (n-gram).
+* Prefill, and chunks after a context, as in the next turn of a conversation.
+* Windows, soft caps and sinks of real models.
+
+The grid varies one or two factors from Llama-3-8B, and leaves out cases that do not fit 141 GB.
 """
 
 from __future__ import annotations
@@ -27,17 +32,17 @@ GPT_OSS, GEMMA_2, GEMMA_3, CAPPED = (
     Model(32, 16, 128, 16, window=1024), Model(16, 8, 256, 16, cap=50.0),
 )  # fmt: skip
 PAGES = (16, 32, 64, 128)
-"""Tokens of a page: vLLM's default, and what other engines take."""
+"""Page sizes in tokens: vLLM's default, and sizes that other engines use."""
 MOST_BYTES = 40 << 30
-"""KV of a case at most: several sets of it, and the reference, fit a GPU."""
+"""Largest KV of a case in bytes: several sets and the reference must fit one GPU."""
 
 
-def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = "") -> Case:
-    """A case of one kind; its name says the shape too, unless that is the standard one."""
-    told = said or f"{len(lens)}x{lens[0]}"
+def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, lengths: str = "") -> Case:
+    """Return a case of one kind. Its name contains the shape unless it is the standard one."""
+    lengths = lengths or f"{len(lens)}x{lens[0]}"
     number = "" if kind in ("decode", "extend") else str(rows)
     own = "" if model == STANDARD else f"@{model.shape}-p{model.page}{model.kind}"
-    name = f"{kind}{number}-{told}{own}"
+    name = f"{kind}{number}-{lengths}{own}"
     if kind == "decode":
         return Case(name, lens, 1, 1, model=model)
     if kind == "extend":
@@ -56,51 +61,51 @@ NAME = re.compile(
     rf"(?:-(?P<packed>{'|'.join(PACKED)}))?)?"
 )
 MOST_RAGGED = 8192
-"""Tokens of the longest request of a case of ragged lengths, where its name does not say it."""
+"""Longest request of a case with ragged lengths, in tokens, if its name gives none."""
 
 
 def named(name: str) -> Case:
-    """The case of a name, in the grid or not: ``verify16-64x8192@32/8x160-p16-e4m3-w4096-cap50-sinks``.
+    """Return the case of a name, in the grid or not: ``verify16-64x8192@32/8x160-p16-e4m3-w4096-cap50-sinks``.
 
     Raises:
-        ValueError: no case has such a name.
+        ValueError: the name is not a case's name.
     """
-    told = NAME.fullmatch(name)
-    counted = told is not None and (told["kind"] in ("decode", "extend")) != bool(told["rows"])
-    one_length = told is not None and not (told["kind"] == "extend" and told["ragged"])
-    if told is None or not counted or not one_length or not (told["ragged"] or told["length"]):
+    parts = NAME.fullmatch(name)
+    counted = parts is not None and (parts["kind"] in ("decode", "extend")) != bool(parts["rows"])
+    one_length = parts is not None and not (parts["kind"] == "extend" and parts["ragged"])
+    if parts is None or not counted or not one_length or not (parts["ragged"] or parts["length"]):
         raise ValueError(
-            f"{name!r} is no case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
+            f"{name!r} is not a case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
             "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; -e4m3, -wWINDOW, -capCAP, -sinks, -tokens or "
             "-heads (K and V in one page) may follow; "
             "kinds are decode and extend (of one length), which have no ROWS, and draft, verify, chain, uneven, chunk, "
             "chunks"
         )
     model = STANDARD
-    if told["heads"]:
-        model = Model(*(int(told[part]) for part in ("heads", "kv_heads", "dim", "page")))
+    if parts["heads"]:
+        model = Model(*(int(parts[part]) for part in ("heads", "kv_heads", "dim", "page")))
     model = replace(
         model,
-        window=int(told["window"] or 0),
-        cap=float(told["cap"] or 0),
-        sinks=told["sinks"] is not None,
-        packed=told["packed"] or "",
+        window=int(parts["window"] or 0),
+        cap=float(parts["cap"] or 0),
+        sinks=parts["sinks"] is not None,
+        packed=parts["packed"] or "",
     )
-    model = model.narrow() if told["narrow"] else model
-    count, length = int(told["count"]), int(told["length"] or MOST_RAGGED)
-    said = name.split("@")[0].partition("-")[2]
-    lens = ragged_lens(count, length) if told["ragged"] else (length,) * count
-    return case(model, told["kind"], lens, int(told["rows"] or 1), said)
+    model = model.narrow() if parts["narrow"] else model
+    count, length = int(parts["count"]), int(parts["length"] or MOST_RAGGED)
+    lengths = name.split("@")[0].partition("-")[2]
+    lens = ragged_lens(count, length) if parts["ragged"] else (length,) * count
+    return case(model, parts["kind"], lens, int(parts["rows"] or 1), lengths)
 
 
 def _uneven(count: int, most: int) -> tuple[int, ...]:
-    """The same rows of each request in every run, 1 to `most`: what n-gram drafts give, or turns of conversations."""
+    """Return fixed pseudo-random rows of each request, 1 to `most`, as n-gram drafts or conversation turns give."""
     generator = torch.Generator().manual_seed(11)
     return tuple(torch.randint(1, most + 1, (count,), generator=generator).tolist())
 
 
 def four(model: Model) -> tuple[Case, ...]:
-    """Decode, a small tree, a large tree and prefill of one shape."""
+    """Return decode, a small tree, a large tree and prefill of one shape."""
     return (
         case(model, "decode", (8192,) * 64, 1),
         case(model, "verify", (8192,) * 64, 16),
@@ -160,7 +165,7 @@ SUBSET = (
 
 
 def grid() -> tuple[Case, ...]:
-    """Every case of the grid, each once; those of the subset are among them."""
+    """Return every case of the grid once, the subset included."""
     found: dict[str, Case] = {one.name: one for one in SUBSET}
     for model in MODELS.values():
         for page in PAGES:

@@ -1,4 +1,4 @@
-"""One case of the attention benchmark: every backend answers, and those whose answers are right are timed, in turns."""
+"""Measures one case: every backend computes it, and backends with a correct output are timed in turns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .stubs import Absent
 
 TOLERANCE = 1e-2
 ROUNDED_TOLERANCE = 5e-2
-"""Of weights that are rounded to e4m3: three bits of mantissa are wrong by 2.6 % of what they say, on average."""
+"""Largest error of weights rounded to e4m3: with three mantissa bits each is wrong by 2.6 % on average."""
 TURNS = 24
 TURN_SECONDS = 0.008
-"""Of a turn: far less than what a GPU averages its power over, so that whoever takes turns runs at the same clocks."""
-Question = tuple[str, bool]
-"""A tail (`Peer.tail`), and whether rows are rounded to e4m3."""
+"""Seconds of a turn: far less than the time over which a GPU averages its power, so all backends have equal clocks."""
+Problem = tuple[str, bool]
+"""A tail (`Peer.tail`), and True if rows are rounded to e4m3."""
 WARM_TURNS = 5
-"""Turns of each that are not counted."""
+"""Turns of each backend that are not counted."""
 
 
 def turn_of(calls: list) -> Callable[[], float]:
-    """What takes a turn of a peer's calls: replays of their graph back to back. Microseconds of one call."""
+    """Capture a peer's calls in a graph, and return a function that replays it for one turn: microseconds per call."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -41,32 +41,32 @@ def turn_of(calls: list) -> Callable[[], float]:
 
 
 def measure(case: Case, names: set[str] | None, turns: int = TURNS) -> list[dict]:
-    """One row per backend of one case: each answers, then those whose answers are right are timed, in turns."""
+    """Return one row per backend of one case, with times of the backends that compute it correctly."""
     return _timed(_answered(case, names), turns)
 
 
 def measure_pages(case: Case, pages: Iterable[int], names: set[str] | None, turns: int) -> list[dict]:
-    """The same of one case with pages of several sizes, which take turns with each other too.
+    """Return the rows of one case with pages of several sizes, which alternate in the turns.
 
-    Of two cases that are measured one after the other a GPU that its power limits runs one at other clocks.
+    A power-limited GPU would run two cases at different clocks if one were measured after the other.
     """
     return _timed([one for page in pages for one in _answered(case.paged(page), names)], turns)
 
 
 def _answered(case: Case, names: set[str] | None) -> list[tuple[Case, dict, Peer | None]]:
-    """A row of each backend, and what is to be timed of it: nothing where it is absent or wrong."""
+    """Return a row for each backend, and its calls to time. The calls are None if it is absent or wrong."""
     inputs = build(case)
     plugins = {name: partial(ours, plugin) for name, plugin in OURS.items()}
-    asked: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case)}
-    expected: dict[Question, torch.Tensor] = {}
+    makers: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case)}
+    expected: dict[Problem, torch.Tensor] = {}
     found: list[tuple[Case, dict, Peer | None]] = []
-    for name, make in asked.items():
+    for name, make in makers.items():
         if names and name not in names:
             continue
         if name not in OURS:
-            clear_unused(inputs)  # peers may read what no token occupies; ours must not mind it
+            clear_unused(inputs)  # peers may read unused slots; ours must ignore them
         row, right = _row(case, name), None
-        with _told(row):
+        with _noting_failures(row):
             peer = make(inputs)
             right = peer if _is_right(row, peer, inputs, expected) else None
         found.append((case, row, right))
@@ -74,19 +74,18 @@ def _answered(case: Case, names: set[str] | None) -> list[tuple[Case, dict, Peer
 
 
 def _timed(found: list[tuple[Case, dict, Peer | None]], turns: int) -> list[dict]:
-    """The rows, with their times.
+    """Return the rows with their times.
 
-    A GPU that its power limits runs at clocks that what ran before has left it, for a second or so. In turns that are
-    short beside that all run at the same ones, as in a model's step, where attention alone does not decide them; every
-    other turn goes backwards.
+    For about a second, a power-limited GPU runs at clocks that depend on the previous work. Turns shorter than that
+    give all backends equal clocks, as in a model's step. Every other turn runs the backends in reverse order.
     """
-    takers: list[tuple[dict, Callable[[], float]]] = []
+    timed: list[tuple[dict, Callable[[], float]]] = []
     for _, row, peer in found:
         if peer is not None:
-            with _told(row):
-                takers.append((row, turn_of(peer.calls)))
+            with _noting_failures(row):
+                timed.append((row, turn_of(peer.calls)))
     for turn in range(WARM_TURNS + turns):
-        for row, take in takers if turn % 2 == 0 else takers[::-1]:
+        for row, take in timed if turn % 2 == 0 else timed[::-1]:
             us = take()
             if turn >= WARM_TURNS:
                 row["turns"].append(us)
@@ -98,21 +97,21 @@ def _timed(found: list[tuple[Case, dict, Peer | None]], turns: int) -> list[dict
     return [row for _, row, _ in found]
 
 
-def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[Question, torch.Tensor]) -> bool:
-    """Whether a peer answers its question; `expected` keeps the answers of this case.
+def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[Problem, torch.Tensor]) -> bool:
+    """Return True if a peer's output is correct; `expected` keeps the reference outputs of this case.
 
-    Who may round rows and weights to e4m3, and is not exact, is asked for the answer to rounded rows.
+    A peer that may round rows and weights to e4m3 is also compared with the reference for rounded rows.
     """
     peer.calls[0]()
     torch.cuda.synchronize()
 
     def error(rounded: bool) -> float:
-        asked = peer.tail, rounded
-        if asked not in expected:
+        problem = peer.tail, rounded
+        if problem not in expected:
             clean = tuple(cleared(cache) for cache in inputs.caches[0])
-            told = replace(inputs, q=inputs.q.to(clean[0].dtype).to(inputs.q.dtype)) if rounded else inputs
-            expected[asked] = reference(told, clean, peer.tail)
-        return relative_error(peer.outs[0], expected[asked])
+            used = replace(inputs, q=inputs.q.to(clean[0].dtype).to(inputs.q.dtype)) if rounded else inputs
+            expected[problem] = reference(used, clean, peer.tail)
+        return relative_error(peer.outs[0], expected[problem])
 
     worst, rounded = error(False), False
     if peer.rounds and not worst < TOLERANCE:
@@ -124,8 +123,8 @@ def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[Question, to
 
 
 @contextmanager
-def _told(row: dict) -> Iterator[None]:
-    """A peer that is absent, or fails, is a row that says why; ours must not fail."""
+def _noting_failures(row: dict) -> Iterator[None]:
+    """Write the reason of a peer's failure or absence to its row. A failure of our own plugins is raised."""
     try:
         yield
     except Absent as absent:
@@ -137,7 +136,7 @@ def _told(row: dict) -> Iterator[None]:
 
 
 def _row(case: Case, name: str) -> dict:
-    """What is not known yet of a backend in a case."""
+    """Return the row of a backend in a case before it runs."""
     return {
         "case": case.name, "shape": case.model.shape, "page_size": case.model.page, "kv_dtype": case.model.kv_dtype,
         "backend": name, "us": None, "turns": [], "tb_per_s": None, "max_err": None, "checked": False, "tail": "",

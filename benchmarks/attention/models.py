@@ -1,4 +1,4 @@
-"""Attention shapes of real models and of their ranks: heads, head_dim, page size, dtype of KV; window, cap, sinks."""
+"""Attention shapes of real models and of their ranks: heads, head_dim, page size, KV dtype, window, cap, sinks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from dataclasses import dataclass, replace
 from draftmark import DTYPE_BYTES
 
 PACKED = ("tokens", "heads")
-"""Of a token K of all heads and then V of all, as draftmark's in vLLM; K and V of each head, as vLLM's own backends."""
+"""Ways to pack K and V into one page.
+
+* tokens: K of all heads, then V of all heads, as draftmark in vLLM.
+* heads: K and V of each head, as vLLM's own backends.
+"""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a layer's attention looks like to a kernel; queries are bf16.
+    """Attention shape of one layer. Queries are bf16.
 
     Attributes:
-        heads, kv_heads, dim, page: query heads, KV heads, head_dim, tokens of a page.
-        kv_dtype: bfloat16, or float8_e4m3fn with one scale a tensor.
-        window: tokens that a row sees, its own counted, as models' configurations say it; 0: all before it.
-        cap: of the soft cap of scores; 0.0: none.
-        sinks: each query head has one.
-        packed: how K and V share pages, one of PACKED; "" where they lie apart.
+        heads, kv_heads, dim, page: query heads, KV heads, head_dim, tokens per page.
+        kv_dtype: bfloat16, or float8_e4m3fn with one scale per tensor.
+        window: tokens that a row sees, itself included, as in models' configurations; 0 without a window.
+        cap: soft cap of the scores; 0.0 without one.
+        sinks: each query head has an attention sink.
+        packed: way in which K and V share pages, one of PACKED; "" for separate tensors.
     """
 
     heads: int
@@ -35,29 +39,29 @@ class Model:
 
     @property
     def shape(self) -> str:
-        """As rows name it: 32/8x128."""
+        """Shape as rows name it: 32/8x128."""
         return f"{self.heads}/{self.kv_heads}x{self.dim}"
 
     @property
     def kind(self) -> str:
-        """What is not usual about it, as names of cases say it: -e4m3-w128-cap50-sinks-heads."""
-        said = {
+        """Unusual properties, as case names spell them: -e4m3-w128-cap50-sinks-heads."""
+        properties = {
             "e4m3": self.is_narrow,
             f"w{self.window}": self.window,
             f"cap{self.cap:g}": self.cap,
             "sinks": self.sinks,
             self.packed: self.packed,
         }
-        return "".join(f"-{what}" for what, is_so in said.items() if is_so)
+        return "".join(f"-{name}" for name, present in properties.items() if present)
 
     @property
     def is_narrow(self) -> bool:
-        """Whether KV is e4m3."""
+        """True if KV is e4m3."""
         return self.kv_dtype == "float8_e4m3fn"
 
     @property
     def window_left(self) -> int:
-        """Positions that a row sees to its left; -1: all, as kernels take it."""
+        """Positions that a row sees to its left, as kernels expect it; -1 without a window."""
         return self.window - 1
 
     @property
@@ -67,24 +71,24 @@ class Model:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of a token."""
+        """Bytes of K and V per token."""
         return self.kv_heads * self.dim * 2 * DTYPE_BYTES[self.kv_dtype]
 
     def paged(self, page: int) -> Model:
-        """The same with another page size."""
+        """Return the shape with another page size."""
         return replace(self, page=page)
 
     def seen(self, length: int) -> int:
-        """Tokens of so many before a tail that its first row sees."""
+        """Return the number of `length` prefix tokens that the first tail row sees."""
         return min(length, self.window_left) if self.window else length
 
     def narrow(self) -> Model:
-        """The same with e4m3 KV."""
+        """Return the shape with e4m3 KV."""
         return replace(self, kv_dtype="float8_e4m3fn")
 
 
 STANDARD = Model(32, 8, 128)
-"""Llama-3-8B and Qwen3-8B; what the table of README is of."""
+"""Shape of Llama-3-8B and Qwen3-8B, used in README's table."""
 MODELS = {
     "llama-3-8b, qwen3-8b (group 4)": STANDARD,
     "qwen2.5-7b (group 7)": Model(28, 4, 128),
@@ -116,4 +120,4 @@ MODELS = {
     "32/16 of 256 (group 2)": Model(32, 16, 256),
     "multi-head (group 1)": Model(32, 32, 128),
 }
-"""Shapes that engines serve today, from the models' published configurations, whole or one rank's share."""
+"""Shapes that engines serve today, whole or one rank's share, from the models' published configurations."""

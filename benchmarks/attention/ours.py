@@ -1,4 +1,4 @@
-"""draftmark's own plugins in the attention benchmark: their kernels, and what a step and a graph cost beside them."""
+"""draftmark's own plugins in the attention benchmark: kernels, cost of plan and write_metadata, and graph memory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .stubs import Absent
 OURS: dict[str, str | LoadedBackend] = {
     "cuda_triton": "cuda_triton", "draftmark-flashinfer": "cuda_flashinfer", "draftmark-trtllm": "cuda_trtllm",
 }  # fmt: skip
-"""Rows of our own, and the plugin behind each: its name, or what was loaded (`versions`)."""
+"""Names of our rows, and the plugin of each: its name, or a loaded backend (`versions`)."""
 STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftShape(8, 5, 64)))
 
 
 def attention(model: Model) -> AttentionShape:
-    """A model's layer as a geometry names it."""
+    """Return a model's attention shape as a geometry has it."""
     return AttentionShape(
         model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype, window_left=model.window_left,
         logits_soft_cap=model.cap, sinks=model.sinks,
@@ -37,7 +37,7 @@ def attention(model: Model) -> AttentionShape:
 
 
 def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
-    """The case as draftmark sees it."""
+    """Return the geometry and the batch of a case."""
     case, requests, device = inputs.case, len(inputs.case.lens), inputs.q.device
     mode, step, draft = _mode(case)
     rows = sum(case.q_lens)
@@ -67,12 +67,12 @@ def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
 
 
 def loaded(plugin: str | LoadedBackend) -> LoadedBackend:
-    """The plugin of a row."""
+    """Return the plugin of a row, loaded."""
     return load(plugin) if isinstance(plugin, str) else plugin
 
 
 def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
-    """One of our plugins, through the hooks."""
+    """Run one of our plugins through its hooks."""
     geometry, batch = batch_of(inputs)
     try:
         backend = loaded(plugin).open(geometry, inputs.q.device.type)
@@ -90,7 +90,7 @@ def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
 
 
 def metadata_rows() -> list[dict]:
-    """What a step costs beside its kernels: write_metadata on the GPU, and plan and write_metadata on the host."""
+    """Measure the cost of a step besides attention: write_metadata on the GPU; plan and write_metadata on the host."""
     rows = []
     for requests in (64, 256):
         for kind, mode, draft in STEPS:
@@ -107,13 +107,13 @@ def metadata_rows() -> list[dict]:
                 plan = host_us(partial(backend.plan, batch))
                 case = f"metadata-{requests}-{kind}"
                 rows.append({"case": case, "backend": name, "us": us, "host_us": host, "plan_host_us": plan})
-                told = f"{us:6.1f} us on the GPU, {host:6.1f} us on the host, plan {plan:6.1f} us"
-                print(f"{case:24} {name:20} {told}", flush=True)
+                times = f"{us:6.1f} us on the GPU, {host:6.1f} us on the host, plan {plan:6.1f} us"
+                print(f"{case:24} {name:20} {times}", flush=True)
     return rows
 
 
 def stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, ForwardBatch]:
-    """A batch of ragged lengths up to 131072 tokens, with a tree where the mode has one."""
+    """Return a batch of random lengths up to 131072 tokens, with a tree if the mode has one."""
     limits = Limits(requests, 131072)
     geometry = Geometry.create(attention(STANDARD), limits, draft, device_profile("cuda"), (mode,))
     extent = geometry.extent(mode)
@@ -133,7 +133,7 @@ def stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, For
 
 
 def host_us(call: Callable[[], None], rounds: int = 200) -> float:
-    """Median host time of a call that the device does not hold up: it is drained after every 20."""
+    """Return the median host time of a call in µs. The device is synchronised every 20 calls, so it never blocks."""
     times = []
     for number in range(rounds):
         if number % 20 == 0:
@@ -146,7 +146,7 @@ def host_us(call: Callable[[], None], rounds: int = 200) -> float:
 
 
 def memory_rows() -> list[dict]:
-    """Bytes of the graph state at 256 requests, topk 8, context 131072, 5 steps, 64 draft tokens: declared, taken."""
+    """Measure declared and allocated bytes of the graph state: 256 requests, context 131072, 64 draft tokens."""
     from draftmark import DRAFT_MODES, TARGET_MODES
 
     rows = []
@@ -167,5 +167,5 @@ def memory_rows() -> list[dict]:
             rows.append({"case": case, "backend": name, "declared_bytes": declared, "device_bytes": on_device})
             sizes = f"{declared / 2**20:8.1f} MiB declared, {on_device / 2**20:8.1f} MiB on the device"
             print(f"{case:24} {name:20} {sizes}", flush=True)
-            del backend  # its arena must be gone before the next one is weighed
+            del backend  # frees its arena before the next measurement
     return rows

@@ -1,7 +1,7 @@
-"""The kernels that cuda_triton is measured against. Each is optional: absent, it says why.
+"""Kernels of other libraries that cuda_triton is compared with. Each is optional and reports why it is absent.
 
-A peer is a function ``(inputs) -> Peer``; what it cannot answer exactly it answers as a named easier question,
-and is checked against the reference of that question (`Peer.tail`).
+A peer is a function ``(inputs) -> Peer``. If it cannot compute a case exactly, it computes a named simpler problem and
+is checked against the reference of that problem (`Peer.tail`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ WORKSPACE_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer's answer to one case.
+    """Calls and outputs of one peer in one case.
 
     Attributes:
-        calls: one per KV set, each writing its own output.
+        calls: one per KV set; each writes its own output.
         outs: those outputs.
-        tail: what the answer means: "exact", "causal" (the tree replaced by a chain) or "none" (prefix only).
-        note: what a reader of the row should know.
-        rounds: whether it may round rows and weights to e4m3, as its K and V are, where an exact answer does not.
+        tail: problem that the peer computes: "exact", "causal" (a chain instead of the tree) or "none" (only the
+            prefix).
+        note: remark for the reader of the row.
+        rounds: True if it may round rows and weights to e4m3 when KV is e4m3.
     """
 
     calls: list[Callable[[], object]]
@@ -40,7 +41,7 @@ class Peer:
 
 
 def _csr(inputs: Inputs, tails: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """FlashInfer's indptr, indices, last_page_len of each request's prefix and as many slots of its tail."""
+    """Return FlashInfer's indptr, indices and last_page_len of each request's prefix and the given tail slots."""
     model = inputs.case.model
     lens = [n + tail for n, tail in zip(inputs.case.lens, tails, strict=True)]
     counts = [-(-n // model.page) for n in lens]
@@ -51,9 +52,9 @@ def _csr(inputs: Inputs, tails: tuple[int, ...]) -> tuple[torch.Tensor, torch.Te
 
 
 def _options(model: Model) -> dict[str, object]:
-    """What FlashInfer is told of q, KV and scores; e4m3 KV has scale 1 here."""
+    """Return FlashInfer's options for dtypes and scores. The scale of e4m3 KV is 1 here."""
     if model.sinks:
-        raise Absent("its kernels of fa2 do not count sinks")
+        raise Absent("FlashInfer's fa2 kernels have no sinks")
     return {
         "q_data_type": torch.bfloat16, "kv_data_type": getattr(torch, model.kv_dtype),
         "window_left": model.window_left, "logits_soft_cap": model.cap,
@@ -61,15 +62,15 @@ def _options(model: Model) -> dict[str, object]:
 
 
 def import_flashinfer() -> object:
-    """The library, or `Absent` with the reason."""
+    """Return the library, or raise `Absent` with the reason."""
     try:
         return importlib.import_module("flashinfer")
-    except Exception as error:  # a missing optional dependency surfaces in many ways
+    except Exception as error:  # a missing optional dependency can raise many types of errors
         raise Absent(f"flashinfer cannot be imported: {type(error).__name__}: {error}") from None
 
 
 def flashinfer(inputs: Inputs) -> Peer:
-    """FlashInfer fa2 as engines call it: a custom mask over all keys (verify), one row per branch (draft)."""
+    """Run FlashInfer fa2 as engines do: a custom mask over all keys (verify), or one row per branch (draft)."""
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if case.name.startswith("draft"):
@@ -88,7 +89,7 @@ def flashinfer(inputs: Inputs) -> Peer:
 
 
 def flashinfer_decode(inputs: Inputs) -> Peer:
-    """FlashInfer's decode wrapper on its tensor-core kernels."""
+    """Run FlashInfer's decode wrapper with tensor cores."""
     model = inputs.case.model
     fi = import_flashinfer()
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
@@ -99,7 +100,7 @@ def flashinfer_decode(inputs: Inputs) -> Peer:
 
 
 def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
-    """One decode row per branch, its prefix and its own ancestors as token indices (page size 1)."""
+    """Run one decode row per branch, with its prefix and ancestors as token indices (page size 1)."""
     model = inputs.case.model
     case = inputs.case
     positions = torch.arange(max(case.lens) + case.tail_len, device="cuda")
@@ -119,7 +120,7 @@ def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
 
 
 def flashinfer_once(inputs: Inputs) -> Peer:
-    """Prefix once and unmasked, the tail under a mask of its own, merged: the best composition of FlashInfer."""
+    """Run FlashInfer's fastest exact composition: prefix once and unmasked, tail with its mask, then a merge."""
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if not case.tree:
@@ -158,17 +159,16 @@ def _runs(wrapper: object, q: torch.Tensor, caches: list) -> Peer:
 
 
 def xqa(inputs: Inputs) -> Peer:
-    """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only. Its kernel of Hopper for e4m3
-    rounds rows and weights.
+    """Run TensorRT-LLM's XQA through FlashInfer. It needs equal numbers of tail slots and query rows.
+
+    Its Hopper kernel for e4m3 rounds rows and weights.
     """
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if model.cap:
         raise Absent("XQA has no soft cap")
     if case.ragged or case.uneven or case.q_len != case.tail_len:
-        raise Absent(
-            "XQA's mask is q x q: a tail longer than the query rows, other rows each, or a prefill cannot be asked"
-        )
+        raise Absent("XQA's mask is q x q: it needs equal tails and query rows in all requests, and has no prefill")
     mask = None
     if case.q_len > 1:
         words = 2 * math.ceil(case.q_len / 32)
@@ -194,7 +194,7 @@ def xqa(inputs: Inputs) -> Peer:
 
 
 def as_tokens(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cache seen with page size 1."""
+    """Return views of the cache with page size 1."""
     return tuple(cache.view(-1, 1, *cache.shape[2:]) for cache in pair)
 
 
@@ -211,9 +211,9 @@ def _workspace() -> torch.Tensor:
 
 
 def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
-    """Peers to ask in one case, by the name they have in the results.
+    """Return the peers of one case, by their name in the results.
 
-    Of a chain's verification, and of a layer with a window, a soft cap or sinks, the fastest alone.
+    A chain's verification, and layers with a window, a soft cap or sinks, run only the fastest peers.
     """
     from . import engines, fa3
 

@@ -1,7 +1,7 @@
-"""What FlashInfer's own wrappers cost an engine beside their kernels: `plan()` on the host, memory for a captured size.
+"""Costs of FlashInfer's own wrappers besides their kernels: `plan()` on the host, and memory per captured size.
 
-And the memory that one more captured size costs our plugins, measured alike. Index buffers are made once and handed to
-every wrapper as slices, as engines do, so what is weighed is the wrapper's own.
+The memory of one more captured size is also measured for our plugins. Index buffers are allocated once and passed to
+every wrapper as slices, as engines do, so only the wrapper's own memory is counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .stubs import Absent
 
 HEADS, KV_HEADS, DIM, PAGE, SCALE = STANDARD.heads, STANDARD.kv_heads, STANDARD.dim, STANDARD.page, STANDARD.scale
 SIZES = (64, 32)
-"""Captured batch sizes, the largest first, as every engine captures; the second is the one that is weighed."""
+"""Captured batch sizes, the largest first as in every engine. The memory of the second size is measured."""
 CONTEXT = 8192
 
 
@@ -33,7 +33,7 @@ CONTEXT = 8192
 
 
 def plan_rows() -> list[dict]:
-    """Host time of a stock wrapper's `plan()` on the batches of `ours.metadata_rows`."""
+    """Measure the host time of FlashInfer's `plan()` on the batches of `ours.metadata_rows`."""
     try:
         fi = import_flashinfer()
     except Absent as absent:
@@ -60,7 +60,7 @@ def _decode_plan(fi: object, batch: ForwardBatch) -> Callable[[], None]:
 
 
 def _verify_plan(fi: object, batch: ForwardBatch) -> Callable[[], None]:
-    """Its custom mask covers every key; the bits do not matter to its time."""
+    """Return the plan call of a verification. Its custom mask covers every key; the bits do not affect its time."""
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
     bits = sum(q * (n + t) for q, n, t in zip(batch.q_lens, batch.host.lens, batch.tail_lens, strict=True))
@@ -81,7 +81,7 @@ def _csr(batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def key_rows() -> list[dict]:
-    """Bytes on the device and of pinned memory that capturing a second, smaller batch size takes."""
+    """Measure the device and pinned bytes that the capture of a second, smaller batch size takes."""
     rows = []
     for kind, mode, draft in STEPS:
         capturers: dict[str, Callable[[], Callable[[int], object]]] = {
@@ -119,7 +119,7 @@ def _geometry(mode: Mode, draft: DraftShape) -> Geometry:
 
 
 def _layer(rows: int) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """q, a pool of one page, out."""
+    """Return q, a pool of one page, and out."""
     q = torch.zeros(rows, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.zeros(1, PAGE, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return q, (k, v), torch.empty_like(q)
@@ -147,12 +147,12 @@ def _ours(plugin: str, mode: Mode, draft: DraftShape) -> Callable[[int], object]
 
 
 def _stock(mode: Mode, draft: DraftShape) -> Callable[[int], object]:
-    """A wrapper for each captured size, over shared float workspace and index buffers."""
+    """Return a function that captures a wrapper per size, over shared workspace and index buffers."""
     fi, q_len = import_flashinfer(), draft.num_draft_tokens if mode is Mode.VERIFY else 1
     most, keys = SIZES[0], CONTEXT + q_len
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     q, pair, out = _layer(most * q_len)
-    # Every request names one page; the buffers are as long as a full context needs.
+    # Every request uses one page; the buffers are large enough for a full context.
     indptr = torch.arange(most + 1, dtype=torch.int32, device="cuda")
     ids = torch.zeros(most * -(-keys // PAGE), dtype=torch.int32, device="cuda")
     last = torch.full((most,), PAGE, dtype=torch.int32, device="cuda")

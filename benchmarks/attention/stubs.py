@@ -1,14 +1,14 @@
-"""Kernels of SGLang, vLLM and xformers from an unpacked folder, without the engines around them.
+"""Imports kernels of SGLang, vLLM and xformers from an unpacked folder, without the engines around them.
 
-`DRAFTMARK_PEERS` names a folder of files as their wheels hold them. Nothing of it is part of this repository:
+`DRAFTMARK_PEERS` is a folder with files of their wheels. They are not part of this repository:
 
     pip download --no-deps sglang==0.5.23 vllm==0.33.0 xformers==0.0.35
     unzip 'sglang-*.whl' 'sglang/kernels/ops/attention/*.py' 'sglang-*/METADATA' -d peers
     unzip 'vllm-*.whl' 'vllm/v1/attention/ops/triton_*attention*.py' 'vllm-*/METADATA' -d peers
     unzip 'xformers-*.whl' -d peers
 
-The two engines' kernel files are plain Python and Triton; what they import of their engine (flags, device queries, a
-logger, an enumeration) is stood in for here, with the values that an NVIDIA GPU and default settings give.
+The engines' kernel files are plain Python and Triton. This module replaces their imports from the engine (flags, device
+queries, a logger, an enumeration), with the values of an NVIDIA GPU and default settings.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PEERS = "DRAFTMARK_PEERS"
 
 
 class Absent(Exception):
-    """A peer that cannot be run here, or has no answer to a case."""
+    """A peer cannot run here, or cannot compute a case."""
 
 
 def folder(package: str) -> Path:
-    """The unpacked folder of one package."""
+    """Return the unpacked folder of one package."""
     root = Path(os.environ.get(PEERS) or "/nonexistent") / package
     if not root.is_dir():
         raise Absent(f"{PEERS} names no folder with {package}'s files")
@@ -43,14 +43,14 @@ def folder(package: str) -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Distribution and version of what the folder holds."""
+    """Return the name and version of each distribution in the folder."""
     root = os.environ.get(PEERS)
     return {d.name: d.version for d in md.distributions(path=[root])} if root else {}
 
 
 @functools.cache
 def sglang() -> SimpleNamespace:
-    """SGLang's Triton attention: decode, extend (prefill and verify), and its number of splits."""
+    """Import SGLang's Triton attention: decode, extend (prefill and verify), and its number of splits."""
     root = folder("sglang")
     for name in ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.attention"):
         _package(name, root.joinpath(*name.split(".")[1:]))
@@ -71,7 +71,7 @@ def sglang() -> SimpleNamespace:
 
 @functools.cache
 def vllm() -> SimpleNamespace:
-    """vLLM's unified Triton attention."""
+    """Import vLLM's unified Triton attention."""
     root = folder("vllm")
     for name in ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.ops"):
         _package(name, root.joinpath(*name.split(".")[1:]))
@@ -92,7 +92,7 @@ def vllm() -> SimpleNamespace:
 
 @functools.cache
 def xformers() -> SimpleNamespace:
-    """xformers' own package, whose `ops.tree_attention` is built of these parts."""
+    """Import the parts of xformers that its `ops.tree_attention` uses."""
     root = folder("xformers")
     if str(root.parent) not in sys.path:
         sys.path.append(str(root.parent))
@@ -100,8 +100,8 @@ def xformers() -> SimpleNamespace:
         fmha = importlib.import_module("xformers.ops.fmha")
     except Exception as error:
         raise Absent(f"xformers cannot be imported: {type(error).__name__}: {error}") from None
-    # Its wheel is built for one CUDA and one torch. Where its C++ does not load it refuses its Triton kernels too,
-    # which need none of it.
+    # The wheel is built for one CUDA and one torch version. If its C++ part does not load, it also disables its Triton
+    # kernels, which do not need that part.
     importlib.import_module("xformers.ops.fmha.common")._built_with_cuda = True
     return SimpleNamespace(fmha=fmha, bias=fmha.attn_bias, splitk=fmha.triton_splitk.FwOp)
 
@@ -114,7 +114,7 @@ class _KVQuantMode(enum.IntEnum):
 
 
 class _Flags:
-    """An engine's environment flags, every one of them off."""
+    """Environment flags of an engine, all of them off."""
 
     def __getattr__(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(get=lambda: False)
@@ -139,7 +139,7 @@ def _module(name: str, **members: object) -> ModuleType:
 
 
 def _package(name: str, path: Path) -> None:
-    """A package of the folder without its `__init__.py`, which would import the engine."""
+    """Register a package of the folder without its `__init__.py`, which would import the engine."""
     _module(name).__path__ = [str(path)]
 
 

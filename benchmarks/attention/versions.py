@@ -1,8 +1,8 @@
-"""Versions of `cuda_triton` beside each other: copies of its package, each a backend of its own in one process.
+"""Loads copies of the `cuda_triton` package as separate backends of one process, to compare versions.
 
-What a change of a kernel gives is less than two processes, or two machines, differ by. So versions take turns, as peers
-do; a copy is imported under another name, which works because a package's modules import each other relatively. They
-are for a GPU: where two copies have interpreted kernels on a CPU, no third compiles any in that process.
+A kernel change is often smaller than the difference between two processes or machines, so versions alternate in the
+turns. A copy is imported under another name; that works because the package's modules use relative imports. Versions
+are for a GPU: after two copies have interpreted kernels on a CPU, a third cannot compile any in that process.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from draftmark.loaded import LoadedBackend
 PACKAGE = "draftmark_cuda_triton"
 
 
-def versions(told: list[str]) -> dict[str, LoadedBackend]:
-    """Backends by name.
+def versions(pairs: list[str]) -> dict[str, LoadedBackend]:
+    """Return the backends by name.
 
     Args:
-        told: ``NAME=FOLDER`` each; the folder is a copy of the package's own, with `backend.py` in it.
+        pairs: ``NAME=FOLDER`` each; the folder is a copy of the package, with `backend.py` in it.
 
     Raises:
-        ValueError: what is told is no such pair, a name is told twice, or its folder is no copy of the package.
+        ValueError: not such a pair, a name that occurs twice, or a folder that is not a copy of the package.
     """
     found: dict[str, LoadedBackend] = {}
-    for one in told:
+    for one in pairs:
         name, _, folder = one.partition("=")
         where = Path(folder).resolve()
         if not name.isidentifier() or not folder or name in found:
-            raise ValueError(f"version {one!r} is no NAME=FOLDER with a name of its own; write old=/path/of/{PACKAGE}")
+            raise ValueError(f"version {one!r} is not NAME=FOLDER with a new name; write old=/path/of/{PACKAGE}")
         if not (where / "backend.py").is_file():
             raise ValueError(f"version {name!r} has no backend.py in {where}; name a copy of the folder {PACKAGE}")
         found[name] = LoadedBackend("cuda_triton", _package(f"{PACKAGE}__{name}", where).TritonPlugin())
@@ -39,7 +39,7 @@ def versions(told: list[str]) -> dict[str, LoadedBackend]:
 
 
 def _package(alias: str, where: Path) -> Any:
-    """A package under another name, imported once."""
+    """Import a package once under another name."""
     if alias not in sys.modules:
         spec = importlib.util.spec_from_file_location(
             alias, where / "__init__.py", submodule_search_locations=[str(where)]

@@ -1,6 +1,6 @@
-"""Kernels compiled beforehand, by processes beside each other: Triton finds on disk what any of them has made.
+"""Compiles kernels in several processes before a run; Triton then finds them in its disk cache.
 
-Of a run with many shapes or versions compiling takes longer than timing, and one processor does it.
+In a run with many shapes or versions, compilation in one process would take longer than the timed calls.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from .versions import versions
 
 FOREVER = 24 * 3600.0
 PAGES = 256
-"""Of a pool in which pages repeat: a launch is compiled for a case's layout, not for its memory."""
+"""Number of pages in the pool. Pages repeat, because compilation depends on a case's layout and not on its memory."""
 
 
 def warm(
-    cases: Sequence[Case], names: Sequence[str], told: list[str], processes: int, seconds: float, device: str = "cuda"
+    cases: Sequence[Case], names: Sequence[str], pairs: list[str], processes: int, seconds: float, device: str = "cuda"
 ) -> int:
-    """Launch each case once on each of our backends, somewhere. What fails is told, and fails again where it is timed.
+    """Launch each case once on each of our backends. A failure is printed, and fails again when it is timed.
 
     Args:
-        names: of our backends; `told` says which of them are versions (`versions.versions`).
+        names: names of our backends.
+        pairs: ``NAME=FOLDER`` of those that are versions (`versions.versions`).
 
     Returns:
-        How many groups of cases ended in time.
+        Number of groups of cases that ended in time.
     """
     groups: dict[tuple[object, ...], list[Case]] = {}
     for name in names:
         for case in cases:
-            # Those of one shape and kind have most kernels in common: one process compiles them.
+            # Cases of one shape and kind share most kernels, so one process compiles them.
             groups.setdefault((name, replace(case.model, page=1), case.name.split("-")[0]), []).append(case)
-    with multiprocessing.get_context("spawn").Pool(processes, _begin, (told,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _begin, (pairs,)) as pool:
         waiting = [pool.apply_async(_launch, (str(key[0]), group, device)) for key, group in groups.items()]
         until = time.monotonic() + seconds
         for one in waiting:
@@ -44,8 +45,8 @@ def warm(
     return sum(one.ready() for one in waiting)
 
 
-def _begin(told: list[str]) -> None:
-    OURS.update(versions(told))
+def _begin(pairs: list[str]) -> None:
+    OURS.update(versions(pairs))
 
 
 def _launch(name: str, cases: list[Case], device: str) -> None:

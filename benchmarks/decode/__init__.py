@@ -1,1 +1,1 @@
-"""Whole loops: how fast they decode, whether their texts are the model's own, and what their parts cost."""
+"""Benchmarks and checks of whole decoding loops: speed, equality of texts, and the cost of parts."""

@@ -1,10 +1,10 @@
-"""How far rounding alone moves a greedy choice: transformers' own forward in bfloat16 against the same in float32.
+"""Effect of rounding on greedy tokens: transformers' own forward in bfloat16 compared with float32.
 
     python -m benchmarks.decode.bfloat16_choices --json benchmarks/results/bfloat16-choices.json
 
-Held-out prompts are laid end to end, and at every position SmolLM2-135M chooses a token in either dtype, with no kernel
-of this project. Where the choices part, the gap is what float32 prefers its own by. `end_to_end` reports the same
-gap where texts part.
+Held-out prompts are concatenated. At every position SmolLM2-135M chooses a token in both dtypes, without any kernel of
+draftmark. If the tokens differ, the gap is the difference of their float32 logits. `end_to_end` reports that gap for
+texts that differ.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from heads.smollm2_135m.training.prompts import HELD_OUT
 from heads.smollm2_135m.training.text import chat, laid_end_to_end
 
 CHUNK = 512
-"""Positions whose logits are held at once."""
+"""Number of positions with logits in memory at once."""
 
 
 def main() -> None:
-    """Compare both forwards on some rows of prompts and write the result."""
+    """Compare both forwards on concatenated prompts and write the result."""
     args, commit = _arguments(), origin.commit()
     exact, rounded = (load_model(args.model, dtype=dtype, device=args.device) for dtype in ("float32", "bfloat16"))
     prompts = chat(exact, HELD_OUT)
@@ -49,7 +49,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def _gaps(exact: Any, rounded: Any, ids: torch.Tensor) -> torch.Tensor:
-    """float32 ``[positions]``: the best logit in float32 less that of bfloat16's choice; 0 where they agree."""
+    """Return float32 ``[positions]``: best float32 logit minus that of bfloat16's token; 0 where both agree."""
     wide, narrow = (model.model(ids, use_cache=False).last_hidden_state[0] for model in (exact, rounded))
     gaps = []
     for a, b in zip(wide.split(CHUNK), narrow.split(CHUNK), strict=True):
@@ -60,11 +60,11 @@ def _gaps(exact: Any, rounded: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="where to write the result")
-    parser.add_argument("--model", help="SmolLM2's folder or GGUF file; the bundled one without it")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--model", help="folder or GGUF file of SmolLM2; by default the bundled one")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", type=int, default=3, help="each from another prompt on")
-    parser.add_argument("--context", type=int, default=7680, help="tokens of a row")
+    parser.add_argument("--rows", type=int, default=3, help="number of rows, which begin at different prompts")
+    parser.add_argument("--context", type=int, default=7680, help="tokens per row")
     return parser.parse_args()
 
 

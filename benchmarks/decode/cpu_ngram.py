@@ -1,9 +1,9 @@
-"""N-gram drafts on a CPU: tokens per second with drafts over without, and of transformers, in one process.
+"""N-gram drafts on a CPU: tokens/s with and without drafts, and of transformers, in one process.
 
     python -m benchmarks.decode.cpu_ngram --json benchmarks/results/cpu-ngram.json
 
-For every prompt the contenders take turns, so a machine that drifts drifts for all; medians are reported. Engines are
-made, and graphs captured, before the clock starts. Every text is compared before a time is kept.
+The contenders alternate on every prompt, so a drift of the machine affects all of them; medians are reported. Engines
+are made and graphs captured before the clock starts. A row records whether all texts are equal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_NEW_TOKENS = 64
 
 
 def prompts() -> list[dict[str, Any]]:
-    """The demo's prompts (which pay) and the fixed set, in which some do not."""
+    """Return the demo's prompts, which benefit from drafts, and the fixed set, in which some do not."""
     demo = [text.strip() for text in (origin.PROMPTS / "demo.txt").read_text().split("\n---\n")]
     rows: list[dict[str, Any]] = [
         {"name": f"demo-{i}", "pays": True, "set": "demo", "prompt": text} for i, text in enumerate(demo, 1)
@@ -39,7 +39,7 @@ def prompts() -> list[dict[str, Any]]:
 
 
 def ours(model: CausalLM, batch: Sequence[Sequence[int]], speculate: Ngram | None, graph: bool) -> Callable[[], Any]:
-    """A run of our engine; returns (tokens by prompt, mean accepted length, seconds)."""
+    """Return a run of our engine. The run returns (tokens by prompt, mean accepted length, seconds)."""
     longest = max(map(len, batch)) + MAX_NEW_TOKENS
     config = EngineConfig(
         speculate=speculate, graph=graph, max_num_reqs=len(batch), max_context_len=-(-longest // 16) * 16, page_size=16
@@ -56,7 +56,7 @@ def ours(model: CausalLM, batch: Sequence[Sequence[int]], speculate: Ngram | Non
 
 
 def transformers(model: CausalLM, batch: Sequence[Sequence[int]]) -> Callable[[], Any]:
-    """transformers' own greedy `generate`, one prompt at a time, with its KV cache."""
+    """Return a run of transformers' greedy `generate`, one prompt at a time, with its KV cache."""
     stop = model.stop_token_ids[0]
 
     def run() -> tuple[list[tuple[int, ...]], float, float]:
@@ -77,7 +77,7 @@ def transformers(model: CausalLM, batch: Sequence[Sequence[int]]) -> Callable[[]
 def measure(
     model: CausalLM, batch: Sequence[Sequence[int]], drafts: Ngram, graph: bool, repeats: int
 ) -> dict[str, Any]:
-    """One row: medians of tokens per second of every contender, over runs that take turns."""
+    """Return one row: median tokens/s of every contender, over alternating runs."""
     contenders = {
         "plain": ours(model, batch, None, graph),
         "ngram": ours(model, batch, drafts, graph),
@@ -106,7 +106,7 @@ def measure(
 
 
 def provenance() -> dict[str, Any]:
-    """Commit, machine and versions."""
+    """Return commit, machine and versions."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in info if "model name" in line), platform.processor())
     return {
@@ -117,9 +117,9 @@ def provenance() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure all cases, print each row, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--topk", type=int, default=2)
     parser.add_argument("--num-draft-tokens", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)

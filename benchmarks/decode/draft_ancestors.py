@@ -1,9 +1,9 @@
-"""What true ancestors in the masks of the draft steps are worth: mean accepted length, against slots by branch index.
+"""Mean accepted length if draft beams see their true ancestors, compared with slots of their branch index.
 
     python -m benchmarks.decode.draft_ancestors --head PATH --json benchmarks/results/draft-ancestors.json
 
-The same head, prompts and trees; only what a beam sees of the earlier draft steps differs. Greedy; the text is the same
-either way, and is compared. Runs on any device; nothing is timed.
+Both runs have equal heads, prompts and tree shapes. They differ only in the earlier draft slots that a beam sees.
+Decoding is greedy, so both texts must be equal, and they are compared. It runs on any device; nothing is timed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SHAPES = ((2, 4, 8), (4, 4, 16), (8, 4, 32), (4, 6, 24))
 
 
 BEAMS = {"all": 0, "other": 0}
-"""Beams placed behind another beam, and those of them that continue another branch index than their own."""
+"""Number of beams with a parent beam, and of those that continue another branch index than their own."""
 
 
 def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
-    """Beam b sees the earlier slots of index b, whichever beam it continues."""
+    """Place beams so that beam b sees the earlier slots of index b, even if it continues another beam."""
     placed, k = growth.slots.shape[1], growth.topk
     own = torch.arange(k, device=growth.tokens.device).expand_as(growth.tokens)
     parents = own + (placed - k) if placed else torch.full_like(growth.tokens, -1)
@@ -45,7 +45,7 @@ def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
 
 @contextmanager
 def placed_by(place: Any) -> Iterator[None]:
-    """Run with another way of seeing earlier slots."""
+    """Replace `DraftTreeBuilder.place` inside the block."""
     own = DraftTreeBuilder.place
     DraftTreeBuilder.place = place  # type: ignore[method-assign]
     try:
@@ -55,13 +55,13 @@ def placed_by(place: Any) -> Iterator[None]:
 
 
 def main() -> None:
-    """Compare."""
+    """Compare both masks for each shape and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--head")
     parser.add_argument("--model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="reference")
-    parser.add_argument("--prompts", type=int, default=16, help="of examples/prompts/benchmark.jsonl")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts of examples/prompts/benchmark.jsonl")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -76,11 +76,11 @@ def main() -> None:
         right, engine = generate(model, prompts, args.max_new_tokens, config)
         BEAMS.update(all=0, other=0)
         with placed_by(by_branch_index):
-            other, beside = generate(model, prompts, args.max_new_tokens, config)
+            other, changed = generate(model, prompts, args.max_new_tokens, config)
         row = {
             "topk": topk, "num_steps": steps, "num_draft_tokens": nodes, "rounds": engine.statistics.verified,
             "true_ancestors": round(engine.statistics.mean_accepted, 4),
-            "branch_index": round(beside.statistics.mean_accepted, 4), "same_text": right == other,
+            "branch_index": round(changed.statistics.mean_accepted, 4), "same_text": right == other,
             "beams_that_changed_branch": round(BEAMS["other"] / max(1, BEAMS["all"]), 4),
         }  # fmt: skip
         found.append(row)

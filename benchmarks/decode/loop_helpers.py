@@ -1,11 +1,16 @@
-"""What the decoding loop does with draft trees: cuda_triton's kernels beside torch's operations, in CUDA graphs.
+"""Times the tree operations of the decoding loop: cuda_triton's kernels compared with torch, in CUDA graphs.
 
     python -m benchmarks.decode.loop_helpers --json benchmarks/results/loop-helpers-h200.json
 
-Per round and layer group: `tail` (mask, depths and positions from parents), `walk` (the kept path from the target's
-tokens), `compact` (the path's KV made contiguous, 32 layers of 8 heads of 128, bf16, page 64), and `round`, all three.
-Results are compared bit by bit before they are timed. A time is the median of CUDA-graph replays. Trees: `beam` as a
-draft of topk 8 leaves them, `chain` the deepest there is; a target agrees with a draft with probability 0.7.
+Operations, per round and layer group:
+
+* `tail` writes mask, depths and positions from parents.
+* `walk` finds the accepted path from the target's tokens.
+* `compact` makes the path's KV contiguous: 32 layers of 8 heads of 128, bf16, page 64.
+* `round` does all three.
+
+Results are compared bit by bit before they are timed. A time is the median of CUDA-graph replays. `beam` trees have the
+form that a draft of topk 8 gives, `chain` trees have one branch. A target equals a draft with probability 0.7.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ LAYERS, CONTEXT, TOPK, AGREES = 32, 512, 8, 0.7
 
 @dataclass
 class Case:
-    """One round's inputs on the device, and what both sides compute from them."""
+    """Inputs of one round on the device."""
 
     name: str
     geometry: Geometry
@@ -46,7 +51,7 @@ class Case:
 
 
 def build(requests: int, nodes: int, tree: str) -> Case:
-    """Lengths from an eighth of the context up, pages in random order, KV of random bytes."""
+    """Draw a case: lengths from an eighth of the context up, pages in random order, random KV."""
     attention = AttentionShape(32, 8, 128, 64)
     geometry = Geometry.create(
         attention, Limits(requests, CONTEXT), DraftShape(TOPK, 5, nodes), device_profile("cuda"), (Mode.VERIFY,)
@@ -69,7 +74,7 @@ def build(requests: int, nodes: int, tree: str) -> Case:
 
 
 def _parents(nodes: int, tree: str, chance: random.Random) -> list[int]:
-    """`beam`: topk nodes a step, each continuing a random one of the step before."""
+    """Return the parents of a tree. `beam` has topk nodes per step; each continues a random node of the step before."""
     if tree == "chain":
         return list(range(-1, nodes - 1))
     first = [0 if step == 0 else 1 + (step - 1) * TOPK for step in range(nodes)]
@@ -82,7 +87,7 @@ def _parents(nodes: int, tree: str, chance: random.Random) -> list[int]:
 
 
 def _targets(parents: list[int], chance: random.Random) -> list[int]:
-    """A target agrees with some child of its node, if there is one, with probability AGREES; drafts are 1000 + node."""
+    """Return target tokens: with probability AGREES that of a child, else none of them. Drafts are 1000 + node."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
@@ -93,7 +98,7 @@ def _targets(parents: list[int], chance: random.Random) -> list[int]:
 
 
 def operations(case: Case, ops: TreeOps) -> dict[str, Callable[[], object]]:
-    """By name, one call each."""
+    """Return a call of each operation, by name."""
     kept = TorchTreeOps(case.geometry).verify_tree(case.drafts, case.parents, case.targets)
 
     def whole() -> VerifyResult:
@@ -111,7 +116,7 @@ def operations(case: Case, ops: TreeOps) -> dict[str, Callable[[], object]]:
 
 
 def results(case: Case, ops: TreeOps) -> list[torch.Tensor]:
-    """Everything that one round writes, from the same pool, which is put back."""
+    """Return copies of all tensors that one round writes, and restore the KV pool."""
     before = case.pool.k.clone(), case.pool.v.clone()
     for tensor in (case.batch.positions, case.batch.tail.mask, case.batch.tail.depth):  # type: ignore[union-attr]
         tensor.fill_(-7)
@@ -126,14 +131,14 @@ def results(case: Case, ops: TreeOps) -> list[torch.Tensor]:
 
 
 def _digest(pool: torch.Tensor) -> torch.Tensor:
-    """Per layer and page a number that a moved row changes."""
+    """Return one number per layer and page, which changes if a row moves."""
     flat = pool.flatten(2)
     weight = torch.arange(1, flat.shape[2] + 1, device=pool.device, dtype=torch.int64)
     return torch.stack([(layer.long() * weight).sum(-1) for layer in flat])
 
 
 def measure(requests: int, nodes: int, tree: str) -> list[dict]:
-    """One row per operation."""
+    """Return one row per operation."""
     case = build(requests, nodes, tree)
     sides = {
         "torch": TorchTreeOps(case.geometry),
@@ -164,10 +169,10 @@ def _line(row: dict) -> str:
 
 
 def main() -> None:
-    """Parse, measure, write."""
+    """Measure all cases and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
+    parser.add_argument("--commit", default="", help="commit to record; by default git's HEAD")
     args = parser.parse_args()
     commit = args.commit or origin.commit()
     cases = itertools.product(NODES, REQUESTS, TREES)

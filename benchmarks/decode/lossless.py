@@ -1,11 +1,15 @@
-"""A real model on each backend: drafts, graphs and dtypes against plain decoding, text by text. Not a timing.
+"""Compares the texts of drafts, graphs and dtypes with plain decoding, on each backend. Nothing is timed.
 
     python -m benchmarks.decode.lossless --json benchmarks/results/lossless-h200.json [--model FILE]
 
-Every setting is held against plain decoding of the baseline backend, and of its own, by the rule of `draftmark generate
---check` (`draftmark_speculative.agreement`): how far rounding moves a logit is measured with transformers' own forward,
-without any backend; every token must lie within twice that of the best of a float32 copy of the model, and the
-backend's logits may err twice as much as transformers' own. Exit code 1 if a setting is wrong.
+Every setting is compared with plain decoding of the baseline backend and of its own backend, by the rule of `draftmark
+generate --check` (`draftmark_speculative.agreement`):
+
+* transformers' own forward measures how far rounding moves a logit, without any backend.
+* Every token must lie within twice that distance of the best token of a float32 copy of the model.
+* The backend's logits may have twice the error of transformers' logits.
+
+The exit code is 1 if a setting is wrong.
 """
 
 from __future__ import annotations
@@ -37,11 +41,11 @@ Texts = list[tuple[int, ...]]
 
 @dataclass
 class Bench:
-    """One model in one dtype, its prompts, and plain decoding on the baseline backend.
+    """One model in one dtype, its prompts, and the texts of plain decoding on the baseline backend.
 
     Attributes:
         length: context limit of every engine, a multiple of the page size.
-        foreign: the baseline's texts.
+        foreign: texts of the baseline backend.
     """
 
     model: CausalLM
@@ -53,7 +57,7 @@ class Bench:
 
     @classmethod
     def of(cls, model: CausalLM, args: argparse.Namespace) -> Bench:
-        """The bench after the baseline has decoded."""
+        """Return a bench with the baseline's texts."""
         prompts = chat(model, [row["prompt"] for row in fixed_set()[: args.prompts]])
         length = -(-(max(map(len, prompts)) + args.tokens) // PAGE) * PAGE
         bench = cls(model, prompts, args.tokens, length, args.baseline, [])
@@ -61,7 +65,7 @@ class Bench:
         return bench
 
     def config(self, backend: str, draft: str, graph: bool) -> EngineConfig:
-        """The engine of one setting."""
+        """Return the engine configuration of one setting."""
         return EngineConfig(
             backend=backend, speculate=DRAFTS[draft], page_size=PAGE, max_num_reqs=REQUESTS,
             max_context_len=self.length, max_extend_tokens=256, graph=graph,
@@ -69,12 +73,12 @@ class Bench:
         )  # fmt: skip
 
     def decoded(self, backend: str, draft: str, graph: bool) -> tuple[Texts, Statistics]:
-        """The texts of all prompts, decoded together."""
+        """Decode all prompts together and return their texts and the engine's statistics."""
         outs, engine = generate(self.model, self.prompts, self.tokens, self.config(backend, draft, graph))
         return [out.tokens for out in outs], engine.statistics
 
     def rows(self, backend: str) -> Iterator[dict[str, Any]]:
-        """One row per kind of drafts, eager and captured; plain decoding comes first, for the others to be held to."""
+        """Yield a row per kind of draft, eager and captured. Plain decoding comes first, as a baseline."""
         against = {self.baseline: self.foreign}
         for draft, graph in product(DRAFTS, (False, True)):
             row = {"backend": backend, "dtype": str(self.model.dtype)[6:], "draft": draft, "graph": graph}
@@ -86,9 +90,9 @@ class Bench:
             if draft == "none":
                 against[f"{backend}, {'captured' if graph else 'eager'}"] = texts
             found = compare(self.model, self.prompts, texts, against, self.config(backend, draft, graph))
-            yield {**row, **self._told(found, statistics)}
+            yield {**row, **self._comparison(found, statistics)}
 
-    def _told(self, found: Agreement, statistics: Statistics) -> dict[str, Any]:
+    def _comparison(self, found: Agreement, statistics: Statistics) -> dict[str, Any]:
         return {
             "result": "lossless" if found.right else "differs", "wrong_texts": sorted(found.wrong_texts),
             "wrong_logits": found.wrong_logits, "near_ties": found.near_ties, "bound": round(found.bound, 4),
@@ -105,10 +109,10 @@ def _error(error: LogitError | None) -> dict[str, float] | None:
 
 
 def main() -> int:
-    """Decode, compare, print a line a setting, write."""
+    """Decode and compare all settings, print a line for each, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--model", help="a model's folder or GGUF file; the bundled SmolLM2-135M without it")
+    parser.add_argument("--model", help="a model's folder or GGUF file; by default the bundled SmolLM2-135M")
     parser.add_argument("--backends", nargs="+", default=["cuda_triton", "cuda_flashinfer", "cuda_trtllm"])
     parser.add_argument("--baseline", default="cuda_triton")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
@@ -126,7 +130,7 @@ def main() -> int:
                 rows.append(row)
                 name = f"{row['backend']:16} {row['dtype']:9} {row['draft']:6} {'graph' if row['graph'] else 'eager'}"
                 print(f"{name} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
-                origin.write(args.json, {**about, "rows": rows})  # after every row: a machine may be taken away
+                origin.write(args.json, {**about, "rows": rows})  # after every row, in case the machine is lost
     return int(any(row["result"] == "differs" for row in rows))
 
 

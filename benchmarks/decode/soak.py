@@ -1,13 +1,13 @@
-"""A long soak of the decoding loop: random lives of random engines, every text compared, nothing leaked.
+"""Long soak test of the decoding loop: random engines with random requests; texts are compared and leaks detected.
 
     python -m benchmarks.decode.soak --minutes 30 --json benchmarks/results/soak-cpu.json
     python -m benchmarks.decode.soak --minutes 5 --device cuda --backend cuda_triton
 
-A life is one engine with settings drawn at random (plain, n-gram, EAGLE chain or tree, adaptive; page size; host
-lengths; overlap; a small pool or a full one; greedy or sampled), graphs and guard mode on, through which random
-requests join and leave: by length, by a stop token, at the context wall, by being cancelled. Behind each life a plain
-engine without graphs decodes the same requests with the same ids, and every token is held against it. Exit code 1 for a
-wrong token, a guard hit, a page or an engine that is not given back, or device memory that grows.
+A life is one engine with random settings: drafts (none, n-gram, EAGLE chain or tree, adaptive), page size, host
+lengths, overlap, pool size, greedy or sampled. Graphs and guard mode are on. Random requests join and leave: by length,
+by a stop token, at the context limit, or by cancellation. After each life a plain engine without graphs decodes the
+same requests with equal ids, and every token is compared. The exit code is 1 after a wrong token, a guard hit, a page
+or an engine that is not freed, or growing device memory.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from draftmark_speculative.eagle.tiny import tiny_pair
 
 CONTEXT, VOCAB = 64, 64
 REQUESTS = (20, 60)
-"""Requests of one life."""
+"""Smallest and largest number of requests in one life."""
 
 
 @dataclass
 class Wish:
-    """A request as the soak asks for it."""
+    """Parameters of one request: prompt, largest number of new tokens, stop tokens."""
 
     prompt: list[int]
     count: int
@@ -58,7 +58,7 @@ class Wish:
 
 
 def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
-    """One engine's configuration."""
+    """Draw one engine's configuration."""
     kind = draw.choice(["plain", "ngram", "chain", "tree", "tree"])
     speculate = {
         "plain": None,
@@ -67,7 +67,7 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         "tree": Eagle(head, draw.randint(2, 8), draw.randint(1, 4), draw.randint(2, 34)),
     }[kind]
     if speculate is not None and draw.random() < 0.4:
-        # Rows that cost nothing, something, or more than they give: rounds drafted, mixed, plain but for probes.
+        # Rows that are free, cheap or too expensive: rounds that draft, mix, or stay plain except for probes.
         row = draw.choice([0.0, 0.03, 1.0])
         costs = CostTable({1: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row)})
         speculate = Adaptive(speculate, (), costs, draw.choice([0.01, 0.3]))
@@ -81,7 +81,7 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         sampling=Sampling(draw.choice([0.0, 0.0, 0.8]), draw.choice([1.0, 0.9]), draw.randrange(1000)),
     )  # fmt: skip
     if draw.random() < 0.5:
-        # One request at its longest, and little more: requests wait, and are sent back.
+        # Pages for little more than one longest request: requests wait and are preempted.
         geometry = Geometry.create(AttentionShape(1, 1, 1, page_size), config.limits, config.draft_shape)
         longest = geometry.max_pages_per_req
         nulls = geometry.null_pages(unique_slots=True)
@@ -90,7 +90,7 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
 
 
 def wishes(draw: random.Random) -> list[Wish]:
-    """What the requests of one life ask for: many reach the wall."""
+    """Draw the requests of one life; many reach the context limit."""
     found = []
     for _ in range(draw.randint(*REQUESTS)):
         prompt = [draw.randrange(VOCAB) for _ in range(draw.choice([1, draw.randint(1, 20), draw.randint(1, 60)]))]
@@ -99,10 +99,10 @@ def wishes(draw: random.Random) -> list[Wish]:
 
 
 def live(engine: Engine, wanted: list[Wish], draw: random.Random, count: Counter[str]) -> set[int]:
-    """Run one engine until every request has ended; the ids that were cancelled."""
+    """Run one engine until every request has ended, and return the ids of cancelled requests."""
     joined, cancelled = 0, set[int]()
     running: set[int] = set()
-    given: dict[int, tuple[int, ...]] = {}
+    received: dict[int, tuple[int, ...]] = {}
     while joined < len(wanted) or engine.busy:
         while joined < len(wanted) and draw.random() < 0.3:
             wish = wanted[joined]
@@ -111,7 +111,7 @@ def live(engine: Engine, wanted: list[Wish], draw: random.Random, count: Counter
         for progress in engine.step():
             if progress.request_id in cancelled or not progress.tokens:
                 raise AssertionError(f"request {progress.request_id} got {progress.tokens} after it was cancelled")
-            given[progress.request_id] = given.get(progress.request_id, ()) + progress.tokens
+            received[progress.request_id] = received.get(progress.request_id, ()) + progress.tokens
             if progress.finish is not None:
                 running.discard(progress.request_id)
                 count[f"ended by {progress.finish}"] += 1
@@ -128,13 +128,13 @@ def live(engine: Engine, wanted: list[Wish], draw: random.Random, count: Counter
         raise AssertionError(f"{engine.pages.in_use} pages were not given back")
     for group in engine._layers.groups:
         group.arena.check()
-    if lost := [one for one in given if engine.output(one) != given[one]]:
-        raise AssertionError(f"requests {lost} were given other tokens than they have")
+    if lost := [one for one in received if engine.output(one) != received[one]]:
+        raise AssertionError(f"requests {lost} received tokens that differ from their output")
     return cancelled
 
 
 def check_pages(engine: Engine) -> None:
-    """No page has two owners, none is leaked, a null page is never live, and rows of the table name own pages."""
+    """Check that pages have one owner, none leaks, null pages are unused, and table rows name the request's pages."""
     scheduler, state = engine._scheduler, engine._state
     seated = [*scheduler.prefilling, *scheduler.running]
     held = [page for request in [*scheduler.waiting, *seated] for page in request.pages]
@@ -143,11 +143,11 @@ def check_pages(engine: Engine) -> None:
     wrong = [r.id for r in seated if state.page_table[r.row, : len(r.pages)].tolist() != r.pages]
     null = state.lengths.first_null_row
     if wrong or state.lengths.device[null:].any() or state.page_table[null:].any():
-        raise AssertionError(f"rows of requests {wrong}, or null rows, of the page table are another's")
+        raise AssertionError(f"page-table rows of requests {wrong}, or of null rows, hold pages of other requests")
 
 
 def plain_texts(model: Any, config: EngineConfig, wanted: list[Wish]) -> list[tuple[int, ...]]:
-    """The same requests, by plain decoding without graphs."""
+    """Return the texts of these requests by plain decoding without graphs."""
     plain = replace(
         config, speculate=None, graph=False, overlap=False, host_lengths=HostKind.EXACT, num_pages=None,
         capture_batch_sizes=(), max_num_reqs=16,
@@ -160,7 +160,7 @@ def plain_texts(model: Any, config: EngineConfig, wanted: list[Wish]) -> list[tu
 
 
 def one_life(seed: int, model: Any, head: Any, backend: str, count: Counter[str]) -> list[dict[str, Any]]:
-    """One life; wrong texts."""
+    """Run one life and return its wrong texts."""
     draw = random.Random(seed)
     config, wanted = settings(draw, backend, head), wishes(draw)
     engine = Engine(model, config)
@@ -185,23 +185,23 @@ def one_life(seed: int, model: Any, head: Any, backend: str, count: Counter[str]
 
 
 def device_bytes(device: str) -> int:
-    """Bytes that torch holds on the device; on a CPU the process's peak, in bytes."""
+    """Return the bytes that torch holds on the device, or the process's peak memory on a CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-        # cuBLAS keeps 32 MiB for every stream that ever captured, and torch has 32 streams: a plateau, no leak.
+        # cuBLAS keeps 32 MiB for each of torch's 32 streams that captured once. That is a plateau, not a leak.
         torch._C._cuda_clearCublasWorkspaces()
         return torch.cuda.memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def soak(args: argparse.Namespace) -> dict[str, Any]:
-    """Lives until the time is over."""
+    """Run lives until the time is over, and return the report."""
     torch.backends.cuda.matmul.allow_tf32 = False
     model, head = tiny_pair(vocab_size=VOCAB, device=args.device)
     count: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     held: list[int] = []
-    commit = origin.commit()  # before the run: history may move under it
+    commit = origin.commit()  # before the run, because HEAD may change during it
     start = shown = time.monotonic()
     seed = args.seed
     while time.monotonic() - start < 60 * args.minutes:
@@ -226,12 +226,12 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run, report, judge."""
+    """Run the soak, write its report, and return 1 if it failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="reference")
-    parser.add_argument("--seed", type=int, default=0, help="of the first life")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first life")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     report = soak(args)

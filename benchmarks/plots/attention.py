@@ -74,14 +74,14 @@ def _bar(y: float, backend: str, row: dict, ratio: float) -> str:
     length = min(ratio, LIMIT) * UNIT
     box = f'x="{LEFT}" y="{y + 1:.1f}" width="{length:.1f}" height="{BAR - 2}"'
     easier = EASIER.get(row["tail"])
-    told = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
-    told += f" {easier}" if easier else ""
+    label = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
+    label += f" {easier}" if easier else ""
     drawn = f'<rect {box} fill="{COLOURS[backend]}"/>'
     if easier:
         drawn += f'<rect {box} fill="url(#easier)"/>'
     name = f"<title>{row['case']}, {LABELS[backend]}: {_us(row['us'])} µs</title>"
-    beside = max(length, UNIT) if 0.7 < ratio <= 1 else length  # the number must not cross the line at 1
-    return f"<g>{name}{drawn}{text(LEFT + beside + 5, y + BAR / 2, told, 'dim small')}</g>"
+    shift = max(length, UNIT) if 0.7 < ratio <= 1 else length  # the number must not cross the line at 1
+    return f"<g>{name}{drawn}{text(LEFT + shift + 5, y + BAR / 2, label, 'dim small')}</g>"
 
 
 def _mark(value: int, bottom: float) -> str:
@@ -105,10 +105,10 @@ def _legend(backends: list[str]) -> list[str]:
 
 
 def _caption(result: dict) -> str:
-    told = result["versions"]
+    versions = result["versions"]
     return (
         f"{result['device']}, 32/8 heads of 128, bf16, page 64, median of CUDA-graph replays, one run; torch "
-        f"{told['torch']}, Triton {told['triton']}. Hatched: without the tree's mask."
+        f"{versions['torch']}, Triton {versions['triton']}. Hatched: without the tree's mask."
     )
 
 

@@ -154,11 +154,11 @@ def extend_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list
         parts.append(_box(x, y, width, 38, KEPT if row == len(kept) - 1 else BEAM if live else None))
         parts.append(text(x + 6, y + 12, f"feature {first + row}" if live else "unused", "dim small"))
         parts.append(text(x + 6, y + 27, f"+ {name(kept[row])}" if live else "", "ink small"))
-    told = (
+    note = (
         f"{len(kept)} of {rows} rows are used, causal, KV at [{first}, {first + rows}). Each row reads the target's "
         "feature of position p and token p + 1. The green row predicts the root's children."
     )
-    return [*parts, text(20, y + 54, told, "dim small")], 62
+    return [*parts, text(20, y + 54, note, "dim small")], 62
 
 
 def steps_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
@@ -175,12 +175,12 @@ def steps_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[
             changed = parent >= 0 and parent % k != b
             edges.append(_edge(at[parent], place, "#d9646b" if changed else None))
             nodes.append(_node(*place, name(token), f"slot {one.length}+{k * step + b}", BEAM))
-    told = (
+    note = (
         f"Step i runs k = {k} rows over k·(i+1) tail slots at [{one.length}, {one.length + k * len(one.beams)}). Red: "
         f"a beam continues a different branch. Tokens tried: k + (S-1)·k² = {one.tried}."
     )
     height = max(k, 1) * 34 + 18
-    return [*edges, *nodes, text(20, y + height - 4, told, "dim small")], height
+    return [*edges, *nodes, text(20, y + height - 4, note, "dim small")], height
 
 
 def tree_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
@@ -224,8 +224,8 @@ def verify_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list
         last = " (no such child)" if i == one.count - 1 else ""
         parts.append(text(x + 6, y + 27, f"target: {name(target)}{last}", "dim small"))
         x += step
-    told = f"One forward over {len(one.tokens)} rows gives {one.count} tokens. Each is the target's own choice."
-    return [*parts, text(20, y + 54, told, "dim small")], 62
+    note = f"One forward over {len(one.tokens)} rows gives {one.count} tokens. Each is the target's own choice."
+    return [*parts, text(20, y + 54, note, "dim small")], 62
 
 
 def compact_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
@@ -243,12 +243,12 @@ def compact_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[lis
         parts.append(_box(x, y + 56, size - 4, 20, KEPT))
         parts.append(text(x + 4, y + 66, str(slot), "ink small"))
         parts.append(_edge((source, y + 18), (x + (size - 4) / 2, y + 56), KEPT))
-    told = (
+    note = (
         f"The committed length grows from {one.length} to {one.length + one.count}. The next root is "
         f"{name(one.targets[kept[-1]])}; its KV is not stored yet. "
         "The head reads the accepted tokens in the next draft extend."
     )
-    return [*parts, text(20, y + 92, told, "dim small")], 100
+    return [*parts, text(20, y + 92, note, "dim small")], 100
 
 
 def _box(x: float, y: float, width: float, height: float, colour: str | None) -> str:

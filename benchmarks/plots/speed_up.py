@@ -91,8 +91,8 @@ def _panel(
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" '
                      f'stroke-dasharray="{dashes}"/>')  # fmt: skip
         for batch, px, py, value in points:
-            told = f"<title>{label}, batch {batch}: {value:.2f}</title>"
-            parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.2" fill="{colour}">{told}</circle>')
+            tooltip = f"<title>{label}, batch {batch}: {value:.2f}</title>"
+            parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.2" fill="{colour}">{tooltip}</circle>')
     return parts
 
 

@@ -23,9 +23,9 @@ svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font
 """
 
 
-def text(x: float, y: float, told: str, kind: str, anchor: str = "start") -> str:
+def text(x: float, y: float, line: str, kind: str, anchor: str = "start") -> str:
     """Return one line of text, vertically centred at y; `kind` names CSS classes of the drawing."""
-    safe = told.replace("&", "&amp;").replace("<", "&lt;")
+    safe = line.replace("&", "&amp;").replace("<", "&lt;")
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}" dominant-baseline="middle">{safe}</text>'
     )

@@ -1,1 +1,1 @@
-"""Tokens a second of SGLang with draftmark's attention and with SGLang's own, on one machine, one after the other."""
+"""Tokens/s of SGLang with draftmark's attention and with SGLang's own backends, one server after another."""

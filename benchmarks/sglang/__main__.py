@@ -1,4 +1,4 @@
-"""Starts the servers of `cases` wave by wave, measures one after the other, and writes the rows as they come.
+"""Starts the servers of `cases` in waves, measures one server after another, and writes the rows at once.
 
 python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--each SECONDS]
     [--all SECONDS] [--rehearse]
@@ -18,16 +18,17 @@ from pathlib import Path
 from .cases import SERVERS, WAVES
 from .models import REAL, REHEARSED, write_models
 
-LAST_WORDS = 80
-"""Lines of the log of a server that was not measured."""
+LOG_LINES = 80
+"""Lines of its log that are recorded for a server that was not measured."""
 
 
 class Run:
-    """The servers' processes, and what they have measured.
+    """The servers' processes and their measurements.
 
     Args:
-        ready, each, all_: seconds that a wave may take to start, a server to be measured, and everything.
-        after: what `benchmarks.sglang.texts` writes when it has ended: nothing is measured beside it, nor if it failed.
+        ready, each, all_: time limits in seconds: start of a wave, measurement of a server, and the whole run.
+        after: file that `benchmarks.sglang.texts` writes at its end. Measurements begin after that, and not at all if
+            draftmark gave no texts.
     """
 
     def __init__(self, out: Path, ready: float, each: float, all_: float, after: Path | None, rehearsed: bool) -> None:
@@ -39,7 +40,7 @@ class Run:
         write_models(self._folder, REHEARSED if rehearsed else REAL)
 
     def waves(self, numbers: list[int]) -> None:
-        """Measure these waves; each imports what it needs while the one before starts: not while it is measured."""
+        """Measure these waves. The next wave imports while a wave starts, but not while it is measured."""
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
@@ -49,12 +50,12 @@ class Run:
                 self._spawn(following)
                 self._start(wave, following)
                 if self._texts_failed():
-                    self._say("no server of draftmark's gave texts: what failed there would fail here")
+                    self._print("no server of draftmark gave texts, so measurements would fail too")
                     return
                 for number in wave:
                     self._measure(number)
                 if not any(self._has("done", number) for number in wave):
-                    self._say("nothing of a wave was measured: the others would fail as well")
+                    self._print("no server of this wave was measured, so other waves would fail too")
                     return
         finally:
             for process in self._processes.values():
@@ -69,10 +70,10 @@ class Run:
                 self._processes[number] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def _start(self, wave: list[int], following: list[int]) -> None:
-        """Let a wave start while those of the next import, and end what is not ready in time: it would disturb."""
+        """Start a wave while the next one imports. Late servers are killed, because they would disturb the others."""
         for number in wave:
             (self._folder / f"go.{number}").touch()
-        self._say(f"starting {', '.join(SERVERS[number].name for number in wave)}")
+        self._print(f"starting {', '.join(SERVERS[number].name for number in wave)}")
         limit = min(time.monotonic() + self._ready, self._began + self._all)
         while time.monotonic() < limit and (
             self._waits()
@@ -82,7 +83,7 @@ class Run:
             time.sleep(0.05)
         for number in wave:
             if not self._has("ready", number):
-                self._say(f"not ready: {SERVERS[number].name}")
+                self._print(f"not ready: {SERVERS[number].name}")
                 self._processes[number].kill()
         self._write()
 
@@ -98,14 +99,14 @@ class Run:
             time.sleep(0.05)
         self._processes[number].kill()
         self._processes[number].wait()
-        self._say(f"{SERVERS[number].name}: {self._rates(number)}")
+        self._print(f"{SERVERS[number].name}: {self._rates(number)}")
         self._write()
 
     def _waits(self) -> bool:
         return self._after is not None and not self._after.exists()
 
     def _texts_failed(self) -> bool:
-        """Whether `texts`, which writes the file that is waited for, ran, and draftmark gave none."""
+        """Return True if `texts` has ended without any text of draftmark."""
         if self._after is None or not self._after.exists():
             return False
         return not any("texts" in row for row in json.loads(self._after.read_text()) if row["backend"] == "draftmark")
@@ -128,20 +129,18 @@ class Run:
             f"{row['phase']} {row['num_reqs']}x{row['prompt_len']} {row['tokens_per_s']}" for row in self._rows(number)
         )
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:6.1f} s: {text}", flush=True)
 
     def _write(self) -> None:
         rows = [row for number in self._processes for row in self._rows(number)]
         missing = {
-            SERVERS[number].name: self._last_words(number)
-            for number in self._processes
-            if not self._has("done", number)
+            SERVERS[number].name: self._log_tail(number) for number in self._processes if not self._has("done", number)
         }
         self._out.write_text(json.dumps(self._about | dict(rows=rows, not_measured=missing), indent=1))
 
-    def _last_words(self, number: int) -> list[str]:
-        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-LAST_WORDS:]
+    def _log_tail(self, number: int) -> list[str]:
+        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
 
 
 def _about() -> dict[str, str]:
@@ -152,17 +151,17 @@ def _about() -> dict[str, str]:
 
 
 def main() -> None:
-    """Measure for as long as there is time."""
+    """Measure the selected waves within the time limits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang")
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--waves", default=",".join(map(str, range(len(WAVES)))), help="numbers of the waves to measure"
     )
-    parser.add_argument("--ready", type=float, default=300, help="seconds within which a wave must have started")
-    parser.add_argument("--each", type=float, default=120, help="seconds within which a server must be measured")
-    parser.add_argument("--all", type=float, default=1800, help="seconds for everything")
-    parser.add_argument("--after", type=Path, help="the file of benchmarks.sglang.texts: nothing is measured before")
-    parser.add_argument("--rehearse", action="store_true", help="a tiny model on a CPU")
+    parser.add_argument("--ready", type=float, default=300, help="seconds in which a wave must start")
+    parser.add_argument("--each", type=float, default=120, help="seconds in which a server must be measured")
+    parser.add_argument("--all", type=float, default=1800, help="seconds for the whole run")
+    parser.add_argument("--after", type=Path, help="wait for this file of benchmarks.sglang.texts before measurements")
+    parser.add_argument("--rehearse", action="store_true", help="use a tiny model on a CPU")
     options = parser.parse_args()
     run = Run(options.out, options.ready, options.each, options.all, options.after, options.rehearse)
     run.waves([int(one) for one in options.waves.split(",")])

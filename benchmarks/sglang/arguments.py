@@ -11,7 +11,7 @@ from .cases import Case, Server
 
 
 def drafting(case: Case, head: Path) -> dict[str, Any]:
-    """SGLang's arguments of a case's drafts."""
+    """Return SGLang's arguments for a case's drafts."""
     if case.speculate == "none":
         return {}
     if case.speculate == "ngram":
@@ -20,7 +20,7 @@ def drafting(case: Case, head: Path) -> dict[str, Any]:
 
 
 def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> dict[str, Any]:
-    """Everything that differs from SGLang's defaults; decode graphs of the points' batch sizes alone."""
+    """Return all arguments that differ from SGLang's defaults. Decode graphs have only the points' batch sizes."""
     case = server.case
     batches = sorted({requests for requests, _ in server.points})
     arguments: dict[str, Any] = dict(
@@ -44,7 +44,7 @@ def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> d
 
 
 def environment(server: Server, rehearsed: bool = False) -> dict[str, str]:
-    """How much SGLang is told that it accepts, which it reads when it is imported; and its n-gram corpus's compiler."""
+    """Return the server's environment: simulated acceptance, which SGLang reads at import, and compiler flags."""
     case = server.case
     found = (NGRAM_COMPILER if case.speculate == "ngram" else {}) | (ON_A_CPU if rehearsed else {})
     if case.speculate == "none":
@@ -53,6 +53,6 @@ def environment(server: Server, rehearsed: bool = False) -> dict[str, str]:
 
 
 NGRAM_COMPILER = {"CXX": "c++ -include cstddef"}
-"""0.5.17's n-gram corpus is compiled when it is first used, and leaves an include out."""
+"""SGLang 0.5.17 compiles its n-gram corpus at first use, and its source lacks this include."""
 ON_A_CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""SGLang's allocators and index kernels are Triton's: interpreted, in a rehearsal."""
+"""SGLang's allocators and index kernels are Triton kernels, so a rehearsal on a CPU interprets them."""

@@ -1,8 +1,8 @@
-"""What is measured: one server a row of `SERVERS`, each at several points (requests together, tokens before decoding).
+"""The servers to measure (`SERVERS`), each at several points: (number of requests, prompt tokens).
 
-With dummy weights nothing is worth accepting, so SGLang is told how much a verification commits
-(`SGLANG_SIMULATE_ACC_LEN`, which it reads for chains and trees alike): the same number of every backend, so that rows
-differ by what attention costs and not by which tokens were guessed.
+A model with dummy weights would accept no draft. So SGLang simulates acceptance: `SGLANG_SIMULATE_ACC_LEN` fixes the
+tokens that a verification commits, for chains and trees. The number is equal for all backends, so rows differ only by
+the cost of attention.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ POINTS = ((1, 1024), (64, 1024), (8, 8192), (16, 1024), (1, 32768))
 LONG = (*POINTS, (1, 8192), (64, 8192))
 FEW = ((1, 1024), (64, 1024))
 PREFILLS = ((1, 1024), (16, 1024), (1, 32768))
-"""Prompts that are prefilled in earnest, where prefill is measured."""
+"""Points at which prefill is measured with real forwards."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a server speculates and at which page size.
+    """Speculation and page size of a server.
 
     Attributes:
         speculate: none, ngram, chain or tree.
-        topk, num_steps, num_draft_tokens: of chain and tree.
-        accept: tokens that a verification is told to commit.
+        topk, num_steps, num_draft_tokens: shape of a chain or tree.
+        accept: tokens that each verification commits.
     """
 
     speculate: str
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """How rows call it."""
+        """Name in the rows."""
         if self.speculate == "ngram":
             return f"ngram({self.num_draft_tokens})"
         shape = "" if self.topk == 1 else f"({self.topk},{self.num_steps},{self.num_draft_tokens})"
@@ -43,14 +43,14 @@ class Case:
 
     @property
     def reserved(self) -> int:
-        """Tokens for which SGLang keeps pages free behind a request's text: twice a round's."""
+        """Tokens for which SGLang keeps pages free after a request's text: twice a round's tokens."""
         if self.speculate == "none":
             return self.page_size
         return 2 * max(self.topk * self._of_a_branch, self.num_draft_tokens) + 2 * self.page_size
 
     @property
     def _of_a_branch(self) -> int:
-        """Slots that SGLang gives each branch: its steps, or, where branches begin in copies of a page, whole pages."""
+        """Slots per branch in SGLang: its steps, or whole pages if branches begin with a copy of a page."""
         if self.page_size == 1 or self.topk == 1:
             return self.num_steps
         return (self.page_size - 1 + self.num_steps + self.page_size - 1) // self.page_size * self.page_size
@@ -58,11 +58,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Server:
-    """One process: a case, an attention backend by SGLang's name, and what is measured of it.
+    """One process: a case, SGLang's name of an attention backend, and the measurements.
 
     Attributes:
-        prefill: whether prefill is measured too.
-        profiled: at how many of the points kernels are listed too.
+        prefill: True if prefill is measured too.
+        profiled: number of points at which kernels are recorded too.
     """
 
     case: Case
@@ -73,52 +73,52 @@ class Server:
 
     @property
     def name(self) -> str:
-        """How the record calls what is missing."""
+        """Name in the record's list of missing servers."""
         return f"{self.backend} {self.case.name} page {self.case.page_size}"
 
     @property
     def tokens(self) -> int:
-        """KV slots: the largest point, with what is decoded and reserved, and a little."""
+        """Number of KV slots: enough for the largest point, its decoded and reserved tokens, and 4 % more."""
         most = max(requests * (length + NEW + self.case.reserved) for requests, length in self.points)
         return int(most * 1.04) // 64 * 64
 
 
 NEW = 192
-"""Tokens decoded at a point of many requests, at most."""
+"""Largest number of tokens that a request decodes at a point with many requests."""
 
 
 def plain(page_size: int) -> Case:
-    """Without drafts."""
+    """Return a case without drafts."""
     return Case("none", page_size)
 
 
 def chain(page_size: int) -> Case:
-    """Three drafts in a row."""
+    """Return a case with three drafts in a row."""
     return Case("chain", page_size, 1, 3, 4, 3)
 
 
 def tree(page_size: int, topk: int, num_steps: int, num_draft_tokens: int, accept: int) -> Case:
-    """A tree of an EAGLE head."""
+    """Return a case with a tree of an EAGLE head."""
     return Case("tree", page_size, topk, num_steps, num_draft_tokens, accept)
 
 
 def tree16(page_size: int) -> Case:
-    """The small tree."""
+    """Return the case of the small tree."""
     return tree(page_size, 4, 4, 16, 4)
 
 
 def tree32(page_size: int) -> Case:
-    """The middle one."""
+    """Return the case of the middle tree."""
     return tree(page_size, 8, 4, 32, 4)
 
 
 def tree48(page_size: int) -> Case:
-    """The large one."""
+    """Return the case of the large tree."""
     return tree(page_size, 8, 6, 48, 5)
 
 
 def ngram(page_size: int) -> Case:
-    """Sixteen nodes that were seen in the text before."""
+    """Return a case with sixteen nodes from earlier text."""
     return Case("ngram", page_size, num_draft_tokens=16, accept=3)
 
 
@@ -186,7 +186,9 @@ WAVES = (
         Server(tree16(64), "triton"),
     ),
 )
-"""Servers that fit into one GPU together start together, and are measured one after the other; what tells most comes
-first, should time run out. Beside the first wave the servers of `texts` start, so it is smaller. FlashInfer, which
-compiles its kernels for minutes, has a wave of its own."""
+"""Waves of servers that fit one GPU together. A wave starts together and is measured one server after another.
+
+The most informative servers come first, in case time runs out. The first wave is smaller, because the servers of
+`texts` start with it. FlashInfer has its own wave, because it compiles kernels for minutes.
+"""
 SERVERS = tuple(server for wave in WAVES for server in wave)

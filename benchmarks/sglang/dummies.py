@@ -1,8 +1,8 @@
-"""Stand-ins for what a measurement of decoding does not depend on: the layers' weights and the prompt's.
+"""Patches of SGLang that shrink its memory and skip prompts, without an effect on decode speed.
 
-Several servers wait in one GPU for their turn, so a model's layers share one layer's weights, and its KV: the weights
-are 436 MB for Llama-8B, seven times the L2 of an H200, so each layer's are read from memory as they would be, and push
-out of the L2 what the layer before has read of the KV.
+Several servers share one GPU, so all layers of a model share the weights and the KV of one layer. The layer weights of
+Llama-8B take 436 MB, seven times the L2 of an H200. So each layer still reads its weights from memory and evicts the
+previous layer's KV from the L2.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 UNLIMITED = 1 << 44
-"""Bytes; a server's own `max_total_tokens` is the limit."""
+"""Bytes; larger than any pool, because `max_total_tokens` of the server is the limit."""
 
 
 class Prompts:
-    """Whether prompts run through the layers, or are passed by with their KV left at what `fill` put there."""
+    """Switch for prompts: computed by the layers, or skipped, so that the random KV of `fill` stays."""
 
-    earnest = True
+    computed = True
 
 
 def share_layers() -> None:
-    """From now on every `LlamaDecoderLayer` takes the parameters of the first one that was made."""
+    """Patch `LlamaDecoderLayer` so that every new layer uses the parameters of the first one."""
     from sglang.srt.models import llama
 
     original = llama.LlamaDecoderLayer.__init__
@@ -35,7 +35,7 @@ def share_layers() -> None:
 
 
 def share_kv() -> None:
-    """From now on the layers of a pool have one buffer."""
+    """Patch the KV pool so that its layers share one buffer."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     original = MHATokenToKVPool._create_buffers_normal
@@ -48,15 +48,15 @@ def share_kv() -> None:
     MHATokenToKVPool._create_buffers_normal = create
 
 
-def pools_as_asked() -> None:
-    """From now on a pool is as large as is asked for: what SGLang would let it have is what other servers leave."""
+def pools_of_requested_size() -> None:
+    """Patch SGLang to allocate pools of the requested size; its own limit depends on other servers' memory."""
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
     KVCacheConfigurator._profile_available_bytes = lambda configurator, before: UNLIMITED
 
 
-def pass_prompts_by() -> None:
-    """Let `Prompts.earnest` decide whether a prompt runs through the target's layers."""
+def skip_prompts() -> None:
+    """Patch the Llama model so that `Prompts.computed` decides whether prompts run through the target's layers."""
     from sglang.srt.models import llama
 
     original = llama.LlamaModel.forward
@@ -65,7 +65,7 @@ def pass_prompts_by() -> None:
         model: Any, input_ids: Any, positions: Any, batch: Any, input_embeds: Any = None, pp_proxy_tensors: Any = None
     ) -> Any:
         mode = batch.forward_mode
-        if Prompts.earnest or mode.is_target_verify() or mode.name not in ("EXTEND", "MIXED"):
+        if Prompts.computed or mode.is_target_verify() or mode.name not in ("EXTEND", "MIXED"):
             return original(model, input_ids, positions, batch, input_embeds, pp_proxy_tensors)
         return model.norm(model.embed_tokens(input_ids))
 
@@ -73,7 +73,7 @@ def pass_prompts_by() -> None:
 
 
 def fill(scheduler: Any) -> None:
-    """Random keys and values in every slot of every pool: zeros cost a GPU less power."""
+    """Write random keys and values to every slot of every pool, because zeros would reduce the GPU's power."""
     runners = [scheduler.tp_worker.model_runner]
     drafter = getattr(scheduler.draft_worker, "draft_worker", None)
     if drafter is not None:

@@ -1,6 +1,6 @@
-"""A small random Llama whose next token follows mostly from the last one, and an EAGLE head that often guesses it.
+"""A small random Llama with predictable next tokens, and an EAGLE head that often predicts them.
 
-Its logits lie far apart, so that two ways to compute them rarely disagree about the largest.
+Its logits are far apart, so two ways to compute them rarely choose different tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VOCABULARY, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 512, 1024, 8, 2, 
 
 
 def write_guessable(folder: Path, dtype: str) -> None:
-    """Write FOLDER/target and FOLDER/draft."""
+    """Write the models to FOLDER/target and FOLDER/draft."""
     make = torch.Generator().manual_seed(7)
     weights = {
         "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN, generator=make),
@@ -43,7 +43,7 @@ def _layer(make: torch.Generator, name: str, scale: float) -> dict[str, torch.Te
         "mlp.up_proj": (INNER, HIDDEN),
         "mlp.down_proj": (HIDDEN, INNER),
     }
-    # Queries and keys are larger, so that attention tells positions apart.
+    # Queries and keys are larger, so that attention depends on positions.
     sizes = {key: 4 * scale if key.endswith(("q_proj", "k_proj")) else 2 * scale for key in shapes}
     weights = {f"{name}.{key}.weight": sizes[key] * torch.randn(shape, generator=make) for key, shape in shapes.items()}
     for norm in ("input_layernorm", "post_attention_layernorm"):

@@ -1,4 +1,4 @@
-"""SGLang, imported with everything that a server loads when it starts."""
+"""Imports SGLang with all modules that a server loads at its start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import types
 from importlib import import_module
 
 UNUSED = ("dsa_backend", "deepseek_v4_backend", "flashmla_backend")
-"""Attention of models that are not measured, imported whenever an EAGLE worker captures its graphs on CUDA."""
+"""Attention backends of models that are not measured. EAGLE workers import them when they capture graphs on CUDA."""
 
 
 def import_sglang(rehearsed: bool) -> None:
-    """Import what takes a server's time; on CUDA, with stand-ins for what no measured model asks for."""
+    """Import the modules that take long. On CUDA, replace unused attention backends that cannot be imported."""
     import_module("sglang.srt.managers.scheduler")
     import_module("sglang.srt.speculative.eagle_worker_v2")
     if rehearsed:
@@ -20,14 +20,14 @@ def import_sglang(rehearsed: bool) -> None:
         module = f"sglang.srt.layers.attention.{name}"
         try:
             import_module(module)
-        except Exception:  # whatever it lacks
+        except Exception:  # any missing dependency
             stand_in = types.ModuleType(module)
             stand_in.__getattr__ = _unused  # type: ignore[method-assign]
             sys.modules[module] = stand_in
 
 
 def _unused(name: str) -> type:
-    """A class of any name; but of what Python asks every module for, such as `__file__`, there is nothing."""
+    """Return an empty class for any name. Names such as `__file__` raise AttributeError, as Python expects."""
     if name.startswith("__"):
         raise AttributeError(name)
     return type(name, (), {})

@@ -1,4 +1,4 @@
-"""Llama-8B's shape with dummy weights, an EAGLE head of one such layer, and small ones to rehearse on a CPU."""
+"""Configurations of Llama-8B's shape with dummy weights, of its EAGLE head, and of tiny models for a CPU."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ REHEARSED: dict[str, Any] = REAL | dict(
 
 
 def write_models(folder: Path, shape: dict[str, Any]) -> None:
-    """The configurations of target and draft model; SGLang makes up their weights."""
+    """Write the configurations of target and draft model. SGLang makes up their weights."""
     write_config(folder / "target", "LlamaForCausalLM", **shape)
     write_config(folder / "draft", "LlamaForCausalLMEagle", **(shape | dict(num_hidden_layers=1)))

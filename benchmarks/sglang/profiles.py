@@ -1,4 +1,4 @@
-"""What a GPU does in a round: its kernels' time, summed by name, beside the wall clock."""
+"""GPU time of a round: kernel times summed by name, with the wall-clock time."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from benchmarks.spans import Span, covered
 
 ATTENTION = (
     *("attend_", "combine_splits", "write_kv_rows", "write_metadata_", "write_tree_tail"),
-    *("merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),  # the same kernels in older records
+    *("merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),  # older names of these kernels
     *("flash::", "_fused_metadata", "store_kvcache", "merge_attn_states"),
     *("BatchPrefill", "BatchDecode", "MergeStates"),
     *("_fwd_", "_kv_indices", "num_kv_splits"),
 )
-"""Parts of the names of kernels that are attention's alone: draftmark's, FA3's, FlashInfer's, SGLang's Triton ones."""
+"""Parts of names that only attention kernels have: draftmark's, FA3's, FlashInfer's, and SGLang's Triton kernels."""
 
 
 def is_attention(name: str) -> bool:
-    """Whether a kernel of this name computes attention, stores KV or prepares either."""
+    """Return True if a kernel of this name computes attention, stores KV or prepares either."""
     return any(part in name for part in ATTENTION)
 
 
 def shares(kernels: list[tuple[str, Span]]) -> tuple[float, float]:
-    """How long any kernel runs, and how long attention's alone do: what a round would be shorter without them.
+    """Return the time in which any kernel runs, and the time in which only attention kernels run.
 
-    A kernel may start before the one it waits for has ended, so that sums of kernels' times count that twice.
+    A round would be shorter by the second time without attention. Sums of kernel times would be wrong, because a kernel
+    may start before its predecessor ends.
     """
     busy = covered(span for _, span in kernels)
     return busy, busy - covered(span for name, span in kernels if not is_attention(name))
 
 
 class Profile:
-    """A profiler between two moments of a run, both with the device idle."""
+    """A profiler for a part of a run. The device is idle when it starts and stops."""
 
     def __init__(self) -> None:
         self._profiler = torch.profiler.profile(
@@ -51,23 +52,23 @@ class Profile:
             self.stop()
 
     def start(self) -> None:
-        """Begin, once what is in flight has ended."""
+        """Start the profiler after pending work has ended."""
         _settle()
         self._profiler.__enter__()
         self._began = time.perf_counter()
 
     def stop(self) -> None:
-        """End, once what is in flight has ended."""
+        """Stop the profiler after pending work has ended."""
         _settle()
         self._ended = time.perf_counter()
         self._profiler.__exit__(None, None, None)
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """µs a round: wall clock, any kernel, attention's alone; and the longest kernels, with how often each ran."""
+        """Return µs per round (wall clock, any kernel, only attention) and the longest kernels with their counts."""
         ran = [
             (event.name, (event.time_range.start, event.time_range.end))
             for event in self._profiler.events() or []
-            if "CUDA" in str(event.device_type)  # others are the host's calls
+            if "CUDA" in str(event.device_type)  # others are host calls
         ]
         times: Counter[str] = Counter()
         counts: Counter[str] = Counter()

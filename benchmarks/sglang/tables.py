@@ -77,7 +77,7 @@ def write_record(record: Row, out: Path) -> None:
             inner = ",\n  ".join(json.dumps(one) for one in value)
             parts.append(f" {json.dumps(name)}: [\n  {inner}\n ]")
         elif name == "runs":
-            inner = ",\n  ".join(f"{json.dumps(run)}: {json.dumps(said)}" for run, said in value.items())
+            inner = ",\n  ".join(f"{json.dumps(run)}: {json.dumps(about)}" for run, about in value.items())
             parts.append(f" {json.dumps(name)}: {{\n  {inner}\n }}")
         else:
             parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
@@ -134,8 +134,8 @@ def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
 def tables(record: Row) -> str:
     """Return a section for each run: a table for each way to speculate, one of prefill, one of where rounds go."""
     parts = []
-    for name, said, run in _runs(record):
-        parts.append(f"## {name}\n\n{said['about']}.\n\n{runs.origin(said)}\n\n" if name else "")
+    for name, about, run in _runs(record):
+        parts.append(f"## {name}\n\n{about['about']}.\n\n{runs.origin(about)}\n\n" if name else "")
         for (of,), rows in _by([row | dict(of=_of(row)) for row in run["rows"]], "of"):
             parts.append(f"**{of}**\n\n{HEAD}")
             parts += [_line(*each, run.get("profiles", [])) for each in compared(rows)]
@@ -175,8 +175,8 @@ def _runs(record: Row) -> list[tuple[str, Row, Row]]:
         return [("", {}, record)]
     lists = ("rows", "profiles")
     return [
-        (name, said, {part: [one for one in record[part] if one["run"] == name] for part in lists})
-        for name, said in record["runs"].items()
+        (name, about, {part: [one for one in record[part] if one["run"] == name] for part in lists})
+        for name, about in record["runs"].items()
     ]
 
 

@@ -1,9 +1,9 @@
-"""Texts of chains and trees beside plain decoding's, on a GPU: equal, or parted where two tokens are nearly tied.
+"""Compares texts of chains and trees with plain decoding in SGLang: equal, or different at a near tie.
 
-python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--rehearse]
+    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--rehearse]
 
-With several ranks a server is tensor parallel, a GPU each: its ranks' texts must be the same, and DRAFTMARK_GUARD=1
-compares what each rank runs in every forward.
+With several ranks, a server is tensor parallel with one GPU per rank. All ranks must give equal texts, and
+DRAFTMARK_GUARD=1 compares the forwards of the ranks.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ SERVED = (
     ("draftmark", plain(16)),
     ("fa3", plain(64)),
 )
-"""The first is what the others are compared with."""
+"""Servers. The texts of the others are compared with those of the first."""
 ON_RANKS = 2
-"""How many of them several ranks serve."""
-LAST_WORDS = 60
+"""Number of servers that run with several ranks."""
+LOG_LINES = 60
 PORT = 29500
 
 
 def prompts() -> list[list[int]]:
-    """One of each length."""
+    """Return one random prompt of each length."""
     make = random.Random(3)
     return [[make.randrange(2, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 
 def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> None:
-    """Decode every prompt, together, and write texts, verifications, and how many forwards all ranks ran alike."""
+    """Decode all prompts together; write texts, verifications and the number of forwards that the ranks compared."""
     os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
     backend, case = SERVED[number]
     import_sglang(rehearsed)
-    from .dummies import pools_as_asked
+    from .dummies import pools_of_requested_size
 
-    pools_as_asked()
-    given = _arguments(backend, case, folder, rehearsed)
+    pools_of_requested_size()
+    arguments = _arguments(backend, case, folder, rehearsed)
     if ranks > 1:
         os.environ["DRAFTMARK_GUARD"] = "1"
-        given |= dict(tp_size=ranks, nccl_port=PORT + number, disable_custom_all_reduce=True, rank=rank)
-    scheduler = scheduler_of(**given)
+        arguments |= dict(tp_size=ranks, nccl_port=PORT + number, disable_custom_all_reduce=True, rank=rank)
+    scheduler = scheduler_of(**arguments)
     running = submit(scheduler, prompts(), TOKENS)
     run_until_done(scheduler, running)
     texts = [list(request.output_ids)[:TOKENS] for request in running]
     verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
     forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_comparison", None)
-    said = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
-    _file(folder, number, rank).write_text(json.dumps(said))
+    result = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
+    _file(folder, number, rank).write_text(json.dumps(result))
     os._exit(0)
 
 
@@ -87,14 +87,14 @@ def _arguments(backend: str, case: Case, folder: Path, rehearsed: bool) -> dict[
         mem_fraction_static=0.5 if rehearsed else 0.9,
         max_total_tokens=65536,
         max_running_requests=8,
-        cuda_graph_bs_decode=[2, 4, 8],  # requests end at different rounds: 3, 5, 6 and 7 are padded
+        cuda_graph_bs_decode=[2, 4, 8],  # requests end in different rounds, so batches of 3, 5, 6 and 7 are padded
         cuda_graph_backend_prefill="disabled",
         disable_cuda_graph=rehearsed,
     ) | drafting(case, folder / "draft")
 
 
 def judge(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[dict[str, Any]]:
-    """Each server's texts beside the first one's that has any."""
+    """Return a row per server: its texts compared with those of the first server that has any."""
     import torch
     import transformers
 
@@ -111,7 +111,7 @@ def judge(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list
     return [
         _row(number, made[number], made[whole[0]][0]["texts"], models)
         if number in whole
-        else _about(number) | dict(result="gave no texts", log=_last_words(folder, number, ranks))
+        else _about(number) | dict(result="gave no texts", log=_log_tail(folder, number, ranks))
         for number in numbers
     ]
 
@@ -134,7 +134,7 @@ def _row(number: int, ranks: list[Any], plain: list[list[int]], models: list[Any
 
 
 def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any] | None:
-    """Where two texts part: the gap between the two tokens' logits in fp32, and how far bf16's logits are off there."""
+    """Return the gap of the two tokens' fp32 logits where the texts part, and bf16's largest error there."""
     import torch
 
     at = next((n for n, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)
@@ -156,13 +156,13 @@ def _read(file: Path) -> Any:
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def _last_words(folder: Path, number: int, ranks: int) -> list[str]:
+def _log_tail(folder: Path, number: int, ranks: int) -> list[str]:
     logs = [folder / f"log.{number}.{rank}" for rank in range(ranks)]
-    return [line for log in logs for line in log.read_text(errors="replace").strip().splitlines()[-LAST_WORDS:]]
+    return [line for log in logs for line in log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]]
 
 
 def start(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[subprocess.Popen[bytes]]:
-    """All servers, all ranks, side by side."""
+    """Start all ranks of all servers at once."""
     servers = []
     for number in numbers:
         for rank in range(ranks):
@@ -174,15 +174,15 @@ def start(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list
 
 
 def main() -> None:
-    """Serve all side by side, and write how they compare."""
+    """Run all servers at once, and write the comparison of their texts."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang.texts")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--ranks", type=int, default=1, help="GPUs of each server")
-    parser.add_argument("--servers", help="their places in SERVED; all of them, or with several ranks the first two")
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, in fp32")
-    parser.add_argument("--serve", type=int, help="(used by itself)")
-    parser.add_argument("--rank", type=int, default=0, help="(used by itself)")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of each server, with one GPU each")
+    parser.add_argument("--servers", help="indices in SERVERS; by default all, or the first two with several ranks")
+    parser.add_argument("--rehearse", action="store_true", help="run on a CPU, in fp32")
+    parser.add_argument("--serve", type=int, help="internal: run this server")
+    parser.add_argument("--rank", type=int, default=0, help="internal: rank of the server process")
     options = parser.parse_args()
     if options.serve is not None:
         serve(options.serve, options.out, options.rank, options.ranks, options.rehearse)

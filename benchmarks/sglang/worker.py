@@ -1,10 +1,9 @@
-"""One server: it imports, waits for its wave, starts beside that wave's others, waits for its turn, and is measured
-alone.
+"""One server process: it imports SGLang, waits for its wave, starts, waits for its turn, and is measured.
 
-python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse]
+    python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse]
 
-Starting takes most of the time (imports, compilers, graphs) and measuring little; so what can go on side by side does,
-but while something is measured nothing else does.
+Imports, compilation and graph capture take most of the time, so the servers of a wave do them at once. No other server
+works during a measurement.
 """
 
 from __future__ import annotations
@@ -28,50 +27,50 @@ from .imports import import_sglang
 from .profiles import Profile
 
 SKIPPED, ROUNDS, FEWER, PROFILED = 6, 40, 16, 6
-"""Rounds before the clock starts; rounds measured; the same where a round is long; rounds whose kernels are listed."""
+"""Rounds: not measured at the start; measured; measured if rounds are long; recorded by the profiler."""
 
 
 def main(number: int, folder: Path, rehearsed: bool) -> None:
-    """Start, wait for the turn, measure every point, and write rows as they come."""
+    """Start the server, wait for its turn, measure every point, and write each row at once."""
     server = SERVERS[number]
-    os.environ.update(environment(server, rehearsed))  # before SGLang is imported, which reads it then
+    os.environ.update(environment(server, rehearsed))  # SGLang reads these at import
     if not rehearsed:
-        with suppress(Exception):  # it saves time, no more: SGLang compiles what it lacks
+        with suppress(Exception):  # optional: SGLang compiles missing kernels later
             _compile_early(number, server)
     import_sglang(rehearsed)
     (folder / f"imported.{number}").touch()
     _wait(folder / f"go.{number}")
-    from .dummies import Prompts, fill, pass_prompts_by, pools_as_asked, share_kv, share_layers
+    from .dummies import Prompts, fill, pools_of_requested_size, share_kv, share_layers, skip_prompts
 
     share_layers()
     share_kv()
-    pools_as_asked()
-    pass_prompts_by()
+    pools_of_requested_size()
+    skip_prompts()
     if rehearsed:
         server = _small(server)
     scheduler = scheduler_of(**server_arguments(server, folder, rehearsed))
-    assert scheduler.max_total_num_tokens >= server.tokens - 64, "the pool is smaller than was asked for"
+    assert scheduler.max_total_num_tokens >= server.tokens - 64, "the pool is smaller than requested"
     fill(scheduler)
-    # What a backend compiles when it is first asked (FlashInfer: for minutes) is there before it says that it is ready.
+    # Compiles kernels that a backend compiles at first use (FlashInfer: for minutes), before the server is ready.
     run_until_done(scheduler, submit(scheduler, [list(range(2, 66))], 4 * server.case.accept))
     (folder / f"ready.{number}").touch()
     _wait(folder / f"turn.{number}")
     measured = Measured(server, scheduler, folder / f"rows.{number}.json")
-    Prompts.earnest = False
+    Prompts.computed = False
     for requests, length in server.points:
         measured.decode(requests, length)
-    Prompts.earnest = True
+    Prompts.computed = True
     for requests, length in PREFILLS if server.prefill and not rehearsed else ():
         measured.prefill(requests, length)
-    Prompts.earnest = False
-    for number_of_point in range(min(server.profiled, len(server.points))):  # last: a profiler leaves traces
+    Prompts.computed = False
+    for number_of_point in range(min(server.profiled, len(server.points))):  # last, because a profiler slows later runs
         measured.profile(number_of_point)
     (folder / f"done.{number}").touch()
     os._exit(0)
 
 
 class Measured:
-    """What is measured of one server, written after each row."""
+    """Measurements of one server; the file is written after each row."""
 
     def __init__(self, server: Server, scheduler: Any, file: Path) -> None:
         self._server, self._scheduler, self._file = server, scheduler, file
@@ -79,7 +78,7 @@ class Measured:
         self._vocabulary = scheduler.model_config.vocab_size
 
     def decode(self, requests: int, length: int) -> None:
-        """Tokens a second from when every request has some rounds behind it."""
+        """Measure decode tokens/s after some rounds of every request."""
         case = self._server.case
         rounds = FEWER if requests * case.num_draft_tokens > 256 else ROUNDS
         marks = self._run(requests, length, rounds)
@@ -90,7 +89,7 @@ class Measured:
         self._keep()
 
     def prefill(self, requests: int, length: int) -> None:
-        """Tokens a second of prompts taken whole; the second time, when everything is compiled."""
+        """Measure prefill tokens/s in the second run, when all kernels are compiled."""
         for _ in range(2):
             began = time.perf_counter()
             run_until_done(self._scheduler, submit(self._scheduler, self._prompts(requests, length), 1))
@@ -98,14 +97,14 @@ class Measured:
         self._row(requests, length, "prefill", rate)
 
     def profile(self, number: int) -> None:
-        """What the GPU does in a round of a point that was measured, kernel by kernel."""
+        """Record the kernels of a round at a measured point."""
         with Profile() as profile:
             marks = self._run(*self._server.points[number], PROFILED, profile)
         self._rows[number]["profile"] = profile.summary(PROFILED) | _rounds([at for at, _ in marks])
         self._keep()
 
     def _run(self, requests: int, length: int, rounds: int, profile: Profile | None = None) -> list[tuple[float, int]]:
-        """When each round from the last skipped one on had ended, and how many tokens there were then."""
+        """Return the end time of each measured round, and the number of tokens at that time."""
         accept = self._server.case.accept
         wanted = [1 + (SKIPPED + one) * accept for one in range(rounds + 1)]
         running = submit(self._scheduler, self._prompts(requests, length), wanted[-1] + 2 * accept)
@@ -133,20 +132,20 @@ class Measured:
         self._keep()
 
     def _keep(self) -> None:
-        """Under another name first: who measures reads the file at any time."""
+        """Write the rows to another name and rename the file, because the parent process reads it at any time."""
         part = self._file.with_suffix(".part")
         part.write_text(json.dumps(self._rows))
         part.replace(self._file)
 
 
 def _rounds(ends: list[float]) -> dict[str, float]:
-    """µs of the median and of the longest round: where they lie far apart, something else ran."""
+    """Return µs of the median and of the longest round. A large difference means that something else ran."""
     spent = [(end - begin) * 1e6 for begin, end in pairwise(ends)]
     return dict(median_round_us=round(median(spent), 1), longest_round_us=round(max(spent), 1))
 
 
 def _small(server: Server) -> Server:
-    """The same server for a CPU, where SGLang's own GPU backends are not."""
+    """Return the server with backends and points for a CPU, where SGLang's GPU backends do not run."""
     own = "torch_native" if server.case.speculate == "none" else "draftmark"
     backend = server.backend if server.backend == "draftmark" else own
     return Server(server.case, backend, ((1, 64), (3, 40)), profiled=server.profiled)
@@ -158,7 +157,7 @@ def _wait(file: Path) -> None:
 
 
 def _compile_early(number: int, server: Server) -> None:
-    """SGLang compiles some things when it first needs them; servers that start together compile one each."""
+    """Compile one of the kernels that SGLang compiles at first use; servers of a wave share them on disk."""
     if server.case.speculate == "ngram":
         from sglang.kernels.ops.speculative.ngram_corpus import get_ngram_corpus_cls
 

@@ -1,1 +1,1 @@
-"""Decoding on a GPU, end to end."""
+"""End-to-end decoding benchmarks on a GPU."""

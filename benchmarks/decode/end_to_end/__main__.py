@@ -1,11 +1,10 @@
-"""Tokens per second of the whole loop on a GPU: plain, n-gram, EAGLE chain and tree, on every backend installed.
+"""Tokens/s of the whole loop on a GPU: plain, n-gram, EAGLE chain and tree, on every installed backend.
 
     python -m benchmarks.decode.end_to_end --json benchmarks/results/end-to-end-h200.json --minutes 8
 
-Two models (`models`): SmolLM2-135M-Instruct with its trained head, whose texts are compared; and a
-Llama-3-8B in shape only, with acceptance forced to the profiles below. transformers' own generation is the outside
-peer, in the same process. Cases most worth having come first; a run that is out of time leaves the rest out, and
-`--resume` adds them to what the file has.
+There are two models (`models`): SmolLM2-135M-Instruct with its trained head, for which texts are compared, and a
+Llama-3-8B shape with random weights and forced acceptance (`PROFILES`). transformers' own generation is measured in the
+same process. The most useful cases come first. A run that is out of time leaves out the rest, and `--resume` adds them.
 """
 
 from __future__ import annotations
@@ -38,20 +37,23 @@ PROFILES: dict[str, tuple[float, ...]] = {
     "chain": (0.595, 0.624, 0.704, 0.749),
     "tree": (0.766, 0.727, 0.688, 0.745),
 }
-"""Forced on the Llama shape: the probability that a path which kept i drafts keeps one more. Chain and tree are what
-SmolLM2's head has on held-out prompts (`results/eagle-held-out.json`); n-gram's is chosen, it depends on the text."""
+"""Forced acceptance of the Llama shape: the probability that a path with i accepted drafts accepts another.
+
+Chain and tree are measured values of SmolLM2's head on held-out prompts (`results/eagle-held-out.json`). N-gram is an
+assumption, because it depends on the text.
+"""
 
 NONE, NGRAM, CHAIN, TREE, WIDE, DEEP = (1, 1, 1), (1, 1, 8), (1, 4, 5), (4, 4, 16), (8, 4, 32), (8, 6, 48)
 WAYS = (("none", NONE), ("ngram", NGRAM), ("chain", CHAIN), ("tree", TREE))
 PEER_PROMPTS, PEER_TOKENS = 3, 96
-"""Fewer for transformers' own generate, whose tokens per second hardly depend on the text."""
+"""Prompts and tokens of transformers' own generate: fewer, because its tokens/s hardly depend on the text."""
 BACKENDS = ("cuda_triton", "cuda_flashinfer", "cuda_trtllm")
 GRID = [(1, 1024), (64, 8192), (8, 8192), (1, 32768), (8, 1024), (64, 1024), (1, 8192), (8, 32768)]
-"""Batch and context of the Llama shape; 64 x 32k would be 2,097,152 tokens of KV, more than the card holds."""
+"""Batch and context of the Llama shape. 64 x 32k is left out: 2,097,152 tokens of KV do not fit the GPU."""
 
 
 def cases(backends: Sequence[str]) -> Iterator[Case]:
-    """Every case, the most worth having first."""
+    """Yield every case, the most useful first."""
     first, others = backends[0], backends[1:]
     yield from (Case(SMOLLM2, "answers", first, way, shape, 1, 0) for way, shape in WAYS)
     yield from (Case(SMOLLM2, "answers", first, "tree", shape, 1, 0) for shape in (WIDE, DEEP))
@@ -81,24 +83,30 @@ def cases(backends: Sequence[str]) -> Iterator[Case]:
 
 
 TIMELINES = [(model, way, size) for model, size in ((SMOLLM2, 1), (LLAMA, 1), (LLAMA, 64)) for way in ("none", "tree")]
-"""Windows of the first backend that the profiler sees too: model, way, batch."""
+"""Windows of the first backend that the profiler also records: model, drafts, batch."""
 
 
 @dataclass
 class Bench:
-    """The subjects, made when the first case needs them, and what the rows are held against."""
+    """State of a run: models, made when the first case needs them, rows, and texts to compare with.
+
+    Attributes:
+        absent: reason, by name of a backend that cannot be used.
+        kept: fields of the old file that this benchmark does not write.
+        texts: first texts of each group of cases (`_group`).
+    """
 
     args: argparse.Namespace
     rows: list[dict[str, Any]]
     timelines: list[dict[str, Any]]
     absent: dict[str, str]
-    beside: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
     subjects: dict[str, Subject] = field(default_factory=dict)
     dialogues: list[tuple[int, ...]] = field(default_factory=list)
     texts: dict[tuple[Any, ...], list[tuple[int, ...]]] = field(default_factory=dict)
 
     def subject(self, name: str) -> Subject:
-        """The model of that name."""
+        """Return the model of that name, made at its first use."""
         if name not in self.subjects:
             device = self.args.device
             dtype = "bfloat16" if device == "cuda" else "float32"
@@ -109,14 +117,14 @@ class Bench:
         return self.subjects[name]
 
     def measure(self, case: Case) -> dict[str, Any]:
-        """The case's row; one that fails says why."""
+        """Return the case's row. A case that fails records the error as its note."""
         start, found = time.perf_counter(), Measured()
         identical: dict[str, Any] = {"identical": None}
         try:
             found, prompts = self._run(case)
             if not self.subject(case.model).forced and found.texts:
                 identical = self._compare(case, prompts, found.texts)
-        except Exception as error:  # one case must not cost the others
+        except Exception as error:  # one failing case must not stop the others
             traceback.print_exc()
             found.note = f"{type(error).__name__}: {str(error)[:300]}"
         release()
@@ -133,7 +141,7 @@ class Bench:
             prompts = [] if subject.forced else self._contexts(subject, case)
             wanted = (case.model, case.speculate, case.batch) in TIMELINES and case.backend == self.args.backends[0]
             take = self._timeline(case) if wanted and args.device == "cuda" else None
-            # A round of the small model is short beside the waits at both ends of a window.
+            # A round of the small model is short compared with the waits at both ends of a window.
             return window(case, subject, prompts, args.rounds * (1 if subject.forced else 4), 3, take), prompts
         if case.model == LLAMA:
             prompts = [tuple((i * 7919) % subject.model.vocab_size for i in range(case.context))]
@@ -145,12 +153,12 @@ class Bench:
         return answers(case, subject, prompts, args.new_tokens, args.repeats), prompts
 
     def _prompts(self, subject: Subject, count: int) -> list[tuple[int, ...]]:
-        """Held-out prompts, spread over their kinds."""
+        """Return held-out prompts, spread over their kinds."""
         ids = [tuple(tokens) for tokens in chat(subject.model, HELD_OUT)]
         return ids[:: max(1, len(ids) // count)][:count]
 
     def _contexts(self, subject: Subject, case: Case) -> list[tuple[int, ...]]:
-        """Long dialogues: held-out questions and the model's own answers, up to the context's length."""
+        """Return long dialogues: held-out questions and the model's answers, concatenated to the context's length."""
         if not self.dialogues:
             prompts = self._prompts(subject, len(HELD_OUT))
             config = EngineConfig(
@@ -158,8 +166,8 @@ class Bench:
                 max_extend_tokens=8192,
             )  # fmt: skip
             engine = Engine(subject.model, config)
-            said = decode(engine, prompts, 128)
-            self.dialogues = [(*p, *g.tokens) for p, g in zip(prompts, said, strict=True)]
+            generated = decode(engine, prompts, 128)
+            self.dialogues = [(*p, *g.tokens) for p, g in zip(prompts, generated, strict=True)]
         count = len(self.dialogues)
         return [laid_end_to_end(self.dialogues, first % count, case.context) for first in range(case.batch)]
 
@@ -173,9 +181,9 @@ class Bench:
         return take
 
     def _compare(self, case: Case, prompts: Sequence[tuple[int, ...]], texts: list[tuple[int, ...]]) -> dict[str, Any]:
-        """Against plain decoding of the first backend at the same batch, which comes first in `cases`.
+        """Compare with plain decoding of the first backend at the same batch, which comes first in `cases`.
 
-        A window's texts differ in length with the accepted length, a peer's are shorter; the common part is compared.
+        Texts of windows and of peers differ in length, so only their common part is compared.
         """
         base = self.texts.setdefault(_group(case), texts)[: len(texts)]
         if case.kind == "answers":
@@ -188,13 +196,13 @@ class Bench:
 
 
 def main() -> None:
-    """Measure until the time is up; write the file after every case."""
+    """Measure cases until the time is over, and write the file after each one."""
     args = _arguments()
     args.commit = args.commit or origin.commit()
     start = time.perf_counter()
     old = json.loads(args.json.read_text()) if args.resume and args.json and args.json.exists() else {}
     bench = Bench(args, old.get("rows", []), old.get("timelines", []), {})
-    bench.beside = {name: old[name] for name in ("forced_shares",) if name in old}
+    bench.kept = {name: old[name] for name in ("forced_shares",) if name in old}
     args.backends, bench.absent = _backends(args)
     pending = _pending(args, bench.rows)
     for name in dict.fromkeys(case.model for case in pending):
@@ -205,7 +213,7 @@ def main() -> None:
             left += 1
             continue
         row = bench.measure(case)
-        # Rows with a profile are those of `adaptive`, in the same file.
+        # Rows with a profile belong to `adaptive`, which writes to the same file.
         others = (r for r in bench.rows if "profile" in r or any(r[name] != row[name] for name in _columns()))
         bench.rows = [*others, row]
         print(json.dumps({name: row[name] for name in row if row[name] not in (None, "")}), flush=True)
@@ -214,17 +222,17 @@ def main() -> None:
 
 
 def _pending(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Case]:
-    """The cases asked for that the rows lack, and those whose texts are compared with theirs."""
+    """Return the selected cases without a row, and selected cases with texts that those are compared with."""
     words = args.only or ()
-    asked = [case for case in cases(args.backends) if all(word in json.dumps(case.key) for word in words)]
+    selected = [case for case in cases(args.backends) if all(word in json.dumps(case.key) for word in words)]
     done = [{n: row[n] for n in _columns()} for row in rows if row["tokens_per_s"] and "profile" not in row]
-    lacking = [case for case in asked if case.key not in done]
+    lacking = [case for case in selected if case.key not in done]
     groups = {_group(case) for case in lacking if case.model == SMOLLM2}
-    return [case for case in asked if case in lacking or _group(case) in groups]
+    return [case for case in selected if case in lacking or _group(case) in groups]
 
 
 def _group(case: Case) -> tuple[Any, ...]:
-    """Cases with the same text."""
+    """Return a key that is equal for cases with equal texts."""
     return case.model, case.kind if case.kind == "window" else "answers", case.batch, case.context
 
 
@@ -236,12 +244,12 @@ def _result(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "versions": versions, "dtype": "bfloat16" if cuda else "float32", "page_size": 64,
         "forced_acceptance": {LLAMA: PROFILES}, "new_tokens": args.new_tokens, "rounds_per_window": args.rounds,
-        "absent_backends": bench.absent, **bench.beside, "rows": bench.rows, "timelines": bench.timelines,
+        "absent_backends": bench.absent, **bench.kept, "rows": bench.rows, "timelines": bench.timelines,
     }  # fmt: skip
 
 
 def _backends(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Backends that are installed and load; why the others don't."""
+    """Return the backends that load, and the reason for each of the others."""
     if args.backend:
         return args.backend, {}
     installed, found, absent = {one.name for one in available()}, [], {}
@@ -269,20 +277,20 @@ def _round(value: float | None, digits: int) -> float | None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="where to write the result")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that the file has")
-    parser.add_argument("--minutes", type=float, default=8, help="no case begins after them")
-    parser.add_argument("--only", nargs="+", help="cases whose columns, as JSON, hold all of these words")
-    parser.add_argument("--backend", nargs="+", help="instead of every CUDA backend that is installed")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the file")
+    parser.add_argument("--minutes", type=float, default=8, help="start no case after this time")
+    parser.add_argument("--only", nargs="+", help="only cases with all of these words in their columns, as JSON")
+    parser.add_argument("--backend", nargs="+", help="backends; by default every installed CUDA backend")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--model", help="SmolLM2's folder or GGUF file; the bundled one without it")
-    parser.add_argument("--head", help="folder of its draft head; the installed one without it")
-    parser.add_argument("--tiny", action="store_true", help="a tiny Llama shape, to try the benchmark itself")
-    parser.add_argument("--prompts", type=int, default=len(HELD_OUT), help="answers at batch 1")
-    parser.add_argument("--new-tokens", type=int, default=320, help="of an answer at most, as of the held-out prompts")
-    parser.add_argument("--rounds", type=int, default=12, help="of a window; three windows a case")
-    parser.add_argument("--repeats", type=int, default=1, help="of the answers")
-    parser.add_argument("--commit", help="what to write where git knows nothing; else DRAFTMARK_COMMIT")
+    parser.add_argument("--model", help="folder or GGUF file of SmolLM2; by default the bundled one")
+    parser.add_argument("--head", help="folder of its draft head; by default the installed one")
+    parser.add_argument("--tiny", action="store_true", help="use a tiny Llama shape, to test the benchmark itself")
+    parser.add_argument("--prompts", type=int, default=len(HELD_OUT), help="number of answers at batch 1")
+    parser.add_argument("--new-tokens", type=int, default=320, help="largest number of tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds per window; a case has three windows")
+    parser.add_argument("--repeats", type=int, default=1, help="repeats of the answers")
+    parser.add_argument("--commit", help="commit to record; by default DRAFTMARK_COMMIT or git's HEAD")
     return parser.parse_args()
 
 

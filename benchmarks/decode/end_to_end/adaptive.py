@@ -1,14 +1,16 @@
-"""Adaptive drafting beside plain decoding and fixed drafts: the 8B shape, by batch, context and acceptance.
+"""Adaptive drafting compared with plain decoding and fixed drafts: the 8B shape, by batch, context and acceptance.
 
     python -m benchmarks.decode.end_to_end.adaptive --minutes 5 --resume     # rows of results/end-to-end-h200.json
-    python -m benchmarks.plots.speed_up                                      # the drawing of it
+    python -m benchmarks.plots.speed_up                                      # draws them
 
-Acceptance is forced (`forced.RankedAcceptance`). "good" is what SmolLM2's head has on held-out prompts: how sure it
-is of its drafts, and how often such drafts come true (`results/eagle-confidence.json`). "bad" keeps each first draft
-with 0.2, whatever the head claims. One engine serves both, "good" before "bad", so an adaptive engine has to find out
-that drafts ceased to pay. Every window decodes the same tokens of each request behind the same context, for longer
-contexts cost more. What is most worth having comes first; `--minutes` ends a run between two engines, `--resume` goes
-on with what the file lacks. A row is written as soon as it is measured.
+Acceptance is forced (`forced.RankedAcceptance`), with two profiles:
+
+* "good": confidence and acceptance of SmolLM2's head on held-out prompts (`results/eagle-confidence.json`).
+* "bad": each first draft is accepted with probability 0.2, whatever the head's confidence.
+
+One engine runs "good", then "bad", so an adaptive engine must detect that drafts no longer help. Every window decodes
+an equal number of tokens per request after an equal context, because longer contexts cost more. The most useful engines
+come first. `--minutes` ends a run between two engines, and `--resume` adds missing rows. Each row is written at once.
 """
 
 from __future__ import annotations
@@ -46,27 +48,27 @@ WAYS = (("none", (1, 1, 1)), ("adaptive", TREE), ("adaptive", CHAIN))
 FIXED = (("chain", CHAIN), ("tree", TREE))
 COVER = [(64, 1024), (1, 1024), (256, 1024), (16, 1024), (4, 1024), (128, 1024)]
 REST = [(64, 8192), (1, 8192), (16, 32768), (1, 32768), (16, 8192), (4, 8192), (4, 32768)]
-"""Beyond these KV does not fit: a token of the 8B shape and its head takes 132 KiB, 128 x 8k would take 138 GiB."""
+"""Other points. Larger ones do not fit: a token of the 8B shape and its head takes 132 KiB of KV, 128 x 8k 138 GiB."""
 TINY = [(1, 64), (3, 64)]
 WARM = {"adaptive": 60}
-"""Rounds before each window; others need 6. An adaptive engine learns what drafts are worth in them."""
+"""Rounds before each window, 6 by default. An adaptive engine learns the value of drafts in them."""
 
 
 def good(topk: int) -> Shares:
-    """What forces a head's acceptance, by the record of how sure it was and what came true; see `RankedAcceptance`."""
+    """Return shares from the record of a head's confidence and acceptance; see `RankedAcceptance`."""
     rows = json.loads((RESULTS / "eagle-confidence.json").read_text())["rows"]
     levels = sorted((row for row in rows if row["topk"] == topk), key=lambda row: row["level"])
     return [[[kept, *((1 - kept) * share for share in row["siblings"])] for kept in row["kept"]] for row in levels]
 
 
 def bad(topk: int) -> Shares:
-    """The same form: the likeliest child alone, with one share."""
+    """Return shares that accept only the likeliest child, with one probability."""
     return [[[BAD_SHARE] + [0.0] * (topk - 1) for _ in level] for level in good(topk)]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One engine: its rows are one for each profile, of plain decoding one in all."""
+    """One engine to measure. Plain decoding has one row, other engines have one row per profile."""
 
     speculate: str
     shape: tuple[int, int, int]
@@ -75,11 +77,11 @@ class Unit:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """What is forced, in order."""
+        """Profiles to force, in order."""
         return ("",) if self.speculate == "none" else PROFILES
 
     def key(self, backend: str, profile: str) -> dict[str, Any]:
-        """The columns that name a row."""
+        """Return the columns that identify a row."""
         topk, steps, nodes = self.shape
         return {
             "model": LLAMA, "kind": "window", "backend": backend, "speculate": self.speculate, "topk": topk,
@@ -89,7 +91,7 @@ class Unit:
 
 
 def units(points: list[tuple[int, int]]) -> Iterator[Unit]:
-    """Every engine, point by point; fixed drafts come last, at short contexts alone."""
+    """Yield every engine, point by point. Fixed drafts come last, and only at short contexts."""
     for batch, context in points:
         yield from (Unit(way, shape, batch, context) for way, shape in WAYS)
     for batch, context in points:
@@ -98,11 +100,11 @@ def units(points: list[tuple[int, int]]) -> Iterator[Unit]:
 
 
 def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple[Engine, list[RankedAcceptance]]:
-    """The engine, and what forces its acceptance."""
+    """Return the engine, and the objects that force its acceptance."""
     cuda, forced = subject.model.device.type == "cuda", []
     drafts = None if unit.speculate == "none" else Eagle(subject.head, *unit.shape)
     if drafts is not None and unit.speculate == "adaptive":
-        fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)  # smaller ones hold no batch
+        fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)  # smaller budgets hold no batch
         drafts = Claiming(drafts, tuple(fitting), forced=forced)
 
     def wrap(ops: TreeOps) -> TreeOps:
@@ -118,10 +120,10 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
 
 
 def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The unit's rows, one for each profile, behind rounds that are not counted."""
+    """Yield the unit's rows, one for each profile, after warm-up rounds."""
     warm, topk = WARM.get(unit.speculate, 6), unit.shape[0]
     longest = unit.shape[1] + 1 if unit.speculate != "none" else 1
-    wanted = args.tokens + 4 * args.tokens // unit.batch  # of each request: few of them vary more
+    wanted = args.tokens + 4 * args.tokens // unit.batch  # tokens per request: small batches vary more
     limit = -(-(unit.context + max(warm * longest, wanted) + 16 * longest) // 64) * 64
     start = time.perf_counter()
     engine, forced = open_engine(unit, subject, args.backend, limit)
@@ -147,21 +149,21 @@ def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[
 
 
 def seated(engine: Engine, unit: Unit) -> None:
-    """Give the engine the unit's requests anew, at their context's end."""
+    """Replace the engine's requests by new ones at the end of their context."""
     for request in list(engine._scheduler.running):
         engine.cancel(request.id)
     while engine._pending:
         engine.step()
     seat(engine, unit.batch, unit.context)
     drafting = engine._drafting
-    if isinstance(drafting, AdaptiveHeadDrafter):  # as a prefill does
+    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill does this too
         rows = torch.tensor([request.row for request in engine._scheduler.running], device=engine.model.device)
         drafting._backlog.forget(rows)
         drafting._calibration.forget(rows)
 
 
 def _decode(engine: Engine, tokens: int) -> tuple[int, float]:
-    """Tokens accepted until there are as many as that, and seconds."""
+    """Decode until at least `tokens` are accepted; return the accepted tokens and the seconds."""
     before = engine.statistics.accepted
     synchronize(engine.model.device)
     start = time.perf_counter()
@@ -181,7 +183,7 @@ def _counted(before: Any, after: Any) -> dict[str, Any]:
 
 
 def _table(engine: Engine) -> dict[str, Any]:
-    """An adaptive engine's cost table, in ms at the window's lengths."""
+    """Return an adaptive engine's cost table, in ms at the window's lengths."""
     policy = getattr(engine._drafting, "_policy", None)
     if policy is None:
         return {}
@@ -195,14 +197,14 @@ def _table(engine: Engine) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure until the time is up; write the file after every row."""
+    """Measure until the time is over, and write the file after every row."""
     args = _arguments()
     start, cuda = time.perf_counter(), args.device.startswith("cuda")
     args.commit, args.device_name = args.commit or origin.commit(), origin.device_name(args.device)
     args.run = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
     result = json.loads(args.json.read_text()) if args.json.exists() else {"schema": 2, "rows": []}
     result["forced_shares"] = {"good": "eagle-confidence.json", "bad": BAD_SHARE}
-    # Rows with a profile are this benchmark's; those of `end_to_end` itself in the same file stay as they are.
+    # Rows with a profile belong to this benchmark. Rows of `end_to_end` in the same file stay as they are.
     rows = result["rows"] = [row for row in result["rows"] if args.resume or "profile" not in row]
     points = TINY if args.tiny else [*COVER, *([] if args.cover else REST)]
     done = [{name: row.get(name) for name in Unit("", (0, 0, 0), 0, 0).key("", "")} for row in rows]
@@ -220,7 +222,7 @@ def main() -> None:
                     json.dumps({n: v for n, v in row.items() if n not in ("commit", "costs_ms", "model")}), flush=True
                 )
                 origin.write(args.json, result)
-        except Exception:  # one engine must not cost the others
+        except Exception:  # one failing engine must not stop the others
             traceback.print_exc()
         release()
     print(f"{len(rows)} rows, {left} engines left out, {time.perf_counter() - start:.0f} s, cuda {cuda}", flush=True)
@@ -228,17 +230,17 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, default=RESULTS / "end-to-end-h200.json", help="where to write the rows")
-    parser.add_argument("--resume", action="store_true", help="keep this benchmark's rows that the file has")
-    parser.add_argument("--minutes", type=float, default=8, help="no engine is opened after them")
-    parser.add_argument("--cover", action="store_true", help="contexts of 1k alone: every batch")
+    parser.add_argument("--json", type=Path, default=RESULTS / "end-to-end-h200.json", help="file for the rows")
+    parser.add_argument("--resume", action="store_true", help="keep this benchmark's rows in the file")
+    parser.add_argument("--minutes", type=float, default=8, help="open no engine after this time")
+    parser.add_argument("--cover", action="store_true", help="only contexts of 1k, with every batch")
     parser.add_argument(
-        "--tokens", type=int, default=72, help="of each request in a window; of a single one five times"
+        "--tokens", type=int, default=72, help="tokens of each request in a window; five times as many at batch 1"
     )
     parser.add_argument("--backend", default="cuda_triton")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tiny", action="store_true", help="a tiny Llama shape, to try the benchmark itself")
-    parser.add_argument("--commit", help="what to write where git knows nothing; else DRAFTMARK_COMMIT")
+    parser.add_argument("--tiny", action="store_true", help="use a tiny Llama shape, to test the benchmark itself")
+    parser.add_argument("--commit", help="commit to record; by default DRAFTMARK_COMMIT or git's HEAD")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Accept drafts by a stated profile instead of by what the target says.
+"""Forced acceptance: accepts drafts by a given profile instead of the target's tokens.
 
-With random weights no draft is ever right, so the cost of a tree could not be measured on a model whose weights are not
-at hand. Forced acceptance makes the loop do all its work at a stated accepted length. The text means nothing then.
+A model with random weights never accepts a draft, so its cost at an accepted length could not be measured. Forced
+acceptance makes the loop do all its work at a given accepted length. The text is then meaningless.
 
     Engine(model, config, wrap_tree_ops=lambda ops: ForcedAcceptance(ops, (0.8, 0.7), seed=0, device=model.device))
 """
@@ -23,18 +23,18 @@ from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.sampling import uniform
 
 Shares = Sequence[Sequence[Sequence[float]]]
-"""By level, mood and rank."""
+"""Acceptance probability by level, confidence class and rank."""
 
 
 class ForcedAcceptance:
-    """A backend's `TreeOps`, but that verification keeps a drawn number of drafts. Capturable as they are.
+    """A backend's `TreeOps` with a random number of accepted drafts. It can be captured if they can.
 
     Args:
-        profile: profile[i] is the probability that a path which kept i drafts keeps another one; none beyond its end.
-        seed: of the draw, which is a function of (seed, batch entry, round).
+        profile: profile[i] is the probability that a path with i accepted drafts accepts another; 0 after its end.
+        seed: seed of the draw, which is a function of (seed, batch entry, round).
 
     Raises:
-        RequestError: a profile that is no list of probabilities.
+        RequestError: an entry of the profile is not a probability.
     """
 
     def __init__(self, ops: TreeOps, profile: Sequence[float], seed: int, device: torch.device) -> None:
@@ -46,14 +46,14 @@ class ForcedAcceptance:
         self._tail: Tail | None = None
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """As the backend does; the tail is that of the trees to be verified next."""
+        """Write the tail as the backend does, and keep it: its trees are verified next."""
         self._tail = batch.tail
         self._ops.write_tail(batch, parents)
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """Verify against targets that are each node's first child above the drawn depth, and the model's from there on.
+        """Verify with changed targets: above the drawn depth, a node's target is its first child.
 
-        A path ends early where the tree does.
+        Deeper nodes keep the model's targets. A path ends early if the tree does.
         """
         size, nodes = drafts.shape
         node = torch.arange(nodes, device=drafts.device)
@@ -69,57 +69,59 @@ class ForcedAcceptance:
         return self._tail.depth if isinstance(self._tail, Tree) else nodes
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
-        """As the backend does."""
+        """Compact as the backend does."""
         self._ops.compact(pool, batch, accepted)
 
 
 ROUNDS = 1024
-"""Rounds behind which draws repeat. They are made before: hashing in a graph took half a millisecond of each round."""
+"""Rounds after which draws repeat. They are drawn in advance, because hashing in a graph took 0.5 ms per round."""
 
 
 class RankedAcceptance(ForcedAcceptance):
-    """Forced acceptance by a child's rank among its siblings: a tree that is cut loses what cut children give.
+    """Forced acceptance by a child's rank among its siblings, so that a pruned tree loses the pruned children's share.
 
-    `ForcedAcceptance` keeps some child as long as there is one, so one branch would be as good as four. Real drafts
-    differ: of some the head is sure, of others not, and a scheduler lives on the difference. So each (request, round,
-    level) draws one of Q equally likely *moods*, and the mood has the shares.
+    `ForcedAcceptance` accepts some child whenever there is one, so one branch would be as good as four. Real heads are
+    sure of some drafts and unsure of others, and a scheduler uses that difference. So each (request, round, level)
+    draws one of Q equally likely confidence classes, and each class has its own shares.
 
     Args:
-        shares: shares[i][q][k] is the probability that of a path which kept i drafts the child of rank k is kept in
-            mood q, by the drafts' own order; none beyond.
-        max_reqs: batch entries at most.
+        shares: shares[i][q][k] is the probability that a path with i accepted drafts accepts the child of rank k in
+            class q, in the order of the drafts.
+        max_reqs: largest number of batch entries.
     """
 
     def __init__(self, ops: TreeOps, shares: Shares, seed: int, device: torch.device, max_reqs: int) -> None:
         super().__init__(ops, [1.0] * len(shares), seed, device)
         claimed = torch.tensor(shares, dtype=torch.float64, device=device)
-        self._levels, self._moods, self._ranks = claimed.shape
+        self._levels, self._classes, self._ranks = claimed.shape
         self._size = (ROUNDS, max_reqs, self._levels)
-        self._claims = self._of_moods(claimed).float()
+        self._claims = self._by_class(claimed).float()
         self._wanted = torch.zeros(self._size, dtype=torch.int64, device=device)
         self.force(shares)
 
     def force(self, shares: Shares) -> None:
-        """Other shares from now on, in captured graphs too, of the same form; what drafts claim stays."""
+        """Use other shares of the same shape from now on, in captured graphs too. The claims do not change."""
         until = torch.tensor(shares, dtype=torch.float64, device=self._wanted.device).cumsum(2)
-        self._wanted.copy_((self._draws(0)[..., None] >= self._of_moods(until)).sum(3))
+        self._wanted.copy_((self._draws(0)[..., None] >= self._by_class(until)).sum(3))
 
     def claims(self, levels: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """What a head whose shares are the first ones would say of the nodes of the round to come. Capturable.
+        """Return the probabilities that a head with the first shares would give to the nodes of the next round.
+
+        Can be captured.
 
         Args:
             levels: int64 ``[R, D]``, generations below the root.
-            parents: int64 ``[R, D]``, of unused rows too; earlier siblings are likelier ones.
+            parents: int64 ``[R, D]``, also of unused rows; earlier siblings are likelier.
 
         Returns:
-            float32 ``[R, D]``, the chance of each node once its parent is kept.
+            float32 ``[R, D]``, the probability of each node if its parent is accepted.
         """
         rank = _ranks(parents, torch.ones_like(parents, dtype=torch.bool)).clamp(max=self._ranks - 1)
         claims = self._claims.index_select(0, (self._rounds + 1) % ROUNDS)[0, : len(parents)]
         return claims.flatten(1).gather(1, (levels - 1).clamp(0, self._levels - 1) * self._ranks + rank)
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """Verify against the child whose rank was drawn, where it is there; a lone root is the target's."""
+        """Verify with the drawn child as each node's target, if that child exists; a tree of one node is unchanged."""
         size, nodes = drafts.shape
         if nodes == 1:
             return self._ops.verify_tree(drafts, parents, targets)
@@ -135,20 +137,20 @@ class RankedAcceptance(ForcedAcceptance):
         kept = drafts.gather(1, child.int().argmax(2))
         return self._ops.verify_tree(drafts, parents, torch.where(child.any(2), kept, targets))
 
-    def _of_moods(self, shares: torch.Tensor) -> torch.Tensor:
-        """``[ROUNDS, max_reqs, levels, ranks]``: of each level its mood's."""
-        mood = (self._draws(1) * self._moods).long().clamp(max=self._moods - 1)
-        return shares[torch.arange(self._levels, device=mood.device), mood]
+    def _by_class(self, shares: torch.Tensor) -> torch.Tensor:
+        """Return the shares of each entry's drawn class, ``[ROUNDS, max_reqs, levels, ranks]``."""
+        drawn = (self._draws(1) * self._classes).long().clamp(max=self._classes - 1)
+        return shares[torch.arange(self._levels, device=drawn.device), drawn]
 
     def _draws(self, of: int) -> torch.Tensor:
-        """Numbers in [0, 1) by (seed, round, entry, level)."""
+        """Return numbers in [0, 1) by (seed, round, entry, level)."""
         rounds, entries, levels = (torch.arange(n, device=self._rounds.device) for n in self._size)
         place = rounds[:, None, None] * self._levels + levels
         return uniform(2 * self._seed + of, entries[:, None].expand(self._size), place.expand(self._size))
 
 
 def _ranks(parents: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """int64 ``[R, D]``, how many used siblings stand before each node; the root is nobody's."""
+    """Return int64 ``[R, D]``, the number of used siblings before each node; 0 for the root."""
     node = torch.arange(parents.shape[1], device=parents.device)
     siblings = (parents[:, :, None] == parents[:, None, :]) & used[:, None, :] & (node[:, None] > node)
     siblings[:, :, 0].zero_()
@@ -157,21 +159,21 @@ def _ranks(parents: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Claiming(Adaptive):
-    """`Adaptive` whose head claims what forced acceptance keeps: the probabilities of a random head mean nothing.
+    """`Adaptive` for a random head: drafts get the probabilities with which forced acceptance accepts them.
 
     Attributes:
-        forced: where `Engine(wrap_tree_ops=…)` puts the acceptance before drafting begins.
+        forced: list to which `Engine(wrap_tree_ops=…)` adds the acceptance before drafting begins.
     """
 
     forced: list[RankedAcceptance] = field(default_factory=list)
 
     def drafting(self, *args: Any) -> Drafting:
-        """The head's drafter, with the claims in place of the head's probabilities."""
+        """Return the head's drafter with the claimed probabilities instead of the head's."""
         return ClaimingDrafter(self, *args)
 
 
 class ClaimingDrafter(AdaptiveHeadDrafter):
-    """Chances by the acceptance's claims; all else is the drafter's own."""
+    """`AdaptiveHeadDrafter` with probabilities that the forced acceptance claims."""
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
         super()._plant(size, growth)

@@ -1,4 +1,4 @@
-"""How one case of the end-to-end benchmark is measured: whole answers, or windows of rounds at a constant batch."""
+"""Measures one case of the end-to-end benchmark: whole answers, or windows of rounds at a constant batch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class Case:
         model: name of a `Subject`.
         kind: "answers": prompts decoded to their end, prefill included. "window": rounds at a constant batch, after
             the prompts. "peer": answers by transformers' own generate.
+        backend: name of the backend, or "transformers" for a peer.
         speculate: "none", "ngram", "chain" or "tree"; for a peer "none" or "prompt-lookup".
         shape: (topk, num_steps, num_draft_tokens).
-        context: tokens stored before the window; 0 for answers, whose prompts are short.
+        context: tokens stored before the window; 0 for answers, which have short prompts.
     """
 
     model: str
@@ -50,7 +51,7 @@ class Case:
 
     @property
     def key(self) -> dict[str, Any]:
-        """The columns of the row that name the case."""
+        """The columns that identify the case's row."""
         topk, steps, nodes = self.shape
         return {
             "model": self.model, "kind": self.kind, "backend": self.backend, "speculate": self.speculate,
@@ -60,7 +61,7 @@ class Case:
 
 @dataclass
 class Measured:
-    """What a case gave; fields as in the result's rows."""
+    """Results of a case; fields are named as in the rows."""
 
     tokens_per_s: float | None = None
     accepted_len: float | None = None
@@ -73,7 +74,7 @@ class Measured:
 
 
 def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool) -> tuple[Engine, str]:
-    """The engine of a case, with overlap where backend and drafts allow it; and why not, where they don't."""
+    """Return a case's engine, and the reason if the backend refuses overlap."""
     config = EngineConfig(
         backend=case.backend, speculate=_speculation(case, subject), page_size=64, max_num_reqs=case.batch,
         max_context_len=max_context_len, max_extend_tokens=8192, graph=graph, capture_batch_sizes=(case.batch,),
@@ -90,10 +91,10 @@ def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool)
 
 
 def answers(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int, repeats: int) -> Measured:
-    """All prompts through one engine, `batch` at a time; the median of the repeats."""
+    """Decode all prompts with one engine, `batch` at a time, and return the median of the repeats."""
     longest = max(map(len, prompts)) + new_tokens
     engine, why = open_engine(case, subject, -(-longest // 64) * 64, graph=subject.model.device.type == "cuda")
-    decode(engine, prompts, 3)  # warm: the prefill's kernels are compiled here, some of them by the prompt's length
+    decode(engine, prompts, 3)  # warm-up: some prefill kernels are compiled per prompt length
     engine.statistics = type(engine.statistics)()
     seconds, outputs = [], []
     for _ in range(repeats):
@@ -110,12 +111,12 @@ def answers(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens:
 def window(
     case: Case, subject: Subject, prompts: Sequence[Tokens], rounds: int, windows: int, timeline: Any = None
 ) -> Measured:
-    """Rounds at a constant batch, stop tokens ignored; the median of the windows.
+    """Measure rounds at a constant batch, with stop tokens ignored, and return the median of the windows.
 
     Args:
-        prompts: one a request; none means seated contexts.
-        rounds: of a window; fewer where the model's context would end before the windows and the timeline do.
-        timeline: called with the engine after the windows.
+        prompts: one per request; if empty, contexts are seated without a prefill (`models.seat`).
+        rounds: rounds per window; fewer if the model's context limit requires it.
+        timeline: function to call with the engine after the windows.
     """
     longest = case.shape[2] if case.speculate == "ngram" else case.shape[1] + 1
     most = subject.model.max_context_len
@@ -155,7 +156,7 @@ def window(
 
 
 def peer(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int) -> Measured:
-    """transformers' own greedy generate, one batch of equal length or one prompt at a time; prefill included."""
+    """Run transformers' greedy generate, one batch of equal length or one prompt at a time; prefill included."""
     hf, device = subject.model.hf, subject.model.device
     extra = {"prompt_lookup_num_tokens": 10} if case.speculate == "prompt-lookup" else {}
     stop = subject.model.stop_token_ids[0] if subject.model.stop_token_ids else None
@@ -170,7 +171,7 @@ def peer(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: in
                 eos_token_id=stop, pad_token_id=stop, **extra,
             )  # fmt: skip
         synchronize(device)
-        if round_:  # the first is warm-up
+        if round_:  # the first round is warm-up
             seconds += time.perf_counter() - start
             tokens += out[:, ids.shape[1] :].numel()
             texts.append(tuple(out[0, ids.shape[1] :].tolist()))
@@ -178,7 +179,7 @@ def peer(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: in
 
 
 def release() -> None:
-    """Give the last engine's memory back."""
+    """Free the last engine's memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -187,14 +188,14 @@ def release() -> None:
 def near_ties(
     model: CausalLM, prompts: Sequence[Tokens], texts: Sequence[Tokens], base: Sequence[Tokens]
 ) -> dict[str, Any]:
-    """Where texts differ from the baseline's, what the one rule of near-ties says of them.
+    """Compare texts with the baseline's by the rule of near ties.
 
-    Texts are cut to their common length, for a window's differ in length with the accepted length.
+    Texts are cut to their common length, because a window's length depends on the accepted length.
     """
     pairs = [(text[: len(other)], other[: len(text)]) for text, other in zip(texts, base, strict=True)]
     apart = [(prompt, *pair) for prompt, pair in zip(prompts, pairs, strict=True) if pair[0] != pair[1]]
-    asked, mine, theirs = zip(*apart, strict=True) if apart else ((), (), ())
-    found = compare(model, asked, mine, {"plain": theirs}) if apart else Agreement()
+    differing, mine, theirs = zip(*apart, strict=True) if apart else ((), (), ())
+    found = compare(model, differing, mine, {"plain": theirs}) if apart else Agreement()
     gap = round(max(found.gaps.values(), default=0.0), 4)
     return {
         "differing": len(apart), "largest_gap": gap, "bound": round(found.bound, 4), "wrong": len(found.wrong_texts),
@@ -202,7 +203,7 @@ def near_ties(
 
 
 def _run(engine: Engine, rounds: int) -> tuple[int, float]:
-    """Tokens accepted in some rounds, and seconds."""
+    """Run some rounds and return the accepted tokens and the seconds."""
     before = engine.statistics.accepted
     synchronize(engine.model.device)
     start = time.perf_counter()
@@ -229,5 +230,5 @@ def _speculation(case: Case, subject: Subject) -> Any:
 
 
 def _waiting(config: EngineConfig) -> EngineConfig:
-    """The same with exact host lengths and without overlap."""
+    """Return the configuration with exact host lengths and without overlap."""
     return dataclasses.replace(config, host_lengths=HostKind.EXACT, overlap=False)

@@ -1,7 +1,7 @@
-"""The models of the end-to-end benchmark: SmolLM2 with its trained head, and a Llama-3-8B in shape only.
+"""Models of the end-to-end benchmark: SmolLM2 with its trained head, and the shape of Llama-3-8B.
 
-The second one has random weights, so its text means nothing, no draft of it would ever be right, and contexts are
-seated instead of computed: what is measured is what the loop costs at a stated accepted length.
+The second has random weights. Its text is meaningless and its drafts would never be accepted, so acceptance is forced
+and contexts are seated instead of computed. It measures the cost of the loop at a given accepted length.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from draftmark_speculative.ngram import Ngram, NgramIndex
 
 SMOLLM2, LLAMA = "SmolLM2-135M-Instruct", "Llama-3-8B-shape"
 PEAK = 5.0
-"""Factor on a random head's last norm. Its best token then has about half of the probability, as a trained head's has;
-a flat head would grow trees that are wide and one level deep."""
+"""Factor on a random head's last norm. Its best token then has about half of the probability, as with a trained head.
+A flat head would grow trees that are wide and one level deep."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, its head, and the acceptance that is forced on it, if its own means nothing.
+    """A model, its head, and the acceptance to force if its own is meaningless.
 
     Attributes:
-        forced: by way of drafting, the profile of `ForcedAcceptance`.
+        forced: kind of drafts → profile of `ForcedAcceptance`.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Subject:
 
 
 def smollm2(path: str | None, head: str | None, dtype: str, device: str) -> Subject:
-    """The bundled model, and the head in a folder or the installed one."""
+    """Return the bundled model, with the head of a folder or the installed one."""
     model = load_model(path, dtype=dtype, device=device)
     loaded = DraftHead.load(head or installed_head(model.name))
     return Subject(SMOLLM2, model, loaded, {})
 
 
 def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Subject:
-    """Random weights made on the device. `tiny` is for trying the benchmark where there is none."""
+    """Return the Llama shape with random weights, made on the device. `tiny` is for tests of the benchmark itself."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     sizes: dict[str, Any] = {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -77,10 +77,10 @@ def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Su
 
 @torch.inference_mode()
 def seat(engine: Engine, requests: int, context: int) -> None:
-    """Requests whose `context` tokens count as stored, without the forwards that would store them.
+    """Add requests with `context` tokens that count as stored, without the forwards that would store them.
 
-    The KV pools are filled with random numbers; for half a million tokens a prefill of the 8B shape would take longer
-    than everything that is measured.
+    The KV pools are filled with random numbers. A prefill of half a million tokens of the 8B shape would take longer
+    than the whole measurement.
     """
     for layers in engine._models:
         for group in layers.groups:
@@ -105,13 +105,13 @@ def seat(engine: Engine, requests: int, context: int) -> None:
 
 @dataclass(frozen=True)
 class FindingNgram(Ngram):
-    """Prompt look-up that goes on with old text where it finds no match.
+    """Prompt look-up that continues with old text if it finds no match.
 
-    Random text never repeats, so a real look-up would draft nothing; the search is done all the same.
+    Random text never repeats, so a real look-up would draft nothing. The search runs all the same.
     """
 
     def begin(self, request_id: int, prompt: Any) -> Any:
-        """A look-up that always has a draft."""
+        """Return a look-up that always has a draft."""
         return _FindingIndex(self, prompt)
 
 

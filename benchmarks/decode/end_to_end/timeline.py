@@ -1,4 +1,4 @@
-"""Where a step's time goes: the host's share, and the device's by kind of kernel, from torch's profiler."""
+"""Splits the time of a step: the host's share, and the device's share by kind of kernel, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ KINDS = (
     ("choosing tokens", ("topk", "softmax", "sort", "argmax")),
     ("metadata, KV, tree", ("write_", "verify_tree", "compact", "schedule", "index", "gather", "scatter")),
 )
-"""A kernel is of the first kind of which its name holds a word; the rest is "elementwise and others"."""
+"""Kinds of kernels and words in their names; the first match counts. The rest is "elementwise and others"."""
 
 
 def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
-    """A summary of some rounds of an engine in full swing.
+    """Return a summary of some rounds of a running engine.
 
-    host_us is the time inside `Engine.step` that is not spent waiting for tokens; the round's length with the profiler
-    off is round_us. device_us is the union of the times of all kernels, and by_kind_us of those of a kind: a merge of
-    partial results is launched while the attention kernel before it still runs, so sums would count time twice.
+    host_us is the time inside `Engine.step` without waits for tokens. round_us is the round's length without the
+    profiler. device_us is the union of all kernels' time spans, and by_kind_us the union for each kind. Sums would
+    count some time twice, because the combine kernel is launched while the attention kernel still runs.
     """
     host, waited = _host(engine, rounds)
-    torch.cuda.synchronize()  # what is under way belongs to no round below
+    torch.cuda.synchronize()  # pending work belongs to none of the rounds below
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(rounds):
             engine.step()
@@ -58,11 +58,11 @@ def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
 def predicted_attention(
     backend: str, layers: int, shape: tuple[int, int, int], batch: int, context: int
 ) -> float | None:
-    """Microseconds of attention in a round, from the attention benchmark alone; None where it has no such case.
+    """Return the µs of attention in a round, computed from the attention benchmark; None if that lacks the case.
 
-    A kernel's time for each forward: VERIFY (or DECODE) in every layer of the target; S - 1 DRAFT steps and one
-    DRAFT_EXTEND in the head's one layer. DRAFT is measured there with 8 rows a request, here it has topk; DRAFT_EXTEND
-    is taken for a VERIFY of as many rows.
+    It is one kernel time per forward: VERIFY (or DECODE) in every layer of the target, and S - 1 DRAFT steps and one
+    DRAFT_EXTEND in the head's one layer. That benchmark measures DRAFT with 8 rows per request; here it has topk rows.
+    DRAFT_EXTEND counts as a VERIFY of equal rows.
     """
     rows = json.loads(ATTENTION.read_text())["rows"]
     times = {row["case"]: row["us"] for row in rows if row["backend"] == backend}
@@ -72,16 +72,16 @@ def predicted_attention(
             return float(layers * times[f"decode-{batch}x{context}"])
         verify, draft = times[f"verify{nodes}-{batch}x{context}"], times[f"draft8-{batch}x{context}"]
         return float((layers + 1) * verify + (steps - 1) * draft)
-    except (KeyError, TypeError):  # no such case, or it was refused
+    except (KeyError, TypeError):  # no such case, or a refused one
         return None
 
 
 def _host(engine: Engine, rounds: int) -> tuple[float, float]:
-    """Seconds in `rounds` steps, without and in waits for tokens.
+    """Return the seconds of `rounds` steps, without and in waits for tokens.
 
-    The clock starts when a round's tokens have just come, and stops so: between the ends of two steps lies one round,
-    whether its tokens come at once or a round late. With overlap the first step behind a pause finds tokens that were
-    there already, so a count from there holds a round less than steps.
+    The clock starts and stops right after a round's tokens arrive, so it covers whole rounds, even if tokens arrive one
+    round late. With overlap, the first step after a pause finds tokens that had arrived before, so an additional step
+    runs first.
     """
     for _ in range(2 if engine.config.overlap else 1):
         engine.step()
