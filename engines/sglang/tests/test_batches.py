@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +25,10 @@ class _Forward(SimpleNamespace):
     """Attributes of SGLang's `ForwardBatch` that the adapter reads."""
 
 
-def _attention() -> Any:
+def _attention(facts: RunnerFacts = FACTS) -> Any:
     loaded = load("reference")
     shape = AttentionShape(2, 1, 8, 16, "float32", "float32")
-    geometry = geometry_of(loaded, shape, FACTS, DeviceProfile(), modes_of(FACTS), 6)
+    geometry = geometry_of(loaded, shape, facts, DeviceProfile(), modes_of(facts), 6)
     tree_ops = loaded.tree_ops(geometry, torch.device("cpu"))
     buffers = BatchBuffers(geometry, "cpu")
 
@@ -97,7 +98,7 @@ def test_tree_with_padding() -> None:
 
 def test_padded_draft_extend_has_no_prefix() -> None:
     """A padding request's length of 1 minus all its rows becomes prefix 0."""
-    attention = _attention()
+    attention = _attention(replace(FACTS, is_draft=True))
     forward = _forward([20, 1], [3, 0])
     batch = _batch(attention, forward, Mode.DRAFT_EXTEND)
     assert batch.prefix_lens.tolist() == [12, 0]

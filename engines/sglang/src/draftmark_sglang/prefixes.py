@@ -1,7 +1,7 @@
 """Committed lengths and page tables of the batches that CUDA graphs replay.
 
-A launch before a replay costs the host some µs per round; a captured launch costs nothing. So `copy` copies only SGLang's
-own tensors before a replay, with one operation each, and `write` computes the rest inside the graph.
+A launch before a replay costs the host some µs per round; a captured launch costs nothing. So `copy` copies only
+SGLang's own tensors before a replay, with one operation each, and `write` computes the rest inside the graph.
 """
 
 from __future__ import annotations
