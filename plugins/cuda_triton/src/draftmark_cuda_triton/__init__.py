@@ -1,7 +1,7 @@
-"""draftmark's own Triton kernels for NVIDIA GPUs: tree verification at the speed of plain attention.
+"""draftmark's own Triton kernels for NVIDIA GPUs: attention for prefill, decode, draft and tree verification.
 
-The prefix is read once for all rows of a request and all heads of a group. Only the last tiles apply the tree mask.
-Without a GPU the same kernels run on CPU tensors in Triton's interpreter, for correctness.
+The prefix is read once for all rows of a request and all query heads of a group. Only the last tiles apply the tree
+mask. Without a GPU the same kernels run on CPU tensors in Triton's interpreter, for correctness.
 
 Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
 
@@ -27,7 +27,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
     kernels_sm90/                     Gluon, Hopper
         decode_verify.py, decode_verify_fp8.py, prefill.py      kernels (FA3 flash_fwd_kernel_sm90)
-        decode_verify_gather.py, prefill_gather.py              the same for pages that TMA cannot load (paged_kv)
+        decode_verify_gather.py, prefill_gather.py              kernels for pages that TMA cannot load (paged_kv)
         warp_specialize.py            producer and consumer warp groups, their registers
         producer*.py, pipeline.py     loads by TMA or cp.async, upcast; full and empty barriers of the stages
         mainloop.py, mma_fp8_swap_ab.py                         mainloop_fwd_sm90; e4m3 with operands swapped
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class TritonPlugin(BackendPlugin):
-    """Our own Triton kernels. They decide everything on the device, so no host lengths are needed."""
+    """Backend of our own Triton kernels. The schedule is computed on the device, so no host lengths are needed."""
 
     info = BackendInfo(
         name="cuda_triton",
@@ -70,13 +70,13 @@ class TritonPlugin(BackendPlugin):
     buffers = staticmethod(sizing.buffers)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """On CPU tensors the kernels run in Triton's interpreter."""
+        """Open the backend over the arena's buffers. CPU tensors are processed in Triton's interpreter."""
         from .backend import TritonBackend
 
         return TritonBackend(geometry, arena)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
-        """Tail, verification and compaction in one launch each."""
+        """Return the tree operations: write_tail, verify_tree and compact, one launch each."""
         from .tree_ops import TritonTreeOps
 
         return TritonTreeOps(geometry)

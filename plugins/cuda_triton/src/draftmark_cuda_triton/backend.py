@@ -1,4 +1,4 @@
-"""The step path: four plain methods over the arena's buffers and the batch's own tensors."""
+"""Backend object of the plugin: plan, write_metadata, write_kv and attend, over the arena's buffers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from .prefill import Prefill
 from .prefill_fp8 import PrefillFp8
 
 EXTEND = Mode.EXTEND
-"""As a name of the module: every layer asks, and Python 3.11 takes four times as long to find an enum's member."""
+"""Module-level alias of the enum member: every layer reads it, and enum lookup is slow in Python 3.11."""
 
 
 class TritonBackend:
-    """One code path for eager, capture and replay. Needs no host lengths and never reads the device on the host.
+    """Attention backend with one code path for eager mode, CUDA graph capture and replay.
 
-    Every launch goes through `record_call`, so that a recorded graph on the CPU replays it as one kernel.
+    It needs no host lengths and never copies device data to the host. On the CPU every launch goes through
+    `record_call`, so a recorded graph replays the launch as one kernel.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -38,20 +39,23 @@ class TritonBackend:
             self._decode_verify = DecodeVerify(geometry, self._slots, buffers)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing: the schedule is made on the device."""
+        """Do nothing: the schedule is computed on the device by `write_metadata`."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """The KV slot of every row and the schedule, in one launch."""
+        """Write the KV slot of every row and the tile schedule, in one launch."""
         self._attention_of(batch).write_metadata(batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
+        """Scatter new K and V rows to their cache slots in one launch, quantized if the cache is e4m3."""
         write_kv_layer(k, v, cache, self._slots_of(batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows: one launch, and a merge where work is cut by keys; over e4m3 see `prefill_fp8` too."""
+        """Run attention for all rows: one launch, and a combine launch if KV is split.
+
+        Prefill over an e4m3 cache may upcast K and V first; see `prefill_fp8`.
+        """
         self._attention_of(batch).attend(q, cache, batch, out)
 
     def _attention_of(self, batch: ForwardBatch) -> Prefill | PrefillFp8 | DecodeVerify:
-        """Whose launches a batch's are."""
+        """Return the implementation that serves the batch's mode."""
         return self._prefill if batch.mode is EXTEND else self._decode_verify

@@ -1,4 +1,4 @@
-"""What the conformance suite reads of this plugin, and no engine: the meaning of its metadata, and bytes in use."""
+"""Facts for the conformance suite only: the meaning of the plugin's metadata, and the bytes that a batch uses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """The same form in every mode: one masked level over the batch's own page table, mask and lengths."""
+    """Return the metadata layout of each mode: one masked level over the batch's page table, mask and lengths."""
     return over_page_table(geometry, slot_mapping=sizing.SLOTS)
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers; of partials, at most."""
-    # By name: working out every size for each batch took most of the suite's time on sizing.
+    """Return the bytes of the plugin's own buffers that one batch uses, by buffer name.
+
+    The bytes of partial results are an upper bound.
+    """
+    # Names only: computing the size of every buffer for each batch dominated the sizing checks.
     used = dict.fromkeys(sizing.SPLIT_BUFFERS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0

@@ -1,4 +1,4 @@
-"""Decode and verify: every mode except EXTEND, from the batch's lengths and page table. No plan, no host lengths."""
+"""Decode, draft and verify (every mode except EXTEND): metadata and attention, without a host plan or host lengths."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from .launch.relaunch import MAX_LAYOUTS, RelaunchCache
 from .prefill import check_contiguous, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
 
 PER_CALL = (*prefill.PER_CALL, "tail_mask", "tail_depth")
-"""The kernels' parameters that another layer or step brings, in the order of `DecodeVerify._launch`."""
+"""Kernel parameters that change from layer to layer or step to step, in the order of `DecodeVerify._launch`."""
 PER_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "engine_slots")
-"""Those of `write_metadata_decode_verify`, in the order of `launches.write_metadata_decode_verify`."""
+"""Tensors of a metadata launch that change per step, in the order of `launches.write_metadata_decode_verify`."""
 
 
 @dataclass(frozen=True, eq=False)
 class DecodePlan:
-    """How batches of one size are cut. Each is itself, and no other: it is part of the key of launches.
+    """Kernel configuration and number of KV splits for batches of one size.
+
+    Plans compare by identity, because a plan is part of the key of `RelaunchCache`.
 
     Attributes:
-        config, num_splits: see `heuristics`.
+        extent: requests, rows and tail slots of the batch.
+        config: tile shape, stages and warp groups (`heuristics.common.KernelConfig`).
+        num_splits: splits of the line of KV tiles.
     """
 
     extent: BatchExtent
@@ -38,17 +42,17 @@ class DecodePlan:
 
 
 BatchFacts = tuple[tuple[DecodePlan, bool, int, int | None], torch.Tensor | None, torch.Tensor | None]
-"""Of a batch: its cut, whether its tail is a block, pitches of page table and mask; then its tree's mask and depth."""
+"""Facts of a batch: (plan, whether its tail is a block, page table stride, mask stride), then tree mask and depths."""
 
 
 class DecodeVerify:
-    """Attention of one geometry's modes of few rows, uniform or ragged, for any backend whose buffers hold their state.
+    """Attention of every mode except EXTEND for one geometry, with uniform or ragged row counts.
 
-    Serves what `support.reasons_against` finds nothing against. On CPU tensors it runs in Triton's interpreter.
+    It serves every geometry without an entry in `support.reasons_against`. CPU tensors use Triton's interpreter.
 
     Args:
-        slots: int64 ``[max rows]``, the caller's; `write_metadata_decode_verify` writes the KV slot of each row.
-        buffers: the caller's, of `sizing.decode_verify_buffers`, by name.
+        slots: int64 ``[max rows]``, owned by the caller. `write_metadata` writes the KV slot of each row into it.
+        buffers: by name, the buffers of `sizing.decode_verify_buffers`, owned by the caller.
     """
 
     def __init__(self, geometry: Geometry, slots: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -65,7 +69,7 @@ class DecodeVerify:
         self._layer_facts = layer_facts(geometry)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """The KV slot of every row and the schedule, in one launch."""
+        """Write the KV slot of every row and the split-KV schedule, in one launch."""
         slots, table = self._slots, batch.page_table
         plan = self._plan_of(batch)
         own = self._shape, plan.config, plan.extent, plan.num_splits
@@ -78,7 +82,7 @@ class DecodeVerify:
         record_call(launches.write_metadata_decode_verify, *own, *tensors, mutates=(slots, self._work))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows, one launch and a merge; q and out ``[rows, query heads, head_dim]``."""
+        """Run attention for all rows, then combine the splits; q and out are ``[rows, query heads, head_dim]``."""
         facts, mask, depth = self._facts(batch)
         cache_layout, sinks = self._layer_facts(cache)
         tensors = (
@@ -139,9 +143,9 @@ class DecodeVerify:
         )  # fmt: skip
 
     def _plan_of(self, batch: ForwardBatch) -> DecodePlan:
-        """Worked out once for each size of batch: it is asked for in every layer."""
+        """Return the plan of the batch, computed once per batch size because every layer needs it."""
         ragged = batch.mode is Mode.RAGGED_VERIFY
-        # What a graph freezes is the bound of every later replay, not this batch's.
+        # A CUDA graph freezes the plan, so a ragged batch is planned for the largest q_len of any replay.
         q_len = self._geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
         size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged)
         plan = self._plans.get(size)

@@ -1,7 +1,7 @@
-"""Compiled and interpreted variants of the kernels in one process: for GPU tensors, and for CPU tensors.
+"""Compiled kernels for GPU tensors and interpreted kernels for CPU tensors, in one process.
 
-Triton decides when a kernel is defined where it runs. So the package is imported once as it is, and once more under
-another name with TRITON_INTERPRET=1, when the first CPU tensor asks.
+Triton reads TRITON_INTERPRET when a kernel is defined. So a kernel package is imported as it is for GPU tensors, and
+again under another module name, with TRITON_INTERPRET=1, for the first CPU tensor.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .interpreter.patches import speed_up_interpreter
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 KERNELS = f"{__package__}.kernels"
 IMPORT_LOCK = RLock()
-"""Held while a package is imported: the environment variable belongs to the whole process."""
+"""Lock held during imports of kernel packages, because TRITON_INTERPRET is set for the whole process meanwhile."""
 
 
 @contextlib.contextmanager
 def _interpret(interpreted: bool) -> Iterator[None]:
-    """Set TRITON_INTERPRET while kernels are defined: `triton.jit` reads it then."""
+    """Set TRITON_INTERPRET while kernels are defined, since `triton.jit` reads it then."""
     before = os.environ.get(INTERPRET_VARIABLE)
     os.environ[INTERPRET_VARIABLE] = "1" if interpreted else "0"
     try:
@@ -57,17 +57,20 @@ def select_variant(kernel: Any, tensor: torch.Tensor) -> Any:
 
 
 def compiled_or_interpreted(tensor: torch.Tensor, package: str = KERNELS) -> ModuleType:
-    """The package of kernels that run where `tensor` is; each of its modules is an attribute.
+    """Return the kernel package for the device of `tensor`: compiled for a GPU, interpreted for the CPU.
 
     Args:
-        package: its full name. Its modules import each other relatively, so that both copies find their own.
+        package: full module name. Its modules must import each other relatively, so that each copy imports its own.
+
+    Returns:
+        The package, with each of its modules as an attribute.
     """
     return load_variant(package, not tensor.is_cuda)
 
 
 @cache
 def load_variant(package: str, interpreted: bool) -> ModuleType:
-    """The package's one copy of a kind: who asks while another thread imports it waits, and is given the same."""
+    """Return the package's compiled or interpreted variant. Concurrent callers wait and receive the same module."""
     with IMPORT_LOCK:
         return _import_variant(package, interpreted)
 
@@ -76,7 +79,7 @@ def load_variant(package: str, interpreted: bool) -> ModuleType:
 def _import_variant(package: str, interpreted: bool) -> ModuleType:
     with _interpret(interpreted):
         found = _import_interpreted_copy(package) if interpreted else importlib.import_module(package)
-        # By name: a sibling plugin's package need not import its own modules.
+        # Import modules by name, because a sibling plugin's package need not import its own modules.
         names = [f"{found.__name__}.{one.name}" for one in pkgutil.iter_modules(found.__path__)]
         modules = [importlib.import_module(name) for name in names]
         if interpreted:
@@ -88,8 +91,8 @@ def _import_variant(package: str, interpreted: bool) -> ModuleType:
 
 
 def _import_interpreted_copy(package: str) -> ModuleType:
-    """The package once more, under a name of its own."""
-    # The interpreter replaces the language's mathematics for good, and Gluon takes it over when it is first imported.
+    """Import the package again, as `interpreted_<name>`, with interpreted kernels."""
+    # Gluon must be imported first: it copies the language's math functions, and the interpreter replaces them for good.
     with contextlib.suppress(ImportError):
         importlib.import_module("triton.experimental.gluon.language")
     speed_up_interpreter()

@@ -1,4 +1,4 @@
-"""`write_kv`: new K and V rows to their slots, launched again for the next layer."""
+"""`write_kv`: scatter new K and V rows to their cache slots. Later layers repeat the recorded launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .launch.layouts import cached_layout, kv_layout
 from .launch.relaunch import RelaunchCache
 
 PER_CALL = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")
-"""The kernel's parameters that another layer or step brings: all of its tensors, in the order of `write_kv`."""
+"""Kernel parameters that change from layer to layer or step to step: every tensor, in the order of `write_kv`."""
 _RELAUNCH = RelaunchCache(PER_CALL)
 
 
@@ -28,13 +28,13 @@ def write_kv(
     v_scale: torch.Tensor | None,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Scatter rows to slots, K and V in one launch; see `kv_write.write_kv_rows`.
+    """Scatter K and V rows to their cache slots in one launch of `kernels.kv_write.write_kv_rows`.
 
     Args:
         k, v: ``[rows, KV heads, head_dim]``, head_dim contiguous.
-        k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, of the rows' dtype, or e4m3, for which k_scale and v_scale
-            (float32 ``[1]``, None for 1) say what a stored value is multiplied by.
-        slot_mapping: int64 ``[rows]``.
+        k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, in the rows' dtype or e4m3.
+        k_scale, v_scale: float32 ``[1]``; real value = stored e4m3 value times scale. None means 1.
+        slot_mapping: int64 ``[rows]``; slot = page · P + offset. Rows with slot -1 are not stored.
     """
     tensors = (k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
     if not k.is_cuda:
@@ -45,7 +45,7 @@ def write_kv(
 
 
 def write_kv_layer(k: torch.Tensor, v: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
-    """`write_kv` to a layer, for a backend's step; a graph that is recorded on a CPU replays it."""
+    """Scatter K and V rows to one layer's cache; on the CPU through `record_call`, for recorded graphs."""
     tensors = (k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
     if not slots.is_cuda:
         record_call(_launch, *tensors, mutates=(cache.k, cache.v))
@@ -62,7 +62,7 @@ def _launch(
     v_scale: torch.Tensor | None,
     slot_mapping: torch.Tensor,
 ) -> None:
-    # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
+    # One row is enough work for a GPU program. In the interpreter each program costs a millisecond.
     block_rows = 1 if k.is_cuda else 32
     rows, heads, dim = k.shape
     kernel = select_variant(kernels.kv_write.write_kv_rows, k)

@@ -1,4 +1,4 @@
-"""Prefill (EXTEND) of prompts and chunks, from the batch's own lengths and page table. No plan, no host lengths."""
+"""Prefill (EXTEND) of prompts and chunks: metadata and attention, without a host plan or host lengths."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from .launch.operands import AttentionParams, SplitBuffers
 from .launch.relaunch import RelaunchCache
 
 TMA_ALIGNMENT = 16
-"""Bytes that the copy engine wants of an address and of a pitch."""
+"""Alignment in bytes that TMA requires of addresses and strides."""
 PER_CALL = (
     *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out"),
     *("prefix_lens", "q_indptr", "page_table"),
 )
-"""The kernel's parameters that another layer or step brings, in the order of `Prefill._launch`."""
+"""Kernel parameters that change from layer to layer or step to step, in the order of `Prefill._launch`."""
 DESCRIPTOR_ALIASES = {"k_extra": "k_source", "v_extra": "v_source"}
-"""Its further descriptors, which are of the same tensors (`tma.make_descriptors`)."""
+"""Second descriptor parameters, each mapped to the parameter of the same tensor (`tma.make_descriptors`)."""
 KvOperands = tuple[torch.Tensor | None, ...]
-"""What is attended to: K and V ``[pages, P, KV heads, head_dim]``, their scales, and the sinks that count."""
+"""(k, v, k_scale, v_scale, sinks): K and V ``[pages, P, KV heads, head_dim]``, their scales, and attention sinks."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrefillPlan:
-    """How batches are worked on. Each is itself, and no other: it is part of the key of launches.
+    """Kernel configuration and split buffers for EXTEND batches.
+
+    Plans compare by identity, because a plan is part of the key of `RelaunchCache`.
 
     Attributes:
-        config: see `heuristics`. split: how its row tiles are cut by their keys, if they may be.
+        config: tile shape, stages and warp groups (`heuristics.common.KernelConfig`).
+        split: splits and buffers for row tiles that may be split along the keys; None if they are never split.
     """
 
     config: common.KernelConfig
@@ -43,19 +46,17 @@ class PrefillPlan:
 
 
 class Prefill:
-    """Ragged causal attention of one geometry, for any backend whose buffers hold slots and row tiles.
+    """Ragged causal attention of one geometry, over buffers of the caller.
 
-    Serves what `support.reasons_against` finds nothing against. On CPU tensors it runs in Triton's interpreter.
+    It serves every geometry without an entry in `support.reasons_against`. CPU tensors use Triton's interpreter.
 
     Args:
-        slots: int64 ``[max rows]``, the caller's; `write_metadata_decode_verify` writes the KV slot of each row.
-        row_tiles: int32 ``[n, 2]``, the caller's; the agenda, then request and index of each row tile. n is at least
-            `common.SCHEDULE_HEADER_ROWS` + max_extend_tokens · group // b + max_reqs for tiles of b packed rows, and b
-            is never under `common.MIN_BLOCK_M`, so that with b = MIN_BLOCK_M it always suffices. On Hopper a forward
-            counts there what was taken, and leaves it as it was: one stream at a time attends with them.
-        buffers: the caller's, of `sizing.split_buffers`, by name. With them few row tiles are cut by their keys, and
-            merged; without, never.
-        page_size: of the batches' page tables, where the pages that are attended to are others (`prefill_fp8`).
+        slots: int64 ``[max rows]``, owned by the caller. `write_metadata` writes the KV slot of each row into it.
+        row_tiles: int32 ``[n, 2]``, owned by the caller: a header, then request and index of each row tile. n must be
+            at least `common.SCHEDULE_HEADER_ROWS` + max_extend_tokens · group // `common.MIN_BLOCK_M` + max_reqs.
+            Hopper kernels count taken tiles in the header and reset it, so one stream at a time may use the buffer.
+        buffers: by name, the buffers of `sizing.split_buffers`, owned by the caller. None disables KV splits.
+        page_size: page size of the batches' page tables, if it differs from that of the attended pages (`prefill_fp8`).
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class Prefill:
         self._warmed_up = set[Layout]()
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """The KV slot of every row, the row tiles, and how they are cut, in one launch.
+        """Write the KV slot of every row, the row tiles and their split schedule, in one launch.
 
         Raises:
-            BatchError: the batch needs more row tiles than there is room for.
+            BatchError: the batch needs more row tiles than `row_tiles` holds.
         """
         plan = self._plan_of(batch)
         count = common.max_row_tiles(plan.config, self._shape.group, batch.num_rows, batch.padded_reqs)
@@ -87,8 +88,8 @@ class Prefill:
         room = tiles.shape[0] - common.SCHEDULE_HEADER_ROWS
         if count > room:
             raise BatchError(
-                f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, up to {count} row tiles, but "
-                f"{room} are allocated; raise max_num_reqs or max_extend_tokens"
+                f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, which need up to {count} row "
+                f"tiles, but {room} are allocated; raise max_num_reqs or max_extend_tokens"
             )
         schedule = () if plan.split is None else (plan.split.work, plan.split.num_splits, plan.split.num_ctas)
         record_call(
@@ -98,7 +99,7 @@ class Prefill:
         )  # fmt: skip
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows in one launch, and a merge where row tiles are cut.
+        """Run attention for all rows in one launch, then a combine launch if row tiles are split.
 
         Args:
             q, out: ``[rows, query heads, head_dim]``, head_dim contiguous.
@@ -116,10 +117,13 @@ class Prefill:
         batch: ForwardBatch,
         out: torch.Tensor,
     ) -> None:
-        """The same over pages that may be others than a cache's.
+        """Run attention over given K and V pages, which need not be those of a cache.
 
         Args:
-            cache_layout: all that launches take from `kv` but addresses. table: of its pages.
+            kv: K, V, scales and sinks; see `KvOperands`.
+            cache_layout: shapes, strides and dtypes of `kv`, interned; equal layouts share recorded launches.
+            table: page table of `kv`, int32 ``[R, pages]``.
+            q, out: ``[rows, query heads, head_dim]``, head_dim contiguous.
         """
         rows, plan = batch.num_rows, self._plan_of(batch)
         tensors = per_call_tensors(kv, table, q, batch, out)
@@ -147,8 +151,9 @@ class Prefill:
         batch: ForwardBatch,
         out: torch.Tensor,
     ) -> None:
-        """Launch all that batches over such pages may be launched with, for no row tile: what is compiled when a
-        server first needs it holds up everybody for seconds. It takes what `attend_pages` does.
+        """Compile every kernel that later batches over such pages may need, by launches without row tiles.
+
+        Otherwise the first split batch would stall a server for seconds. Arguments are those of `attend_pages`.
         """
         if cache_layout in self._warmed_up or torch.cuda.is_current_stream_capturing():
             return
@@ -165,8 +170,10 @@ class Prefill:
             self._launch(batch.num_rows, plan.config, split, *tensors, empty_schedule)  # type: ignore[call-arg,arg-type]
 
     def _select_plan(self, batch: ForwardBatch) -> PrefillPlan:
-        """The schedule, which knows the lengths, says if row tiles are cut; but where it is asked a merge is launched,
-        and the kernel is slower by 3 to 15 % than that which never cuts. So the host says no where it knows better.
+        """Return the plan of a batch: split if that may be faster, else unsplit.
+
+        The device schedule decides from the true lengths. Kernels that can split are 3 to 15 % slower on unsplit tiles
+        and need a combine launch. So the host selects the unsplit plan if its length bounds show that splitting loses.
         """
         a, device = self._geometry.attention, self._geometry.device
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
@@ -177,7 +184,7 @@ class Prefill:
         return self._split_plans[config] if pays else self._unsplit_plan
 
     def _make_split_plans(self) -> dict[common.KernelConfig, PrefillPlan]:
-        """By the tile, how batches are worked on whose row tiles may be cut."""
+        """Return the plans for batches with splittable row tiles, by the configuration of `split_kv.split_configs`."""
         a, device = self._geometry.attention, self._geometry.device
         tiles = () if self._buffers is None else split_kv.split_configs(a, self._config)
         num_splits = {config: split_kv.prefill_splits(a, device, config) for config in tiles}
@@ -229,29 +236,29 @@ class Prefill:
 def per_call_tensors(
     kv: KvOperands, table: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
-    """The tensors of PER_CALL, of what `Prefill.attend_pages` takes."""
+    """Return the tensors of PER_CALL in order, from the arguments of `Prefill.attend_pages`."""
     return (q, *kv, out, batch.prefix_lens, batch.q_indptr, table)
 
 
 def check_contiguous(q: torch.Tensor, out: torch.Tensor) -> None:
-    """Raise BatchError unless the kernels can read q and write out."""
+    """Raise BatchError unless head_dim is contiguous in q and out."""
     if q.stride(-1) != 1 or out.stride(-1) != 1:
         raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
 
 
 def has_tma_boxes(*caches: torch.Tensor, heads: int = 1) -> bool:
-    """Whether `kernels_sm90` can read K and V, as many heads at a time, which lie beside each other."""
+    """Check whether `kernels_sm90` can load K and V, with `heads` adjacent KV heads merged into one."""
     describable = all(one.is_cuda and tma.is_tma_describable(tma.merge_heads(one, heads)) for one in caches)
     return describable and tma.has_gluon()
 
 
 def has_uniform_row_stride(*caches: torch.Tensor) -> bool:
-    """Whether K's tokens are rows of one pitch, and V's, as a copy box describes them: views of packed pages too."""
+    """Check whether tokens have one constant stride across all pages, in K and in V, so that one TMA box fits."""
     return all(_has_uniform_row_stride(one) for one in caches)
 
 
 def has_adjacent_heads(*caches: torch.Tensor) -> bool:
-    """Whether a token's heads lie beside each other, in K and in V."""
+    """Check whether the heads of a token are adjacent in memory, in K and in V."""
     return all(one.stride(2) == one.shape[3] for one in caches)
 
 

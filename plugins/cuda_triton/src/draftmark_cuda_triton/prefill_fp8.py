@@ -1,8 +1,8 @@
 """Prefill (EXTEND) over e4m3: K and V are upcast once before attention where that is faster than in each row tile.
 
-A row tile that widens keys for itself takes two thirds longer, and a prompt has hundreds of them. What is widened
-stands in pages of its own, request after request, and the kernels for rows of 16 bits attend to it. Where not all heads
-have room, some are widened and attended to, then others.
+A row tile that upcasts its keys itself takes two thirds longer, and a prompt has hundreds of row tiles. Upcast K and V
+are stored in their own pages, one request after another, and the 16-bit kernels attend to them. If not all KV heads fit
+into the buffers, groups of heads are upcast and attended to in sequence.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from .launch.relaunch import RelaunchCache
 from .prefill import KvOperands, Prefill
 
 PER_CALL = ("k_source", "v_source", "prefix_lens", "q_indptr", "page_table")
-"""The widening kernel's parameters that another layer or step brings, in the order of `UpcastHeads.launch`."""
+"""Parameters of the upcast kernel that change per layer or step, in the order of `UpcastHeads._launch`."""
 
 
 class UpcastHeads:
-    """So many KV heads, which are widened and attended to at a time.
+    """Upcast and attention for one group of KV heads at a time.
 
     Attributes:
-        heads: KV heads. k, v: ``[pages, UPCAST_PAGE_SIZE, heads, head_dim]``, of the buffers. prefill: attention to
-            them.
+        heads: KV heads of a group.
+        k, v: views of the buffers, ``[pages, UPCAST_PAGE_SIZE, heads, head_dim]``, in q's dtype.
+        prefill: attention over the upcast K and V.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class UpcastHeads:
         table: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Widen, and attend.
+        """Upcast K and V of these heads, then run attention.
 
         Args:
-            q, k, v, sinks, out: of these heads. cache: theirs, for all else. table: int32 ``[R, pages each]``, out.
+            q, k, v, sinks, out: slices of this group of heads. k and v are e4m3.
+            cache: the cache of all heads, for scales and layout.
+            table: int32 ``[R, pages each]``, output: page table of the upcast K and V.
         """
         tensors = (k, v, batch.prefix_lens, batch.q_indptr, batch.page_table)
         if k.is_cuda:
@@ -87,14 +90,12 @@ class UpcastHeads:
         table: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """All that `attend_decode_verify` launches, for no request and no row tile, so that it is compiled
-        (`Prefill.warm_up`).
-        """
+        """Compile the kernels of `attend` by launches without requests and row tiles; see `Prefill.warm_up`."""
         self._launch(1, cache.k, cache.v, batch.prefix_lens[:0], batch.q_indptr[:1], batch.page_table[:0])
         self.prefill.warm_up(*self._upcast_operands(cache, sinks), table, q, batch, out)
 
     def _upcast_operands(self, cache: KVCache, sinks: torch.Tensor | None) -> tuple[KvOperands, Layout]:
-        """What is attended to, and its layout, as `Prefill.attend_pages` takes them."""
+        """Return the upcast K and V with scales and sinks, and their layout, as `Prefill.attend_pages` takes them."""
         return (self.k, self.v, cache.k_scale, cache.v_scale, sinks), self._layout(cache)
 
     def _launch(self, pages_per_request: int, *tensors: torch.Tensor) -> None:
@@ -103,10 +104,11 @@ class UpcastHeads:
 
 @dataclass(frozen=True)
 class UpcastPlan:
-    """How a batch is worked on whose K and V are widened.
+    """Page table and head groups of a batch with upcast K and V.
 
     Attributes:
-        table: its pages, int32 ``[R, pages each]``. group: the heads that there is room for at a time.
+        table: page table of the upcast K and V, int32 ``[R, pages each]``.
+        group: upcast and attention of a group of KV heads that fits into the buffers.
     """
 
     table: torch.Tensor
@@ -114,11 +116,13 @@ class UpcastPlan:
 
 
 class PrefillFp8:
-    """`Prefill` of one geometry over e4m3: as it is, or over what has been widened. A step needs no more than the
-    host's bound of its lengths; where the host has none, row tiles widen for themselves.
+    """Prefill of one geometry over an e4m3 cache, either directly or over upcast K and V.
+
+    Upcasting needs the host's upper bounds of the lengths. Without bounds each row tile upcasts its own keys.
 
     Args:
-        slots, row_tiles, buffers: see `Prefill`; and among `buffers` those of `sizing.upcast_buffers`, by name.
+        slots, row_tiles: see `Prefill`.
+        buffers: by name, the buffers of `Prefill` and of `sizing.upcast_buffers`.
     """
 
     def __init__(
@@ -132,12 +136,12 @@ class PrefillFp8:
         self._layer_facts = layer_facts(geometry)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """As `Prefill` does, for the row tiles that will attend."""
+        """Write the metadata of `Prefill.write_metadata` for the kernels that `attend` will launch."""
         plan = self._plan(batch)
         (self._unconverted if plan is None else plan.group.prefill).write_metadata(batch)
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows, as `Prefill` launches it, or of each group of heads once its K and V are upcast."""
+        """Run attention for all rows: directly over e4m3, or for each group of heads after upcasting its K and V."""
         plan = self._plan(batch)
         if plan is None:
             self._unconverted.attend(q, cache, batch, out)
@@ -155,7 +159,7 @@ class PrefillFp8:
             group.attend(q[:, q_heads], k, v, own, cache, batch, plan.table, out[:, q_heads])
 
     def _warm_up(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compile what longer prompts over such a cache are launched with, with the first short one."""
+        """Compile the upcast kernels during the first short prompt, so that a long prompt does not wait for them."""
         layout, sinks = self._layer_facts(cache)
         if layout in self._warmed_up or not q.is_cuda or torch.cuda.is_current_stream_capturing():
             return
@@ -171,7 +175,7 @@ class PrefillFp8:
         return UpcastPlan(cells.view(batch.padded_reqs, found.pages_per_request), self._head_group(found.head_groups))
 
     def _head_group(self, head_groups: int) -> UpcastHeads:
-        """The first of so many parts of the heads, and of the others."""
+        """Return the upcast and attention of one group, if the KV heads form `head_groups` equal groups."""
         if head_groups not in self._head_groups:
             self._head_groups[head_groups] = UpcastHeads(self._geometry, *self._prefill_args, head_groups)
         return self._head_groups[head_groups]

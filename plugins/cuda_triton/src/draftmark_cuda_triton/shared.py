@@ -1,12 +1,12 @@
-"""What sibling plugins take from here. Importing it needs torch and Triton, so import it where a backend is opened.
+"""Public names for sibling plugins. Importing this module loads torch and Triton, so import it in `open_backend`.
 
-* `Prefill`: EXTEND by our kernel over the caller's buffers: no plan, no host lengths, no sync.
-* `DecodeVerify`: every other mode likewise, over the buffers that `shared_sizing.decode_verify_buffers` names.
-* `write_kv`: rows to their slots, quantised for an e4m3 cache, in one launch.
-* `TritonTreeOps`: the loop's tree operations, one launch each; what the hook ``draftmark_tree_ops`` returns.
-* `compiled_or_interpreted`: any package of Triton kernels twice, compiled for a GPU and interpreted for CPU tensors.
+* `Prefill`: EXTEND over the caller's buffers, without a host plan, host lengths or synchronization.
+* `DecodeVerify`: every other mode, over the buffers of `shared_sizing.decode_verify_buffers`.
+* `write_kv`: scatter K and V rows to their slots in one launch, quantized if the cache is e4m3.
+* `TritonTreeOps`: tree operations of the decoding loop, one launch each; for the hook ``draftmark_tree_ops``.
+* `compiled_or_interpreted`: a package of Triton kernels, compiled for GPU tensors or interpreted for CPU tensors.
 
-These names and their arguments change with a major version only.
+These names and their arguments change only with a major version.
 """
 
 from .decode_verify import DecodeVerify

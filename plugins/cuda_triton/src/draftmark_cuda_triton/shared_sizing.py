@@ -1,7 +1,6 @@
-"""What sibling plugins take from here before a backend is opened: the sizes of `shared.DecodeVerify`. Integers, no
-torch.
+"""Public sizing functions for sibling plugins: buffers and bytes of `shared.DecodeVerify`. No torch.
 
-These names and their arguments change with a major version only.
+These names and their arguments change only with a major version.
 """
 
 from .sizing import decode_verify_buffers, decode_verify_usage

@@ -1,7 +1,7 @@
-"""The buffers. Integers only: it also runs on the symbols of a proof.
+"""Buffers of the plugin: names, shapes and bytes per batch. No torch; the prover also runs it on symbolic sizes.
 
-The page table, the tail mask, depths and lengths are read from the batch in place; what is kept is the slot of each
-row, the schedule, and the partial results of requests that the schedule cut.
+The kernels read page table, tail mask, depths and lengths from the batch in place. Only three things need buffers: the
+KV slot of each row, the tile schedule, and the partial results of split requests.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial_out", "partial_lse", "slot_mapping"
 UPCAST = UPCAST_K, UPCAST_V, UPCAST_TABLE = "wide_k", "wide_v", "wide_table"
-"""Names of `upcast_buffers`."""
+"""Buffer names of `upcast_buffers`: upcast K, upcast V and their page table."""
 SPLIT_BUFFERS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
-"""Names of `decode_verify_buffers`, and of what EXTEND's row tiles are cut with."""
+"""Buffer names of the split-KV schedule and the partial results, for every mode."""
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """The buffers of one geometry, for the modes that it serves."""
+    """Return the buffers of one geometry, for the modes that it serves."""
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
         tiles = max_row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
         header = common.SCHEDULE_HEADER_ROWS
-        formula = f"max_extend_tokens · group / block_m + max_reqs, request and tile; {header} before them"
+        formula = f"max_extend_tokens · group / block_m + max_reqs + {header}"
         specs.append(
             BufferSpec(
                 ROW_TILES, Role.SPLIT_SCHEDULE, (common.SCHEDULE_HEADER_ROWS + tiles, 2), "int32", Unit.ROWS, formula
@@ -40,7 +40,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def upcast_buffers(geometry: Geometry) -> list[BufferSpec]:
-    """Where EXTEND widens K and V, and the page table of what it has widened; none where it does not."""
+    """Return the buffers of upcast K, upcast V and their page table; empty if prefill does not upcast."""
     a = geometry.attention
     if not upcast.upcasts(a, geometry.device):
         return []
@@ -58,12 +58,12 @@ def upcast_buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 class UpcastSize(NamedTuple):
-    """How K and V of a batch are widened.
+    """Sizes of the upcast K and V of one batch.
 
     Attributes:
-        pages_per_request: pages of the longest request, and a row of the new page table. pages: of all requests, at
-            most.
-        head_groups: of the KV heads, that are widened and attended to one after the other.
+        pages_per_request: pages of the longest request, which is the width of the upcast page table.
+        pages: upper bound of the pages of all requests.
+        head_groups: groups of KV heads, upcast and attended to one group after another.
     """
 
     pages_per_request: int
@@ -72,8 +72,9 @@ class UpcastSize(NamedTuple):
 
 
 def plan_upcast(geometry: Geometry, batch: ForwardBatch) -> UpcastSize | None:
-    """How K and V of a batch of EXTEND are widened first; None where they are not: where the host does not know how
-    long requests may be, where a head has no room, and where it does not pay.
+    """Return the sizes for upcasting K and V of an EXTEND batch, or None to read the e4m3 cache directly.
+
+    None if the host does not bound the prefix lengths, if one KV head exceeds the buffers, or if upcasting is slower.
     """
     a, lens, rows = geometry.attention, known_prefix_lens(batch), batch.q_lens[: batch.num_reqs]
     if lens is None or not upcast.upcasts(a, geometry.device) or not upcast.upcast_pays(a, rows, lens):
@@ -91,12 +92,12 @@ def plan_upcast(geometry: Geometry, batch: ForwardBatch) -> UpcastSize | None:
 
 
 def known_prefix_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
-    """What the host knows of the prefixes of live requests, at most; None where it knows no more than the limit."""
+    """Return the host's upper bounds of the live requests' prefix lengths, in tokens; None without bounds."""
     return getattr(batch.host, "lens", None)
 
 
 def upcast_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that a batch of EXTEND takes whose K and V are upcast: pages, their table, and `prefill_usage`."""
+    """Return the bytes of an EXTEND batch with upcast K and V: pages, page table and `prefill_usage`; else empty."""
     a, found = geometry.attention, plan_upcast(geometry, batch)
     if found is None:
         return {}
@@ -107,26 +108,26 @@ def upcast_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 def decode_verify_modes(geometry: Geometry) -> list[Mode]:
-    """Modes of few rows a request: all but EXTEND."""
+    """Return the geometry's modes that `DecodeVerify` serves: all except EXTEND."""
     return [mode for mode in geometry.modes if mode is not Mode.EXTEND]
 
 
 def decode_verify_buffers(geometry: Geometry, modes: list[Mode]) -> list[BufferSpec]:
-    """What `decode_verify.DecodeVerify` keeps for these modes, but the slots."""
+    """Return the buffers of `decode_verify.DecodeVerify` for these modes, except the slot mapping."""
     return split_buffers(geometry, modes, False)
 
 
 def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[BufferSpec]:
-    """Schedule and partial results of these modes of few rows, and of EXTEND's row tiles."""
+    """Return the schedule and partial-result buffers for decode and verify modes and, with `prefill`, for EXTEND."""
     sizes = [split_sizes(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in modes]
     if prefill:
         sizes.append(prefill_split_sizes(geometry))
     if not sizes:
         return []
-    # No term in requests or in length: a piece leaves two unfinished requests at most, whatever the batch.
+    # No term in requests or in length: a split holds parts of at most two unfinished requests, whatever the batch.
     num_splits, rows = maximum(*(one[0] for one in sizes)), maximum(*(one[1] for one in sizes))
-    formula, dim = "2 · pieces · KV heads · row tiles · block_m", geometry.attention.head_dim
-    schedule = "2 · pieces; pieces = 2 · SMs / (KV heads · row tiles)"
+    formula, dim = "2 · splits · KV heads · row tiles · block_m", geometry.attention.head_dim
+    schedule = "2 · splits; splits = 2 · SMs / (KV heads · row tiles)"
     return [
         BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2 * num_splits, 4), "int32", Unit.ROWS, schedule),
         BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (rows, dim), "float32", Unit.ROWS, formula),
@@ -135,12 +136,12 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
 
 
 def split_sizes(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
-    """Pieces, and packed rows of partials, of forwards of so many requests with q_len rows each, at most."""
+    """Return upper bounds of KV splits and packed rows of partial results for num_reqs requests of q_len rows."""
     a, device = geometry.attention, geometry.device
     num_splits, rows = [], []
     for config in select.config_candidates(a, device):
         num_splits.append(split_kv.choose_num_splits(a, device, config, q_len, num_reqs, geometry.max_kv_len))
-        # Two heads may not lie beside each other in a cache, and are then worked on apart, in as many pieces.
+        # If two KV heads are not adjacent in a cache, they run as separate heads with the same number of splits.
         rows += [
             split_kv.partial_rows(a, one, num_splits[-1], q_len) for one in {config, sm90.unmerged_config(a, config)}
         ]
@@ -148,7 +149,7 @@ def split_sizes(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any
 
 
 def prefill_split_sizes(geometry: Geometry) -> tuple[Any, Any]:
-    """Pieces, and packed rows of partials, of EXTEND's row tiles where they are cut, at most."""
+    """Return upper bounds of KV splits and packed rows of partial results for EXTEND."""
     device = geometry.device
     found = [(a, config) for a in prefill_shapes(geometry) for config in select.prefill_candidates(a, device)]
     return (
@@ -158,7 +159,7 @@ def prefill_split_sizes(geometry: Geometry) -> tuple[Any, Any]:
 
 
 def prefill_shapes(geometry: Geometry) -> list[AttentionShape]:
-    """The attention of EXTEND's launches: to the cache, and to what is widened of all of its heads or of some."""
+    """Return the attention shapes that EXTEND launches: over the cache, and over upcast K and V by head groups."""
     a = geometry.attention
     if not upcast.upcasts(a, geometry.device):
         return [a]
@@ -166,12 +167,12 @@ def prefill_shapes(geometry: Geometry) -> list[AttentionShape]:
 
 
 def prefill_config(geometry: Geometry) -> common.KernelConfig:
-    """The tile of all of a geometry's batches of EXTEND."""
+    """Return the kernel configuration of every EXTEND batch of a geometry."""
     return select.select_config(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len, prefill=True)
 
 
 def prefill_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes of row tiles, and of schedule and partials where those are cut, that a batch of EXTEND takes."""
+    """Return the bytes of row tiles, schedule and partial results that an EXTEND batch uses."""
     a, rows = geometry.attention, batch.q_lens
     used = {ROW_TILES: (common.SCHEDULE_HEADER_ROWS + max_row_tiles(geometry, sum(rows), len(rows))) * 2 * 4}
     if split_kv.split_config(a, geometry.device, prefill_config(geometry), rows, known_prefix_lens(batch)) is not None:
@@ -180,14 +181,16 @@ def prefill_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 def max_row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
-    """Row tiles of an EXTEND forward of so many rows and requests, at most."""
+    """Return the upper bound of row tiles of an EXTEND batch with num_rows rows of num_reqs requests."""
     device = geometry.device
-    least = min(config.block_m for a in prefill_shapes(geometry) for config in select.config_candidates(a, device))
-    return num_rows * geometry.attention.group_size // least + num_reqs
+    min_block_m = min(
+        config.block_m for a in prefill_shapes(geometry) for config in select.config_candidates(a, device)
+    )
+    return num_rows * geometry.attention.group_size // min_block_m + num_reqs
 
 
 def decode_verify_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:
-    """Bytes of schedule and partials that a batch of at most q_len rows a request takes; of partials, at most."""
+    """Return upper bounds of schedule and partial-result bytes of num_reqs requests with up to q_len rows each."""
     return _bytes(geometry, *split_sizes(geometry, q_len, num_reqs))
 
 

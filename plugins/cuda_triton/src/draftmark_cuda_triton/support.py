@@ -1,4 +1,4 @@
-"""What is refused, in sentences, and which pages are gathered. Integers and names only."""
+"""Geometries that the plugin rejects, with reasons, and page sizes that need gathered loads. No torch."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from draftmark import AttentionShape, Geometry
 MAX_HEAD_DIM = 256
 MAX_TAIL = 1024
 MAX_GRID_Y = 65535
-"""CUDA's bound on the second and third extent of a grid."""
+"""CUDA's limit on a grid's y and z extents."""
 FP8 = "float8_e4m3fn"
 TMA_PAGE_MULTIPLE = 8
-"""Tokens that a page in boxes is a multiple of: the copy engine swizzles so many rows together, inside one page."""
+"""TMA loads K and V only if the page size, in tokens, is a multiple of 8: a swizzle atom has 8 rows in one page."""
 
 
 def gathers_kv(shape: AttentionShape) -> bool:
-    """Whether the Hopper kernels gather the keys of such pages one by one; `kernels` read those that they do not."""
+    """Check whether the Hopper kernels gather keys with cp.async because TMA cannot load such pages.
+
+    False for an e4m3 cache with such pages: the Triton kernels in `kernels` serve that case.
+    """
     return shape.page_size % TMA_PAGE_MULTIPLE != 0 and shape.kv_dtype == shape.q_dtype
 
 
 def reasons_against(geometry: Geometry) -> list[str]:
-    """Every reason why the kernels do not serve `geometry`; none means they do."""
+    """Return every reason why the kernels do not serve `geometry`; an empty list means they do."""
     a, device = geometry.attention, geometry.device
     reasons = []
     if device.kind not in ("cuda", "cpu"):
-        reasons.append(f"device kind {device.kind} is not served: the kernels are for cuda, and for cpu interpreted")
+        reasons.append(f"device kind {device.kind} is not served: the kernels run on cuda, or interpreted on cpu")
     if device.kind == "cuda" and device.arch < 80:
         reasons.append(f"sm_{device.arch} is not served: the kernels need sm_80 or newer")
     if a.head_dim > MAX_HEAD_DIM:
-        reasons.append(f"head_dim {a.head_dim} is not served: a row tile of more than {MAX_HEAD_DIM} does not fit")
+        reasons.append(f"head_dim {a.head_dim} is not served: the largest row tile has {MAX_HEAD_DIM} columns")
     if a.kv_dtype not in (a.q_dtype, FP8):
         reasons.append(f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {FP8}")
     if a.kv_dtype == FP8 and device.kind == "cuda" and device.arch < 89:
@@ -35,5 +38,5 @@ def reasons_against(geometry: Geometry) -> list[str]:
     if geometry.max_tail > MAX_TAIL:
         reasons.append(f"a tail of {geometry.max_tail} slots is not served: masks are tested up to {MAX_TAIL}")
     if a.num_kv_heads > MAX_GRID_Y:
-        reasons.append(f"num_kv_heads {a.num_kv_heads} is not served: a grid holds {MAX_GRID_Y}")
+        reasons.append(f"num_kv_heads {a.num_kv_heads} is not served: a CUDA grid has at most {MAX_GRID_Y} in y")
     return reasons

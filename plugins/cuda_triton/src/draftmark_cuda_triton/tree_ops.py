@@ -1,4 +1,4 @@
-"""What the decoding loop does with draft trees, in one launch each; torch needs dozens: `draftmark.runtime.TreeOps`."""
+"""Tree operations of the decoding loop (`draftmark.runtime.TreeOps`), one kernel launch each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .kernel_variants import kernels, select_variant
 from .launch.launcher import launch_kernel
 
 TAIL_CELLS = 2048
-"""Mask words that one program of write_tail holds in registers."""
+"""Maximum 4-byte mask words that one program of write_tree_tail holds in registers."""
 MOVE_ROWS, MOVE_WORDS, MOVE_WARPS = 4, 512, 4
-"""Kept nodes, and 4-byte words of each, that one step of a compaction program moves, K and V each; and its warps."""
+"""Tile of one compaction step: accepted nodes, 4-byte words of each node (K and V each), and warps of a program."""
 
 
 class TritonTreeOps:
-    """`draftmark.runtime.TreeOps` for one geometry; on CPU tensors, in Triton's interpreter."""
+    """`draftmark.runtime.TreeOps` for one geometry. CPU tensors use Triton's interpreter."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._last_position = geometry.limits.max_context_len - 1
         self._page_size = geometry.attention.page_size
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """Mask, depth and positions in one launch."""
+        """Write the tail mask, depths and positions in one launch."""
         positions, tail = batch.positions, batch.tail
         mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         written = (positions,) if mask is None or depth is None else (mask, depth, positions)
@@ -36,14 +36,14 @@ class TritonTreeOps:
         )  # fmt: skip
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """Tokens, counts and path in one launch."""
+        """Return accepted tokens, counts and tree path of each request, in one launch."""
         tokens, path = torch.empty_like(targets), torch.empty_like(targets)
         counts = torch.empty(targets.shape[0], dtype=torch.int64, device=targets.device)
         record_call(_verify_tree, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
         return VerifyResult(tokens, counts, path)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
-        """All layers in one launch."""
+        """Move the accepted nodes' K and V to the front of the tail, for all layers in one launch."""
         k, v = _words(pool.k), _words(pool.v)
         record_call(
             _compact, self._page_size, k, v, kept.accept_index, kept.accept_lens, batch.prefix_lens, batch.page_table,
@@ -62,7 +62,7 @@ def _write_tail(
     depth: torch.Tensor | None,
     positions: torch.Tensor,
 ) -> None:
-    """See `kernels.tree_tail.write_tree_tail`."""
+    """Launch `kernels.tree_tail.write_tree_tail`."""
     tree = mask is not None and parents is not None
     words = 1 if mask is None else mask.shape[1]
     columns = next_power_of_two(words)
@@ -84,7 +84,7 @@ def _verify_tree(
     counts: torch.Tensor,
     path: torch.Tensor,
 ) -> None:
-    """See `kernels.verify_tree.verify_tree`."""
+    """Launch `kernels.verify_tree.verify_tree`."""
     requests, nodes = targets.shape
     block = max(16, next_power_of_two(nodes))
     launch_kernel(
@@ -103,7 +103,7 @@ def _compact(
     prefix_lens: torch.Tensor,
     page_table: torch.Tensor,
 ) -> None:
-    """See `kernels.compact_kv.compact_kv`."""
+    """Launch `kernels.compact_kv.compact_kv`."""
     requests, nodes = path.shape
     if nodes < 2:
         return
@@ -117,6 +117,6 @@ def _compact(
 
 
 def _words(pool: torch.Tensor) -> torch.Tensor:
-    """``[layers, pages, P, heads, dim]`` of any dtype as ``[layers, pages, P, words]``, of 4 bytes if they fit."""
+    """View ``[layers, pages, P, heads, dim]`` as ``[layers, pages, P, words]``, of 4 bytes each if they fit, else 1."""
     rows = pool.flatten(3)
     return rows.view(torch.int32 if rows.shape[3] * rows.element_size() % 4 == 0 else torch.uint8)

@@ -1,1 +1,1 @@
-"""Kernel configurations: which kernel runs a batch, with which tile, and into how many splits."""
+"""Heuristics that select a batch's kernel, its tile shape and its number of KV splits."""

@@ -1,4 +1,4 @@
-"""Kernel configuration and the sizes that every heuristic uses. Integers only, no torch."""
+"""Kernel configuration and the size functions that every heuristic uses. Integers only, no torch."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from draftmark import AttentionShape, ceil_div
 
 OVERHEAD_TILES = 2
-"""What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
+"""Fixed cost of a request in a split, in KV tiles: filling the pipeline, the masked tile and storing the result."""
 MIN_BLOCK_M = 16
-"""Packed rows of the smallest row tile: what `mma` takes at least."""
+"""Packed rows of the smallest row tile: the M extent of the `mma` instruction."""
 SCHEDULE_HEADER_ROWS = 2
-"""Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
+"""Rows of `row_tiles` before the first row tile: tiles taken, tiles, heads in flight, tiles of a request if split."""
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How a kernel cuts its work.
+    """Tile shape, pipeline and occupancy of an attention kernel.
 
     Attributes:
-        block_m: packed rows (query rows x group heads) of a row tile.
-        block_n: keys of a tile.
-        num_warps, num_stages: Triton's launch options; stages are tiles in flight.
-        ctas_per_sm: row tiles that one multiprocessor holds at a time.
-        use_tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
-        num_consumer_wgs: warp groups of 64 rows of a program of `kernels_sm90`, which then runs this tile; 0: `kernels`
-            do.
-        num_fp8_stages: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
-        fp8_swap_ab: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
-        gather_kv: there, four warps gather keys from pages of any size, where one fetches boxes.
-        kv_heads_per_tile: there, KV heads that lie beside each other and are worked on as one.
-        box_full_head: there, a box has all 256 bytes of a head, not 128.
+        block_m: packed rows of a row tile; a packed row is one query row of one query head of the group.
+        block_n: keys of a KV tile.
+        num_warps, num_stages: Triton's launch options; num_stages is the number of KV tiles in flight.
+        ctas_per_sm: CTAs that are resident on one SM.
+        use_tma: the Triton kernels load a KV tile as one TMA box; the tile lies in one page of a contiguous cache.
+        num_consumer_wgs: consumer warp groups of a `kernels_sm90` CTA, 64 packed rows each. 0 selects the Triton
+            kernels in `kernels`, and the fields below do not apply.
+        num_fp8_stages: e4m3 tiles in flight before producer warps upcast them into the 16-bit stages.
+        fp8_swap_ab: e4m3 is upcast in registers and the MMA operands are swapped, with one consumer warp group.
+        gather_kv: four producer warps gather keys with cp.async from pages of any size, instead of TMA.
+        kv_heads_per_tile: adjacent KV heads that are processed as one head of a larger head_dim.
+        box_full_head: a TMA box holds all 256 bytes of a head, instead of 128 bytes.
     """
 
     block_m: int
@@ -49,20 +49,20 @@ class KernelConfig:
 
 
 def row_tiles(config: KernelConfig, q_len: Any, group: int) -> Any:
-    """Row tiles that hold q_len rows x group heads, of all KV heads that are worked on as one."""
+    """Return the number of row tiles for q_len rows of `group` query heads, for each KV head."""
     return ceil_div(q_len * group, config.block_m)
 
 
 def visible_prefix(shape: AttentionShape, prefix: int) -> int:
-    """Keys of a prefix that any row of its request sees."""
+    """Return the number of prefix tokens that at least one row of the request sees under the window."""
     return prefix if shape.window_left < 0 else min(prefix, shape.window_left)
 
 
 def max_row_tiles(config: KernelConfig, group: int, num_rows: Any, num_reqs: Any) -> Any:
-    """Row tiles that any split of num_rows over num_reqs requests needs at most."""
+    """Return the upper bound of row tiles for num_rows rows, however they are distributed over num_reqs requests."""
     return num_rows * group // config.block_m + num_reqs
 
 
 def next_power_of_two(n: int) -> int:
-    """The smallest power of two >= n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Kernel configuration of a batch. Integers only, no torch.
+"""Selection of a batch's kernel configuration. Integers only, no torch.
 
-A configuration depends on what cannot change between capture and replay: rows per request, GQA group size, head_dim,
-page size, dtypes and device. It never depends on sequence lengths.
+The configuration depends only on values that a CUDA graph fixes: rows of a request, requests, GQA group size, head_dim,
+page size, window, dtypes and device. It never depends on sequence lengths.
 """
 
 from __future__ import annotations
@@ -37,24 +37,27 @@ from .sm90 import (
 def select_config(
     shape: AttentionShape, device: DeviceProfile, q_len: Any, prefill: bool = False, num_reqs: Any = 1
 ) -> KernelConfig:
-    """The tile for forwards of q_len rows a request. NOTES.md has the measurements.
+    """Return the kernel configuration for a batch of num_reqs requests with q_len rows each.
+
+    Hopper kernels are selected if they serve the shape, else the Triton kernels. NOTES.md has the measurements.
 
     Args:
-        prefill: of EXTEND, whose longest request has q_len rows.
-        num_reqs: requests of the forward, padding included.
+        q_len: rows of the longest request.
+        prefill: the batch is an EXTEND batch.
+        num_reqs: requests of the batch, padding included.
     """
     rows = q_len * shape.group_size
-    boxed = shape.page_size % TMA_PAGE_MULTIPLE == 0
-    if not has_sm90_kernels(shape, device) or not (boxed or gathers_kv(shape)):
+    tma_pages = shape.page_size % TMA_PAGE_MULTIPLE == 0
+    if not has_sm90_kernels(shape, device) or not (tma_pages or gathers_kv(shape)):
         return generic_config(shape, device, shape.q_dtype == "float32" or rows <= MIN_BLOCK_M)
     if not prefill and merging_heads_pays(shape, device, rows, num_reqs):
         config = merged_config(shape, rows)
-        return config if boxed else replace(config, gather_kv=True)
+        return config if tma_pages else replace(config, gather_kv=True)
     block_ms = () if prefill else fp8_block_ms(shape)
     if block_ms and rows <= block_ms[-1]:
         return fp8_config(shape, rows)
     config = base_config(shape, row_threshold(rows))
-    if not boxed:
+    if not tma_pages:
         return replace(config, gather_kv=True)
     if prefill:
         return with_three_wgs(shape, config)
@@ -65,8 +68,10 @@ def select_config(
 
 
 def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
-    """Every tile that `select_config` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes
-    the largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes.
+    """Return every configuration that `select_config` may return for this head_dim and these dtypes.
+
+    Sizing takes the maximum over all of them, so it needs no branch on page size or rows. Configurations with gathered
+    keys are omitted, because their tiles and splits equal those with TMA.
     """
     tiles = [generic_config(shape, device, True)]
     if shape.q_dtype != "float32":
@@ -80,13 +85,17 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
 
 
 def prefill_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
-    """Every tile that `select_config` has for EXTEND, or one that asks for as much."""
+    """Return the EXTEND configurations of `select_config`, or configurations that need equally large buffers."""
     tiles = config_candidates(shape, device)
     return (*tiles, *(with_three_wgs(shape, config) for config in tiles if config.num_consumer_wgs == 2))
 
 
 def fallback_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
-    """The same cut of the work for `kernels`, whose launches take their stages for themselves, of one power of two."""
+    """Return a configuration with the tile shape of `config` for the Triton kernels in `kernels`.
+
+    It is used if the Hopper kernels cannot load a cache. Triton pads head_dim to a power of two, so num_stages is 2 if
+    two padded stages fit into shared memory, else 1.
+    """
     row = 2 * next_power_of_two(shape.head_dim)
     fits = (config.block_m + 2 * 2 * config.block_n) * row <= SMEM_BYTES
     stages = min(config.num_stages, 2 if fits else 1)
@@ -110,20 +119,22 @@ def adapt_to_cache(
     adjacent_heads: bool = True,
     fast_memory: bool = False,
 ) -> KernelConfig:
-    """The same tile, through the copy engine where a box can describe the cache. No cut of the work depends on it.
+    """Return `config` adapted to the strides of a cache: TMA, merged heads or full-head boxes only where possible.
+
+    block_n and the number of splits never change here, so the schedule stays valid for every cache.
 
     Args:
-        uniform_stride: K's tokens are rows of one pitch, and V's.
-        tma_boxes: their strides are what a box may have, and Gluon is there.
-        adjacent_heads: a token's heads lie beside each other.
-        fast_memory: memory is so fast that of 65 packed rows and more products are the work, not bytes
-            (`tma.FAST_MEMORY_BANDWIDTH`).
+        uniform_stride: tokens have one constant stride across all pages, in K and in V.
+        tma_boxes: TMA can describe the strides of K and V, and Gluon is available.
+        adjacent_heads: the heads of a token are adjacent in memory.
+        fast_memory: memory bandwidth is at least `tma.FAST_MEMORY_BANDWIDTH`. Above 64 packed rows MMA is then the
+            limit, not memory, and TMA is faster than gathering.
     """
     if config.num_consumer_wgs:
         if tma_boxes:
             config = config if adjacent_heads else unmerged_config(shape, config)
-            boxed = fast_memory and config.num_consumer_wgs > 1 and shape.page_size % TMA_PAGE_MULTIPLE == 0
-            config = replace(config, gather_kv=config.gather_kv and not boxed)
+            back_to_tma = fast_memory and config.num_consumer_wgs > 1 and shape.page_size % TMA_PAGE_MULTIPLE == 0
+            config = replace(config, gather_kv=config.gather_kv and not back_to_tma)
             return replace(config, box_full_head=adjacent_heads and box_fits_head(shape, config))
         config = fallback_config(shape, config)
     return replace(config, use_tma=uniform_stride and uses_tma(shape, device, config))

@@ -1,4 +1,4 @@
-"""Configurations of the Triton kernels in `kernels`, for every GPU (sm_80 and newer)."""
+"""Kernel configurations of the Triton kernels in `kernels`, for every GPU from sm_80."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
 
 SMALL_SMEM_ARCHS = frozenset({86, 89, 120, 121})
-"""Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
+"""Architectures (sm) with 99 KiB of shared memory for a CTA; the others have at least 163 KiB."""
 
 
 def generic_config(shape: AttentionShape, device: DeviceProfile, few_rows: bool) -> KernelConfig:
-    """A tile of `kernels`, for at most MIN_BLOCK_M packed rows, or for more.
+    """Return the configuration of the Triton kernels: 16 packed rows with `few_rows`, else 64.
 
-    A tile of keys is 16 KiB, for K and for V, and three are in flight for each of two programs: that fills the
-    memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
-    through L2, which beats one larger row tile whose warps wait for each other.
+    A KV tile has 16 KiB of K and 16 KiB of V, with three stages for each of two CTAs an SM: that saturates memory. 16
+    rows are the M extent of `mma`, 64 that of `wgmma`. Further row tiles read the KV tile from L2, which is faster than
+    one larger row tile with warps that wait for each other.
     """
     row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
-    is_wide = row_bytes > 256 and not few_rows
+    needs_8_warps = row_bytes > 256 and not few_rows
     return KernelConfig(
         block_m=MIN_BLOCK_M if few_rows else 64,
         block_n=max(16, min(64, 16384 // row_bytes)),
-        num_warps=8 if is_wide else 4,
+        num_warps=8 if needs_8_warps else 4,
         num_stages=2 if device.arch in SMALL_SMEM_ARCHS else 3,
-        ctas_per_sm=1 if is_wide else 2,
+        ctas_per_sm=1 if needs_8_warps else 2,
     )
 
 
 def uses_tma(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> bool:
-    """Whether a tile of keys can come as one box: Hopper and newer, inside one page, nothing to convert or pad."""
+    """Check whether TMA can load a KV tile as one box: sm_90 or newer, one page, 16-bit KV, head_dim not padded."""
     return (
         device.kind == "cuda"
         and device.arch >= 90

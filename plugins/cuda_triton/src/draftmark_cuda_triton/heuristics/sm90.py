@@ -1,4 +1,4 @@
-"""Configurations of the Hopper kernels in `kernels_sm90`."""
+"""Kernel configurations of the Hopper kernels in `kernels_sm90`."""
 
 from __future__ import annotations
 
@@ -11,38 +11,36 @@ from ..support import MAX_HEAD_DIM
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
 
 BLOCK_M_3WG = 192
-"""Packed rows of the row tiles of three groups."""
+"""Packed rows of a row tile with three consumer warp groups, 64 rows each."""
 SM90 = 90
-"""The architecture that `kernels_sm90` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
+"""Architecture of `kernels_sm90`, which use wgmma and TMA in a form that sm_100 does not have."""
 SMALL_PAGE = 64
-"""Tokens of a page that is a tile's keys."""
+"""Page size in tokens below which a KV tile of 64 keys spans several pages."""
 GATHER_BELOW_PAGE_SIZE = 32
-"""Tokens of a page that comes as a box everywhere; of smaller ones there are too many to a tile of 128 keys."""
+"""Page size in tokens below which a tile of 128 keys needs too many TMA boxes for a CTA that has an SM to itself."""
 CACHE_LINE_BYTES = 128
-"""Bytes that memory is read in."""
+"""Granularity of memory reads in bytes."""
 SMEM_BYTES = 225 * 1024
-"""What a multiprocessor of Hopper has for rows and stages, beside barriers and what the system keeps."""
+"""Shared memory of a Hopper SM for q rows and KV stages, in bytes, without barriers and the reserved part."""
 MAX_STAGES = 6
-"""Tiles of K and V in flight at most."""
+"""Maximum KV stages in flight in a CTA; a stage holds one tile of K and one of V."""
 MIN_BLOCK_D = 64
-"""Columns of a tile of `kernels_sm90` at least."""
+"""Minimum columns of a `kernels_sm90` tile."""
 SHORT_WINDOWS = {80: 1024, 256: 256}
-"""Positions to the left, below which a window's keys are so few tiles of 128 that those of 64 are faster, by the
-columns up to which that is so.
-"""
+"""Window in tokens below which 64 keys a tile are faster than 128, by the largest number of tile columns."""
 MIN_BOX_ROW_BYTES = 32
-"""Bytes of a row of a box that it swizzles at least."""
+"""Smallest swizzle width of a TMA box row, in bytes."""
 ROW_THRESHOLDS = (0, MIN_BLOCK_M, 64, 128)
-"""Packed rows above which `kernels_sm90` has another tile."""
+"""Packed rows above which `base_config` returns the next configuration."""
 
 
 def row_threshold(rows: Any) -> int:
-    """Which tile of `kernels_sm90` so many packed rows have, as `base_config` takes it."""
+    """Return the largest value of ROW_THRESHOLDS below `rows` packed rows, or 0: the argument of `base_config`."""
     return next((min_rows for min_rows in ROW_THRESHOLDS[:0:-1] if rows > min_rows), 0)
 
 
 def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Whether `kernels_sm90` serves a head_dim and dtypes on this device, for pages in boxes or `gathers_kv`."""
+    """Check whether `kernels_sm90` serves this head_dim and these dtypes on the device, whatever the page size."""
     return (
         device.kind == "cuda"
         and device.arch == SM90
@@ -54,19 +52,21 @@ def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
 
 
 def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
-    """A tile of `kernels_sm90` for more than `min_rows` packed rows, one of ROW_THRESHOLDS.
+    """Return the `kernels_sm90` configuration for more than `min_rows` packed rows, one of ROW_THRESHOLDS.
 
-    One warp group for up to 64 packed rows, two for more, which share each tile of keys.
-    A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
-    share it, and one fetches while the other begins or ends a request; of more than 128 columns they would have too few
-    tiles in flight, and one does. Else one program has tiles of 128 keys, of 64 where there is no room for two of
-    those. A row tile alone (up to 128 rows) is work of bytes still, and what it waits for at either end of a request is
-    shorter with tiles of 64 keys; with heads of 64, whose softmax is the work, it is not. Short windows leave tiles of
-    128 keys half empty.
+    * Up to 64 packed rows: one consumer warp group, and two CTAs an SM with tiles of 64 keys (128 for 64 columns).
+      Memory is the limit, and one CTA loads while the other starts or ends a request. Above 128 columns only one CTA
+      has enough stages.
+    * 17 to 64 rows with 65 to 128 columns: one CTA an SM with tiles of 128 keys (see `with_two_ctas`).
+    * More rows: two consumer warp groups share each KV tile of 128 keys, or of 64 if only one stage of 128 fits.
+    * 65 to 128 rows: 64 keys, which shorten the waits at both ends of a request. Heads of 64 keep 128 keys, because
+      their softmax is the limit.
+    * Short windows (SHORT_WINDOWS): 64 keys, since tiles of 128 would be half empty.
+    * e4m3: two consumer warp groups above 64 rows, except at 256 columns; producer warps upcast each tile.
     """
     block_d = next_power_of_two(shape.head_dim)
     if DTYPE_BYTES[shape.kv_dtype] == 1:
-        # Two groups that fold rows of 256, beside one that widens, have too few registers for one product.
+        # At 256 columns two consumer warp groups next to an upcasting producer lack registers for one MMA.
         if min_rows >= 64 and block_d < 256:
             return KernelConfig(128, 64, 8, {64: 6, 128: 3}[block_d], 1, num_consumer_wgs=2, num_fp8_stages=4)
         return KernelConfig(
@@ -93,14 +93,15 @@ def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
 
 
 def _num_stages(config: KernelConfig, num_columns: int) -> int:
-    """Tiles of K and V of so many columns, of 16 bits, that a program has room for beside its rows."""
-    room = SMEM_BYTES // config.ctas_per_sm - config.block_m * num_columns * 2
-    return min(MAX_STAGES, room // (2 * config.block_n * num_columns * 2))
+    """Return the number of 16-bit KV stages that fit into shared memory next to q, at most MAX_STAGES."""
+    free_bytes = SMEM_BYTES // config.ctas_per_sm - config.block_m * num_columns * 2
+    return min(MAX_STAGES, free_bytes // (2 * config.block_n * num_columns * 2))
 
 
 def split_head_dim(head_dim: int, elem_bytes: int = 2) -> tuple[int, int]:
-    """Columns of a tile of `kernels_sm90`: a power of two, as registers and shared memory are; and beside them a
-    smaller one, or 0, where that leaves less empty. Heads of 160 have 128 and 32, not 256.
+    """Return the columns of a tile's two parts, (block_d, block_d_rest), each a power of two.
+
+    The second part is used if it leaves less padding than one power of two: head_dim 160 gives (128, 32), not (256, 0).
 
     Args:
         elem_bytes: bytes of an element of K and V.
@@ -113,9 +114,11 @@ def split_head_dim(head_dim: int, elem_bytes: int = 2) -> tuple[int, int]:
 
 
 def with_three_wgs(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
-    """The same tile for EXTEND, and for few rows that have one row tile fewer so, of two or three. With heads of 64 or
-    80 a row's softmax takes as long as its products, and three groups keep the tensor cores busier than two; of other
-    rows they leave more of a row tile empty.
+    """Return `config` with three consumer warp groups if it has two and at most 80 columns; else `config`.
+
+    It is used for EXTEND, and for other batches that then need fewer row tiles. With head_dim 64 or 80 a row's softmax
+    takes as long as its MMAs, and three groups keep the tensor cores busier. Elsewhere tiles of 192 rows hold more
+    padding.
     """
     num_columns = sum(split_head_dim(shape.head_dim))
     if config.num_consumer_wgs == 2 and config.num_fp8_stages == 0 and num_columns <= 80:
@@ -127,67 +130,79 @@ def with_three_wgs(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
 def with_two_ctas(
     shape: AttentionShape, device: DeviceProfile, config: KernelConfig, rows: Any, request_heads: Any
 ) -> KernelConfig:
-    """Where two programs share a multiprocessor, with tiles of 64 rows and 64 keys; heads of 65 to 128 have the choice.
+    """Return two CTAs an SM, each with 64 packed rows and 64 keys, if they are faster; else `config`.
 
-    While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, and so they
-    are not better where one program has its requests whole and two have not, nor, of more than 32 rows, where there are
-    fewer requests than pieces. Where half of a row tile is empty, cutting costs less. Of small pages one program alone
-    waits longer for a tile, and few requests have two. Of 65 to 128 rows keys pass from L2 twice as often, which few
-    requests make up for; four times is too often.
+    One CTA works while the other loads q, masks or stores. The rules apply to 16-bit KV with 65 to 128 columns, and
+    "filled" means that unsplit (request, KV head) pairs fill the CTAs (`_fills_ctas`):
+
+    * Up to 32 rows: two CTAs if they are filled, or if one CTA an SM is not filled either.
+    * 33 to 64 rows: the same rule, but only if there are pairs for 95 % of the CTAs. Fewer pairs than half of the SMs
+      take two CTAs for small pages, because a sole CTA waits longer for them.
+    * 65 to 128 rows: two CTAs for at most one pair an SM; above 112 rows only if one CTA an SM is not filled. Keys then
+      pass from L2 twice.
 
     Args:
-        request_heads: requests, each as often as there are KV heads.
+        rows: packed rows of a request.
+        request_heads: (request, KV head) pairs of the batch.
     """
     if config.num_fp8_stages or config.ctas_per_sm == 2 or next_power_of_two(shape.head_dim) != 128:
         return config
     num_ctas = device.num_sms
     if rows <= 64:
-        many = rows <= 32 or 20 * request_heads >= 19 * 2 * num_ctas
-        small = rows > 32 and shape.page_size < SMALL_PAGE and 2 * request_heads <= num_ctas
-        better = small or (
-            many and (_fills_ctas(request_heads, 2 * num_ctas) or not _fills_ctas(request_heads, num_ctas))
+        enough_pairs = rows <= 32 or 20 * request_heads >= 19 * 2 * num_ctas
+        small_pages = rows > 32 and shape.page_size < SMALL_PAGE and 2 * request_heads <= num_ctas
+        two_ctas_pay = small_pages or (
+            enough_pairs and (_fills_ctas(request_heads, 2 * num_ctas) or not _fills_ctas(request_heads, num_ctas))
         )
     else:
-        better = rows <= 128 and request_heads <= num_ctas and (rows <= 112 or not _fills_ctas(request_heads, num_ctas))
-    return base_config(shape, 0) if better else config
+        two_ctas_pay = (
+            rows <= 128 and request_heads <= num_ctas and (rows <= 112 or not _fills_ctas(request_heads, num_ctas))
+        )
+    return base_config(shape, 0) if two_ctas_pay else config
 
 
 def _fills_ctas(request_heads: Any, num_ctas: Any) -> bool:
-    """Whether so many programs have these lines whole, each as many as the others or nearly."""
+    """Check whether unsplit (request, KV head) pairs keep at least 95 % of num_ctas CTAs busy in whole waves."""
     return bool(20 * request_heads >= 19 * num_ctas * ceil_div(request_heads, num_ctas))
 
 
 def with_gather(
     shape: AttentionShape, device: DeviceProfile, config: KernelConfig, rows: Any, request_heads: Any
 ) -> KernelConfig:
-    """The same tile with its keys gathered where that takes less time than boxes do, up to 128 packed rows.
+    """Return `config` with gathered keys if cp.async is faster than TMA, for up to 128 packed rows; else `config`.
 
-    Of heads that are no whole lines, boxes read lines that the next head's program reads too, and long after them;
-    a thread's 16 bytes read less that is not theirs. Where products are the work, they lose more by the gathering warps
-    (`adapt_to_cache`). A tile of 128 keys is eight boxes of 16, and a program that has a multiprocessor for itself, and
-    no next request, waits for them.
+    Keys are gathered in two cases:
+
+    * A head does not fill whole cache lines. TMA boxes fetch lines that the next head's CTA fetches again much later,
+      while cp.async of 16 bytes a thread fetches fewer bytes of other heads.
+    * One CTA an SM with tiles of 128 keys has no next request, and pages are below GATHER_BELOW_PAGE_SIZE. It would
+      wait for eight boxes of 16 keys.
+
+    `adapt_to_cache` returns to TMA where MMA is the limit, because the gathering warps slow the MMAs.
     """
     if config.num_fp8_stages or rows > 128:
         return config
-    alone = config.num_consumer_wgs == 1 and config.ctas_per_sm == 1 and config.block_n == 128
-    waits = alone and shape.page_size < GATHER_BELOW_PAGE_SIZE and request_heads <= device.num_sms
-    return replace(config, gather_kv=waits or not _has_full_cache_lines(shape, 1))
+    sole_cta = config.num_consumer_wgs == 1 and config.ctas_per_sm == 1 and config.block_n == 128
+    waits_for_boxes = sole_cta and shape.page_size < GATHER_BELOW_PAGE_SIZE and request_heads <= device.num_sms
+    return replace(config, gather_kv=waits_for_boxes or not _has_full_cache_lines(shape, 1))
 
 
 def _has_full_cache_lines(shape: AttentionShape, heads: int) -> bool:
-    """Whether so many KV heads beside each other are whole lines of memory, which no other head has a part of."""
+    """Check whether `heads` adjacent KV heads of a token fill whole cache lines, without bytes of other heads."""
     return heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype] % CACHE_LINE_BYTES == 0
 
 
 def _merged_shape(shape: AttentionShape) -> AttentionShape:
-    """What a tile of two KV heads beside each other is like: of one head of twice the head_dim."""
+    """Return the shape that treats two adjacent KV heads as one head of twice the head_dim."""
     return replace(shape, head_dim=2 * shape.head_dim)
 
 
 def merged_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Packed rows of both of the row tiles in which `kernels_sm90` works on two KV heads as on one of twice the
-    head_dim; none where it does not: of an odd number of heads, and of heads of more than 64 elements that are whole
-    lines. Where a quarter of a tile at most is padding, products of 128 rows leave the time for it.
+    """Return the packed rows of the row tiles that process two KV heads as one; empty if heads are not merged.
+
+    The rows of both heads count. Heads are merged if their number is even and the merged head_dim is at most
+    MAX_HEAD_DIM, for heads of up to 64 elements or heads that do not fill cache lines. Row tiles of 128 are included if
+    at most a quarter of the columns is padding.
     """
     pair = _merged_shape(shape)
     is_better = shape.head_dim <= 64 or not _has_full_cache_lines(shape, 1)
@@ -198,9 +213,11 @@ def merged_block_ms(shape: AttentionShape) -> tuple[int, ...]:
 
 
 def merging_heads_pays(shape: AttentionShape, device: DeviceProfile, rows: Any, num_reqs: Any) -> bool:
-    """Whether pairs are faster. Of a token's keys a program then reads twice as many bytes together, which is what DRAM
-    likes, and of a row tile it leaves less empty, unless both heads' rows are more than one. Few requests are cut into
-    more pieces; of more than 64 rows, any.
+    """Check whether processing two KV heads as one is faster.
+
+    A CTA then reads twice the adjacent bytes of a token, which suits DRAM, and a row tile holds less padding. The
+    rows of both heads must fit into one row tile. Up to 64 of them, the batch needs one (request, KV head) pair for
+    four SMs, since fewer pairs are split further. Above 64, unsplit merged pairs must fill the SMs.
     """
     block_ms, request_heads = merged_block_ms(shape), num_reqs * shape.num_kv_heads
     if not block_ms or 2 * rows > block_ms[-1]:
@@ -211,7 +228,7 @@ def merging_heads_pays(shape: AttentionShape, device: DeviceProfile, rows: Any, 
 
 
 def merged_config(shape: AttentionShape, rows: Any) -> KernelConfig:
-    """A tile of `kernels_sm90` of two KV heads with so many packed rows each: as of one of twice the head_dim."""
+    """Return the configuration that processes two KV heads as one, with `rows` packed rows for each head."""
     pair = _merged_shape(shape)
     if fp8_block_ms(pair):
         return replace(fp8_config(pair, 2 * rows), kv_heads_per_tile=2)
@@ -223,7 +240,7 @@ def merged_config(shape: AttentionShape, rows: Any) -> KernelConfig:
 
 
 def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
-    """The same cut of the work where two heads do not lie beside each other, and are worked on one by one."""
+    """Return `config` for a cache with heads that are not adjacent: one head a tile, with equal block_n and splits."""
     if config.kv_heads_per_tile == 1:
         return config
     if config.fp8_swap_ab and not fp8_block_ms(shape):
@@ -232,10 +249,10 @@ def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig
 
 
 def fp8_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Packed rows of the row tiles for which `kernels_sm90` widens e4m3 in registers; more rows than these leave none
-    free.
+    """Return the packed rows of the row tiles that upcast e4m3 in registers; empty if no such kernel exists.
 
-    Two values side by side are one element there, and half of a head_dim is the 64 rows that wgmma takes at least.
+    Larger row tiles lack registers. Two adjacent values form one element, and half of head_dim must fill the 64 rows
+    that wgmma needs, so head_dim is above 64.
     """
     if DTYPE_BYTES[shape.kv_dtype] != 1:
         return ()
@@ -243,18 +260,18 @@ def fp8_block_ms(shape: AttentionShape) -> tuple[int, ...]:
 
 
 def fp8_config(shape: AttentionShape, rows: Any) -> KernelConfig:
-    """A tile of `kernels_sm90` that upcasts e4m3 in registers, for so many packed rows: two CTAs per SM."""
+    """Return the configuration that upcasts e4m3 in registers with swapped operands, two CTAs an SM."""
     block_m = next(block_m for block_m in fp8_block_ms(shape) if rows <= block_m)
     stages = 2 if next_power_of_two(shape.head_dim) == 256 and block_m > MIN_BLOCK_M else 3
     return KernelConfig(block_m, 64, 4, stages, 2, num_consumer_wgs=1, fp8_swap_ab=True)
 
 
 def overlaps_softmax(config: KernelConfig, head_dim: int) -> bool:
-    """Whether a warp group of `kernels_sm90` runs its softmax beside its own products too, or beside other programs'
-    alone.
+    """Check whether a consumer warp group overlaps its softmax with its own MMAs (FA3's intra-warpgroup overlap).
 
-    It does where its registers hold the weights of two tiles: two groups, or one with heads of up to 128, unless four
-    warps gather beside it for each of two programs.
+    The registers must hold the weights of two tiles: two consumer warp groups, or one with 16-bit KV and at most 160
+    columns. One group does not overlap if two CTAs an SM gather, because their producer warps need registers. Without
+    this overlap, the softmax overlaps only with MMAs of other warp groups or CTAs.
     """
     one = (
         config.num_consumer_wgs == 1
@@ -266,8 +283,9 @@ def overlaps_softmax(config: KernelConfig, head_dim: int) -> bool:
 
 
 def box_fits_head(shape: AttentionShape, config: KernelConfig) -> bool:
-    """Whether boxes have all of a head, or of two that are one: of 256 bytes, half as many boxes. Heads of 512 were not
-    faster so.
+    """Check whether one TMA box can load all 256 bytes of a head, or of two merged heads, instead of 128 bytes.
+
+    This halves the number of boxes. Heads of 512 bytes keep boxes of 128 bytes, since larger ones were not faster.
     """
     is_16_bit = DTYPE_BYTES[shape.kv_dtype] == 2 and not config.gather_kv
     return is_16_bit and config.kv_heads_per_tile * shape.head_dim * DTYPE_BYTES[shape.kv_dtype] == 256

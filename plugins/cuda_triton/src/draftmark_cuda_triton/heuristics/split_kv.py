@@ -11,41 +11,42 @@ from .common import OVERHEAD_TILES, KernelConfig, row_tiles, visible_prefix
 from .sm90 import base_config
 
 MAX_WAVES = 3
-"""Programs one after the other on a multiprocessor at most, of a batch whose pieces do not fill one round."""
+"""Maximum waves of CTAs of a batch with splits that do not fill one wave."""
 MIN_REQUESTS_FOR_WAVES = 4
-"""Of a batch that has more than one round at least."""
+"""Minimum requests of a batch with more than one wave of CTAs."""
 MIN_SPLIT_TILES = 3
-"""Tiles, with OVERHEAD_TILES, of a piece of EXTEND's row tiles at least, unless as many are there."""
+"""Minimum average length of an EXTEND split, in KV tiles, OVERHEAD_TILES included."""
 MAX_SPLIT_ROW_TILES = 128
-"""Row tiles, and requests, of a batch of EXTEND that may be cut: the schedule has all of them in a vector."""
+"""Maximum row tiles and requests of an EXTEND batch that is split: each schedule program holds all in one vector."""
 MIN_KEYS_PER_SM = 400
-"""Keys of a multiprocessor's share of a batch of few requests, from which on bringing them once is what counts."""
+"""Keys of all KV heads for each SM, from which loading keys only once outweighs two CTAs an SM."""
 
 
 def choose_num_splits(
     shape: AttentionShape, device: DeviceProfile, config: KernelConfig, q_len: Any, num_reqs: Any, max_kv_len: Any
 ) -> Any:
-    """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut.
+    """Return the number of splits of the line of KV tiles of a decode or verify batch; at most the number of tiles.
 
-    Where so many side by side leave more than a tenth of the device idle, 48 of 132 or 80, it is what the device holds
-    in two rounds, or in three, if that leaves less; but of few requests, for a piece takes its time to begin.
+    The splits of all row tiles and KV heads fill one wave of resident CTAs. If that leaves more than a tenth of the
+    CTAs idle and the batch has MIN_REQUESTS_FOR_WAVES requests, the splits fill two waves, or three, if those leave at
+    most a tenth idle. Few requests stay at one wave, because each split takes time to start.
     """
     has_many = minimum(1, num_reqs // MIN_REQUESTS_FOR_WAVES)
     tiles = num_reqs * (ceil_div(max_kv_len, config.block_n) + OVERHEAD_TILES)
     num_ctas, ctas_per_split = device.num_sms * config.ctas_per_sm, _ctas_per_split(shape, config, q_len)
     chosen = num_ctas // ctas_per_split
-    for rounds in range(MAX_WAVES, 0, -1):
-        found = rounds * num_ctas // ctas_per_split
-        is_full = minimum(1 if rounds == 1 else has_many, 10 * found * ctas_per_split // (9 * rounds * num_ctas))
-        chosen = is_full * found + (1 - is_full) * chosen
+    for waves in range(MAX_WAVES, 0, -1):
+        found = waves * num_ctas // ctas_per_split
+        fills_waves = minimum(1 if waves == 1 else has_many, 10 * found * ctas_per_split // (9 * waves * num_ctas))
+        chosen = fills_waves * found + (1 - fills_waves) * chosen
     return maximum(1, minimum(chosen, tiles))
 
 
 def even_splits(num_splits: int, num_reqs: int) -> int:
-    """As many pieces, or up to a twentieth fewer, that do not cut requests of one length more often than they must.
+    """Return num_splits, or up to 5 % fewer splits if requests of equal length are then split less often.
 
-    33 pieces of 64 or of 32 equal requests leave 32 requests to be merged, 32 leave none. Of 16, 32 pieces have a part
-    of one request each; of 33 most have parts of two.
+    Example: 33 splits of 64 equal requests leave 32 requests to combine, 32 splits leave none. With 16 requests, each
+    of 32 splits holds a part of one request, while most of 33 splits hold parts of two.
     """
     even = (
         num_splits // num_reqs * num_reqs
@@ -56,25 +57,25 @@ def even_splits(num_splits: int, num_reqs: int) -> int:
 
 
 def partial_rows(shape: AttentionShape, config: KernelConfig, num_splits: Any, q_len: Any) -> Any:
-    """Packed rows of partial results: two unfinished requests a piece, whatever the batch; a sole piece has none."""
+    """Return the packed rows of partial results: two unfinished requests for each split and CTA; 0 for one split."""
     unfinished = 2 * minimum(1, num_splits - 1)
     return unfinished * num_splits * _ctas_per_split(shape, config, q_len) * config.block_m
 
 
 def _ctas_per_split(shape: AttentionShape, config: KernelConfig, q_len: Any) -> Any:
-    """Row tiles of all KV heads: programs that work on one piece."""
+    """Return the CTAs that work on one split: row tiles times KV heads."""
     return row_tiles(config, q_len, shape.group_size * config.kv_heads_per_tile) * (
         shape.num_kv_heads // config.kv_heads_per_tile
     )
 
 
 def prefill_splits(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> Any:
-    """Into how many pieces EXTEND's row tiles of a KV head are cut, where they are: programs that the device holds."""
+    """Return the number of splits of one KV head's row tiles if EXTEND is split: resident CTAs for each KV head."""
     return maximum(1, device.num_sms * config.ctas_per_sm // shape.num_kv_heads)
 
 
 def prefill_partial_rows(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> Any:
-    """Packed rows of their partial results: two unfinished row tiles a piece; a sole piece has none."""
+    """Return the packed rows of EXTEND's partial results: two unfinished row tiles a split; 0 for one split."""
     num_splits = prefill_splits(shape, device, config)
     return 2 * minimum(1, num_splits - 1) * num_splits * shape.num_kv_heads * config.block_m
 
@@ -86,15 +87,16 @@ def split_config(
     q_lens: tuple[int, ...],
     lens: tuple[int, ...] | None,
 ) -> KernelConfig | None:
-    """The tile of a batch of EXTEND whose row tiles may be cut by their keys, where they are few; None of many, which
-    keep all programs busy.
+    """Return the configuration of an EXTEND batch that may be split along the keys; None if it has too many row tiles.
 
-    Of few rows a request two programs of 64 share a multiprocessor, as in `with_two_ctas`; but of 65 to 112 and so few
-    requests that they are cut whatever their tile is, one of 128 brings many keys once, where two bring them twice.
+    Requests of few rows take two CTAs an SM with 64 packed rows each (`with_two_ctas`): up to 64 packed rows, or up to
+    112 with at most one (request, KV head) pair an SM. The latter keep one CTA an SM if few requests have many keys
+    (`_one_cta_pays`), because one row tile of 128 rows loads the keys once and two of 64 load them twice.
 
     Args:
-        config: of batches that are not cut. q_lens: rows of each request, padding included. lens: of live requests,
-            what the host knows of their prefixes, or None.
+        config: configuration of unsplit batches.
+        q_lens: rows of each request, padding included.
+        lens: upper bounds of the live requests' prefix lengths in tokens, or None.
     """
     if len(q_lens) > MAX_SPLIT_ROW_TILES:
         return None
@@ -110,14 +112,14 @@ def split_config(
 def _one_cta_pays(
     shape: AttentionShape, device: DeviceProfile, request_heads: int, lens: tuple[int, ...] | None
 ) -> bool:
-    """Whether bringing keys once is what counts: requests are few, and their keys, as far as the host knows, many."""
+    """Check whether loading keys once outweighs a second CTA an SM: few requests with many visible prefix tokens."""
     if lens is None or 3 * request_heads > device.num_sms:
         return False
     return sum(visible_prefix(shape, n) for n in lens) * shape.num_kv_heads >= MIN_KEYS_PER_SM * device.num_sms
 
 
 def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelConfig, ...]:
-    """Those that batches of EXTEND which may be cut have: that of the others, and one of few rows."""
+    """Return the possible results of `split_config`: `config`, and two CTAs an SM for requests of few rows."""
     short = (
         replace(base_config(shape, 0), gather_kv=config.gather_kv)
         if config.num_consumer_wgs > 1 and not config.num_fp8_stages
@@ -133,20 +135,20 @@ def splitting_pays(
     q_lens: tuple[int, ...],
     lens: tuple[int, ...] | None,
 ) -> bool:
-    """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one. Of those that have a program
-    each, `kernels.tile_schedule` says the same of what the device knows.
+    """Check whether splitting an EXTEND batch's row tiles along the keys is estimated to be faster.
 
-    A program has an even share, and a merge; and where fewer programs were as fast as memory, it gains less. Or it has
-    whole row tiles (`_unsplit_time`).
+    With splits, each CTA takes an even share and pays for the combine (`split_costs`). Without splits, each CTA takes
+    whole row tiles (`_unsplit_time`). `kernels.tile_schedule.splitting_pays` repeats the estimate on the device for
+    batches of at most one row tile a CTA.
 
     Args:
-        lens: of live requests, what the host knows of their prefixes. None where it knows nothing: cutting may pay then
-            if each program has one row tile at most.
+        lens: upper bounds of the live requests' prefix lengths in tokens. Without them (None), splitting is allowed if
+            each CTA has at most one row tile, and the device decides.
     """
     num_ctas = device.num_sms * config.ctas_per_sm
     if lens is None:
-        items = sum(row_tiles(config, rows, shape.group_size) for rows in q_lens) * shape.num_kv_heads
-        return bool(items <= num_ctas)
+        num_tiles = sum(row_tiles(config, rows, shape.group_size) for rows in q_lens) * shape.num_kv_heads
+        return bool(num_tiles <= num_ctas)
     lengths = [
         _kv_tiles_seen(shape, config, rows, prefix, m) + OVERHEAD_TILES
         for rows, prefix in zip(q_lens, lens, strict=False)
@@ -156,36 +158,40 @@ def splitting_pays(
     if total_tiles // MIN_SPLIT_TILES <= count:
         return False
     share = ceil_div(total_tiles * shape.num_kv_heads, num_ctas)
-    once, eighths, more = split_costs(shape.head_dim)
-    is_one = count * shape.num_kv_heads <= num_ctas
-    split_time = 3 * share // 2 + once if is_one else eighths * share // 8 + more
+    combine_tiles, eighths, constant = split_costs(shape.head_dim)
+    one_tile_a_cta = count * shape.num_kv_heads <= num_ctas
+    split_time = 3 * share // 2 + combine_tiles if one_tile_a_cta else eighths * share // 8 + constant
     return bool(split_time < _unsplit_time(lengths, shape.num_kv_heads, num_ctas))
 
 
 def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
-    """What a program takes, in tiles, that has whole row tiles one after the other, the longest of all first.
+    """Return the estimated time of unsplit row tiles, in KV tiles. CTAs take row tiles in wave, longest first.
 
-    Somebody's n-th is the shortest of n. Those do not all end together, which is a sixteenth.
+    A CTA that takes a row tile in wave n has n row tiles of at least that length. From the second wave on a sixteenth
+    is added, because CTAs do not end at the same time.
 
     Args:
-        lengths: of the row tiles of a head.
+        lengths: length of each row tile of one KV head, in KV tiles.
     """
-    turns = ((ceil_div((rank + 1) * heads, num_ctas), n) for rank, n in enumerate(sorted(lengths, reverse=True)))
-    return max(n if turn == 1 else 17 * turn * n // 16 for turn, n in turns)
+    waves = ((ceil_div((rank + 1) * heads, num_ctas), n) for rank, n in enumerate(sorted(lengths, reverse=True)))
+    return max(n if wave == 1 else 17 * wave * n // 16 for wave, n in waves)
 
 
 def split_costs(head_dim: int) -> tuple[int, int, int]:
-    """What a program takes that has an even share, in tiles: half as much again and so many, where whole row tiles have
-    a program each; or so many eighths of it, and so many. Of more than 128 columns partial results are more bytes.
+    """Return the cost parameters of split EXTEND row tiles: (combine_tiles, eighths, constant).
+
+    With at most one row tile a CTA, a split costs 3/2 of its share plus `combine_tiles` KV tiles. With more row tiles
+    it costs eighths/8 of its share plus `constant` KV tiles. Above 128 columns partial results have more bytes and cost
+    more.
     """
     if head_dim <= 128:
         return 6, 10, 4
-    once = 3 + 3 * head_dim // 128
-    return once, 9, once + 4
+    combine_tiles = 3 + 3 * head_dim // 128
+    return combine_tiles, 9, combine_tiles + 4
 
 
 def _kv_tiles_seen(shape: AttentionShape, config: KernelConfig, rows: int, prefix: int, m: int) -> int:
-    """Tiles of keys that row tile m of a causal request sees."""
+    """Return the number of KV tiles that row tile m of a causal request reads."""
     group, window = shape.group_size, shape.window_left
     highest = min((m * config.block_m + config.block_m - 1) // group, rows - 1)
     first = 0 if window < 0 else max(prefix + m * config.block_m // group - window, 0) // config.block_n

@@ -1,4 +1,4 @@
-"""When prefill over an e4m3 cache upcasts K and V first, and how many pages that takes."""
+"""Heuristics of prefill over an e4m3 cache: when K and V are upcast first, and how many pages that needs."""
 
 from __future__ import annotations
 
@@ -12,50 +12,52 @@ from .interpreted import INTERPRETED_KEYS
 from .sm90 import has_sm90_kernels
 
 UPCAST_PAGE_SIZE = 128
-"""Keys of a page of K and V that EXTEND has widened: a tile of keys, in one box."""
+"""Keys of a page of upcast K and V: one KV tile, loaded as one TMA box."""
 UPCAST_BYTES = 128 << 20
-"""What widened K and V take at most, of as many heads at a time as that has room for."""
+"""Maximum bytes of upcast K and V together. KV heads are upcast in groups that fit."""
 UPCAST_TABLE_CELLS = 1 << 16
-"""Cells of the page table of what is widened: requests times the pages of the longest."""
+"""Maximum cells of the upcast page table: requests times pages of the longest request."""
 UPCAST_MIN_ROWS = 400
-"""Packed rows that see a key, on average, from which on widening it once costs less than widening it in each row tile:
-6 bytes of an element move at 4 TB/s, 1.5 ps, and a row's products of it take 4 fs less of K and V that are wide.
+"""Average packed rows that see a key, from which upcasting the key once is faster than in each row tile.
+
+Upcasting moves 6 bytes an element, which take 1.5 ps at 4 TB/s. With 16-bit K and V each packed row saves 4 fs an
+element.
 """
 UPCAST_LAUNCH_COST = 1 << 30
-"""Rows times keys times elements of K of a token beyond those, that pay for one more launch: 4 us."""
+"""Cost of the upcast launch (4 µs), in packed rows x keys x elements of a token's K saved beyond UPCAST_MIN_ROWS."""
 
 
 def upcasts(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Whether EXTEND may widen K and V before it attends: e4m3, where `kernels_sm90` has kernels for the rows."""
+    """Check whether EXTEND may upcast K and V before attention: an e4m3 cache on a device with Hopper kernels."""
     return has_sm90_kernels(shape, device) and shape.kv_dtype != shape.q_dtype
 
 
 def upcast_shape(shape: AttentionShape, head_groups: int = 1) -> AttentionShape:
-    """The attention of rows over K and V that have been widened, of one of so many parts of the heads."""
+    """Return the attention shape over upcast K and V, for one of `head_groups` equal groups of KV heads."""
     queries, heads = shape.num_qo_heads // head_groups, shape.num_kv_heads // head_groups
     return replace(shape, num_qo_heads=queries, num_kv_heads=heads, kv_dtype=shape.q_dtype, page_size=UPCAST_PAGE_SIZE)
 
 
 def head_group_counts(shape: AttentionShape) -> list[int]:
-    """Into how many parts of as many KV heads a cache can be widened, one after the other."""
+    """Return every number of equal groups into which the KV heads can be divided, ascending."""
     return [head_groups for head_groups in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % head_groups == 0]
 
 
 def upcast_pages(shape: AttentionShape, num_reqs: Any, max_kv_len: Any) -> Any:
-    """Pages of all heads that there is room to widen: of all requests, or as many as UPCAST_BYTES hold."""
+    """Return the number of upcast pages to allocate, for all KV heads: all requests, limited by UPCAST_BYTES."""
     page = 2 * UPCAST_PAGE_SIZE * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[shape.q_dtype]
     return minimum(num_reqs * ceil_div(max_kv_len, UPCAST_PAGE_SIZE), maximum(1, UPCAST_BYTES // page))
 
 
 def upcast_table_cells(num_reqs: Any, max_kv_len: Any) -> Any:
-    """Cells of the page table of what is widened, at most."""
+    """Return the number of upcast page table cells to allocate."""
     return minimum(num_reqs * ceil_div(max_kv_len, UPCAST_PAGE_SIZE), UPCAST_TABLE_CELLS)
 
 
 def request_upcast_pages(shape: AttentionShape, rows: int, prefix: int) -> int:
-    """Pages that a request of so many rows takes, whose prefix is so long at most.
+    """Return the upper bound of upcast pages of a request with `rows` rows after at most `prefix` tokens.
 
-    Under a window they begin with a page, or with as many keys as `upcast_kv` rounds down to.
+    With a window only visible keys are upcast, from a multiple of INTERPRETED_KEYS on (ALIGN_KEYS of `upcast_kv`).
     """
     pages = ceil_div(prefix + rows, UPCAST_PAGE_SIZE)
     if shape.window_left >= 0:
@@ -66,17 +68,19 @@ def request_upcast_pages(shape: AttentionShape, rows: int, prefix: int) -> int:
 
 
 def num_head_groups(shape: AttentionShape, pages: int, room: int) -> int:
-    """Into how many parts of as many KV heads so many pages are widened, one after the other; 0 where one head alone
-    has no room.
+    """Return the fewest groups of KV heads so that `pages` pages of one group fit into `room` pages of all heads.
+
+    The result is 0 if a single head does not fit.
     """
     return next((head_groups for head_groups in head_group_counts(shape) if pages <= room * head_groups), 0)
 
 
 def upcast_pays(shape: AttentionShape, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> bool:
-    """Whether K and V that are widened once take less time than those that each row tile widens for itself.
+    """Check whether upcasting K and V once is estimated to be faster than upcasting them in each row tile.
 
     Args:
-        q_lens: rows of each live request. lens: tokens before them, at most.
+        q_lens: rows of each live request.
+        lens: upper bounds of their prefix lengths, in tokens.
     """
     seen, keys, window = 0, 0, shape.window_left
     for rows, n in zip(q_lens, lens, strict=True):

@@ -1,1 +1,1 @@
-"""A faster interpreter for the Triton kernels on CPU tensors."""
+"""Faster execution of the Triton kernels in Triton's interpreter, for CPU tensors."""

@@ -1,4 +1,4 @@
-"""Operands of the interpreted language's binary operations, without the copies that Triton spreads them to."""
+"""Operands of interpreted binary operations, without the broadcast copies that Triton makes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from triton.language.semantic import TritonSemantic
 
 
 class Operands(TritonSemantic):  # type: ignore[misc]
-    """The language's semantic, but that a broadcast operand of a binary operation keeps its data as they are.
+    """Triton's semantic, except that a broadcast operand of a binary operation keeps its data unexpanded.
 
-    Each such operation is one of NumPy's, which broadcasts by the same rules, so that a result has all of its cells.
+    Each such operation is a NumPy function, which broadcasts by the same rules, so the result is complete.
     """
 
     def binary_op_type_checking_impl(self, lhs: Any, rhs: Any, *rules: Any, **more: Any) -> tuple[Any, Any]:
-        """Both operands in the type in which an operation computes."""
+        """Return both operands, cast to the type in which the operation computes but not broadcast."""
         left, right = super().binary_op_type_checking_impl(lhs, rhs, *rules, **more)
         return self._with_type(lhs, left), self._with_type(rhs, right)
 
     def _with_type(self, operand: Any, made: Any) -> Any:
-        """`mma_operand` with the type of what Triton made of it."""
+        """Return `operand` with the type of `made`, Triton's converted operand, but with its own data."""
         if not isinstance(operand, self.tensor):
             operand = self.scalar_constant(operand, made.dtype)
         elif operand.dtype != made.dtype:

@@ -1,6 +1,6 @@
-"""The interpreted language's operations, each worked out once for operands of the same types and the same numbers.
+"""Functions of the interpreted language, evaluated once for each combination of operand types and constants.
 
-What a tensor holds decides nothing about what an operation does with it: of control flow, kernels ask with `if` and
+Triton's evaluation of an operation never depends on the values in a tensor. Kernels branch on values only by `if` and
 `range`, outside of the language's functions.
 """
 
@@ -17,15 +17,15 @@ from .recipe import Recipe, recipe_of, set_signature
 from .recorder import CallRecord, Recorder
 
 PLAIN = frozenset({bool, float, str, type(None)})
-"""Types of arguments that go by how they are written: 0.0 equals -0.0, and 1 equals True, but neither is the other."""
+"""Argument types that enter a key by their `repr`, since 0.0 == -0.0 and 1 == True but they are different arguments."""
 
 
 class NoKey(Exception):
-    """An argument of which no key can be made."""
+    """An argument has no cache key."""
 
 
 class Operations:
-    """Functions of the language as they are called while a kernel is interpreted."""
+    """Cache of recorded operations for the functions of the language while a kernel is interpreted."""
 
     def __init__(self) -> None:
         self._builder = Recorder()
@@ -33,12 +33,12 @@ class Operations:
         self._recipes: dict[tuple[Any, ...], Recipe | None] = {}
 
     def cached(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, remembering what it comes to."""
+        """Return `function` with a cache of recorded operations, by operand types and constants."""
         recipes, builder, semantic, tensor = self._recipes, self._builder, self._semantic, core.tensor
 
         def computed(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("_semantic", None)
-            if builder.record is not None:  # inside of an operation that is being noted
+            if builder.record is not None:  # called by an operation that is being recorded
                 return function(*args, _semantic=semantic, **kwargs)
             key: list[Any] = [function]
             handles: list[Any] = []
@@ -66,7 +66,7 @@ class Operations:
         return computed
 
     def _record(self, function: Callable[..., Any], key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
-        """Do an operation and note how."""
+        """Run an operation and store its recipe."""
         operands: list[Any] = []
         args = _with_own_handles(args, operands)
         kwargs = {name: _with_own_handles(one, operands) for name, one in kwargs.items()}
@@ -80,10 +80,10 @@ class Operations:
 
 
 def _append_key(value: Any, key: list[Any], handles: list[Any]) -> None:
-    """Append what decides about an argument to `key`, and the handles in it.
+    """Append an argument's part of the cache key to `key`, and its tensor handles to `handles`.
 
     Raises:
-        NoKey: it is none of a tensor, a number, a type, or a sequence of such.
+        NoKey: the argument is not a tensor, number, type or sequence of these.
     """
     kind = type(value)
     if kind is core.tensor:
@@ -109,7 +109,7 @@ def _append_key(value: Any, key: list[Any], handles: list[Any]) -> None:
 
 
 def _with_own_handles(value: Any, handles: list[Any]) -> Any:
-    """The same argument with handles of its own, appended to `handles`: the same tensor may be given twice."""
+    """Return the argument with new tensor handles, appended to `handles`, so that equal operands have distinct ones."""
     kind = type(value)
     if kind is core.tensor:
         handles.append(TensorHandle(value.handle.data, value.handle.dtype))

@@ -1,7 +1,7 @@
-"""Triton's interpreter without checks that nobody reads, and with narrow floats converted by what they are.
+"""Patches of Triton's interpreter: no unused overflow checks, and fast conversions of bf16 and 8-bit floats.
 
-Results stay the same bit by bit, but for bf16's subnormals, which now are right. What is replaced of the interpreter is
-private to Triton: where such a name has gone, nothing is replaced.
+Results are bitwise equal, except that bf16 subnormals become correct. The patched names are private to Triton. A patch
+is skipped if its name no longer exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @cache
 def speed_up_interpreter() -> None:
-    """Replace, once a process."""
+    """Apply the patches, once a process."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -24,7 +24,7 @@ def speed_up_interpreter() -> None:
 
 
 def _skip_idle_checks(interpreter: Any) -> None:
-    """Without debug mode an overflow check of each integer operation is computed, and its result dropped."""
+    """Disable overflow checks of integer operations, which the interpreter computes and discards without debug mode."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options = getattr(builder, "options", None)
     if not is_dataclass(options) or isinstance(options, type):
@@ -34,9 +34,9 @@ def _skip_idle_checks(interpreter: Any) -> None:
 
 
 def _convert_narrow_floats(interpreter: Any, core: Any) -> None:
-    """bf16 is the upper half of fp32, and a float of 8 bits has 256 values.
+    """Convert bf16 by shifting the upper half of fp32, and 8-bit floats by a table of 256 values.
 
-    The general conversion takes dozens of NumPy's operations, and flushes or cuts bf16's subnormals.
+    The general conversion takes dozens of NumPy operations, and flushes or truncates bf16 subnormals.
     """
     convert = getattr(interpreter, "_convert_float", None)
     if convert is None:

@@ -1,8 +1,8 @@
-"""A package's kernels as the interpreter runs them: their programs one after the other, on CPU tensors where they lie.
+"""Launch of interpreted kernels: programs run one after another, directly on CPU tensors.
 
-Triton's own launch looks through the whole language, and through the arguments' storages, every time. Here the
-interpreted language is put together once, of `Operations`, and set while a kernel runs. What is taken
-from the interpreter is private to Triton: where such a name has gone, its own launch is kept.
+In every launch Triton patches the complete language and inspects the arguments' storages. Here the patched language is
+built once, from `Operations`, and active while a kernel runs. The names used from the interpreter are private to
+Triton. If one no longer exists, Triton's own launch is kept.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ REQUIRED_NAMES = (
     *("GridExecutor", "InterpretedFunction", "InterpreterBuilder", "TensorHandle", "interpreter_builder"),
     *("_LangPatchScope", "_convert_float", "_implicit_cvt", "_interpreter", "_patch_lang"),
 )
-"""Names of the interpreter that are used here and by `operations`; all private, whatever they begin with."""
+"""Private names of the interpreter that this package needs."""
 
 
 def use_fast_launch(kernels: ModuleType) -> None:
-    """Let `InterpretedKernel` launch the interpreted kernels of one module."""
+    """Replace the interpreted kernels of a module by `InterpretedKernel`."""
     if not all(hasattr(interpreter, name) for name in REQUIRED_NAMES):
         return
     for name, value in list(vars(kernels).items()):
@@ -37,7 +37,7 @@ def use_fast_launch(kernels: ModuleType) -> None:
 
 
 class InterpretedKernel:
-    """One interpreted kernel, launched as Triton's are: ``kernel[grid](*arguments)``."""
+    """An interpreted kernel with Triton's launch syntax: ``kernel[grid](*arguments)``."""
 
     def __init__(self, kernel: Any) -> None:
         self._function: FunctionType = kernel.rewrite()
@@ -48,13 +48,13 @@ class InterpretedKernel:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
-        """Run the programs of `grid`; arguments that are the compiler's alone (num_warps) are left out."""
+        """Run every program of `grid`. Compiler options such as num_warps are ignored."""
         known = {name: value for name, value in kwargs.items() if name in self._signature.parameters}
         bound = self._signature.bind(*args, **known).arguments
         convert, builder = interpreter._implicit_cvt, interpreter.interpreter_builder
         values = {name: one if name in self._constants else convert(one) for name, one in bound.items()}
         sizes = (*grid, 1, 1)[:3]
-        # As on a GPU: log2 of a row's sum to which no key has added is -inf, exp2 of a sink far above all keys inf.
+        # As on a GPU, log2(0) of a row that saw no key is -inf, and exp2 of a sink far above all logits is inf.
         with _language(self._function), numpy.errstate(divide="ignore", over="ignore"):
             builder.set_grid_dim(*sizes)
             for program in product(*map(range, sizes)):
@@ -67,7 +67,7 @@ class InterpretedKernel:
 
 @contextmanager
 def _language(function: FunctionType) -> Iterator[None]:
-    """The language as it is interpreted, and afterwards as it was, for a GPU's kernels."""
+    """Patch the language for the interpreter, and restore it afterwards for compiled kernels."""
     scope: Any = interpreter._LangPatchScope()
     try:
         for owner, name, value in _language_patches(function.__globals__["tl"]):
@@ -79,8 +79,8 @@ def _language(function: FunctionType) -> Iterator[None]:
 
 @cache
 def _language_patches(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
-    """What the interpreter sets in the language: owner, name, value; the language's functions as `Operations`."""
-    # Imported where the names it needs are known to be there.
+    """Return the interpreter's patches (owner, name, value), with the language's functions from `Operations`."""
+    # Imported late: `operations` needs interpreter names that the caller has checked.
     from .operations import Operations
 
     operations = Operations()
@@ -95,7 +95,7 @@ def _language_patches(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
 
 
 def _patched(operations: Any, name: str, original: Any, interpreted: Any) -> Any:
-    """What stands for the interpreter's `interpreted_config` while our kernels run."""
+    """Return the replacement of a patched name: cached operation, NumPy reduction, or the interpreter's own value."""
     from .reductions import numpy_reduce
 
     if core.is_builtin(original):

@@ -1,7 +1,7 @@
-"""What one operation of the interpreted language comes to for operands of given types, ready to be done again.
+"""Recipe of an interpreted operation for given operand types: the builder calls that remain to be repeated.
 
-Triton's interpreter works out at every operation what types become and which shapes meet, and checks and names every
-value that it makes; that is most of its time. A recipe is the builder's calls that are left over from all that.
+In every operation Triton's interpreter derives types and shapes, and checks and names each value; that is most of its
+time. A recipe contains only the builder calls that compute or store data.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ PURE = frozenset(
         *("create_splat", "create_trans"),
     }
 )
-"""Calls, beside those of numbers (get_…), that read their operands alone: unless somebody asks for their result they
-are left out, and of operands that are always the same they are made once."""
+"""Builder calls without side effects, in addition to get_… calls. A call with an unused result is dropped, and a call
+with constant operands runs once."""
 MAX_CONSTANT_CELLS = 2**16
-"""Cells of a constant that is kept for all programs at most."""
+"""Maximum cells of a constant that a recipe keeps for all programs."""
 
 Recipe = Callable[[Sequence[Any]], Any]
-"""From the operands' handles to the operation's result: a tensor, or None of a store."""
+"""Function from the operands' handles to the operation's result: a tensor, or None for a store."""
 
 
 class _Call(NamedTuple):
-    """A step and where its handles lie among the operands, constants and earlier results."""
+    """A builder call, and the positions of its handles among operands, constants and earlier results."""
 
     run: Callable[..., Any]
     positions: tuple[int, ...]
 
 
 def recipe_of(record: CallRecord, operands: Sequence[Any], made: Any) -> Recipe | None:
-    """The recipe of an operation that was done once.
+    """Return the recipe of an operation that ran once, or None if it cannot be repeated from its handles.
 
     Args:
-        record: what it did. operands: the handles that it was given. made: its result.
-
-    Returns:
-        None where it did something that cannot be done again from handles alone.
+        record: builder calls of the operation.
+        operands: handles of its operands.
+        made: its result.
     """
     if not record.complete or not (made is None or (type(made) is core.tensor and record.produced(made.handle))):
         return None
@@ -73,9 +72,9 @@ def recipe_of(record: CallRecord, operands: Sequence[Any], made: Any) -> Recipe 
 
 
 def set_signature(value: Any) -> object:
-    """Keep with a tensor what stands for all of it that decides what an operation does; equal tensors share one.
+    """Store and return a tensor's signature: everything that decides how operations treat it. Equal ones are shared.
 
-    A comparison's handle is of its operands' dtype, while the tensor is of bool: that is how the interpreter has them.
+    The handle's dtype counts too, because a comparison yields a bool tensor with a handle of its operands' dtype.
     """
     known = value.type.name, value.handle.dtype.name, value.handle.data.dtype.str
     value.signature = _SIGNATURES.setdefault(known, object())
@@ -122,7 +121,7 @@ def _tensor_recipe(constants: list[Any], calls: list[_Call], position: int, made
 
 
 def _needed_steps(steps: Sequence[BuilderCall], made: Any) -> list[BuilderCall]:
-    """The steps without those whose results nobody reads."""
+    """Return the steps without pure steps that have unused results."""
     wanted = set() if made is None else {id(made.handle)}
     kept = []
     for step in reversed(steps):
@@ -141,7 +140,7 @@ def _handles(step: BuilderCall) -> list[Any]:
 
 
 def _runner(step: BuilderCall) -> Callable[..., Any]:
-    """A function of the step's handles that does the step."""
+    """Return a function that repeats a step from its handles."""
     found = shortcut(step)
     if found is not None:
         return found

@@ -1,7 +1,7 @@
-"""The interpreter's builder, noting what one operation of the language asks of it.
+"""Recording subclass of the interpreter's builder: it lists the builder calls of one operation.
 
-What an operation asks depends on its operands' types and on its numbers, never on what a tensor holds. So what was
-noted once can be asked again of other data; `recipe` does that.
+The calls depend on the operands' types and constants, never on the values in tensors. So `recipe` can repeat recorded
+calls with other data.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
 INNER_METHODS = ("binary_op", "cast_impl", "ternary_op", "unary_op")
-"""Methods that most of the builder's public ones end in, some with NumPy's function as an argument."""
+"""Builder methods in which most public methods end; some take a NumPy function as an argument."""
 
 
 class BuilderCall(NamedTuple):
-    """One call of the builder.
+    """One call of a builder method.
 
     Attributes:
-        name: the method. args: its arguments, handles among them. made: the handle that came back, or None.
+        name: method name.
+        args: arguments, including handles.
+        made: returned handle, or None.
     """
 
     name: str
@@ -28,27 +30,28 @@ class BuilderCall(NamedTuple):
 
 
 class CallRecord:
-    """The calls that one operation makes.
+    """Builder calls of one operation.
 
-    Of a call that only makes others, those are kept. Of a call whose result comes from elsewhere (from NumPy), the call
-    itself is, and so is one without a result: it stores.
+    A call that only delegates to recorded calls is replaced by these. A call is recorded itself if its result comes
+    from elsewhere, such as NumPy, or if it has no result because it stores.
 
     Args:
-        operands: the handles that the operation is given, no two the same.
+        operands: distinct handles of the operation's operands.
 
     Attributes:
-        steps: the calls, in order. complete: whether they are all that happened.
+        steps: recorded calls, in order.
+        complete: whether repeating `steps` has the full effect of the operation.
     """
 
     def __init__(self, operands: Sequence[Any]) -> None:
         self.steps: list[BuilderCall] = []
         self.complete = True
-        # The handles themselves: the identity of one that is gone may be another's.
+        # Handles are kept alive, because the id of a deleted one may be reused.
         self._handles = {id(one): one for one in operands}
         self._depth = 0
 
     def call(self, builder: Recorder, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call one of the builder's methods, and note it unless all it did is noted already."""
+        """Call a builder method, and record the call unless its inner calls cover it."""
         before = len(self.steps)
         self._depth += 1
         made = method(builder, *args, **kwargs)
@@ -59,12 +62,12 @@ class CallRecord:
             kept = self._keep(before, BuilderCall(name, args, None), kwargs)
         else:
             kept = not isinstance(made, (list, tuple))  # a type, or an option
-        # What is done with a handle made by hand is left to the call around this one, if there is one.
+        # An outer call, if there is one, covers a handle that was made outside of the builder.
         self.complete = self.complete and (kept or self._depth > 0)
         return made
 
     def produced(self, handle: Any) -> bool:
-        """Whether a handle came from a call that was noted, or was given; a store's is None."""
+        """Check whether a handle is an operand or the result of a recorded call; None, a store's result, counts."""
         return handle is None or id(handle) in self._handles
 
     def _keep(self, before: int, step: BuilderCall, kwargs: dict[str, Any]) -> bool:
@@ -78,24 +81,24 @@ class CallRecord:
         return True
 
     def _is_plain(self, value: Any) -> bool:
-        """Whether a later call can be given the same: a known handle, or what holds none."""
+        """Check whether an argument can be repeated: a known handle, or a value without handles."""
         if isinstance(value, (list, tuple)):
             return not any(isinstance(one, TensorHandle) for one in value)
         return not isinstance(value, TensorHandle) or id(value) in self._handles
 
 
 class Recorder(InterpreterBuilder):  # type: ignore[misc]
-    """Works as the interpreter's builder does, with its state, and tells `record` of every call.
+    """Builder with the state and behaviour of the interpreter's builder, which also records every call.
 
     Attributes:
-        record: of the operation under way; None between operations.
+        record: record of the running operation; None between operations.
     """
 
     __slots__ = ("record",)
 
     def __init__(self) -> None:
         self.record: CallRecord | None = None
-        # One grid, whoever is asked for the program's place in it.
+        # Shared state, so that both builders report the same program id and grid.
         self.__dict__ = interpreter_builder.__dict__  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""Reductions of interpreted tensors: NumPy's function alone, once it is known what an axis leaves."""
+"""Reductions of interpreted tensors by one NumPy call, after a first comparison with the interpreter's result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FUNCTIONS = {
     standard._elementwise_max: np.fmax.reduce,
     standard._elementwise_min: np.fmin.reduce,
 }
-"""How NumPy reduces as Triton's combining functions do; the interpreter takes nanmax and nanmin, which end in these."""
+"""NumPy reduction for each of Triton's combine functions. The interpreter's nanmax and nanmin use fmax and fmin too."""
 
 
 def numpy_reduce(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """The interpreter's own `reduce`, done as NumPy does where that was the same bit by bit the first time."""
+    """Return `reduce` with a fast path: NumPy's reduction if its first result equalled the interpreter's bitwise."""
     known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     new, tensor = object.__new__, core.tensor
 
@@ -50,6 +50,6 @@ def numpy_reduce(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _data(function: Callable[..., Any], value: Any, axis: int, dtype: Any) -> Any:
-    """The reduced data; of a scalar the interpreter keeps a vector of one."""
+    """Return the reduced data; a scalar becomes a vector of one element, as in the interpreter."""
     data = function(value.handle.data, axis=axis)
     return (data if data.shape else np.array([data])).astype(dtype)

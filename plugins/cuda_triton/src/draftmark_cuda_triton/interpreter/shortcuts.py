@@ -1,6 +1,6 @@
-"""Calls of the interpreter's builder as NumPy's function alone, without the checks around it.
+"""Shortcuts of builder calls: the NumPy function itself, without the interpreter's checks.
 
-Each is tried on the operands at hand when its step was noted, and taken only where it makes the same bits.
+Each shortcut is tried on the recorded operands, and used only if its result is bitwise equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _new = object.__new__
 
 
 def shortcut(step: BuilderCall) -> Shortcut | None:
-    """A function of the step's handles with the builder's result; None where there is no such short way."""
+    """Return a function from the step's handles to the builder's result, or None if no shortcut exists."""
     write = _SHORTCUTS.get(step.name)
     found = write(step) if write else None
     if found is None or step.made is None:
@@ -29,14 +29,14 @@ def shortcut(step: BuilderCall) -> Shortcut | None:
 
 
 def unchecked_handle(data: Any, dtype: Any) -> Any:
-    """A handle that is not checked."""
+    """Return a tensor handle built without the constructor's checks."""
     made = _new(TensorHandle)
     made.data, made.dtype, made.attr = data, dtype, {}
     return made
 
 
 def bitwise_equal(one: Any, other: Any) -> bool:
-    """Whether two arrays are the same bit by bit."""
+    """Check whether two arrays are bitwise equal."""
     return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
 
 
@@ -44,7 +44,7 @@ def _binary(step: BuilderCall) -> Shortcut | None:
     left, right, function = step.args
     dtype, wanted = step.made.dtype, step.made.data.dtype
     if left.data.dtype == right.data.dtype == np.bool_:
-        return None  # one bit that wraps around: the builder takes a detour
+        return None  # bool wraps around in one bit, which the builder handles separately
 
     def run(left: Any, right: Any) -> Any:
         data = function(left.data, right.data)

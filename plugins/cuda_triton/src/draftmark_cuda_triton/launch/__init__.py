@@ -1,1 +1,1 @@
-"""From tensors to a launch: arguments, copy descriptors, the launcher and the relaunch cache."""
+"""Host launch code: kernel arguments, TMA descriptors, the launcher and the relaunch cache."""

@@ -1,10 +1,10 @@
-"""The calls of the CUDA driver API that capture a kernel launch and repeat it.
+"""Calls of the CUDA driver API that capture a kernel launch and repeat it.
 
-Triton's launcher unpacks some forty Python objects a launch and encodes every copy descriptor anew: ten to twenty
-microseconds of the host, where the driver takes three. An eager forward pays it three times a layer. A stream that
-captures tells what the driver is given by a launch: where each argument goes among the parameters is found out once a
-compiled kernel (`parameters`), and later launches are written there. Only CUDA's documented driver API is used. How
-Triton packs parameters changes with its releases, and is nothing that is known here.
+In each launch Triton's launcher unpacks about forty Python objects and encodes every TMA descriptor. That takes 10 to
+20 µs of host time, while the driver takes 3 µs, and an eager forward pays for it three times a layer. A capturing
+stream reports the parameters of a launch. `parameters` finds each argument among them once for each compiled kernel,
+and later launches only overwrite those bytes. Only CUDA's documented driver API is used, without knowledge of Triton's
+parameter packing, which changes between releases.
 
 Source: CUDA Driver API, "Stream Management", "Graph Management", "Execution Control".
 """
@@ -20,9 +20,9 @@ from threading import Lock
 from typing import Any
 
 NON_BLOCKING, RELAXED = 1, 2
-"""Of a stream that waits for no other; of a capture that forbids its thread nothing."""
+"""CU_STREAM_NON_BLOCKING: no implicit synchronization. CU_STREAM_CAPTURE_MODE_RELAXED: no call is prohibited."""
 COOPERATIVE, CLUSTER, CLUSTER_POLICY, PROGRAMMATIC_DEPENDENT = 2, 4, 5, 6
-"""Attributes of launches. The first three are attributes of their nodes; the last, a programmatic dependent, is not."""
+"""Launch attribute ids. A graph node reports the first three, but not the programmatic dependent launch."""
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -50,17 +50,19 @@ class KernelNodeParams(ctypes.Structure):
 
 
 class DriverError(RuntimeError):
-    """CUDA's driver refused a call, or has none of that name."""
+    """The CUDA driver rejected a call, or lacks a function."""
 
 
 @dataclass(frozen=True)
 class CapturedLaunch:
-    """What the driver was given by one launch.
+    """Function, configuration and parameters of one captured kernel launch.
 
     Attributes:
-        function: of the driver. grid, block: of three. shared: bytes.
-        params: of each parameter its bytes.
-        attributes: of the launch, but whether it is a programmatic dependent.
+        function: handle of the driver (CUfunction).
+        grid, block: extents in x, y and z.
+        shared: dynamic shared memory in bytes.
+        params: bytes of each parameter.
+        attributes: launch attributes, except programmatic dependent launch.
     """
 
     function: int
@@ -72,10 +74,10 @@ class CapturedLaunch:
 
 
 class Driver:
-    """The few calls of CUDA's driver.
+    """The CUDA driver functions that launches need.
 
     Args:
-        library: libcuda, loaded so that its calls keep the interpreter's lock: they are shorter than its handing over.
+        library: libcuda as a `ctypes.PyDLL`, which keeps the GIL: its calls are shorter than a GIL release.
     """
 
     def __init__(self, library: Any) -> None:
@@ -85,21 +87,22 @@ class Driver:
         self._lock = Lock()
 
     def capture(self, launch: Callable[[int], object], device: int) -> CapturedLaunch:
-        """Capture one launch, which does not run.
+        """Capture one kernel launch without running it.
 
         Args:
-            launch: launches one kernel on a stream.
+            launch: launches exactly one kernel on the given stream.
+            device: index of the current device.
 
         Raises:
-            DriverError: a call failed, or `launch` did something else.
+            DriverError: a driver call failed, or `launch` did not launch exactly one kernel.
         """
         with self._lock:
             stream, graph = self._stream(device), c_void_p()
             self._call("cuStreamBeginCapture_v2", stream, RELAXED)
             try:
                 launch(stream.value or 0)
-            except Exception as error:  # a hook of the launcher's own that waits for the device, say
-                raise DriverError(f"a launch that is captured fails: {error}") from error
+            except Exception as error:  # e.g. a launch hook of Triton that synchronizes
+                raise DriverError(f"the captured launch failed: {error}") from error
             finally:
                 self._call("cuStreamEndCapture", stream, byref(graph))
             try:
@@ -108,7 +111,7 @@ class Driver:
                 self._call("cuGraphDestroy", graph)
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether a stream captures a graph, or may not be asked since another one does."""
+        """Check whether a stream captures a graph; also True if another capture prohibits the query."""
         status = c_int()
         return bool(self._code("cuStreamIsCapturing", c_void_p(stream), byref(status)) or status.value)
 
@@ -123,14 +126,14 @@ class Driver:
         count, nodes = c_size_t(2), (c_void_p * 2)()
         self._call("cuGraphGetNodes", graph, nodes, byref(count))
         if count.value != 1:
-            raise DriverError(f"a launch of one kernel is {count.value} nodes")
+            raise DriverError(f"the captured graph has {count.value} nodes instead of one kernel")
         return c_void_p(nodes[0])
 
     def _read_node(self, node: c_void_p) -> CapturedLaunch:
         node_params, attributes = KernelNodeParams(), []
         self._call("cuGraphKernelNodeGetParams_v2", node, byref(node_params))
         if not node_params.function or not node_params.params:
-            raise DriverError("a node tells neither its function nor its parameters")
+            raise DriverError("the captured kernel node has no function or no parameters")
         for number in (COOPERATIVE, CLUSTER, CLUSTER_POLICY):
             value = (c_uint * 16)()
             self._call("cuGraphKernelNodeGetAttribute", node, number, byref(value))
@@ -145,7 +148,7 @@ class Driver:
         )  # fmt: skip
 
     def _sizes(self, function: int) -> list[int]:
-        """Bytes of each parameter: asked for one after another, until there is none."""
+        """Return the bytes of each parameter, queried by index until the driver reports an error."""
         found: list[int] = []
         offset, size = c_size_t(), c_size_t()
         while not self._code(
@@ -162,23 +165,23 @@ class Driver:
     def _code(self, name: str, *args: Any) -> int:
         function = getattr(self._library, name, None)
         if function is None:
-            raise DriverError(f"{name} is not in this driver")
+            raise DriverError(f"this CUDA driver has no function {name}")
         return int(function(*args))
 
 
 class PreparedLaunch:
-    """A launch to be made again and again, with its parameters in the host's memory.
+    """A kernel launch with parameters in host memory, for repeated calls of cuLaunchKernelEx.
 
     Args:
-        captured_launch: one that was captured, of which all but the grid and the parameters are taken.
-        grid: of three. params: of each parameter its bytes.
-        programmatic_dependent: it takes its place while the kernel before it on the stream runs, for whose stores it
-            waits itself.
+        captured_launch: supplies the function, the block, shared memory and attributes.
+        grid: extents in x, y and z.
+        params: bytes of each parameter.
+        programmatic_dependent: the grid starts while the previous kernel of the stream runs, and waits for its stores.
 
     Attributes:
-        pointers: of each parameter where it is in the host's memory; another may be put there.
-        config: says on which `stream` the next one is.
-        launch_ex, call_args: ``launch_ex(*call_args)`` is the driver's call, whose result is a CUresult.
+        pointers: host address of each parameter; callers may replace entries.
+        config: CUlaunchConfig; set `stream` before each call.
+        launch_ex, call_args: ``launch_ex(*call_args)`` launches the kernel and returns a CUresult.
     """
 
     def __init__(
@@ -208,7 +211,7 @@ class PreparedLaunch:
 
 @lru_cache(1)
 def driver() -> Driver | None:
-    """CUDA's, or None where there is none."""
+    """Return the CUDA driver, or None without libcuda."""
     try:
         return Driver(ctypes.PyDLL("libcuda.so.1"))
     except (OSError, AttributeError):

@@ -1,10 +1,9 @@
 """Launch of a Triton kernel without Triton's argument binding.
 
-Triton's own call binds and describes every argument anew, and each of ours has forty. A graph's replay does not pay
-that; an eager forward of few rows waits for it, once a launch and layer. What Triton compiles for can be read off the
-arguments, so a launch that is like an earlier one in all of that starts the same compiled kernel at once
-(`launch_kernel`). Where a caller can say what all of a launch's numbers come from, they are not worked out again either
-(`relaunch`).
+Triton's own launch binds and describes every argument again, and our kernels have about forty. CUDA graph replay avoids
+that cost; an eager forward pays for it in every launch of every layer. Triton's specialization follows from the
+arguments. So `launch_kernel` starts the compiled kernel of an earlier launch with equal specialization at once.
+`relaunch` also avoids computing the arguments again.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 ALIGNMENT = 16
-"""Addresses and integers that are multiples of it are compiled for apart."""
+"""Triton compiles separate kernels for addresses and integers that are multiples of 16."""
 INT32_LIMIT = 2**31
 
 _CompiledLaunch = tuple[JITFunction[Any], Any, tuple[Any, ...]]
 _COMPILED: dict[tuple[Any, ...], _CompiledLaunch] = {}
 _SPECIALIZED: dict[int, tuple[bool, ...]] = {}
 LaunchRecord = tuple[Any, tuple[int, ...], tuple[Any, ...]]
-"""A compiled kernel, its grid of three, all of its arguments."""
-_RECORDING: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_noted_launches", default=None)
+"""A recorded launch: compiled kernel, grid of three, all arguments."""
+_RECORDING: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_recorded_launches", default=None)
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launch `kernel` as ``kernel[grid](*args, **constants)`` does.
+    """Launch `kernel` with the effect of ``kernel[grid](*args, **constants)``.
 
     Args:
-        kernel: a function of `triton.jit` or `gluon.jit`; of Triton's interpreter, it is called as it is.
-        args: its first arguments, none of them a constant: tensors, descriptors, numbers, None.
-        constants: all others, and the compiler's options.
+        kernel: a function of `triton.jit` or `gluon.jit`. An interpreted kernel is called directly.
+        args: the kernel's first arguments, none of them a constant: tensors, descriptors, numbers, None.
+        constants: the remaining arguments, and the compiler options.
     """
     if not isinstance(kernel, JITFunction):
         kernel[grid](*args, **constants)
@@ -58,18 +57,18 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
 
 
 def supports_pdl() -> bool:
-    """Whether a grid of the current device can take its place while the one before it runs: sm_90 and newer."""
+    """Check whether the current device supports programmatic dependent launch: sm_90 and newer."""
     target = driver.active.get_current_target()
     return bool(target.backend == "cuda" and target.arch >= 90)
 
 
 def pdl_option(pdl: bool) -> dict[str, bool]:
-    """The compiler's option of a grid that waits, itself, for the one before it."""
+    """Return the compiler option of a programmatic dependent launch; the kernel waits for the previous grid itself."""
     return {"launch_pdl": True} if pdl else {}
 
 
 def record_launches(launch: Callable[..., None], *args: Any) -> list[LaunchRecord]:
-    """What ``launch(*args)`` starts, which it does."""
+    """Call ``launch(*args)`` and return the launches that it made."""
     found: list[LaunchRecord] = []
     token = _RECORDING.set(found)
     try:
@@ -80,12 +79,12 @@ def record_launches(launch: Callable[..., None], *args: Any) -> list[LaunchRecor
 
 
 def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:
-    """Of each parameter, whether Triton compiles for what kind of integer it is."""
+    """Return for each parameter whether Triton specializes on integer values."""
     return _SPECIALIZED.setdefault(id(kernel), tuple(not one.do_not_specialize for one in kernel.params))
 
 
 def _specialization(value: Any, specialized: bool) -> Any:
-    """All that Triton may compile for of an argument."""
+    """Return the properties of an argument on which Triton may specialize a kernel."""
     kind = type(value)
     if kind is int:
         is_int32 = -INT32_LIMIT <= value < INT32_LIMIT
@@ -94,5 +93,5 @@ def _specialization(value: Any, specialized: bool) -> Any:
         return kind
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % ALIGNMENT == 0
-    # A descriptor: how it is copied is in its box, its dtype and, of Gluon's, its layout in shared memory.
+    # A descriptor: its box, its dtype and, in Gluon, its shared-memory layout decide how TMA copies.
     return value.base.dtype, *value.block_shape, getattr(value, "layout", None)

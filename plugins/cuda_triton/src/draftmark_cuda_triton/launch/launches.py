@@ -1,6 +1,6 @@
 """Kernel launches: one function per kernel that computes the grid, the constants and the arguments.
 
-The host does integer arithmetic on shapes that a CUDA graph freezes. It neither reads the device nor allocates.
+The host computes integers from shapes that a CUDA graph fixes. It neither reads device data nor allocates memory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent, SplitBu
 
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
-"""Cells of the (worker, request) comparison that one program of write_metadata_decode_verify holds in registers."""
+"""Maximum cells of the (split, request) comparison in a write_metadata_decode_verify program's registers."""
 PREFILL_CELLS = 2048
-"""Of the ragged (row or row tile, request) comparisons, which are several."""
+"""Maximum cells of each (row or row tile, request) comparison in a write_metadata_prefill program's registers."""
 SPLIT_TILE_SIZES = (32, 2 * MAX_SPLIT_ROW_TILES)
-"""Row tiles that a program which cuts them holds in registers; of each request's a last one may be begun."""
+"""Vector lengths for the row tiles of a split EXTEND batch; the bound counts one partial row tile more a request."""
 COMBINE_CELLS = 4096
-"""fp32 values that one step of a merge program, a warp, holds in registers."""
+"""Maximum fp32 values that one step of a combine program, a single warp, keeps in registers."""
 UPCAST_CELLS = 8192
-"""Elements of K, and of V, that one program of `upcast_kv` has in registers."""
+"""Maximum elements of K, and of V, that one program of `upcast_kv.upcast_pages` keeps in registers."""
 UPCAST_REQS = 64
-"""Requests before its own that it looks at in one step."""
+"""Preceding requests that an `upcast_pages` program reads in one step, to find its first upcast page."""
 
 
 def write_metadata_decode_verify(
@@ -45,15 +45,17 @@ def write_metadata_decode_verify(
     q_indptr: torch.Tensor | None = None,
     engine_slots: torch.Tensor | None = None,
 ) -> None:
-    """Slots and work records of a batch of few rows a request; see `tile_schedule.write_metadata_decode_verify`.
+    """Launch `tile_schedule.write_metadata_decode_verify`: KV slots and split-KV schedule of a decode or verify batch.
 
     Args:
-        q_indptr: of a ragged batch. engine_slots: the engine's, if it brings them.
+        work: int32 ``[2 · num_splits, 4]``, output: the schedule.
+        q_indptr: int32 ``[R + 1]``, first row of each request of a ragged batch; None for uniform batches.
+        engine_slots: int64 slots of the engine, copied to slot_mapping; None to compute slots from the page table.
     """
     block_r = max(16, next_power_of_two(extent.num_reqs))
     block_splits = max(1, min(32, SCHEDULE_CELLS // block_r))
     rows = extent.num_rows
-    # A ragged row looks for its request among all of them.
+    # Each ragged row compares its index with every request.
     block_rows = max(1, min(256, SCHEDULE_CELLS // block_r)) if extent.ragged else 256
     grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(num_splits, block_splits)),)
     launch_kernel(
@@ -79,17 +81,19 @@ def write_metadata_prefill(
     num_splits: int = 1,
     num_ctas: int = 1,
 ) -> None:
-    """Slots and row tiles of a ragged batch; see `tile_schedule.write_metadata_prefill`.
+    """Launch `tile_schedule.write_metadata_prefill`: KV slots and row tiles of an EXTEND batch.
 
     Args:
-        work, num_splits: where row tiles may be cut, the schedule, and into how many pieces a KV head. num_ctas: that
-            the device holds at a time.
+        tiles: int32 ``[n, 2]``, output: header and row tiles.
+        work: int32 ``[2 · num_splits, 4]``, output: the split schedule; None if row tiles are never split.
+        num_splits: splits of the row tiles of each KV head; 1 if row tiles are never split.
+        num_ctas: CTAs that are resident on the device.
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, PREFILL_CELLS // block_r))
-    # All row tiles stand in a vector of each program that cuts them; of two sizes, for each is compiled apart.
+    # Each program keeps all row tiles in one vector. Two lengths limit the number of compiled kernels.
     block_tiles = (
         next((size for size in SPLIT_TILE_SIZES if num_tiles <= size), SPLIT_TILE_SIZES[-1]) if num_splits > 1 else 1
     )
@@ -129,12 +133,14 @@ def attend_decode_verify(
     block: bool = False,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of few rows a request, and its merge; see `decode_verify.attend_decode_verify` and
-    `combine.combine_splits`.
+    """Launch attention of a decode or verify batch, and the combine if num_splits is above 1.
 
     Args:
-        mask, depth: of a tree. q_indptr: of a ragged batch. block: all rows of a request see all of its tail.
-        sinks: of the query heads, if they have any; see `KVCache`.
+        mask, depth: ancestor mask and depths of a draft tree; None for other tails.
+        work, partial_out, partial_lse: schedule and partial results; see `sizing.split_buffers`.
+        q_indptr: first row of each request of a ragged batch; None for uniform batches.
+        block: every row of a request sees the request's complete tail.
+        sinks: attention sink of each query head, or None; see `KVCache`.
     """
     shape = shape.merge_heads(config.kv_heads_per_tile)
     tiles = row_tiles(config, extent.q_len, shape.group)
@@ -264,7 +270,7 @@ def _combine(
     split = row_tiles is not None
     kernel = select_variant(kernels.combine.combine_splits, out)
     rows = partial_rows if split else extent.q_len * shape.group
-    # In the interpreter a program costs milliseconds, whatever it holds.
+    # An interpreted program costs milliseconds whatever its size, so it takes more cells.
     cells = COMBINE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * COMBINE_CELLS
     block_splits = min(64, next_power_of_two(num_splits // extent.num_reqs + 2))
     block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_splits))
@@ -298,10 +304,11 @@ def attend_prefill(
     sinks: torch.Tensor | None = None,
     split: SplitBuffers | None = None,
 ) -> None:
-    """Ragged causal attention; see `prefill.attend_prefill`.
+    """Launch ragged causal attention of an EXTEND batch, and the combine if row tiles may be split.
 
     Args:
-        split: how row tiles are cut by their keys, if they may be.
+        tiles: header and row tiles that `write_metadata_prefill` wrote.
+        split: splits and buffers for row tiles that may be split along the keys; None if they are never split.
     """
     count = max_row_tiles(config, shape.group, num_rows, prefix_lens.shape[0])
     if split is not None:
@@ -390,14 +397,16 @@ def upcast_kv(
     upcast_v: torch.Tensor,
     upcast_table: torch.Tensor,
 ) -> None:
-    """K and V of a ragged batch in the rows' dtype; see `upcast_kv.upcast_pages`.
+    """Launch `upcast_kv.upcast_pages`: write K and V of a ragged batch in q's dtype, with a page table.
 
     Args:
-        pages_per_request: pages of UPCAST_PAGE_SIZE that a request has at most, and its row of the new table.
+        pages_per_request: pages of UPCAST_PAGE_SIZE keys of the longest request, the width of upcast_table.
+        upcast_k, upcast_v: ``[pages, UPCAST_PAGE_SIZE, KV heads, head_dim]``, outputs.
+        upcast_table: int32 ``[R, pages_per_request]``, output.
     """
     kernel = select_variant(kernels.upcast_kv.upcast_pages, k)
     block = next_power_of_two(shape.num_kv_heads * shape.head_dim)
-    # In the interpreter a program costs milliseconds, whatever it holds.
+    # An interpreted program costs milliseconds whatever its size, so it takes a full page.
     max_tokens = max(1, UPCAST_CELLS // block) if isinstance(kernel, triton.JITFunction) else UPCAST_PAGE_SIZE
     tokens = min(max_tokens, UPCAST_PAGE_SIZE)
     launch_kernel(
@@ -410,23 +419,23 @@ def upcast_kv(
 
 
 def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
-    """Which scales there are, as kernels take it: bit 0 for k, bit 1 for v. One that is not there is 1."""
+    """Return the kernels' SCALED constant: bit 0 if K has a scale, bit 1 if V has one. A missing scale is 1."""
     return (k_scale is not None) + 2 * (v_scale is not None)
 
 
 def _stride_align(q: torch.Tensor, out: torch.Tensor) -> int:
-    """Elements that rows and heads lie a multiple of apart: as many as a thread moves at once, or 1."""
+    """Return the common divisor of q's and out's row and head strides: the elements of a 16-byte access, or 1."""
     elements = 16 // q.element_size()
     return elements if all(stride % elements == 0 for stride in (*q.stride()[:2], *out.stride()[:2])) else 1
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A pointer for an argument that a kernel does not read."""
+    """Return `tensor`, or `other` as a placeholder pointer for an argument that the kernel does not read."""
     return other if tensor is None else tensor
 
 
 def _source(cache: torch.Tensor, shape: AttentionParams, config: KernelConfig) -> torch.Tensor | TensorDescriptor:
-    """The cache as a kernel reads it: itself, or a descriptor of ``[slots, heads · dim]`` with one tile as box."""
+    """Return the cache, or with use_tma a descriptor of ``[slots, heads · dim]`` with one KV tile a box."""
     if not config.use_tma:
         return cache
     pages, page_size, kv_heads_per_tile, dim = cache.shape

@@ -1,4 +1,4 @@
-"""Cache of facts by object identity, and the layout of a layer's KV cache."""
+"""Cache of computed facts by object identity, and the interned layout of a layer's KV cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ R = TypeVar("R")
 
 
 class IdentityCache(Generic[T, R]):
-    """What a function says of objects that do not change, by their identity; it keeps none of them alive.
+    """Results of a function of immutable objects, cached by object identity without keeping the objects alive.
 
     Args:
-        function: what it says of an object must not hold that.
+        function: computes the result for an object. The result must not refer to the object.
     """
 
     def __init__(self, function: Callable[[T], R]) -> None:
@@ -27,43 +27,43 @@ class IdentityCache(Generic[T, R]):
         self._cache: dict[int, tuple[ref[T], R]] = {}
 
     def __call__(self, one: T) -> R:
-        """What the function says of an object, or said the first time."""
+        """Return the function's result for an object, computed in the first call only."""
         found = self._cache.get(id(one))
         if found is None:
             number, cache = id(one), self._cache
-            # The identity of an object that is gone may be another's.
+            # The id of a deleted object may be reused, so the entry is dropped with the object.
             found = cache[number] = ref(one, lambda _: cache.pop(number, None)), self._function(one)
         return found[1]
 
 
 class Layout:
-    """All that launches take from a layer's cache but its addresses. Of two caches that are alike it is the same."""
+    """Everything except addresses that launches read from a layer's KV cache. Equal layouts are one object."""
 
 
 def kv_layout(
     k: torch.Tensor, v: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None
 ) -> tuple[object, ...]:
-    """All that launches take from K and V and their scales but addresses."""
+    """Return everything except addresses that launches read from K, V and their scales."""
     facts = [(one.stride(), one.shape, one.dtype, one.is_cuda) for one in (k, v)]
     return *facts, k_scale is None, v_scale is None
 
 
 def layout_of_cache(cache: KVCache) -> Layout:
-    """The layout of a layer's cache, which is compared by identity."""
+    """Return the interned layout of a layer's cache, to be compared by identity."""
     return interned_layout(cache.k, cache.v, cache)
 
 
 def interned_layout(k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
-    """The layout of K and V, and of a cache's scales and sinks."""
+    """Return the interned layout of K and V together with the scales and sinks of a cache."""
     facts = (*kv_layout(k, v, cache.k_scale, cache.v_scale), cache.sinks is None)
     return _LAYOUTS.setdefault(facts, Layout())
 
 
 _LAYOUTS: dict[tuple[object, ...], Layout] = {}
 cached_layout = IdentityCache(layout_of_cache)
-"""`layout_of_cache`, worked out once for each cache."""
+"""`layout_of_cache`, computed once for each cache object."""
 
 
 def layer_facts(geometry: Geometry) -> IdentityCache[KVCache, tuple[Layout, torch.Tensor | None]]:
-    """Of each cache of a geometry's layers its layout, and the sinks that its attention counts."""
+    """Return a cache of each layer's (interned layout, attention sinks or None)."""
     return IdentityCache(lambda cache: (cached_layout(cache), sinks_of(cache, geometry)))

@@ -12,22 +12,26 @@ from draftmark import DTYPE_BYTES, Geometry
 from ..heuristics.common import next_power_of_two
 
 L2_BYTES = 32 << 20
-"""What K and V may take of L2 (50 MB on Hopper) that programs beside each other read."""
+"""Bytes of L2 (50 MB on Hopper) that K and V of concurrently running CTAs may occupy."""
 CAUSAL, TREE, BLOCK = 0, 1, 2
-"""Tails as the kernels name them; see `kernels.tile`."""
+"""Kinds of tail visibility, equal to the constants of `kernels.tile`."""
 
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """What one geometry fixes for every launch.
+    """Attention parameters that one geometry fixes for every launch.
 
     Attributes:
-        num_kv_heads, group, head_dim, page_size: the attention shape.
-        scale: factor on q·k. cap: logits soft cap, 0 for none. window_left: -1 for none, or none that hides anything.
-        pdl: attention of few rows and its merge are launched as programmatic dependents (sm_90 and newer): a grid takes
-            its place while the one before it runs, and waits for that one's stores.
-        kv_heads_per_tile: KV heads of the cache that are one of `num_kv_heads`; `group` is then that of all of them
-            (`merge_heads`).
+        num_kv_heads, head_dim, page_size: attention shape.
+        group: query heads of a KV head.
+        scale: factor on q·k.
+        cap: soft cap of the logits, 0 for none.
+        window_left: tokens that a row sees to its left; -1 without a window, or if the window hides no token.
+        pdl: launch attention and combine as programmatic dependents (sm_90 and newer). A dependent grid starts while
+            the previous grid runs, and waits for its stores.
+        l2_keys: keys of one KV head with K and V that fit into L2_BYTES.
+        kv_heads_per_tile: KV heads of the cache that count as one of `num_kv_heads`. `group` then counts the query
+            heads of all of them (`merge_heads`).
     """
 
     num_kv_heads: int
@@ -43,9 +47,9 @@ class AttentionParams:
 
     @classmethod
     def from_geometry(cls, geometry: Geometry, on_gpu: bool) -> AttentionParams:
-        """What `geometry` fixes. It may describe a GPU while the tensors are on the CPU, interpreted."""
+        """Return the parameters of `geometry`, which may describe a GPU although the tensors are on the CPU."""
         a = geometry.attention
-        # Where all that a page table can name fits into a window, it hides nothing, and its code is not compiled in.
+        # A window that covers every page of a request hides nothing, so its code is not compiled in.
         hides = a.window_left < geometry.max_pages_per_req * a.page_size - 1
         return cls(
             num_kv_heads=a.num_kv_heads,
@@ -60,7 +64,7 @@ class AttentionParams:
         )
 
     def merge_heads(self, kv_heads_per_tile: int) -> AttentionParams:
-        """The same attention, of KV heads that are each as many of these, side by side."""
+        """Return the same attention with every `kv_heads_per_tile` adjacent KV heads merged into one."""
         return replace(
             self,
             num_kv_heads=self.num_kv_heads // kv_heads_per_tile,
@@ -70,23 +74,24 @@ class AttentionParams:
 
     @property
     def block_d(self) -> int:
-        """Columns of a tile: head_dim padded to a power of two; the padding is masked, never stored."""
+        """Columns of a tile: head_dim padded to a power of two. Padding is masked and never stored."""
         return max(16, next_power_of_two(self.kv_heads_per_tile * self.head_dim))
 
     @property
     def window(self) -> bool:
-        """Whether a window applies."""
+        """True if a sliding window applies."""
         return self.window_left >= 0
 
 
 @dataclass(frozen=True)
 class BatchExtent:
-    """The extent of a batch of few rows a request.
+    """Size of a decode or verify batch.
 
     Attributes:
-        num_reqs: R. q_len, tail_len: rows and tail slots of each request; of a ragged batch, the most of any.
+        num_reqs: requests, padding included.
+        q_len, tail_len: rows and tail slots of each request; in a ragged batch, their upper bounds.
         num_rows: rows of the batch, padding included.
-        ragged: the device says how many rows each request has.
+        ragged: the number of rows of each request is read on the device.
     """
 
     num_reqs: int
@@ -97,12 +102,14 @@ class BatchExtent:
 
 
 class SplitBuffers(NamedTuple):
-    """How row tiles of EXTEND are cut by their keys, where the schedule finds that faster.
+    """Buffers for EXTEND row tiles that are split along the keys if the device schedule estimates that to be faster.
 
     Attributes:
-        num_splits: of the line of row tiles of each KV head, 2 or more. num_ctas: that the device holds at a time.
-        work: int32 ``[2 · pieces, 4]``; see `tile_schedule.write_metadata_prefill`.
-        partial_out, partial_lse: float32 ``[2 · pieces · KV heads · block_m, head_dim]``, and without head_dim.
+        num_splits: splits of the row tiles of each KV head, 2 or more.
+        num_ctas: CTAs that are resident on the device.
+        work: int32 ``[2 · num_splits, 4]``; see `tile_schedule.write_metadata_prefill`.
+        partial_out: float32 ``[2 · num_splits · KV heads · block_m, head_dim]``.
+        partial_lse: float32 ``[2 · num_splits · KV heads · block_m]``.
     """
 
     num_splits: int

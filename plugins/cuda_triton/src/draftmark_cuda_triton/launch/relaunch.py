@@ -1,8 +1,8 @@
-"""Relaunch cache: the launches of a function are recorded once and repeated for other tensors of the same layout.
+"""Relaunch cache: records the launches of a function once and repeats them for tensors of equal layout.
 
-An eager forward of a model makes the same launches once a layer, and all of their numbers come from layouts and sizes.
-So they are noted the first time, and a later call fills in the addresses: of parameters that the driver takes as they
-are (`cuda_driver`), or, where the driver does not tell them, of Triton's own call.
+An eager forward makes the same launches in every layer, and their integers follow from layouts and sizes. So launches
+are recorded once, and later calls only fill in addresses. They launch through the CUDA driver (`cuda_driver`), or
+through Triton's launcher if the driver does not report the parameters.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from .launcher import ALIGNMENT, LaunchRecord, record_launches
 from .parameters import LaunchTemplate, is_descriptor, with_address
 
 MAX_LAYOUTS = 1024
-"""Layouts that are remembered at a time, and addresses of each."""
+"""Maximum recorded layouts of a cache, and maximum cached descriptors of a launch argument."""
 
 
 class RecordedLaunch(Protocol):
-    """One launch that was made, without the tensors that it was made for."""
+    """One recorded kernel launch, without references to its tensors."""
 
     def __call__(self, addresses: list[int], stream: int) -> None:
-        """Launch it with tensors at other addresses."""
+        """Launch the kernel with tensors at other addresses."""
 
 
 class RecordedLaunches:
-    """The launches of one layout.
+    """Recorded launches of one layout.
 
     Attributes:
-        addresses: the addresses of the tensors for which they are made next.
+        addresses: uint64 ``[count]`` in host memory, tensor addresses of the next relaunch.
+        launches: the launches, in order.
     """
 
     def __init__(self, count: int) -> None:
@@ -45,18 +46,18 @@ class RecordedLaunches:
         self.launches: list[RecordedLaunch] = []
 
     def address_of(self, tensor: int) -> int:
-        """Where a tensor's address is, in the host's memory."""
+        """Return the host address of the word that holds a tensor's address."""
         return addressof(self.addresses) + tensor * sizeof(c_uint64)
 
 
 class RelaunchCache:
-    """A function's launches, by the layout of its tensors.
+    """Recorded launches of a function, by the layout of its tensors.
 
     Args:
-        names: of the kernels' parameters for the tensors, in the order in which calls give them.
-        aliases: of further parameters that are of one of those tensors too, and its name there.
-        on_second_use: most layouts come once. Launches are remembered of those that come a second time, since that
-            costs more than a launch does; of a model's layers, which are alike, all are.
+        names: kernel parameter of each tensor, in the order in which calls pass the tensors.
+        aliases: further kernel parameters, each with the name in `names` of the same tensor.
+        on_second_use: record a layout in its second use only. Most metadata layouts occur once, and recording costs
+            more than a launch. Layers share one layout, so their launches are recorded in the first use.
     """
 
     def __init__(
@@ -72,18 +73,18 @@ class RelaunchCache:
     def __call__(
         self, layout: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...], launch: Callable[..., None], *args: Any
     ) -> None:
-        """Do as ``launch(*args, *tensors)`` does.
+        """Launch with the effect of ``launch(*args, *tensors)``.
 
         Args:
-            layout: all that its launches depend on, but for the device and what `tensors` say: sizes, strides, dtypes,
-                which of them are None.
-            tensors: those whose addresses change from call to call. The first is always there. Whatever else is
-                launched with stays where it is.
+            layout: key of everything that the launches depend on, except the device and the tensors' addresses: sizes,
+                strides, dtypes, and which tensors are None.
+            tensors: tensors with addresses that change from call to call; the first is never None. All other tensors
+                of the launches must stay at their addresses.
         """
         first = tensors[0]
         assert first is not None
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        # Triton compiles apart for addresses that are multiples of 16.
+        # Triton compiles separate kernels for addresses that are not multiples of 16.
         odd = reduce(or_, addresses) % ALIGNMENT
         alignment = tuple([address % ALIGNMENT == 0 for address in addresses]) if odd else None
         device = first.get_device()
@@ -107,7 +108,7 @@ class RelaunchCache:
     ) -> None:
         device, found = key[-1], cuda_driver.driver()
         if found is not None and found.is_capturing(driver.active.get_current_stream(device)):
-            launch(*args, *tensors)  # in another one's capture nothing else is captured
+            launch(*args, *tensors)  # recording captures a graph, which is impossible inside another capture
             return
         if self._is_first_use(key):
             launch(*args, *tensors)
@@ -115,14 +116,14 @@ class RelaunchCache:
         if len(self._cache) >= MAX_LAYOUTS:
             self._cache.clear()
             self._templates.clear()
-        # A grid without programs is no launch to the driver.
+        # A grid with an extent of 0 launches nothing.
         launched = [one for one in record_launches(launch, *args, *tensors) if all(one[1])]
         recorded = RecordedLaunches(len(tensors))
         recorded.launches += [self._make_launch(recorded, tensors, device, *one) for one in launched]
         self._cache[key] = recorded
 
     def _is_first_use(self, key: tuple[Any, ...]) -> bool:
-        """Whether a layout was not met before, where most are met once."""
+        """Check whether a layout occurs for the first time, if recording waits for the second use."""
         if self._seen_once is None or key in self._seen_once:
             return False
         if len(self._seen_once) >= MAX_LAYOUTS:
@@ -139,13 +140,13 @@ class RelaunchCache:
         grid: Any,
         args: tuple[Any, ...],
     ) -> RecordedLaunch:
-        """A launch, and which of its arguments is the address or the descriptor of which tensor."""
+        """Return a recorded launch, after matching address and descriptor arguments to tensors."""
         tensor_args: list[tuple[int, int]] = []
         for arg, (name, value) in enumerate(zip(compiled.src.fn.arg_names, args, strict=True)):
             tensor = self._tensor_index.get(name)
             if isinstance(value, torch.Tensor):
                 if tensor is None or tensors[tensor] is None:
-                    # Another one stands for a tensor that there is not.
+                    # A placeholder pointer of another tensor stands here, because this tensor is None.
                     tensor = next((i for i, one in enumerate(tensors) if one is value), None)
             elif not is_descriptor(value):
                 continue
@@ -170,10 +171,11 @@ class RelaunchCache:
 
 
 class TritonLaunch:
-    """A launch by Triton's own call.
+    """A recorded launch that is repeated through Triton's launcher.
 
     Args:
-        launched: what was launched. tensor_args: which argument is the address or the descriptor of which tensor.
+        launched: the recorded launch.
+        tensor_args: (argument index, tensor index) of each argument that is an address or a descriptor.
     """
 
     def __init__(self, launched: LaunchRecord, tensor_args: list[tuple[int, int]]) -> None:
@@ -190,7 +192,7 @@ class TritonLaunch:
         ]
 
     def __call__(self, addresses: list[int], stream: int) -> None:
-        """Launch it with tensors at other addresses."""
+        """Launch the kernel with tensors at other addresses."""
         call_args = self._args.copy()
         for arg, tensor in self._tensor_args:
             call_args[arg] = addresses[tensor]
@@ -205,10 +207,12 @@ class TritonLaunch:
 
 
 class DriverLaunch:
-    """A launch by CUDA's driver.
+    """A recorded launch that is repeated through the CUDA driver.
 
     Args:
-        template: of its kernel. launched, tensor_args: as of `TritonLaunch`. recorded: whose words it takes.
+        template: launch template of the kernel.
+        launched, tensor_args: see `TritonLaunch`.
+        recorded: launches of the layout; its address words are the launch parameters.
     """
 
     def __init__(
@@ -232,10 +236,10 @@ class DriverLaunch:
         ]
 
     def __call__(self, addresses: list[int], stream: int) -> None:
-        """Launch it with tensors at other addresses, which are in the words by now.
+        """Launch the kernel with tensors at other addresses, which the caller has stored in `recorded.addresses`.
 
         Raises:
-            DriverError: the driver refused.
+            DriverError: the driver rejected the launch.
         """
         pointers = self._pointers
         try:

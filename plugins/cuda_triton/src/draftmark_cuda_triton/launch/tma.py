@@ -12,37 +12,37 @@ from ..heuristics.common import KernelConfig, next_power_of_two
 from ..heuristics.sm90 import overlaps_softmax, split_head_dim
 
 SWIZZLE_BYTES = 128
-"""Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
+"""Bytes of a TMA box row: the swizzle width that wgmma reads."""
 SWIZZLE_ROWS = 8
-"""Rows that are swizzled together: keys of the smallest box of whole heads."""
+"""Rows of a swizzle atom, and keys of the smallest box that holds whole heads."""
 MAX_FP8_BOX_KEYS = 32
-"""Rows of a box of keys that are widened in registers, at most."""
+"""Maximum keys of a TMA box if e4m3 is upcast in registers."""
 FAST_MEMORY_BANDWIDTH = 4 * 10**12
-"""Bytes a second of an H200's memory (4.9e12), and more than an H100's has (3.4e12)."""
+"""Memory bandwidth in bytes a second, between that of an H100 (3.4e12) and of an H200 (4.9e12)."""
 CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
-"""Registers of a thread of a folding warp group, by how many there are beside the fetching warps."""
+"""Registers of a consumer thread with TMA producer warps, by the number of consumer warp groups."""
 CONSUMER_REGISTERS_UPCAST = 168
-"""The same beside a group that widens too."""
+"""Registers of a consumer thread next to a producer warp group that upcasts e4m3."""
 CONSUMER_REGISTERS_GATHER = 224
-"""Registers of a thread of a folding warp group, of two beside four gathering warps; those have 56."""
+"""Registers of a consumer thread with two consumer warp groups and four gathering warps, which have 56 a thread."""
 
 
 def box_keys(page_size: int, config: KernelConfig) -> int:
-    """Rows of a box: a page, or the largest part of one that tiles of keys are whole multiples of.
+    """Return the keys of a TMA box: the largest divisor of the page size that also divides a KV tile.
 
-    Where e4m3 is widened in registers 32 at most: of a box of 64 what rows see takes registers that its loop has not.
+    If e4m3 is upcast in registers, a box has at most 32 keys. The masks of 64 keys would need too many registers.
     """
     return math.gcd(page_size, min(MAX_FP8_BOX_KEYS, config.block_n) if config.fp8_swap_ab else config.block_n)
 
 
 def tile_columns(config: KernelConfig, head_dim: int, size: int) -> tuple[int, int]:
-    """Columns of the parts of a tile; see `sm90.split_head_dim`. Where e4m3 is widened in registers it has one."""
+    """Return the columns of a tile's two parts (`sm90.split_head_dim`); one part if e4m3 is upcast in registers."""
     return (next_power_of_two(head_dim), 0) if config.fp8_swap_ab else split_head_dim(head_dim, size)
 
 
 @cache
 def has_fast_memory(device: torch.device) -> bool:
-    """Whether a device's memory has FAST_MEMORY_BANDWIDTH, as far as this torch tells."""
+    """Check whether the device reaches FAST_MEMORY_BANDWIDTH; False if this torch does not report clock and width."""
     properties = torch.cuda.get_device_properties(device)
     kilohertz, bits = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
     return 2 * 1000 * kilohertz * bits // 8 >= FAST_MEMORY_BANDWIDTH
@@ -54,25 +54,27 @@ def _num_sms(device: torch.device) -> int:
 
 
 def num_resident_ctas(tensor: torch.Tensor, config: KernelConfig) -> int:
-    """Programs that the device holds at a time."""
+    """Return the number of CTAs that are resident on the tensor's device at once."""
     return _num_sms(tensor.device) * config.ctas_per_sm
 
 
 def is_tma_describable(tensor: torch.Tensor) -> bool:
-    """Whether a box can describe a cache ``[pages, P, heads, dim]``: any strides, if multiples of 16 bytes."""
+    """Check whether TMA can describe ``[pages, P, heads, dim]``: address and strides are multiples of 16 bytes."""
     steps = [tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:3])]
     return tensor.stride(3) == 1 and all(step % 16 == 0 for step in steps) and all(tensor.stride())
 
 
 def merge_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """A cache as if as many heads, which lie beside each other, were one: ``[pages, P, heads / n, n · dim]``."""
+    """View `heads` adjacent KV heads of a cache as one: ``[pages, P, heads / n, n · dim]``."""
     pages, tokens, _, dim = tensor.shape
     return tensor if heads == 1 else tensor.view(pages, tokens, -1, heads * dim)
 
 
 def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig) -> tuple[Any, Any]:
-    """A descriptor of a cache, in boxes; and another: where heads come whole, in boxes of SWIZZLE_ROWS keys; where a
-    tile has columns of a second part, in boxes of those; or None.
+    """Return two TMA descriptors of one cache: the main one, and a second one or None.
+
+    With `box_full_head` the second has boxes of SWIZZLE_ROWS keys. Otherwise it loads the columns of a tile's second
+    part, if the tile has one.
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -98,7 +100,7 @@ def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig)
 
 @cache
 def _layout(width: int, size: int, rank: int) -> Any:
-    """Of a box in shared memory, with rows of `width` bytes of elements of `size`."""
+    """Return the shared-memory layout of a box with rows of `width` bytes and elements of `size` bytes."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     return NVMMASharedLayout(width, 8 * size, rank=rank)
@@ -106,7 +108,7 @@ def _layout(width: int, size: int, rank: int) -> Any:
 
 @cache
 def has_gluon() -> bool:
-    """Whether this Triton has Gluon as `kernels_sm90` uses it; it is experimental there."""
+    """Check whether this Triton has the parts of Gluon that `kernels_sm90` needs; Gluon is experimental there."""
     try:
         from .. import kernels_sm90  # noqa: F401
     except (ImportError, AttributeError):
@@ -117,10 +119,12 @@ def has_gluon() -> bool:
 def kv_arguments(
     k: torch.Tensor, v: torch.Tensor, page_size: int, config: KernelConfig
 ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """K and V as the tile's kernel takes them, and the numbers that say where their pages are.
+    """Return K and V as the kernel's arguments, and the integers that locate their pages.
+
+    With gathered keys these are the tensors and their byte strides, otherwise TMA descriptors and the number of pages.
 
     Args:
-        k, v: ``[pages, P, KV heads, head_dim]``, which `is_tma_describable` has found good for either way.
+        k, v: ``[pages, P, KV heads, head_dim]``, for which `is_tma_describable` holds.
     """
     if config.gather_kv:
         return (k, v), (*byte_strides(k), *byte_strides(v))
@@ -129,13 +133,13 @@ def kv_arguments(
 
 
 def byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of pages, slots and heads in bytes."""
+    """Return the strides of pages, slots and heads in bytes."""
     return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
 
 
 def _common_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
-    """Constants and compiler options of a program: its columns, who widens, and how many registers its threads have."""
-    # Programs that share a multiprocessor leave each of their 256 threads so many registers when they start.
+    """Return constants and compiler options that every Hopper kernel needs: tile columns, overlap and registers."""
+    # At their start, CTAs that share an SM divide its 65,536 registers evenly among 256 threads each.
     register_limit = {"maxnreg": 65536 // (256 * config.ctas_per_sm) // 8 * 8} if config.ctas_per_sm > 1 else {}
     block_d, block_d_rest = tile_columns(config, k.shape[3], k.element_size())
     if config.fp8_swap_ab:
@@ -151,7 +155,7 @@ def _common_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor) -> d
 
 
 def kernel_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor, page_size: int) -> dict[str, Any]:
-    """Constants and compiler options of the tile's kernel; see `_common_options`."""
+    """Return constants and compiler options of the configuration's kernel."""
     chosen = _common_options(config, k, q)
     if not config.gather_kv:
         return chosen | {"BOX_KEYS": SWIZZLE_ROWS if config.box_full_head else box_keys(page_size, config)}
