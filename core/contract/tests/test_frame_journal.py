@@ -106,9 +106,11 @@ def test_unfinished_item_of_earlier_run_runs_again(journal: Journal) -> None:
         file.write('{"item": "cut')
         file.write("\n")
     journal.begin(JUDGED, HERE)
-    assert not journal.ended() and not journal.fail_unfinished("died")
+    assert not journal.ended() and not journal.under_way()
     journal.note({"started": second})
-    assert journal.fail_unfinished("died")
+    assert journal.under_way() == second
+    journal.fail(second, "died")
+    assert not journal.under_way()
     died = journal.ended()[second]
     assert died.outcome is Outcome.FAILED
     assert died.message.endswith(f"draftmark contract reference --item '{second}'")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 import torch
 
-from draftmark_contract.runner import machine
+from draftmark_contract.runner import machine, processor
 
 
 def test_run_has_date_and_versions() -> None:
@@ -27,3 +28,21 @@ def test_cuda_device_has_driver_and_cuda_version(monkeypatch: pytest.MonkeyPatch
     assert machine.device_facts("cuda:1") == {"kind": "cuda", "name": "GPU 1", "driver": "570.1", "cuda": "12.8"}
     monkeypatch.setattr(machine, "DRIVER_QUERY", ("no-such-command",))
     assert machine.device_facts("cuda")["driver"] == "unknown"
+
+
+def test_record_keeps_instruction_sets_and_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run records the processor's instruction sets, and compilers' variables with the home folder as ~."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: Some CPU\nflags\t\t: fpu avx2 amx_bf16 avx512f smep\n\nmodel name\t: other\n")
+    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/home/somebody/bin/ptxas")
+    here = machine.machine_of("reference")
+    assert here["cpu"] == {"name": "Some CPU", "instructions": "amx_bf16 avx2 avx512f"}
+    assert here["environment"]["TRITON_PTXAS_PATH"] == "~/bin/ptxas"
+
+
+def test_processor_without_a_list_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The record has the processor's name if the system lists no instruction sets."""
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "absent")
+    assert processor.processor()["name"] and processor.processor()["instructions"] == ""

@@ -214,15 +214,16 @@ NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo(
     ],
     ids=["missing", "raises", "lacks a module", "wrong name", "exits", "segfaults"],
 )
-def test_backend_that_does_not_load_has_a_verdict(
+def test_backend_that_does_not_load_has_no_verdict(
     contract: Judged, distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
 ) -> None:
-    """A plugin that fails to import gets a verdict and a record with the cause, and no item runs."""
+    """A plugin that fails to import gets no verdict and no record; the line has the cause, and no item runs."""
     folder = tmp_path if body is None else distribution("unloadable", extra=body)
     code, text, items = contract(folder, "unloadable")
-    assert (code, items) == (1, {})
-    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "does not conform"
-    assert "unloadable does not conform to draftmark contract" in text and words in text
+    assert (code, items) == (2, {})
+    assert not (folder / "verdict.json").exists()
+    assert "unloadable has no verdict on draftmark contract" in text and words in text
+    assert "does not conform" not in text
     assert len(text.splitlines()) < 5
 
 

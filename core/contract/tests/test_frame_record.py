@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from verdicts import backend, verdict
 
@@ -14,9 +16,11 @@ from draftmark_contract.check import Tier
 from draftmark_contract.profiles import Profile
 from draftmark_contract.runner import staleness
 from draftmark_contract.runner.item import Item, all_items
+from draftmark_contract.runner.machine import machine_of
 from draftmark_contract.runner.outcome import Outcome, Result
-from draftmark_contract.runner.record import SCHEMA, full_record, short_record, write
+from draftmark_contract.runner.record import SCHEMA, as_text, full_record, short_record
 from draftmark_contract.runner.staleness import main, stale
+from draftmark_contract.schema import schema_text
 
 HERE = Path(__file__).parent
 
@@ -31,8 +35,8 @@ def short() -> dict[str, Any]:
 def test_both_forms_read_back(tmp_path: Path) -> None:
     """Both forms can be read back: the full one has every item, the short one counts of every check."""
     made = verdict(lambda item: Outcome.REFUSED if Profile.FP8 in item.needs else None)
-    write(full_record(made), tmp_path / "full.json")
-    write(short_record(made), tmp_path / "short.json")
+    (tmp_path / "full.json").write_text(as_text(full_record(made)))
+    (tmp_path / "short.json").write_text(as_text(short_record(made)))
     full, short = (json.loads((tmp_path / name).read_text()) for name in ("full.json", "short.json"))
     assert len(full["results"]) == len(made.results)
     assert full["counts"] == short["counts"] == {
@@ -55,7 +59,7 @@ def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
     worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
     made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
     found = short_record(made)
-    write(found, tmp_path / "record.json")
+    (tmp_path / "record.json").write_text(as_text(found), encoding="utf-8")
     assert (tmp_path / "record.json").stat().st_size < 30_000
     assert json.loads((tmp_path / "record.json").read_text(encoding="utf-8")) == found
     counted = sum(row["items"] for row in found["not_passed"])
@@ -94,3 +98,33 @@ def test_stale_record_fails_only_with_strict(tmp_path: Path, capsys: pytest.Capt
     path.write_text('{"schema": 1, "backend": "reference"}')
     assert (main([str(path)]), main([str(path), "--strict"])) == (0, 1)
     assert capsys.readouterr().out.count("contract-x.json: stale: it has schema 1, not 3") == 2
+
+
+def _validate(record: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(json.loads(schema_text())).validate(json.loads(json.dumps(record)))
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_records_fit_the_published_schema(tier: Tier) -> None:
+    """Both forms of a record, with every outcome, are valid against the published schema."""
+    made = replace(verdict(_many, tier), runs=({**machine_of("reference", "cpu"), "items": 3},))
+    for record in (full_record(made), short_record(made)):
+        _validate(record)
+    for wrong in ({"verdict": "fine"}, {"schema": 2}, {"counts": {"passed": -1}}):
+        with pytest.raises(jsonschema.ValidationError):
+            _validate({**short_record(made), **wrong})
+
+
+def test_recorded_verdicts_fit_the_published_schema() -> None:
+    """Records of earlier versions in the repository are valid too."""
+    records = sorted((HERE.parents[2] / "benchmarks" / "results").glob("contract-*.json"))
+    assert records
+    for path in records:
+        _validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_schema_is_printed(draftmark: Callable[..., Any]) -> None:
+    """`draftmark contract --schema` prints the schema without a backend, and the schema itself is valid."""
+    said = draftmark("contract", "--schema")
+    assert said.code == 0
+    jsonschema.Draft202012Validator.check_schema(json.loads(said.out))

@@ -72,7 +72,7 @@ def test_unjudged_core_gives_no_verdict() -> None:
     """An opaque layout without kernels gives no verdict."""
     judged = verdict(lambda item: Result(item.id, "host", Outcome.UNJUDGED, OPAQUE) if item.tier is Tier.HOST else None)
     assert judged.word is Word.NONE
-    assert "core profile: " in judged.line and "unjudged" in judged.line
+    assert ", because the core profile is open (" in judged.line and " unjudged): " in judged.line
     assert judged.exit_code() == 1
 
 
@@ -111,7 +111,10 @@ def test_selected_items_give_no_verdict() -> None:
     """A selection of items has no verdict; it fails only if an item fails."""
     some = verdict().results[:5]
     few = judge("reference", backend(), some)
-    assert few.line.startswith(f"reference has no verdict on draftmark contract {VERSION}: 5 items selected; 5 passed")
+    assert few.line.startswith(
+        f"reference has no verdict on draftmark contract {VERSION}, because only 5 of {len(all_items()):,} items were "
+        "selected: 5 passed"
+    )
     assert few.line.endswith(f"{len(all_items()) - 5:,} items not run")
     assert (few.conforms, few.exit_code()) == (False, 0)
     wrong = Result(some[0].item, some[0].tier, Outcome.FAILED, "why")
@@ -132,10 +135,35 @@ def test_line_names_the_targeted_contract() -> None:
     assert core.word is Word.CONFORMS and Profile.CORE in core.profiles
 
 
-def test_backend_that_does_not_load_has_a_verdict() -> None:
-    """A backend that does not load has a verdict with the cause and without counts."""
+def test_backend_that_does_not_load_has_no_verdict() -> None:
+    """A backend that does not load has no verdict; the line has the cause and no counts."""
     judged = judge("missing", None, [], "it does not load: no such thing")
-    assert judged.line.startswith(
-        f"missing does not conform to draftmark contract {VERSION}: it does not load: no such"
+    assert judged.line == (
+        f"missing has no verdict on draftmark contract {VERSION}, because it does not load: no such thing: "
+        "nothing is recorded"
     )
-    assert (judged.counts.not_run, judged.exit_code(True)) == (len(all_items()), 1)
+    assert (judged.counts.not_run, judged.exit_code(True)) == (len(all_items()), 2)
+
+
+def test_stopped_run_has_no_verdict_even_with_failures() -> None:
+    """A run that stopped for a reason outside the backend has no verdict, whatever its items ended as."""
+    wrong = Result(all_items()[0].id, "sizing", Outcome.FAILED, "why")
+    judged = judge("reference", backend(), [wrong], "the run was interrupted")
+    assert judged.word is Word.NONE and judged.exit_code(allow_known=True) == 2
+    assert ", because the run was interrupted: 0 passed, " in judged.line and "1 failed" in judged.line
+
+
+def test_selection_that_is_refused_whole_exits_with_1() -> None:
+    """A selection in which the backend refuses every item judged nothing, so its exit code is not 0."""
+    refused = Result(all_items()[0].id, "sizing", Outcome.REFUSED, "why")
+    judged = judge("reference", backend(), [refused])
+    assert "1 of " in judged.line and "the backend refuses all of them" in judged.line
+    assert judged.exit_code() == 1
+
+
+def test_partial_run_serves_no_profile() -> None:
+    """A run of some items names no profile, in the record too, and counts the items that it tried."""
+    some = judge("reference", backend(), verdict().results[:5])
+    assert some.profiles == ()
+    tried, of = some.tried[Profile.CORE]
+    assert 0 < tried <= 5 < of

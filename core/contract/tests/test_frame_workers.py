@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from draftmark_contract.runner.child import THREADS, command, environment
 from draftmark_contract.runner.options import RunOptions
-from draftmark_contract.runner.run import THREADS, _command, _environment
 
 CORES = 16
 
@@ -17,13 +17,13 @@ def threads(monkeypatch: pytest.MonkeyPatch, workers: int, tier: str) -> int:
     """Return the number of threads per process, on a machine with `CORES` cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: CORES)
     monkeypatch.delenv(THREADS, raising=False)
-    return int(_environment(RunOptions("reference", tier, workers=workers))[THREADS])
+    return int(environment(RunOptions("reference", tier, workers=workers))[THREADS])
 
 
 def test_worker_gets_one_item_at_a_time(tmp_path: Path) -> None:
     """Workers get one item at a time, and without workers the command has no option of pytest-xdist."""
-    shared = _command(RunOptions("reference", workers=3), tmp_path, tmp_path / "journal.jsonl")
-    alone = _command(RunOptions("reference"), tmp_path, tmp_path / "journal.jsonl")
+    shared = command(RunOptions("reference", workers=3), tmp_path, tmp_path / "journal.jsonl")
+    alone = command(RunOptions("reference"), tmp_path, tmp_path / "journal.jsonl")
     assert shared == [*alone, "-n", "3", "--maxschedchunk=1"]
 
 
@@ -41,4 +41,4 @@ def test_workers_of_the_device_tier_share_the_cores(workers: int, each: int, mon
 def test_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """OMP_NUM_THREADS of the caller takes precedence."""
     monkeypatch.setenv(THREADS, "7")
-    assert _environment(RunOptions("reference", workers=2))[THREADS] == "7"
+    assert environment(RunOptions("reference", workers=2))[THREADS] == "7"

@@ -1,9 +1,9 @@
 """Profiles: named sets of features that a backend can serve. "conforms" names the profiles that it serves in full.
 
 An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full under two
-conditions (`served_in_full`). Every item that needs nothing outside the set was met, and at least one item of each
-profile was met. No backend may refuse the core profile: EXTEND and DECODE, bfloat16, 8 query heads and 2 KV heads of
-128, pages of 128 tokens.
+conditions (`served_in_full`). Every item that needs nothing outside the set was met. At least one item of each profile
+was met, in the core's own shape if there is such an item. No backend may refuse the core profile: EXTEND and DECODE,
+bfloat16, 8 query heads and 2 KV heads of 128, pages of 128 tokens.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ MOST_REQUESTS, MOST_TOKENS = 1024, 2**18
 TAILED = frozenset({Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK})
 """Modes with tails that may need several mask words."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
+SHAPES = frozenset({Profile.MODEL_SHAPES, Profile.ODD_SHAPES})
+"""Profiles of geometries with another shape than the core's."""
 SPECIAL = frozenset(Profile) - MODES - {Profile.CORE, Profile.MODEL_SHAPES}
 """Features that are rarer than the modes and shapes that they come with."""
 
@@ -110,17 +112,25 @@ def needs(value: Any) -> Features:
     return needs(geometry) if geometry is not None else frozenset()
 
 
-def served_in_full(met: Iterable[Features], unmet: Iterable[Features]) -> list[Profile]:
+def shown_in_core_shape(items: Iterable[Features]) -> Features:
+    """Return the profiles that have an item in the core's own shape, from the needs of all items."""
+    return frozenset().union(*(one for one in set(items) if not one & SHAPES))
+
+
+def served_in_full(
+    met: Iterable[Features], unmet: Iterable[Features], in_core_shape: Features = frozenset()
+) -> list[Profile]:
     """Return the profiles that are served in full, in their order. CORE is absent when an item of the core is unmet.
 
     Args:
-        met: needs of each item that was judged and is right.
+        met: needs of each item that was judged, is right, and can show a profile.
         unmet: needs of each item that was refused, declared, not judged, or is wrong.
+        in_core_shape: profiles that only an item in the core's own shape can show.
     """
     met, unmet = set(met), set(unmet)
     named = set(Profile) - {Profile.CORE} - _dropped(unmet)
     while True:  # drop a profile that no met item shows, and then every profile that was shown only together with it
-        shown = frozenset().union(*(one for one in met if one <= named))
+        shown = frozenset().union(*(one - in_core_shape if one & SHAPES else one for one in met if one <= named))
         if shown == named:
             break
         named &= shown

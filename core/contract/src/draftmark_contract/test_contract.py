@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from draftmark_contract.runner.collector import PROPERTY, STOPPED
 from draftmark_contract.runner.outcome import Outcome
-from draftmark_contract.runner.pytest_plugin import PROPERTY, contract_session
+from draftmark_contract.runner.pytest_plugin import contract_session
+from draftmark_contract.runner.stopped import RunStopped
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,7 +21,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
     """The backend keeps the rule of this item."""
     session = contract_session(request.config)
-    result = session.run(attn_item)
+    try:
+        result = session.run(attn_item)
+    except RunStopped as stopped:
+        request.node.user_properties.append((STOPPED, str(stopped)))
+        request.session.shouldstop = str(stopped)  # a worker of pytest-xdist ends here; the collector ends the run
+        pytest.skip(str(stopped))
     request.node.user_properties.append((PROPERTY, json.dumps(result.as_json())))
     if result.outcome is Outcome.FAILED:
         pytest.fail(session.failure_text(result), pytrace=False)

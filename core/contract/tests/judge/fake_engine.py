@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import time
 from collections.abc import Mapping, Sequence
 
 from draftmark.errors import DraftmarkError
@@ -38,6 +41,30 @@ def _no_device() -> None:
     raise NotAsked("there is no graph on a CPU")
 
 
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _full_disk() -> None:
+    raise OSError(errno.ENOSPC, "full")
+
+
+def _out_of_memory() -> None:
+    raise MemoryError
+
+
+def _interrupts() -> None:
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+
+
+STOPPING = (
+    Item("numerics.match_float64", "killed", _killed),
+    Item("numerics.match_float64", "disk", _full_disk),
+    Item("numerics.match_float64", "memory", _out_of_memory),
+    Item("numerics.match_float64", "interrupts", _interrupts),
+)
+"""Items that end the run for reasons that are not the backend's."""
 ITEMS = (
     Item("numerics.match_float64", "decode", _right),
     Item("numerics.match_float64", "verify", _wrong, "the builder and the layer run one step"),
@@ -68,7 +95,7 @@ class FakeTarget:
 
 
 class FakeEngine:
-    """Engine with three backends: RIGHT passes, MIXED has every outcome, BROKEN does not open."""
+    """Engine with backends that pass, have every outcome, do not open, have no item, or stop the run."""
 
     name, install = "fake", "pip install fake-engine"
 
@@ -77,9 +104,9 @@ class FakeEngine:
         return "fake 1.0"
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Return the three backends, and one that lacks a module."""
+        """Return the backends, and one that lacks a module."""
         absent = TargetInfo("ABSENT", "needs more", needs=("no-such-module",), modules=("no_such_module",))
-        names = ("RIGHT", "MIXED", "BROKEN")
+        names = ("RIGHT", "MIXED", "BROKEN", "EMPTY", "STOPPED")
         return [*(TargetInfo(name, f"backend {name.lower()}", ("cpu", "cuda")) for name in names), absent]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
@@ -87,10 +114,11 @@ class FakeEngine:
         return {VARIABLE: "set"}
 
     def open(self, target: str, device: str) -> FakeTarget:
-        """Open RIGHT or MIXED; raise an error for BROKEN."""
+        """Open a backend; raise an error for BROKEN."""
         if target == "BROKEN":
             raise DraftmarkError("its library cannot be loaded; reinstall it")
-        return FakeTarget([one for one in ITEMS if one.run is _right] if target == "RIGHT" else ITEMS)
+        items = {"RIGHT": [one for one in ITEMS if one.run is _right], "EMPTY": [], "STOPPED": STOPPING}
+        return FakeTarget(items.get(target, ITEMS))
 
 
 ENGINE = FakeEngine()

@@ -9,8 +9,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from draftmark_contract.schema import schema_text
+
+LIMITED = """
+import resource, sys
+from draftmark.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(main(sys.argv[2:]))
+"""
+"""Program that runs a command line with a limit on the size of files, which acts like a disk that fills."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -21,10 +31,16 @@ def judge(tmp_path: Path) -> Run:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "PTXAS"))}
+    environment = {
+        **clean,
+        "TRITON_FAKE": "1",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent)]),
+    }
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "draftmark.cli", "judge", *arguments]
+    def run(*arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+        limited = ["-c", LIMITED, str(most_bytes)] if most_bytes else ["-m", "draftmark.cli"]
+        command = [sys.executable, *limited, "judge", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     return run
@@ -96,8 +112,69 @@ def test_run_without_a_runnable_item_exits_with_1(judge: Run) -> None:
     said = judge("fake:MIXED", "--item", "graphs.replay_equals_eager[decode]")
     assert "0 items run: 0 right, 0 wrong" in said.stdout and "1 x there is no graph on a CPU" in said.stdout
     assert said.returncode == 1
+    assert "fake:MIXED has no verdict, because none of the items could run here" in said.stdout
     refused = judge("fake:MIXED", "--item", "numerics.serve_what_is_not_refused[head-80]")
-    assert refused.returncode == 0, refused.stdout
+    assert refused.returncode == 1, refused.stdout
+    assert "1 x head_size not supported" in refused.stdout and "has no verdict, because none" in refused.stdout
+    empty = judge("fake:EMPTY")
+    assert empty.returncode == 1 and "fake:EMPTY has no verdict, because the target has no item" in empty.stdout
+
+
+def test_stopped_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
+    """A process that the system kills, and a full disk, are no wrong items: exit code 2, and nothing is recorded."""
+    for item, words in {
+        "numerics.match_float64[killed]": "SIGKILL ended a process of the run during numerics.match_float64[killed]",
+        "numerics.match_float64[disk]": "in numerics.match_float64[disk] a file cannot be written (full: unnamed)",
+        "numerics.match_float64[memory]": "in numerics.match_float64[memory] memory ran out (MemoryError)",
+    }.items():
+        said = judge("fake:STOPPED", "--item", item, "--json", str(tmp_path / "verdict.json"))
+        assert said.returncode == 2 and f"fake:STOPPED has no verdict, because {words}" in said.stdout, said
+        assert not (tmp_path / "verdict.json").exists()
+
+
+def test_interrupted_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
+    """Ctrl-C ends the run without a verdict."""
+    said = judge("fake:STOPPED", "--item", "numerics.match_float64[interrupts]", "--json", str(tmp_path / "v.json"))
+    assert said.returncode == 2 and "has no verdict, because the run was interrupted" in said.stdout, said
+    assert not (tmp_path / "v.json").exists()
+
+
+def test_journal_that_cannot_be_written_gives_no_verdict(judge: Run) -> None:
+    """A temporary folder on a full disk makes no item wrong."""
+    said = judge("fake:RIGHT", most_bytes=1500)
+    assert said.returncode == 2 and "fake:RIGHT has no verdict, because " in said.stdout, said
+    assert "cannot be written" in said.stdout and "wrong item" not in said.stdout
+
+
+def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
+    """The counts are printed first, then one sentence about the file; an earlier file stays as it was."""
+    path = tmp_path / "verdict.json"
+    path.write_text("earlier")
+    said = judge("fake:RIGHT", "--json", "/dev/full")
+    assert said.returncode == 2 and "2 items run: 2 right, 0 wrong" in said.stdout
+    assert said.stderr == (
+        "draftmark judge: /dev/full was not written: No space left on device; free space there or name another file, "
+        "then run again\n"
+    )
+    said = judge("fake:RIGHT", "--json", str(path), most_bytes=9000)
+    assert said.returncode == 2 and path.read_text() == "earlier", said
+
+
+def test_first_wrong_item_ends_the_run_with_x(judge: Run) -> None:
+    """With -x the run ends at the first wrong item, also if that item ends its process."""
+    said = judge("fake:MIXED", "-x")
+    assert said.returncode == 1 and "2 items run: 1 right, 1 wrong" in said.stdout, said.stdout
+    said = judge("fake:MIXED", "-x", "-k", "changes_no_live_byte")
+    assert said.returncode == 1 and "1 items run: 0 right, 1 wrong" in said.stdout, said.stdout
+
+
+def test_record_has_machine_and_fits_the_schema(judge: Run, tmp_path: Path) -> None:
+    """A record has the processor, versions and compilers' variables, and is valid against the published schema."""
+    judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    jsonschema.Draft202012Validator(json.loads(schema_text())).validate(record)
+    assert {"draftmark", "draftmark-contract", "fake-engine"} <= set(record["machine"]["versions"])
+    assert record["machine"]["cpu"]["name"] and record["machine"]["environment"] == {"TRITON_FAKE": "1"}
 
 
 def test_sample_limits_items_per_rule(judge: Run) -> None:
@@ -116,7 +193,7 @@ def test_list_runs_no_item(judge: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("fake",), "names no backend of an engine; fake has RIGHT, MIXED, BROKEN, ABSENT"),
+        (("fake",), "names no backend of an engine; fake has RIGHT, MIXED, BROKEN, EMPTY, STOPPED, ABSENT"),
         (("fake:RIHGT",), "did you mean fake:RIGHT?"),
         (("other:X",), "'other:X' names no engine; there are"),
         (("fake:ABSENT",), "needs packages that are not installed: pip install no-such-module"),
@@ -125,6 +202,8 @@ def test_list_runs_no_item(judge: Run) -> None:
         (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it must be 0 or more"),
         (("fake:RIGHT", "-k", "nothing"), "-k 'nothing' selects no item"),
         (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
+        (("--json", "verdict.json"), "--json needs a target, e.g. vllm:TRITON_ATTN"),
+        (("-k", "graphs"), "-k needs a target"),
         (("fake:RIGHT", "--html", "no/such/folder/file"), "names no file in a folder that exists"),
     ],
 )

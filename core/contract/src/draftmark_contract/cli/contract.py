@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
 
 SUMMARY = "judge a backend: every check, one verdict"
 EXAMPLES = """\
@@ -24,6 +25,18 @@ file ended, also on another machine: for example, two tiers on any machine and
 the third one on the machine with the device."""
 
 
+class _PrintSchema(argparse.Action):
+    """Option that prints the schema and ends the command, as --version does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print the schema."""
+        from ..schema import schema_text
+
+        print(schema_text(), end="")
+        parser.exit()
+        raise AssertionError("exit raises SystemExit")
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="backend to judge; `draftmark list` shows all")
@@ -31,6 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="torch device of the device tier, e.g. cuda:1")
     parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
     parser.add_argument("--record", metavar="FILE", help="write the short record, as repositories keep it")
+    schema = "print the JSON Schema of --json and --record, and of `draftmark judge --json`"
+    parser.add_argument("--schema", action=_PrintSchema, nargs=0, help=schema)
     parser.add_argument("--html", metavar="FILE", help="write a report as one self-contained page")
     parser.add_argument("--journal", metavar="FILE", help="keep results in FILE; a later run with it continues")
     parser.add_argument("-k", metavar="EXPRESSION", help="run matching items only (pytest's -k); gives no verdict")
@@ -42,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     few = "run at most N cases of each check, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="number of processes (needs pytest-xdist)")
+    parser.add_argument("-x", action="store_true", dest="stop_at_first", help="stop at the first failed item")
     known = "exit with 0 if the backend conforms with known failures"
     parser.add_argument("--allow-known", action="store_true", help=known)
 
@@ -64,4 +80,5 @@ def run(args: argparse.Namespace) -> int:
         record_path=args.record,
         allow_known=args.allow_known,
         seed=args.seed,
+        stop_at_first=args.stop_at_first,
     )

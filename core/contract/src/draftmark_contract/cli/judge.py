@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..judge.verdict import Verdict
 
 SUMMARY = "judge a backend of vLLM or SGLang as it is installed here"
 EXAMPLES = """\
@@ -12,7 +17,7 @@ Without a target the command lists the engines, their backends and the packages
 that are missing here. A backend is checked through its engine's own interface.
 Items that cannot run there, and items that the engine's own capability checks
 reject, are counted separately. Exit code 0: every item that ran is right; 1:
-an item is wrong, or the backend could not be judged; 2: wrong arguments.
+an item is wrong, or no item could run; 2: wrong arguments, or a stopped run.
 
 examples:
   draftmark judge
@@ -33,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the items without running any")
     parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
     parser.add_argument("--html", metavar="FILE", help="write a report as one self-contained page")
+    parser.add_argument("-x", action="store_true", dest="stop_at_first", help="stop at the first wrong item")
     parser.add_argument("-k", metavar="TEXT", help="run items with this text in their id; gives no verdict")
     few = "run at most N items of each rule, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
@@ -46,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from ..judge.engines import find
 
     if args.target is None:
+        _check_overview(args)
         return _overview()
     engine, info = find(args.target, args.release)
     device = args.device or info.devices[0]
@@ -53,6 +60,16 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(engine, info.name, device)
     return _judge(args, engine, info.name, device)
+
+
+def _check_overview(args: argparse.Namespace) -> None:
+    """Reject options that need a target: without one the command judges nothing."""
+    from draftmark.cli.errors import ArgumentError
+
+    names = ("device", "release", "list", "json", "html", "stop_at_first", "k", "sample", "item")
+    if given := [name for name in names if getattr(args, name)]:
+        option = {"k": "-k", "stop_at_first": "-x"}.get(given[0], f"--{given[0]}")
+        raise ArgumentError(f"{option} needs a target, e.g. vllm:TRITON_ATTN; `draftmark judge` lists the targets")
 
 
 def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> None:
@@ -68,23 +85,29 @@ def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> N
 
 
 def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -> int:
-    import sys
-
-    from ..judge.page import page
     from ..judge.report import lines_of
     from ..judge.run import judge
+    from ..runner.stopped import WITHOUT_VERDICT
 
-    def say(line: str) -> None:
-        print(f"draftmark judge: {line}", file=sys.stderr)
+    verdict = judge(engine, target, device, args.item, args.k or "", args.sample, args.stop_at_first)  # type: ignore[arg-type]
+    print("\n".join(lines_of(verdict)), flush=True)
+    problems = [] if verdict.stopped else _write(verdict, args.json, args.html)
+    for problem in problems:
+        print(f"draftmark judge: {problem}", file=sys.stderr)
+    return verdict.exit_code or (WITHOUT_VERDICT if problems else 0)
 
-    verdict = judge(engine, target, device, args.item, args.k or "", args.sample, say)  # type: ignore[arg-type]
-    if args.json is not None:
-        text = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n"
-        Path(args.json).write_text(text, encoding="utf-8")
-    if args.html is not None:
-        Path(args.html).write_text(page(verdict), encoding="utf-8")
-    print("\n".join(lines_of(verdict)))
-    return verdict.exit_code
+
+def _write(verdict: Verdict, json_path: str | None, html_path: str | None) -> list[str]:
+    """Write the requested files; return one sentence for each file that failed."""
+    from ..judge.page import page
+    from ..runner.outputs import write_whole
+
+    texts = []
+    if json_path is not None:
+        texts.append((json_path, json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n"))
+    if html_path is not None:
+        texts.append((html_path, page(verdict)))
+    return [problem for path, text in texts if (problem := write_whole(Path(path), text))]
 
 
 def _list(engine: object, target: str, device: str) -> int:

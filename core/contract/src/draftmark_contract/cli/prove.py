@@ -23,6 +23,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prove the claims and print the table."""
-    from ..runner.run import prove
+    from ..runner.prove import prove
 
     return prove(args.name)

@@ -19,7 +19,10 @@ def lines_of(verdict: Verdict) -> list[str]:
     """Return all lines to print for a verdict."""
     if verdict.error:
         return [f"{verdict.target} could not be judged: {verdict.error}"]
-    return [*finding_lines(verdict.results), *_counts(verdict)]
+    if verdict.stopped:
+        ran = f"{verdict.ran:,} items ran, {verdict.count(Outcome.WRONG):,} of them wrong; nothing is recorded"
+        return [*finding_lines(verdict.results), f"{verdict.target} has no verdict, because {verdict.stopped}: {ran}"]
+    return [*finding_lines(verdict.results), *_counts(verdict), *_nothing(verdict)]
 
 
 def finding_lines(results: Sequence[Result]) -> list[str]:
@@ -35,12 +38,20 @@ def finding_lines(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def _nothing(verdict: Verdict) -> list[str]:
+    """Return the line of a run that judged nothing; the reasons stand above it."""
+    if verdict.ran:
+        return []
+    why = "none of the items could run here" if verdict.results else "the target has no item"
+    return [f"{verdict.target} has no verdict, because {why}"]
+
+
 def _counts(verdict: Verdict) -> list[str]:
     facts = verdict.facts
     more = ", ".join(value for name, value in facts.items() if name != "engine")
     right, wrong = verdict.count(Outcome.RIGHT), verdict.count(Outcome.WRONG)
     broken = ", ".join(map(str, verdict.rules_with(Outcome.WRONG)))
-    counts = f"{right + wrong:,} items run: {right:,} right, {wrong:,} wrong" + (f" (rules {broken})" if broken else "")
+    counts = f"{verdict.ran:,} items run: {right:,} right, {wrong:,} wrong" + (f" (rules {broken})" if broken else "")
     lines = [f"{verdict.target} of {facts.get('engine', '?')} ({more}): {counts}"]
     for outcome in (Outcome.NOT_SERVED, Outcome.NOT_ASKED):
         if count := verdict.count(outcome):

@@ -7,8 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,16 @@ from typing import Any
 from draftmark.cli.errors import ArgumentError
 
 from ..runner.fresh import fresh
+from ..runner.progress import Progress
+from ..runner.stopped import INTERRUPTED, RunStopped, killed_from_outside
 from .finding import finding
 from .item import Item, Outcome, Result
 from .target import Engine
 from .verdict import Verdict, rules_left_out
-from .worker import BEGUN, ENDED, FAILED, OPENED, RunRequest
+from .worker import BEGUN, CANNOT_WRITE, ENDED, FAILED, OPENED, STOPPED, RunRequest
 
-Say = Callable[[str], None]
 TAIL = 12
 """Number of output lines shown for a process that ended before the target was open."""
-NEWS_S = 15.0
-"""Seconds between two progress lines."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,20 @@ class RunLog:
         failed: reason why the target could not be opened, or "".
         results: finished items by id.
         begun: id of the item that started last, or "".
+        stopped: reason why the run cannot go on, or "".
     """
 
     about: dict[str, Any]
     failed: str
     results: dict[str, Result]
     begun: str
+    stopped: str = ""
 
     @classmethod
     def read(cls, journal: Path) -> RunLog:
         """Read a journal; lines that a crash cut short are skipped."""
         about: dict[str, Any] = {}
-        failed, begun, results = "", "", {}
+        failed, begun, stopped, results = "", "", "", {}
         for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
             try:
                 [(kind, value)] = json.loads(line).items()
@@ -61,9 +61,11 @@ class RunLog:
                 failed = value
             elif kind == BEGUN:
                 begun = value
+            elif kind == STOPPED:
+                stopped = value
             elif kind == ENDED:
                 results[value["item"]] = Result.from_json(value)
-        return cls(about, failed, results, begun)
+        return cls(about, failed, results, begun, stopped)
 
 
 def judge(
@@ -73,7 +75,7 @@ def judge(
     items: Sequence[str] = (),
     k: str = "",
     sample: int = 0,
-    say: Say = lambda line: None,
+    stop_at_first: bool = False,
 ) -> Verdict:
     """Judge one backend.
 
@@ -84,7 +86,7 @@ def judge(
         items: ids of the only items to run; () for all.
         k: run only items with this text in their id.
         sample: maximum number of items per rule; 0 for all.
-        say: called every `NEWS_S` seconds with a progress line.
+        stop_at_first: end after the first wrong item.
 
     Raises:
         ArgumentError: the target has no such item, or no id contains `k`.
@@ -92,27 +94,37 @@ def judge(
     named = f"{engine.name}:{target}"
     with tempfile.TemporaryDirectory() as folder:
         command = _command(named, device, getattr(engine, "release", ""))
-        request = RunRequest(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample)
-        run = _Run(engine, request, say)
+        request = RunRequest(
+            *(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample),
+            stop_at_first=stop_at_first,
+        )
+        run, stopped = _Run(engine, request), ""
         try:
             run.all()
-        except KeyboardInterrupt:  # finished items are kept; the verdict counts the others as not run
-            say("interrupted")
+        except KeyboardInterrupt:  # finished items are shown; they are no verdict
+            stopped = INTERRUPTED
+        except RunStopped as error:
+            stopped = str(error)
         about = run.log.about
         if not about:
-            return Verdict(named, error=run.error())
+            return Verdict(named, error="" if stopped else run.error(), stopped=stopped)
         known = [one["id"] for one in about["items"]]
         chosen = _chosen(known, request)
         left = rules_left_out([one["rule"] for one in about["items"]], about["left_out"])
         results = [run.log.results[one] for one in chosen if one in run.log.results]
-        return Verdict(named, about["facts"], len(known), results, left, len(chosen) < len(known))
+        at_first = stop_at_first and any(one.outcome is Outcome.WRONG for one in results)
+        if missing := 0 if at_first else len(chosen) - len(results):
+            stopped = stopped or f"its process ended outside of any item, with {missing:,} items left\n{run.tail()}"
+        selected = len(chosen) < len(known) or at_first
+        machine = about["machine"]
+        return Verdict(named, about["facts"], len(known), results, left, selected, machine=machine, stopped=stopped)
 
 
 def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str]], str]:
     """Return a target's items without running any, and "" or the reason why the target could not be opened."""
     with tempfile.TemporaryDirectory() as folder:
         request = RunRequest(engine.name, target, device, "", f"{folder}/journal", list_only=True)
-        run = _Run(engine, request, lambda line: None)
+        run = _Run(engine, request)
         run.work(request)
         return run.log.about.get("items", []), "" if run.log.about else run.error()
 
@@ -120,34 +132,44 @@ def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str
 class _Run:
     """Worker processes, one after another, that share one journal."""
 
-    def __init__(self, engine: Engine, request: RunRequest, say: Say) -> None:
-        self.request, self._say = request, say
+    def __init__(self, engine: Engine, request: RunRequest) -> None:
+        self.request = request
         self._journal = Path(request.journal)
         self._output = self._journal.with_name("log")
         self._environment = fresh(engine.environment(request.target, request.device))
         self.log = RunLog({}, "", {}, "")
 
     def all(self) -> None:
-        """Run all items; an item that ends its process is wrong, and a new process runs the rest."""
+        """Run all items; an item that ends its process is wrong, and a new process runs the rest.
+
+        Raises:
+            RunStopped: a process ended for a reason that is not the backend's.
+        """
         while True:
             before = len(self.log.results)
             code = self.work(replace(self.request, skip=tuple(self.log.results)))
             begun = self.log.begun
+            if code == CANNOT_WRITE:
+                raise RunStopped(f"the temporary folder {self._journal.parent} cannot be written; free space there")
+            if reason := self.log.stopped or killed_from_outside(code, begun):
+                raise RunStopped(reason)
             if begun and begun not in self.log.results:
                 self._append(self._died(begun, code))
+                if self.request.stop_at_first:
+                    return
             elif code == 0 or not self.log.about or len(self.log.results) == before:
                 return  # finished, or the process ended outside an item: the verdict counts what did not run
 
     def _died(self, begun: str, code: int) -> Result:
         one = next(one for one in self.log.about["items"] if one["id"] == begun)
         item = Item(one["rule"], one["case"], lambda: None, one["asks"])
-        said = f"this item ended the process with code {code} (a crash, os._exit or a hang)\n{self._tail()}"
+        said = f"this item ended the process with code {code} (a crash, os._exit or a hang)\n{self.tail()}"
         return Result(begun, Outcome.WRONG, finding(said, item, self.request.command))
 
     def work(self, request: RunRequest) -> int:
         """Run one process to its end and return its exit code."""
         path = self._journal.with_name("request")
-        path.write_text(request.as_json(), encoding="utf-8")
+        self._write(path, request.as_json(), "w")
         with self._output.open("ab") as log:
             command = [sys.executable, "-m", "draftmark_contract.judge.worker", str(path)]
             with subprocess.Popen(command, env=self._environment, stdout=log, stderr=log) as process:
@@ -159,24 +181,34 @@ class _Run:
 
     def error(self) -> str:
         """Return the reason why the target is not open."""
-        return self.log.failed or f"its process ended before it was open:\n{self._tail()}"
+        return self.log.failed or f"its process ended before it was open:\n{self.tail()}"
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
-        reported = time.monotonic()
-        while True:
-            try:
-                return process.wait(timeout=0.5)
-            except subprocess.TimeoutExpired:
-                if time.monotonic() - reported > NEWS_S:
-                    reported, log = time.monotonic(), RunLog.read(self._journal)
-                    self._say(f"{len(log.results)} items finished, running {log.begun or 'the start of the target'}")
+        progress = Progress("draftmark judge")
+        try:
+            while True:
+                try:
+                    return process.wait(timeout=1.0)
+                except subprocess.TimeoutExpired:
+                    log = RunLog.read(self._journal)
+                    total = len(self.request.chosen([one["id"] for one in log.about.get("items", [])]))
+                    progress.show(len(log.results), total, log.begun.partition("[")[0] or "start of the target")
+        finally:
+            progress.stop()
 
     def _append(self, result: Result) -> None:
-        with self._journal.open("a", encoding="utf-8") as journal:
-            journal.write("\n" + json.dumps({ENDED: result.as_json()}) + "\n")
+        self._write(self._journal, "\n" + json.dumps({ENDED: result.as_json()}) + "\n", "a")
         self.log = RunLog.read(self._journal)
 
-    def _tail(self) -> str:
+    def _write(self, path: Path, text: str, mode: str) -> None:
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise RunStopped(f"{path} cannot be written ({error.strerror}); free space there") from error
+
+    def tail(self) -> str:
+        """Return the last lines that the worker processes printed."""
         lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"  {line[:160]}" for line in lines[-TAIL:])
 

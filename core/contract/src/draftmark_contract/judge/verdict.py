@@ -9,6 +9,7 @@ from typing import Any
 
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
+from ..runner.stopped import WITHOUT_VERDICT
 from .item import Outcome, Result
 from .rules import rules
 
@@ -27,6 +28,8 @@ class Verdict:
         left_out: rules without an item, each with the reason.
         selected: True if only some items were selected, so that this is no verdict on the whole backend.
         error: reason why the target could not be opened; "" otherwise.
+        machine: day, processor, versions and compilers' variables of the worker processes, see `runner.machine`.
+        stopped: reason why the run gives no verdict, as a clause: "the run was interrupted"; "" otherwise.
     """
 
     target: str
@@ -36,6 +39,8 @@ class Verdict:
     left_out: Mapping[str, str] = field(default_factory=dict)
     selected: bool = False
     error: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    stopped: str = ""
 
     def count(self, outcome: Outcome) -> int:
         """Return the number of items with this outcome."""
@@ -43,10 +48,15 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 if no item is wrong, every selected item ran and at least one could run here; else 1."""
-        whole = self.selected or len(self.results) == self.items
-        answered = any(result.outcome is not Outcome.NOT_ASKED for result in self.results)
-        return int(bool(self.error) or bool(self.count(Outcome.WRONG)) or not whole or not answered)
+        """0 if no item is wrong and at least one ran; 2 if the run was stopped; else 1."""
+        if self.stopped:
+            return WITHOUT_VERDICT
+        return int(bool(self.error) or bool(self.count(Outcome.WRONG)) or not self.ran)
+
+    @property
+    def ran(self) -> int:
+        """Number of items that ran: right and wrong ones."""
+        return self.count(Outcome.RIGHT) + self.count(Outcome.WRONG)
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict with every item, as plain types."""
@@ -54,6 +64,7 @@ class Verdict:
             "schema": SCHEMA,
             "target": self.target,
             "facts": dict(self.facts),
+            "machine": dict(self.machine),
             "suite": {"draftmark": __version__, "contract": f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"},
             "error": self.error,
             "selected": self.selected,

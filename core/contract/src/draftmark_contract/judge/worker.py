@@ -6,10 +6,12 @@ It writes one line of JSON before and one after each item, so that the parent pr
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,21 @@ from draftmark.errors import DraftmarkError
 
 from ..failing_batch import drawing
 from ..runner.limits import LIMIT_S, time_limit
+from ..runner.machine import here
+from ..runner.parent import end_with_parent
+from ..runner.resources import exhausted
 from ..runner.session import DEVICE_LOST
+from ..runner.stopped import RunStopped
 from .engines import engines
 from .finding import finding
 from .item import Item, NotAsked, NotServed, Outcome, Result
-from .target import Target
+from .target import GROUP, Target
 
-OPENED, BEGUN, ENDED, FAILED = "opened", "begun", "ended", "failed"
-"""Kinds of lines: target opened (with its items), item started, item ended (with its result), target not opened."""
+OPENED, BEGUN, ENDED, FAILED, STOPPED = "opened", "begun", "ended", "failed", "stopped"
+"""Kinds of lines: target opened (with its items), item started, item ended (with its result), target not opened, and
+run stopped for a reason that is not the backend's."""
+CANNOT_WRITE = 74
+"""Exit code of a worker that cannot write its journal (EX_IOERR)."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class RunRequest:
         sample: maximum number of items per rule, evenly spread; 0 for all.
         skip: ids of items that have already ended.
         list_only: list the items without running any.
+        stop_at_first: end after the first wrong item.
     """
 
     engine: str
@@ -52,6 +62,7 @@ class RunRequest:
     sample: int = 0
     skip: tuple[str, ...] = ()
     list_only: bool = False
+    stop_at_first: bool = False
 
     def chosen(self, known: Sequence[str]) -> list[str]:
         """Return the selected ids of `known`, in their order."""
@@ -72,8 +83,11 @@ def work(request: RunRequest) -> int:
     with Path(request.journal).open("a", encoding="utf-8") as journal:
 
         def say(kind: str, value: Any) -> None:
-            journal.write(json.dumps({kind: value}) + "\n")
-            journal.flush()
+            try:
+                journal.write(json.dumps({kind: value}) + "\n")
+                journal.flush()
+            except OSError:
+                os._exit(CANNOT_WRITE)  # no exception: an engine must not catch it, and no destructor must write again
 
         try:
             target = engines()[request.engine].open(request.target, request.device)
@@ -81,14 +95,20 @@ def work(request: RunRequest) -> int:
         except DraftmarkError as error:
             say(FAILED, str(error))
             return 1
-        say(OPENED, _about(target, items))
+        say(OPENED, _about(request, target, items))
         wanted = set(request.chosen([item.id for item in items])) - set(request.skip)
         for item in items:
             if request.list_only or item.id not in wanted:
                 continue
             say(BEGUN, item.id)
-            result = run_item(item, request.command)
+            try:
+                result = run_item(item, request.command)
+            except RunStopped as stopped:
+                say(STOPPED, str(stopped))
+                return 0
             say(ENDED, result.as_json())
+            if result.outcome is Outcome.WRONG and request.stop_at_first:
+                return 0
             if result.outcome is Outcome.WRONG and _lost(request.device):
                 return DEVICE_LOST
     return 0
@@ -108,7 +128,11 @@ def _lost(device: str) -> bool:
 
 
 def run_item(item: Item, command: str) -> Result:
-    """Run one item. Anything that the backend raises, and a hang, becomes a result."""
+    """Run one item. Anything that the backend raises, and a hang, becomes a result.
+
+    Raises:
+        RunStopped: the machine ran out of memory or disk, so the item says nothing about the backend.
+    """
     start = time.monotonic()
     outcome, message, drawn = Outcome.RIGHT, "", None
     try:
@@ -121,16 +145,22 @@ def run_item(item: Item, command: str) -> Result:
     except NotAsked as error:
         outcome, message = Outcome.NOT_ASKED, str(error)
     except BaseException as error:  # an engine may raise anything, including SystemExit
+        if reason := exhausted(error):
+            raise RunStopped(f"in {item.id} {reason}") from error
         outcome, message, drawn = Outcome.WRONG, finding(error, item, command), drawing(error)
     return Result(item.id, outcome, message, round(time.monotonic() - start, 3), drawn)
 
 
-def _about(target: Target, items: list[Item]) -> dict[str, Any]:
+def _about(request: RunRequest, target: Target, items: list[Item]) -> dict[str, Any]:
     rows = [{"id": one.id, "rule": one.rule, "case": one.case, "asks": one.asks} for one in items]
-    return {"facts": dict(target.facts), "left_out": dict(target.left_out), "items": rows}
+    adapter = next((one.dist for one in entry_points(group=GROUP, name=request.engine)), None)
+    machine = here(("draftmark", "draftmark-contract", "torch", "triton", *([adapter.name] if adapter else [])))
+    facts = dict(target.facts)
+    return {"facts": facts, "machine": machine, "left_out": dict(target.left_out), "items": rows}
 
 
 if __name__ == "__main__":
+    end_with_parent()
     given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     lists = {name: tuple(given[name]) for name in ("items", "skip")}
     sys.exit(work(RunRequest(**{**given, **lists})))

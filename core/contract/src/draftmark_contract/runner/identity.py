@@ -25,9 +25,9 @@ STEP_PATH = (
 """Modules and packages of draftmark with code that runs, or decides sizes, from `open` to the end of a step."""
 IMPORTED_ONLY = ("errors", "version", "hookspecs")
 """Modules that `STEP_PATH` imports and that do not run in a step: errors, a version, declarations of hooks."""
-NOT_JUDGING = ("cli/", "runner/", "judge/", "rules.toml")
+NOT_JUDGING = ("cli/", "runner/", "judge/", "page/", "schema/", "rules.toml")
 """Parts of the suite that present results, or that judge engine backends instead of plugins."""
-JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py")
+JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py", "runner/resources.py")
 """Files inside `NOT_JUDGING` that do count, because they decide how an item ends."""
 PLUGIN, CORE, SUITE = "plugin", "core", "suite"
 

@@ -18,6 +18,8 @@ from .explanation import explanation
 from .known import KnownFailure
 from .limits import LIMIT_S, time_limit
 from .outcome import Outcome, Result
+from .resources import exhausted
+from .stopped import RunStopped
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,11 @@ def targeted_minor(backend: LoadedBackend) -> int:
 
 
 def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:
-    """Run one item. Everything that the plugin raises or prints, and a hang, becomes a `Result`."""
+    """Run one item. Everything that the plugin raises or prints, and a hang, becomes a `Result`.
+
+    Raises:
+        RunStopped: the machine ran out of memory or disk, so the item says nothing about the plugin.
+    """
     subject = subject.for_item(item.tier)
     start = time.monotonic()
     outcome, message, drawn = _run(item, subject)
@@ -92,6 +98,8 @@ def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str, Drawing |
     except BaseException as error:  # a plugin may raise anything, including SystemExit
         if isinstance(error, Refused) and any(error is one for one in subject.refused):
             return Outcome.REFUSED, str(error), None
+        if reason := exhausted(error):
+            raise RunStopped(f"in {item.id} {reason}") from error
         message = explanation(error, item.check, item.case, subject)
         return Outcome.FAILED, message, drawing(error, subject.current)
     if said.getvalue():

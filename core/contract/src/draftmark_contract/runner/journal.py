@@ -1,28 +1,45 @@
 """Journal of a run: one JSON line per event, so that an interrupted run can resume, also on another machine.
 
 The first line is ``{"journal": …}`` and describes the judged code. Further lines are ``{"run": …}`` (machine of the
-lines that follow), ``{"started": item}``, and results of items. Several processes append to one file.
+lines that follow), ``{"selected": items, "left": items}``, ``{"started": item}``, and results of items. The processes
+of one run append to one file; a lock keeps a second run out.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .explanation import again
 from .item import all_items
 from .outcome import Outcome, Result
 from .source import CLEAN
+from .stopped import RunStopped
+
+try:
+    import fcntl
+except ImportError:  # Windows has no fcntl; runs on one journal are not kept apart there
+    fcntl = None  # type: ignore[assignment]
 
 NO_JOURNAL = "{} is no journal of a contract run, or it is damaged; name a new file"
 
 
-class ForeignJournal(ValueError):
+class JournalError(ValueError):
+    """The journal cannot be used; the message has the remedy."""
+
+
+class ForeignJournal(JournalError):
     """The file belongs to other code than the installed one, or is no journal."""
+
+
+class JournalInUse(JournalError):
+    """Another run writes to the file."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,24 @@ class Journal:
     """A journal file; it need not exist yet."""
 
     path: Path
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs from the file. The system releases the lock when this process ends, in any way.
+
+        The lock is on the journal itself, so no lock file remains.
+
+        Raises:
+            JournalInUse: another run holds the lock.
+        """
+        with self.path.open("ab") as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                remedy = "wait until that run ends, or name another file"
+                raise JournalInUse(f"another run writes to the journal {self.path}; {remedy}") from None
+            yield
 
     def begin(self, judged: dict[str, Any], run: dict[str, Any]) -> None:
         """Start a run.
@@ -63,9 +98,19 @@ class Journal:
         return next((dict(row["journal"]) for row in self._rows() if "journal" in row), {})
 
     def note(self, row: dict[str, Any]) -> None:
-        """Append one line."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        """Append one line, after a line break if an earlier write was cut short.
+
+        Raises:
+            RunStopped: the line cannot be written whole, e.g. because the disk is full.
+        """
+        try:
+            with self.path.open("a+b", buffering=0) as file:
+                data = (b"\n" if _torn(file) else b"") + json.dumps(row).encode() + b"\n"
+                while data:  # a full disk takes a part first; the next write raises the error
+                    data = data[file.write(data) :]
+        except OSError as error:
+            remedy = "free space there, then run the command again"
+            raise RunStopped(f"the journal {self.path} cannot be written ({error.strerror}); {remedy}") from error
 
     def ended(self) -> dict[str, Result]:
         """Return results by item."""
@@ -88,25 +133,23 @@ class Journal:
         sources = (run.get("source") or {} for run in self.runs())
         return next((source for source in sources if source.get("tree") == CLEAN), None)
 
-    def fail_unfinished(self, message: str) -> bool:
-        """Record the latest run's unfinished item as failed; return False if there is none."""
-        under_way: dict[str, None] = {}
-        backend = "NAME"
+    def under_way(self) -> str:
+        """Return the first item that the latest run started and did not finish, or ""."""
+        started: dict[str, None] = {}
         for row in self._rows():
-            if "journal" in row:
-                backend = row["journal"]["backend"]
-            elif "run" in row:
-                under_way = {}
+            if "run" in row:
+                started = {}
             elif "started" in row:
-                under_way[row["started"]] = None
+                started[row["started"]] = None
             elif "item" in row:
-                under_way.pop(row["item"], None)
-        item = next(iter(under_way), None)
-        if item is None:
-            return False
+                started.pop(row["item"], None)
+        return next(iter(started), "")
+
+    def fail(self, item: str, message: str) -> None:
+        """Record an item as failed."""
         tier = next((one.tier.value for one in all_items() if one.id == item), "sizing")
+        backend = self.judged.get("backend", "NAME")
         self.note(Result(item, tier, Outcome.FAILED, f"{message}\n{again(backend, item)}").as_json())
-        return True
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.path.is_file():
@@ -118,6 +161,14 @@ class Journal:
                 continue
             if isinstance(row, dict):
                 yield row
+
+
+def _torn(file: BinaryIO) -> bool:
+    """Return True if the file's last line has no line break. The position ends where appending needs it."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

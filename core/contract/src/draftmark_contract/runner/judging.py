@@ -11,7 +11,7 @@ from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 from ..backend_under_test import INTERPRETED
 from ..check import Tier
-from ..profiles import Features, served_in_full
+from ..profiles import Features, Profile, served_in_full, shown_in_core_shape
 from .identity import identity_of, parts_of
 from .item import all_items, targeted_minor
 from .known import known_failures
@@ -42,21 +42,26 @@ def judge(
     core = [one for one in unmet if one.item in suite.due and not suite.needs[one.item]]
     # A newer item cannot remove the core profile: the verdict line names the older contract and the newer failures.
     gaps = [suite.needs[one.item] for one in unmet if one.item in suite.due or suite.needs[one.item]]
-    return Verdict(
+    # Sizes do not show that a kernel works: as soon as the host tier ran, only items of later tiers show a profile.
+    showing = [one for one in met if scope is Scope.SIZING or one.tier != Tier.SIZING]
+    profiles = served_in_full([suite.needs[one.item] for one in showing], gaps, suite.in_core_shape)
+    verdict = Verdict(
         backend=name,
         results=tuple(results),
         items={tier.value: total[tier.value] for tier in Tier},
         tiers_run=tiers,
         counts=Counts.of(due, len(suite.due)),
         core=dict(Counter(one.outcome.value for one in core)),
-        profiles=tuple(served_in_full([suite.needs[one.item] for one in met], gaps)),
+        profiles=tuple(profiles),
         scope=scope,
         minor=suite.minor,
         newer=suite.newer(newer),
         error=error,
         runs=tuple(runs),
+        tried=suite.tried(due),
         **(_about(backend) if backend else {}),
     )
+    return verdict if verdict.complete else replace(verdict, profiles=())
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,21 @@ class _Suite:
         due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
         tiers, needs = {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}
         return cls(minor, tiers, needs, since, due)
+
+    @property
+    def in_core_shape(self) -> Features:
+        """Profiles that have an item in the core's own shape after the sizing tier."""
+        return shown_in_core_shape(needs for item, needs in self.needs.items() if self.tiers[item] != Tier.SIZING)
+
+    def tried(self, results: Sequence[Result]) -> dict[str, tuple[int, int]]:
+        """Return the number of items that ran, and of all targeted items, of each profile."""
+        ran = {result.item for result in results}
+        found = {}
+        for profile in Profile:
+            core = profile is Profile.CORE
+            items = {one for one in self.due if (not self.needs[one] if core else profile in self.needs[one])}
+            found[profile.value] = (len(items & ran), len(items))
+        return found
 
     def newer(self, results: Sequence[Result]) -> Newer:
         """Return a summary of the results of newer items."""

@@ -1,31 +1,65 @@
-"""Facts about the machine of a run: date, Python, versions, and for the device tier the device and its driver."""
+"""Facts about the machine of a run: date, versions, processor, compilers' variables, and the device with its driver."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
 from draftmark.registry import Available, entry
 
+from .processor import processor
+
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
+VARIABLES = ("TRITON_", "PTXAS")
+"""Beginnings of the names of environment variables that change how kernels are compiled."""
+
+
 def machine_of(backend: str, device: str = "") -> dict[str, Any]:
-    """Return date (UTC), Python, machine, versions of the backend's requirements, and facts of `device` if given."""
+    """Return date (UTC), Python, machine, processor, versions, compilers' variables, and facts of `device` if given.
+
+    The versions are those of draftmark, the plugin's distribution and its requirements.
+    """
     row = entry(backend)
-    versions = {}
-    for package in ("draftmark", "draftmark-contract", "torch", row.distribution if row else "", *_required(row)):
+    distributions = (row.distribution, *_required(row)) if row else ()
+    found = {**here(("draftmark", "draftmark-contract", "torch", *distributions)), "machine": platform.machine()}
+    return {**found, "device": device_facts(device)} if device else found
+
+
+def here(distributions: Iterable[str]) -> dict[str, Any]:
+    """Return the facts about this machine that need no backend: date, Python, processor, versions and variables."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {
+        "date": today,
+        "python": platform.python_version(),
+        "cpu": processor(),
+        "versions": _versions(distributions),
+        "environment": _variables(),
+    }
+
+
+def _versions(distributions: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in distributions:
         try:
-            versions[package] = metadata.version(package)
+            found[name] = metadata.version(name)
         except (metadata.PackageNotFoundError, ValueError):
             continue
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    found = {"date": today, "python": platform.python_version(), "machine": platform.machine(), "versions": versions}
-    return {**found, "device": device_facts(device)} if device else found
+    return found
+
+
+def _variables() -> dict[str, str]:
+    """Return the compilers' variables; the home folder becomes ``~``, because records are published."""
+    home = os.path.expanduser("~")
+    named = sorted(name for name in os.environ if name.startswith(VARIABLES))
+    return {name: os.environ[name].replace(home, "~") if len(home) > 1 else os.environ[name] for name in named}
 
 
 def device_facts(device: str) -> dict[str, str]:
@@ -50,9 +84,9 @@ def _driver() -> str:
     return said.partition("\n")[0].strip()
 
 
-def _required(row: Available | None) -> list[str]:
+def _required(row: Available) -> list[str]:
     try:
-        required = metadata.requires(row.distribution) or [] if row else []
+        required = metadata.requires(row.distribution) or []
     except metadata.PackageNotFoundError:
         return []
     return [re.split(r"[^A-Za-z0-9._-]", line.strip())[0] for line in required]

@@ -32,6 +32,7 @@ class RunOptions:
         journal_path: file that keeps each item's result; None for a temporary one.
         allow_known: return exit code 0 if all failures are declared.
         seed: seed of the random histories; None for the environment's, or 0.
+        stop_at_first: end the run at the first failed item.
     """
 
     name: str
@@ -47,6 +48,7 @@ class RunOptions:
     journal_path: str | None = None
     allow_known: bool = False
     seed: int | None = None
+    stop_at_first: bool = False
 
     @property
     def highest(self) -> Tier:
@@ -67,6 +69,8 @@ class RunOptions:
             raise WrongArguments(f"--device {self.device} needs --tier device; the {self.tier} tier runs on the CPU")
         if self.seed is not None and self.journal_path:
             raise WrongArguments("--seed cannot be used with --journal, which would mix results of two seeds; drop one")
+        if self.k:
+            _check_expression(self.k)
         for item in self.items:
             self._check_item(item)
         if self.workers and importlib.util.find_spec("xdist") is None:
@@ -85,6 +89,22 @@ class RunOptions:
             close = difflib.get_close_matches(item, known, 3)
             near = f"; close to it are {', '.join(close)}" if close else "; -k TEXT selects items by a part of the name"
             raise WrongArguments(f"--item {item!r} is no item of the suite{near}")
+
+
+def _check_expression(k: str) -> None:
+    """Raise `WrongArguments` for an expression that pytest rejects, before anything runs."""
+    from _pytest.mark.expression import Expression
+
+    def match(name: str, /, **arguments: str | int | bool | None) -> bool:
+        if arguments:
+            raise SyntaxError(f"{name} takes no arguments in parentheses")
+        return False
+
+    try:
+        Expression.compile(k).evaluate(match)
+    except SyntaxError as error:
+        remedy = "write names with and, or, not and parentheses, as in -k 'graphs and not wide'"
+        raise WrongArguments(f"-k {k!r} is no expression: {error.msg}; {remedy}") from None
 
 
 def _check_output(option: str, path: Path) -> None:

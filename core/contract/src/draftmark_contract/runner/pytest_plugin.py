@@ -6,21 +6,17 @@ an item of the suite is collected. Its options begin with ``--attn-``.
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from .session import ContractSession
-    from .verdict import Verdict
 
-PROPERTY = "draftmark"
-ITEMS_PER_DOT = 40
 _SESSION = pytest.StashKey["ContractSession"]()
-_RESULTS = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,11 +47,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attn-journal", metavar="FILE", help="record each item as it starts and ends; skip finished items"
     )
+    # `draftmark contract` passes these two to its child process.
+    group.addoption("--attn-ended", metavar="FILE", help=argparse.SUPPRESS)
+    group.addoption("--attn-parent", metavar="PID", type=int, help=argparse.SUPPRESS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Create an empty list of results, and pass the seed to the checks by environment, also in each worker."""
-    config.stash[_RESULTS] = {}
+    """Pass the seed to the checks by environment, and end with the parent process, both also in each worker."""
+    parent = config.getoption("attn_parent")
+    if parent is not None:
+        from .parent import end_with_parent
+
+        end_with_parent(None if hasattr(config, "workerinput") else parent)
     if config.getoption("attn_seed") is not None:
         from ..cases.histories import SEED
 
@@ -96,72 +99,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Collect results in the process that writes the verdict (with xdist, the controller)."""
-    if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Collector(session.config), "draftmark-collector")
+    if session.config.getoption("attn_backend") and not hasattr(session.config, "workerinput"):
+        from .collector import Collector
 
-
-class Collector:
-    """Collects one record per item and writes the verdict."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.records: dict[str, dict[str, Any]] = config.stash[_RESULTS]
-        self.verdict: Verdict | None = None
-        self.on_one_screen = bool(config.getoption("attn_backend")) and config.getoption("tbstyle") == "no"
-        self.failed = False
-
-    def pytest_report_teststatus(self) -> tuple[str, str, str] | None:
-        """Print nothing per item if the suite itself shows the failures."""
-        return ("contract", "", "") if self.on_one_screen else None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the record of an item; create one for an item that ended its process."""
-        for name, value in report.user_properties:
-            if name == PROPERTY:
-                row = json.loads(str(value))
-                self.records[row["item"]] = row
-        # The path before the item id depends on pytest's root; `conclude` drops items of other files with this name.
-        path, _, item = report.nodeid.partition("::test_contract[")
-        if report.failed and item and path.endswith("test_contract.py"):
-            self.records.setdefault(item[:-1], {"item": item[:-1], "died": str(report.longrepr)})
-        self.failed = self.failed or report.failed
-        if self.on_one_screen and report.when == "call" and len(self.records) % ITEMS_PER_DOT == 0:
-            self._dot()
-
-    def _dot(self) -> None:
-        """Print one progress character per `ITEMS_PER_DOT` items."""
-        terminal: Any = self.config.pluginmanager.getplugin("terminalreporter")
-        terminal.write("F" if self.failed else ".", flush=True)
-        self.failed = False
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Compute the verdict, write the requested files, and set the exit code."""
-        if not self.records or not self.config.getoption("attn_backend"):
-            return
-        from .outputs import write_outputs
-        from .session import conclude
-
-        self.verdict = verdict = conclude(contract_session(self.config), self.records)
-        write_outputs(verdict, *(self.config.getoption(f"attn_{kind}") for kind in ("json", "record", "html")))
-        code = verdict.exit_code(self.config.getoption("attn_allow_known"))
-        if code and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the verdict, and the failures if pytest does not print them."""
-        if self.verdict is None:
-            return
-        from .failures import failure_lines, verdict_lines
-
-        terminalreporter.section("draftmark contract")
-        if self.on_one_screen:
-            for line in failure_lines(self.verdict):
-                terminalreporter.write_line(line)
-        first, *rest = verdict_lines(self.verdict)
-        terminalreporter.write_line(first, green=self.verdict.conforms, red=bool(self.verdict.failures))
-        for line in rest:
-            terminalreporter.write_line(line)
+        collector = Collector(session.config, contract_session(session.config))
+        session.config.pluginmanager.register(collector, "draftmark-collector")
 
 
 def _path(config: pytest.Config, option: str) -> Path | None:

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
@@ -39,16 +38,11 @@ def full_record(verdict: Verdict) -> dict[str, Any]:
 def short_record(verdict: Verdict) -> dict[str, Any]:
     """Return the verdict, counts of every check, items that did not pass, and reasons of refusals with counts."""
     found = [_short(verdict, most) for most in MOST_CASES]
-    return next((one for one in found if len(_text(one).encode()) <= MOST_BYTES), found[-1])
+    return next((one for one in found if len(as_text(one).encode()) <= MOST_BYTES), found[-1])
 
 
-def write(record: dict[str, Any], path: Path) -> None:
-    """Write a record of either form."""
-    path.write_text(_text(record), encoding="utf-8")
-
-
-def _text(record: dict[str, Any]) -> str:
-    """Return the record as text, with each check's counts on one line."""
+def as_text(record: dict[str, Any]) -> str:
+    """Return a record of either form as JSON text, with each check's counts on one line."""
     text = json.dumps(record, indent=1, ensure_ascii=False)
     return COUNTS.sub(lambda found: "{" + re.sub(r"\n\s+", " ", found[1]) + "}", text) + "\n"
 
@@ -73,6 +67,7 @@ def _head(verdict: Verdict) -> dict[str, Any]:
         "of": verdict.scope.value,
         "contract": f"{CONTRACT_MAJOR}.{verdict.minor}",
         "profiles": list(verdict.profiles),
+        "tried": {profile: {"tried": tried, "of": of} for profile, (tried, of) in verdict.tried.items()},
         "line": verdict.line,
         "counts": asdict(verdict.counts),
         "newer": asdict(verdict.newer),

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
-from pathlib import Path
 
 from draftmark.version import CONTRACT_MAJOR
 
@@ -35,11 +34,6 @@ SHORT_OF_RIGHT = {
     Outcome.UNJUDGED: "unjudged: nothing wrong was found, but a part was not checked",
     Outcome.UPCOMING: "upcoming: fail, but are newer than the contract that the plugin targets",
 }
-
-
-def write_page(verdict: Verdict, path: Path) -> None:
-    """Write the report of one run to `path`."""
-    path.write_text(page(verdict), encoding="utf-8")
 
 
 def page(verdict: Verdict) -> str:
@@ -115,10 +109,14 @@ def _profiles_of(item: Item) -> Sequence[Profile]:
 
 
 def _served(verdict: Verdict, profile: Profile) -> str:
-    """Return whether the verdict names the profile; "" for a run that gives no verdict."""
+    """Return whether the profile is served: "in full" only if every item that needs it ran, in every tier."""
+    tried, of = verdict.tried.get(profile, (0, 0))
+    ran = f"{tried:,} of {of:,} items tried"
     if not verdict.complete:
-        return ""
-    return "served in full" if profile in verdict.profiles else "not served in full"
+        return ran
+    if profile not in verdict.profiles:
+        return f"not served in full, {ran}"
+    return "served in full" if tried == of else f"served so far, {ran}"
 
 
 def _cell(counts: Counter[str]) -> str:

@@ -159,8 +159,14 @@ class ContractSession:
             self.journal.note(row)
 
 
-def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Verdict:
-    """Return the verdict on the records of a run; an item that ended its process has failed, see the journal."""
+def conclude(session: ContractSession, records: dict[str, dict[str, Any]], stopped: str = "") -> Verdict:
+    """Return the verdict on the records of a run; an item that ended its process has failed, see the journal.
+
+    Args:
+        session: session of the process that collected the records.
+        records: results as JSON by item; one with the key ``died`` belongs to an item that ended its process.
+        stopped: reason why the run gives no verdict, as a clause; "" for a run to its end.
+    """
     results = []
     noted = session.journal.ended() if session.journal else {}
     for item_id, row in records.items():
@@ -178,7 +184,7 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Ve
     if session.tier is Tier.DEVICE:  # with xdist this process opened no backend: torch may not have its device type
         import_device_type(session.name, session.backend.info)
     here = machine_of(session.name, session.device if session.tier is Tier.DEVICE else "")
-    verdict = judge(session.name, session.backend, results, runs=runs or [{**here, "items": len(results)}])
+    verdict = judge(session.name, session.backend, results, stopped, runs or [{**here, "items": len(results)}])
     return replace(verdict, source=_source(verdict, session.journal)) if session.journal else verdict
 
 

@@ -12,6 +12,7 @@ from draftmark.version import CONTRACT_MAJOR
 from ..check import unavailable
 from ..profiles import Profile
 from .outcome import Counts, Outcome, Result
+from .stopped import WITHOUT_VERDICT
 
 
 class Word(StrEnum):
@@ -57,7 +58,7 @@ class Verdict:
         tiers_run: tiers in which every item ran.
         counts: outcomes of the items of the targeted contract.
         core: number of core profile items that were not met, by outcome.
-        profiles: profiles served in full, according to the tiers that ran.
+        profiles: profiles served in full, according to the tiers that ran; empty unless the run is `complete`.
         scope: subject of the verdict.
         minor: minor version of the contract that the plugin targets.
         newer: summary of newer items.
@@ -65,8 +66,9 @@ class Verdict:
         source: commit of that code, see `source`.
         info: the backend's description of itself.
         known: entries of the plugin's `contract.toml`.
-        error: reason why there is no backend to judge, as a clause: "it does not load: …".
+        error: reason why the run gives no verdict, as a clause: "it does not load: …"; "" for a run to its end.
         runs: machine, date and number of items of each run.
+        tried: number of items that ran, and of all items, among those that need a profile, by profile.
     """
 
     backend: str
@@ -85,6 +87,7 @@ class Verdict:
     known: tuple[dict[str, str], ...] = ()
     error: str = ""
     runs: tuple[dict[str, Any], ...] = ()
+    tried: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[Result]:
@@ -98,8 +101,10 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """Verdict. Refused or declared core items mean DOES_NOT; an unjudged core profile means NONE."""
-        if self.error or self.counts.failed:
+        """Verdict. Refused or declared core items mean DOES_NOT; an unjudged core profile or an error means NONE."""
+        if self.error:
+            return Word.NONE
+        if self.counts.failed:
             return Word.DOES_NOT
         if not self.complete:
             return Word.NONE
@@ -117,11 +122,22 @@ class Verdict:
     def exit_code(self, allow_known: bool = False) -> int:
         """Return 0 for a backend that conforms, or for a selection of items without a failure; else 1.
 
+        A selection in which every item was refused judged nothing and also returns 1. A run that gives no verdict for
+        a reason outside the backend returns 2.
+
         Args:
             allow_known: also return 0 with declared failures.
         """
-        good = self.word in (Word.CONFORMS, Word.WITH_KNOWN) or (self.word is Word.NONE and not self.complete)
+        if self.error:
+            return WITHOUT_VERDICT
+        selection = self.word is Word.NONE and not self.complete and self._judged
+        good = self.word in (Word.CONFORMS, Word.WITH_KNOWN) or selection
         return int(not good or bool(self.counts.declared and not allow_known))
+
+    @property
+    def _judged(self) -> bool:
+        """True if at least one item was not refused."""
+        return any(result.outcome is not Outcome.REFUSED for result in self.results)
 
     @property
     def line(self) -> str:
@@ -133,18 +149,26 @@ class Verdict:
             word = word.replace("conforms", "conform")
         profiles = f" ({', '.join(self.profiles)})" if named else ""
         to = "on" if self.word is Word.NONE else "to"
-        details = "; ".join([*self._because, str(self.counts), *self._newer, *self._not_run])
-        return f"{who} {word} {to} draftmark contract {CONTRACT_MAJOR}.{self.minor}{profiles}: {details}"
+        because = f", because {self._reason}" if self.word is Word.NONE else ""
+        core = [f"core profile: {self._unmet_core}"] if self.word is Word.DOES_NOT and self._unmet_core else []
+        counts = [str(self.counts), *self._newer, *self._not_run] if self.results or not self.error else []
+        details = "; ".join([*core, *counts, *(["nothing is recorded"] if self.error else [])])
+        return f"{who} {word} {to} draftmark contract {CONTRACT_MAJOR}.{self.minor}{profiles}{because}: {details}"
 
     @property
-    def _because(self) -> list[str]:
+    def _reason(self) -> str:
+        """Why there is no verdict, as a clause."""
         if self.error:
-            return [self.error]
-        if self.word is Word.NONE and not self.complete:
-            ran = len(self.results)
-            return [f"{ran:,} {'item' if ran == 1 else 'items'} selected"]
-        unmet = ", ".join(f"{count:,} {outcome}" for outcome, count in self.core.items() if outcome != "failed")
-        return [f"core profile: {unmet}"] if unmet and self.word in (Word.NONE, Word.DOES_NOT) else []
+            return self.error
+        if self.complete:
+            return f"the core profile is open ({self._unmet_core})"
+        ran, items = len(self.results), sum(self.items.values())
+        refused = "" if self._judged else ", and the backend refuses all of them"
+        return f"only {ran:,} of {items:,} items {'was' if ran == 1 else 'were'} selected{refused}"
+
+    @property
+    def _unmet_core(self) -> str:
+        return ", ".join(f"{count:,} {outcome}" for outcome, count in self.core.items() if outcome != "failed")
 
     @property
     def _newer(self) -> list[str]:

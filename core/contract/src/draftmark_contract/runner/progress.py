@@ -1,0 +1,130 @@
+"""Progress of a run on stderr: a bar on a terminal, a line a minute in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftmark.cli.rendering import console
+
+from ..check import all_checks
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+LINE_S = 60.0
+"""Seconds between two lines in a pipe."""
+
+
+class Progress:
+    """Shows "item n of m", the stage, and the time that is left.
+
+    Args:
+        command: command that the lines in a pipe begin with, e.g. ``"draftmark contract"``.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._start = self._said = time.monotonic()
+        self._before: int | None = None
+        self._bar: tuple[Bar, TaskID] | None = None
+        self._terminal = console(stderr=True).is_terminal
+
+    def show(self, done: int, total: int, stage: str) -> None:
+        """Update the display: `done` of `total` items have ended, and `stage` names what runs now."""
+        now = time.monotonic()
+        if self._before is None:  # items of an earlier run with the same journal took no time in this run
+            self._start, self._before = now, done
+        left = _left(now - self._start, done - self._before, total - done)
+        if self._terminal:
+            self._update(done, total, stage, left)
+        elif now - self._said >= LINE_S:
+            self._said = now
+            text = f"{self._command}: item {min(done + 1, total):,} of {total:,}, {stage}{left}"
+            print(text, file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar[0].stop()
+        self._bar, self._terminal = None, False
+
+    def _update(self, done: int, total: int, stage: str, left: str) -> None:
+        if self._bar is None:
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("item {task.fields[item]}"), BarColumn(20), TextColumn("{task.fields[stage]}"))
+            bar = Bar(*columns, console=console(stderr=True), transient=True, auto_refresh=False)
+            bar.start()
+            self._bar = bar, bar.add_task("", item="", stage="")
+        bar, task = self._bar
+        item = f"{min(done + 1, total):,} of {total:,}"
+        bar.update(task, completed=done, total=total, item=item, stage=f"{stage}{left}", refresh=True)
+
+
+class JournalProgress:
+    """Progress of `draftmark contract`, read from the lines that the run appends to its journal."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._progress = Progress("draftmark contract")
+        self._tiers: dict[str, str] = {}
+        self._done = self._total = 0
+        self._item = ""
+
+    def tick(self) -> bool:
+        """Read the new lines and update the display; return True if there were any."""
+        rows = self._new_rows()
+        for row in rows:
+            if "selected" in row:
+                self._total, self._done = row["selected"], row["selected"] - row["left"]
+            elif "started" in row:
+                self._item = row["started"]
+            elif "item" in row:
+                self._done += 1
+        if self._total:
+            self._progress.show(self._done, self._total, self._stage())
+        return bool(rows)
+
+    def stop(self) -> None:
+        """Remove the display."""
+        self._progress.stop()
+
+    def _stage(self) -> str:
+        if not self._item:
+            return "start"
+        self._tiers = self._tiers or {one.name: one.tier.value for one in all_checks()}
+        check = self._item.partition("[")[0]
+        return f"{self._tiers.get(check, '?')} tier, {check}"
+
+    def _new_rows(self) -> list[dict[str, Any]]:
+        """Return the whole lines since the last call."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [row for line in whole.splitlines() if isinstance(row := _parsed(line), dict)]
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:  # a line that a crash cut short
+        return None
+
+
+def _left(seconds: float, done: int, left: int) -> str:
+    """Return the time that the rest takes at the average pace so far, as text; "" before the first item."""
+    if not done:
+        return ""
+    rest = seconds / done * left
+    return f", {rest / 60:.0f} min left" if rest >= 90 else f", {rest:.0f} s left"

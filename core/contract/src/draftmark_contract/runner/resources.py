@@ -1,0 +1,55 @@
+"""Recognises errors of an item whose cause is this machine: a full disk, or memory that ran out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TORCH_CPU = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
+"""Error of torch's CPU allocator, which is a plain RuntimeError."""
+
+
+def exhausted(error: BaseException) -> str:
+    """Return why the machine, and not the backend, caused the error, as a clause; "" if the backend caused it.
+
+    A request for more memory than the machine has is an error of the backend.
+    """
+    for one in _chain(error):
+        if isinstance(one, OSError) and one.errno in _DISK:
+            return f"a file cannot be written ({one.strerror}: {one.filename or 'unnamed'}); free space there"
+        if _out_of_memory(one):
+            return f"memory ran out ({_first_line(one)}); use fewer --workers, or a machine with more memory"
+    return ""
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if found := _TORCH_CPU.search(str(error)):
+        return int(found[1]) <= _memory()
+    lacking = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return lacking or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _memory() -> int:
+    """Return the bytes of this machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and its causes."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__

@@ -1,0 +1,34 @@
+"""Reasons that end a run without a verdict, because the backend did not cause them."""
+
+from __future__ import annotations
+
+import signal
+
+WITHOUT_VERDICT = 2
+"""Exit code of a run without a verdict."""
+INTERRUPTED = "the run was interrupted"
+_FROM_OUTSIDE = {
+    getattr(signal, name): name
+    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGXFSZ")
+    if hasattr(signal, name)
+}
+"""Signals that other processes or the system send; a crash in native code ends with another signal."""
+_OUT_OF_MEMORY = ", as the kernel's out-of-memory killer does; use fewer --workers, or a machine with more memory"
+
+
+class RunStopped(Exception):
+    """The run cannot go on; the message is a clause that follows "has no verdict, because"."""
+
+
+def killed_from_outside(code: int | None, where: str) -> str:
+    """Return why a process of the run ended, as a clause, or "" if the backend may have ended it.
+
+    Args:
+        code: exit code of the process as `subprocess` gives it; None if it is unknown.
+        where: item that was under way, or "".
+    """
+    name = _FROM_OUTSIDE.get(-code) if code is not None and code < 0 else None
+    if name is None:
+        return ""
+    during = f" during {where}" if where else ""
+    return f"{name} ended a process of the run{during}" + (_OUT_OF_MEMORY if name == "SIGKILL" else "")

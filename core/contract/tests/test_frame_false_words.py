@@ -1,0 +1,308 @@
+"""Tests that no run says a false word: a run that the backend did not end gives no verdict and records nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verdicts import verdict
+
+from draftmark_contract.check import Tier
+from draftmark_contract.profiles import SHAPES, Profile
+from draftmark_contract.runner.item import Item, all_items
+from draftmark_contract.runner.journal import Journal
+from draftmark_contract.runner.outcome import Outcome
+from draftmark_contract.runner.outputs import write_whole
+from draftmark_contract.runner.report import page
+
+ONE = "supports.mandatory_profile"
+FILES = ("--json", "v.json", "--record", "r.json", "--html", "p.html")
+LIMITED = """
+import resource, sys
+from draftmark.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(main(sys.argv[2:]))
+"""
+"""Program that runs a command line with a limit on the size of files, which acts like a disk that fills."""
+DEADLINE_S = 120.0
+
+
+class Folder:
+    """Working folder of a command, with the folders of plugins on its path."""
+
+    def __init__(self, path: Path, *plugins: Path) -> None:
+        self.path = path
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, plugins))}
+
+    def start(self, *argv: object, most_bytes: int | None = None, **env: str) -> subprocess.Popen[str]:
+        """Start `draftmark contract`."""
+        limited = ("-c", LIMITED, most_bytes) if most_bytes else ("-m", "draftmark.cli")
+        command = [sys.executable, *map(str, limited), "contract", *map(str, argv)]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.path, env={**self._environment, **env}, **output)  # type: ignore[call-overload,no-any-return]
+
+    def run(self, *argv: object, **more: Any) -> tuple[int, str]:
+        """Run `draftmark contract` to its end; return the exit code and the output."""
+        with self.start(*argv, **more) as process:
+            out, err = process.communicate()
+        return process.returncode, out + err
+
+    def assert_nothing_recorded(self) -> None:
+        """No output file exists, not even a part of one."""
+        assert [path.name for path in self.path.iterdir() if path.suffix in (".json", ".html", ".part")] == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Return a working folder without a plugin."""
+    made = tmp_path / "work"
+    made.mkdir()
+    return Folder(made)
+
+
+Plugin = Callable[[str], Folder]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, distribution: Callable[..., Path]) -> Plugin:
+    """Return a function that makes the plugin "odd"; its `act` runs in supports() of one item."""
+
+    def make(act: str) -> Folder:
+        body = f"{act}\n@hookimpl\ndef draftmark_supports(geometry):\n"
+        body += "    act() if geometry.limits.max_context_len == 1000 else None\n    return []\n"
+        site = distribution("odd", extra=body)
+        (tmp_path / "work").mkdir()
+        return Folder(tmp_path / "work", site)
+
+    return make
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> Iterator[int]:
+    """Yield the processes below a process, on Linux."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    for child in map(int, path.read_text().split()) if path.exists() else ():
+        yield child
+        yield from _children(child)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: int) -> None:
+    """The first failed write of the journal stops the run; with free space the next run continues."""
+    command = ("reference", "--tier", "sizing", "-k", "load or supports", "--journal", "run.jsonl", *FILES)
+    code, text = folder.run(*command, "--workers", workers, most_bytes=6000)
+    assert code == 2 and "reference has no verdict on draftmark contract" in text, text
+    assert "run.jsonl cannot be written (File too large); free space there, then run the command again" in text
+    assert "does not conform" not in text and "Traceback" not in text
+    folder.assert_nothing_recorded()
+    kept = len(Journal(folder.path / "run.jsonl").ended())
+    assert kept > 0 and (folder.path / "run.jsonl").stat().st_size <= 6000
+    code, text = folder.run(*command)
+    assert code == 0, text
+    record = json.loads((folder.path / "v.json").read_text())
+    assert [run["items"] for run in record["runs"]] == [kept, len(record["results"]) - kept]
+
+
+def test_device_that_is_full_gives_no_verdict(folder: Folder) -> None:
+    """A journal of which not even the first line can be written gives no verdict."""
+    code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--journal", "/dev/full", *FILES)
+    assert code == 2 and "the journal /dev/full cannot be written (No space left on device)" in text
+    folder.assert_nothing_recorded()
+
+
+@pytest.mark.parametrize("k", ["((", "a(b=1)", "not"])
+def test_bad_expression_is_named(folder: Folder, k: str) -> None:
+    """A -k expression that pytest rejects ends the command with one sentence that contains it."""
+    code, text = folder.run("reference", "-k", k, *FILES)
+    assert code == 2 and text.startswith(f"draftmark contract: -k {k!r} is no expression: "), text
+    assert len(text.splitlines()) == 1
+    folder.assert_nothing_recorded()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_interrupted_run_gives_no_verdict(folder: Folder, workers: int, number: int) -> None:
+    """Ctrl-C and SIGTERM end the run without a verdict; the next run with the journal continues."""
+    journal = Journal(folder.path / "run.jsonl")
+    command = ("reference", "--tier", "sizing", "--journal", "run.jsonl", *FILES)
+    with folder.start(*command, "--workers", workers) as process:
+        _wait(lambda: len(journal.ended()) > 5)
+        process.send_signal(number)
+        out, err = process.communicate()
+    assert process.returncode == 2, out + err
+    assert "reference has no verdict on draftmark contract" in out and "because the run was interrupted" in out
+    assert "does not conform" not in out and "Traceback" not in out + err
+    folder.assert_nothing_recorded()
+    kept = len(journal.ended())
+    code, text = folder.run(*command, "-k", ONE)
+    assert code == 0 and "only 5 of " in text, text
+    assert len(journal.ended()) >= kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
+    """After kill -9 of the command no process writes the journal, and a new run continues it."""
+    journal = Journal(folder.path / "run.jsonl")
+    command = ("reference", "--tier", "sizing", "--journal", "run.jsonl")
+    with folder.start(*command, "--workers", 2) as process:
+        _wait(lambda: len(journal.ended()) > 5)
+        below = list(_children(process.pid))
+        process.kill()
+    assert len(below) >= 3
+    _wait(lambda: not any(map(_alive, below)))
+    kept = len(journal.ended())
+    code, text = folder.run(*command, "-k", ONE)
+    assert code == 0 and "only 5 of " in text, text
+    assert len(journal.ended()) >= kept
+
+
+def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
+    """While a run holds the journal, a second one ends with one sentence; afterwards it works."""
+    command = ("reference", "--tier", "sizing", "-k", ONE, "--journal", "run.jsonl")
+    with Journal(folder.path / "run.jsonl").locked():
+        code, text = folder.run(*command)
+        assert code == 2 and "another run writes to the journal" in text and "or name another file" in text
+        assert len(text.splitlines()) == 1
+    assert folder.run(*command)[0] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
+    """SIGKILL comes from the system, not from the backend; the line names the out-of-memory killer."""
+    folder = plugin("import os, signal\ndef act():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--workers", workers, *FILES)
+    assert code == 2 and "odd has no verdict" in text, text
+    assert "SIGKILL ended a process of the run" in text and "out-of-memory killer" in text
+    assert "does not conform" not in text
+    folder.assert_nothing_recorded()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("MemoryError()", "memory ran out (MemoryError)"),
+        (
+            "OSError(28, 'No space left on device', 'cache')",
+            "a file cannot be written (No space left on device: cache)",
+        ),
+        (
+            "RuntimeError('DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.')",
+            "memory ran out (RuntimeError: DefaultCPUAllocator",
+        ),
+    ],
+    ids=["memory", "disk", "torch"],
+)
+def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: str) -> None:
+    """An item that fails because memory or disk ran out says nothing about the backend."""
+    folder = plugin(f"def act():\n    raise {error}\n")
+    code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, *FILES)
+    assert code == 2 and f"because in {ONE}[padded] {words}" in text, text
+    assert "does not conform" not in text
+    folder.assert_nothing_recorded()
+
+
+def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) -> None:
+    """A backend that requests more memory than the machine has fails its item."""
+    text = "DefaultCPUAllocator: not enough memory: you tried to allocate 9223372036854775807 bytes."
+    code, said = plugin(f"def act():\n    raise RuntimeError({text!r})\n").run("odd", "--tier", "sizing", "-k", ONE)
+    assert code == 1 and "odd does not conform" in said, said
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 5])
+def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
+    """os._exit in a hook fails its item, also with an exit code that pytest uses."""
+    folder = plugin(f"import os\ndef act():\n    os._exit({code})\n")
+    status, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--json", "v.json")
+    assert status == 1 and "odd does not conform" in text, text
+    outcomes = {row["item"]: row["outcome"] for row in json.loads((folder.path / "v.json").read_text())["results"]}
+    assert [item for item, outcome in outcomes.items() if outcome == "failed"] == [f"{ONE}[padded]"]
+    assert len(outcomes) == 5
+
+
+BROKEN_SUITE = {
+    "internal error": "def pytest_runtest_logfinish(nodeid):\n    raise RuntimeError('a broken hook')\n",
+    "setup": "import pytest\n@pytest.fixture(autouse=True)\ndef broken():\n    raise RuntimeError('broken')\n",
+    "collection": "def pytest_itemcollected(item):\n    raise RuntimeError('a broken collection')\n",
+    "items lost": "def pytest_runtest_protocol(item):\n    return 'padded' in item.name or None\n",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_SUITE)
+def test_error_outside_of_the_checks_gives_no_verdict(folder: Folder, kind: str) -> None:
+    """An error in pytest or in another plugin, and an item that never ran, are no failures of the backend."""
+    (folder.path / "broken_suite.py").write_text(BROKEN_SUITE[kind])
+    environment = {"PYTHONPATH": str(folder.path), "PYTEST_PLUGINS": "broken_suite"}
+    code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, *FILES, **environment)
+    assert code == 2 and "reference has no verdict" in text, text
+    assert "does not conform" not in text
+    folder.assert_nothing_recorded()
+
+
+def test_verdict_line_stands_before_the_sentence_about_a_full_disk(folder: Folder) -> None:
+    """When the disk fills under --html, the verdict line is printed, then one sentence, and no half file is left."""
+    (folder.path / "p.html").write_text("earlier")
+    code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--html", "p.html", most_bytes=12_000)
+    assert code == 2, text
+    line, problem = text.splitlines()[-2:]
+    assert line.startswith("reference has no verdict on draftmark contract") and ": 5 passed, " in line
+    assert "p.html was not written: File too large; free space there or name another file" in problem
+    assert (folder.path / "p.html").read_text() == "earlier"
+    assert [path.name for path in folder.path.iterdir()] == ["p.html"]
+
+
+def test_whole_file_replaces_the_earlier_one(tmp_path: Path) -> None:
+    """A written file replaces the earlier one, and a device is written directly."""
+    path = tmp_path / "v.json"
+    path.write_text("earlier")
+    assert write_whole(path, "new") == "" and path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+    assert "/dev/full was not written: No space left on device" in write_whole(Path("/dev/full"), "new")
+
+
+def test_first_failure_ends_the_run_with_x(plugin: Plugin) -> None:
+    """With -x the run ends at the first failed item, and the verdict counts the others as not run."""
+    folder = plugin("def act():\n    raise RuntimeError('no')\n")
+    code, text = folder.run("odd", "--tier", "sizing", "-k", "load or supports", "-x", "--json", "v.json")
+    assert code == 1 and "odd does not conform" in text and ", 1 failed; " in text, text
+    record = json.loads((folder.path / "v.json").read_text())
+    assert record["results"][-1]["outcome"] == "failed" and record["profiles"] == []
+
+
+def _only_core_sizes(item: Item) -> Outcome | None:
+    """Return the outcomes of a backend that refuses every shape except the core's, and serves overlap in that one."""
+    return Outcome.REFUSED if item.needs & SHAPES or item.needs - {Profile.OVERLAP} else None
+
+
+def test_sizing_items_name_no_profile() -> None:
+    """A profile that only sizing items show is not named once the host tier ran."""
+    assert any(item.needs == {Profile.OVERLAP} for item in all_items((Tier.SIZING,)))
+    assert list(verdict(_only_core_sizes).profiles) == [Profile.CORE]
+    assert Profile.OVERLAP in verdict(_only_core_sizes, Tier.SIZING).profiles
+
+
+def test_profile_of_later_tiers_is_called_full_after_all_tiers() -> None:
+    """The page calls a profile "served in full" only when all its items ran, in the device tier too."""
+    host, device = page(verdict()), page(verdict(tier=Tier.DEVICE))
+    assert "served so far, " in host and "served in full" not in host
+    assert "served in full" in device and "served so far, " not in device
