@@ -152,13 +152,13 @@ def test_uniform_batches_follow_the_extent_of_the_mode(geometry):
     for mode, step, q, t in [
         (Mode.DECODE, 0, 1, 1), (Mode.DRAFT, 1, 3, 6), (Mode.VERIFY, 0, 5, 5), (Mode.DRAFT_EXTEND, 0, 5, 5)
     ]:  # fmt: skip
-        batch = buffers.uniform(mode, step, 6, 4, Exact((0,) * 4), tree=False)
+        batch = buffers.uniform(mode, step, 6, 4, Exact((0,) * 4), tree=mode is Mode.DRAFT)
         assert batch.q_indptr.tolist() == [q * i for i in range(7)]
         assert batch.q_indptr.dtype == torch.int32
         assert (batch.q_lens, batch.tail_lens) == ((q,) * 6, (t,) * 6)
         assert (batch.padded_reqs, batch.num_reqs, batch.num_rows) == (6, 4, 6 * q)
         assert (batch.uniform.q_len, batch.uniform.tail_len) == (q, t)
-        assert isinstance(batch.tail, Causal)
+        assert isinstance(batch.tail, Tree if mode is Mode.DRAFT else Causal)
 
 
 def test_ragged_batches_concatenate_their_rows(geometry, extend):

@@ -6,18 +6,17 @@ finds writes outside a buffer. A read of uninitialized memory returns NaN or -1 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from .buffers import BufferSpec, Init, Memory, validate_specs
-from .devices import is_present, synchronize
+from .devices import present_device, synchronize
 from .errors import BufferError, GuardError
 from .graphs import mark_host, mark_pinned
+from .guard.switch import GUARD_VARIABLE, guarding
 
-GUARD_VARIABLE = "DRAFTMARK_GUARD"
 GUARD_BYTES = 512
 """Guard bytes on each side: the rounding of the CUDA allocator, within which an overrun is otherwise invisible."""
 GUARD_BYTE = 0xA5
@@ -61,8 +60,10 @@ class Arena:
             BufferError: a specification is malformed, or `device` is invalid or not present.
         """
         validate_specs(specs)
-        guarded = os.environ.get(GUARD_VARIABLE, "0") not in ("", "0") if guard is None else guard
-        device = _device(device)
+        guarded = guarding() if guard is None else guard
+        if not isinstance(guarded, bool):
+            raise BufferError(f"guard is {guard!r}, but it must be True, False or None; None reads {GUARD_VARIABLE}")
+        device = present_device("an arena", device)
         return cls([_allocate(spec, device, guarded) for spec in specs], device, guarded)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -119,20 +120,6 @@ class Arena:
             what = f"{spec.name:<20} {spec.role.value:<16} {shape:<20} {spec.dtype:<9}"
             rows.append(f"{what} {spec.nbytes:>14,}  {spec.formula}")
         return "\n".join([*rows, f"{'total':<68} {self.nbytes:>14,}"])
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise BufferError(
-            f"an arena's device is {device!r}, but torch has no such device; name a device such as cpu or cuda:1"
-        ) from None
-    if not is_present(found.type):
-        raise BufferError(
-            f"an arena's device is {device!r}, but torch sees no {found.type} device; allocate on the CPU"
-        )
-    return found
 
 
 def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:

@@ -122,6 +122,8 @@ class BufferSpec:
 def validate_specs(specs: list[BufferSpec]) -> None:
     """Raise `BufferError` for a duplicate name, an unknown dtype, a wrong field type or an invalid extent."""
     seen: set[str] = set()
+    if not isinstance(specs, (list, tuple)):
+        raise BufferError(f"the specifications are {specs!r}, but they must be a list of BufferSpec; write [spec]")
     for spec in specs:
         if not isinstance(spec, BufferSpec):
             raise BufferError(f"buffers() must return BufferSpec objects, got {spec!r}; see draftmark.buffers")

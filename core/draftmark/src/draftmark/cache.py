@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .errors import BatchError
+from .devices import present_device
+from .errors import BatchError, BufferError
 from .geometry import Geometry
+from .guard.slots import check_positions, check_slots_of_pool
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -102,6 +104,9 @@ class KVPool:
     Attributes:
         k, v: ``[num_layers, num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, on the device.
         layers: one `KVCache` view per layer.
+
+    Raises:
+        BufferError: a count is out of range, or `device` is not present.
     """
 
     def __init__(
@@ -112,6 +117,8 @@ class KVPool:
         null_pages: int,
         device: torch.device | str,
     ) -> None:
+        _check_pool(geometry, num_layers, num_pages, null_pages)
+        device = present_device("a KVPool", device)
         a = geometry.attention
         shape = (num_layers, num_pages, a.page_size, a.num_kv_heads, a.head_dim)
         dtype = getattr(torch, a.kv_dtype)
@@ -129,10 +136,28 @@ class KVPool:
 
         Args:
             source, target: int64 ``[n]`` KV slots. Target slots are distinct, except slots in null pages.
+
+        Raises:
+            BatchError: a tensor has a wrong form; with DRAFTMARK_GUARD=1 also a slot outside the pool.
         """
+        check_slots_of_pool(source, target, self.k)
         for pool in (self.k, self.v):
             slots = _as_integers(pool).flatten(1, 2)  # torch cannot index fp8 tensors
             slots.index_copy_(1, target, slots.index_select(1, source))
+
+
+def _check_pool(geometry: object, num_layers: object, num_pages: object, null_pages: object) -> None:
+    if not isinstance(geometry, Geometry):
+        raise BufferError(f"geometry is {geometry!r}, but it must be a Geometry; write Geometry.create(…)")
+    counts = (("num_layers", num_layers, 1), ("num_pages", num_pages, 1), ("null_pages", null_pages, 0))
+    for name, value, least in counts:
+        if type(value) is not int or value < least:
+            raise BufferError(f"{name} is {value!r}, but it must be an integer >= {least}; count them for this pool")
+    if null_pages > num_pages:  # type: ignore[operator]
+        raise BufferError(
+            f"null_pages is {null_pages}, but the pool has {num_pages} pages; take Geometry.null_pages, and add them "
+            "to the pages of the requests"
+        )
 
 
 def _as_integers(pool: torch.Tensor) -> torch.Tensor:
@@ -150,6 +175,10 @@ def slots_of(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) 
 
     Returns:
         int64 ``[R, n]``; 64-bit because page · page_size may exceed 2**31 (vllm#47671).
+
+    Raises:
+        BatchError: a tensor has a wrong form; with DRAFTMARK_GUARD=1 also a position outside the table.
     """
+    check_positions(page_table, positions, page_size)
     pages = page_table.gather(1, positions // page_size).long()
     return pages * page_size + positions % page_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import BackendLoadError, LoadFailure
+from .errors import BackendLoadError, BufferError, LoadFailure
 from .geometry import DeviceProfile
 
 if TYPE_CHECKING:
@@ -40,6 +40,27 @@ def is_present(kind: str) -> bool:
 
     module = getattr(torch, kind, None)
     return kind == "cpu" or (module is not None and module.is_available())
+
+
+def present_device(owner: str, device: torch.device | str) -> torch.device:
+    """Return `device` as torch's object.
+
+    Raises:
+        BufferError: torch knows no such device, or sees none of that type; `owner` names the tensors' owner.
+    """
+    import torch
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise BufferError(
+            f"{owner}'s device is {device!r}, but torch has no such device; name a device such as cpu or cuda:1"
+        ) from None
+    if not is_present(found.type):
+        raise BufferError(
+            f"{owner}'s device is {str(device)!r}, but torch sees no {found.type} device; allocate on the CPU"
+        )
+    return found
 
 
 def import_device_type(name: str, info: BackendInfo) -> None:
@@ -91,10 +112,14 @@ def _kind(name: str, device: torch.device | str) -> str:
 
 
 def device_profile(device: torch.device | str) -> DeviceProfile:
-    """Return kind, architecture and number of SMs of a device, for `Geometry.create`. Reads the driver."""
+    """Return kind, architecture and number of SMs of a device, for `Geometry.create`. Reads the driver.
+
+    Raises:
+        BufferError: `device` is not present.
+    """
     import torch
 
-    device = torch.device(device)
+    device = present_device("a device profile", device)
     if device.type == "npu":
         npu: Any = torch.get_device_module(device)
         return DeviceProfile("npu", num_sms=max(1, npu.get_device_properties(device).cube_core_num))

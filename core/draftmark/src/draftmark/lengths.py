@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .devices import present_device
 from .errors import LengthsError
+from .guard.lengths import check_advance
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class SequenceLengths:
     """
 
     def __init__(self, max_rows: int, max_prefix_len: int, device: torch.device | str) -> None:
+        for name, value in (("max_rows", max_rows), ("max_prefix_len", max_prefix_len)):
+            if type(value) is not int or value < 1:
+                raise LengthsError(f"{name} is {value!r}, but it must be an integer >= 1; take it from the geometry")
+        device = present_device("SequenceLengths", device)
         self.device = torch.zeros(2 * max_rows, dtype=torch.int32, device=device)
         self.first_null_row = max_rows
         self._bound = max_prefix_len
@@ -81,7 +87,11 @@ class SequenceLengths:
         Args:
             rows: int64 ``[n]``; request rows are distinct, null rows may repeat.
             by: integers ``[n]``, tokens committed, >= 0.
+
+        Raises:
+            LengthsError: a tensor has a wrong form; with DRAFTMARK_GUARD=1 also a wrong row or count.
         """
+        check_advance(self.device, self.first_null_row, self._bound, rows, by)
         self.device.index_add_(0, rows, torch.where(rows < self.first_null_row, by, 0).to(torch.int32))
 
     def dispatched(self, rows: Sequence[int], at_most: int) -> None:
@@ -90,8 +100,8 @@ class SequenceLengths:
         Raises:
             LengthsError: `at_most` is negative, or a row is not a request row.
         """
-        if at_most < 0:
-            raise LengthsError(f"{at_most} tokens cannot be in flight; dispatch the round's tail length, >= 0")
+        if type(at_most) is not int or at_most < 0:
+            raise LengthsError(f"{at_most!r} tokens cannot be in flight; dispatch the round's tail length, >= 0")
         for row in rows:
             self._request_row(row)
             self._in_flight[row] += at_most
@@ -107,8 +117,12 @@ class SequenceLengths:
         Raises:
             LengthsError: `by` exceeds `at_most`, or `at_most` exceeds the tokens in flight.
         """
+        if len(rows) != len(by):
+            raise LengthsError(f"{len(rows)} rows settle {len(by)} counts; pass one count for each row")
         for row, count in zip(rows, by, strict=True):
             self._request_row(row)
+            if type(count) is not int or type(at_most) is not int:
+                raise LengthsError(f"row {row} settles {count!r} of {at_most!r} tokens; pass integers, e.g. tolist()")
             if not 0 <= count <= at_most <= self._in_flight[row]:
                 raise LengthsError(
                     f"row {row} settles {count} tokens of at most {at_most}, but {self._in_flight[row]} are in "
@@ -149,8 +163,8 @@ class SequenceLengths:
         return Unknown(len(rows), self._bound)
 
     def _request_row(self, row: int) -> int:
-        if not 0 <= row < self.first_null_row:
+        if type(row) is not int or not 0 <= row < self.first_null_row:
             raise LengthsError(
-                f"row {row} is not a request row (0 … {self.first_null_row - 1}); null rows always have length 0"
+                f"row {row!r} is not a request row (0 … {self.first_null_row - 1}); null rows always have length 0"
             )
         return row

@@ -13,7 +13,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .buffers import BufferSpec, validate_specs
-from .errors import BackendHookError, BackendLoadError, BackendRefusal, BufferError, DraftmarkError, LoadFailure
+from .errors import (
+    BackendHookError,
+    BackendLoadError,
+    BackendRefusal,
+    BufferError,
+    DraftmarkError,
+    GeometryError,
+    LoadFailure,
+)
 from .geometry import Form, Geometry, Mode
 from .hookspecs import PREFIX, BackendInfo
 from .plugin import BackendPlugin
@@ -180,18 +188,42 @@ class LoadedBackend:
 
         return Arena.allocate(self.buffers(geometry), device, guard=guard)
 
-    def bind(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Return the backend object that the step loop calls, bound to an arena of `allocate` for `geometry`."""
+    def bind(self, geometry: Geometry, arena: Arena, *, checked: bool | None = None) -> AttentionBackend:
+        """Return the backend object that the step loop calls, bound to an arena of `allocate` for `geometry`.
+
+        Args:
+            checked: check each call's order, shapes and contents; this reads the device in eager steps. None checks
+                if the arena has guard words.
+        """
+        from .arena import Arena
         from .backend import AttentionBackend
 
+        if not isinstance(arena, Arena):
+            raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate")
         backend: AttentionBackend = self._call("open_backend", object, geometry=geometry, arena=arena)
         if not isinstance(backend, AttentionBackend):
             raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)
-        return backend
+        if not (arena.guarded if checked is None else checked):
+            return backend
+        from .guard.backend import GuardedBackend
 
-    def open(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> AttentionBackend:
-        """Allocate the buffers and bind the backend in one call, for a caller that does not need the arena."""
-        return self.bind(geometry, self.allocate(geometry, device, guard=guard))
+        return GuardedBackend(backend, geometry, geometry.null_pages(self.requirements(geometry).unique_slots))
+
+    def open(
+        self,
+        geometry: Geometry,
+        device: torch.device | str,
+        *,
+        guard: bool | None = None,
+        checked: bool | None = None,
+    ) -> AttentionBackend:
+        """Allocate the buffers and bind the backend in one call, for a caller that does not need the arena.
+
+        Args:
+            guard: see `allocate`.
+            checked: see `bind`.
+        """
+        return self.bind(geometry, self.allocate(geometry, device, guard=guard), checked=checked)
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
         """Return a new graph state for `device`."""
@@ -211,7 +243,13 @@ class LoadedBackend:
             return TorchTreeOps(geometry)
         if not isinstance(offered, TreeOps):
             raise self._wrong_return("tree_ops", "a TreeOps (write_tail, verify_tree, compact)", offered)
-        return offered
+        from .guard.switch import guarding
+
+        if not guarding():
+            return offered
+        from .guard.tree_ops import GuardedTreeOps
+
+        return GuardedTreeOps(offered, geometry)
 
     def implementation(self, hook: str) -> Callable[..., Any]:
         """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
@@ -227,7 +265,13 @@ class LoadedBackend:
         return result
 
     def _offer(self, hook: str, **arguments: Any) -> Any:
-        """Call a hook; return None for an optional hook that the plugin does not implement."""
+        """Call a hook; return None for an optional hook that the plugin does not implement.
+
+        A wrong geometry is the caller's error, so it is refused here and never blamed on the plugin.
+        """
+        geometry = arguments.get("geometry")
+        if "geometry" in arguments and not isinstance(geometry, Geometry):
+            raise GeometryError("geometry", geometry, "it must be a Geometry", "write Geometry.create(…)")
         try:
             return getattr(self._hooks, PREFIX + hook)(**arguments)
         except DraftmarkError:

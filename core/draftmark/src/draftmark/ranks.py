@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .batch import ForwardBatch, Tree
+from .batch.checks import INT32_MAX, check_integer, check_kind
 from .errors import RanksDisagree
 from .transfer import AsyncHostCopy
 
@@ -36,7 +37,12 @@ def step_digest(batch: ForwardBatch, page_size: int) -> torch.Tensor:
 
     Returns:
         int64 ``[len(PARTS)]`` on the batch's device.
+
+    Raises:
+        BatchError: an argument has the wrong type.
     """
+    check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
+    check_integer("page_size", page_size, 1, INT32_MAX, "take the geometry's")
     device = batch.device
     head = _number(device, batch.mode.value, batch.step, batch.padded_reqs, batch.num_rows)
     live = torch.arange(batch.num_rows, device=device) < batch.q_indptr[-1]

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from .devices import present_device
+from .errors import BatchError
 from .graphs import late_device
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Fence(Protocol):
 
 def fence(device: torch.device | str) -> Fence:
     """Return a new fence for `device`. On a CPU it never waits, except in tests that simulate a late device."""
-    device = torch.device(device)
+    device = present_device("a fence", device)
     if device.type == "cpu":
         return _HostFence()
     made: Fence = torch.get_device_module(device).Event()
@@ -63,10 +65,22 @@ class _HostFence:
 
 
 def to_device(values: Any, device: torch.device | str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return host numbers as a tensor of `dtype` on `device`; on CUDA and NPU the copy is only enqueued."""
-    device = torch.device(device)
+    """Return host numbers as a tensor of `dtype` on `device`; on CUDA and NPU the copy is only enqueued.
+
+    Raises:
+        BatchError: the values are not numbers in rows of equal length, or do not fit `dtype`.
+        BufferError: `device` is not present.
+    """
+    device = present_device("a copy", device)
     pinned = device.type in QUEUED
-    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=_only_enqueues(device))
+    try:
+        host = torch.tensor(values, dtype=dtype, pin_memory=pinned)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if type(error) is RuntimeError and "overflow" not in str(error):
+            raise  # the device failed, e.g. while it pinned memory
+        cause = " ".join(str(error).split())
+        raise BatchError(f"values cannot become {dtype} ({cause}); pass numbers in rows of equal length") from None
+    return host.to(device, non_blocking=_only_enqueues(device))
 
 
 class AsyncHostCopy:
@@ -76,9 +90,19 @@ class AsyncHostCopy:
 
     Args:
         tensors: device tensors, all on one device, of any shape and dtype. Read-only.
+
+    Raises:
+        BatchError: there is no tensor, or they lie on several devices.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        if not tensors or not all(isinstance(one, torch.Tensor) for one in tensors):
+            raise BatchError(f"tensors has {len(tensors)} entries, but it must be one tensor or more; pass a list")
+        if len({one.device for one in tensors}) > 1:
+            raise BatchError(
+                f"tensors lie on {', '.join(sorted({str(one.device) for one in tensors}))}, but one copy reads one "
+                "device; make one AsyncHostCopy for each device"
+            )
         device = tensors[0].device
         self._arrived = fence(device)
         if not _only_enqueues(device):

@@ -19,6 +19,7 @@ import torch
 from .batch import ForwardBatch, Tree
 from .cache import KVPool, slots_of
 from .geometry import Geometry
+from .guard.tree import check_accepted, check_tail, check_verify
 
 
 def ancestors(parents: torch.Tensor) -> torch.Tensor:
@@ -70,12 +71,16 @@ def write_tail(
         parents: int64 ``[R, T]``, parent of each tail slot as for `ancestors`; required for a `Tree`. In DRAFT the rows
             are the last topk slots; a slot with a committed parent has parent -1 and depth 0.
         pack: replacement for `pack_bits` with identical results, for devices on which `pack_bits` is slow.
+
+    Raises:
+        BatchError: the batch is not uniform, or parents have a wrong form; with DRAFTMARK_GUARD=1 also wrong parents.
     """
+    check_tail(batch, parents)
     tail_len, q_len = batch.tail_lens[0], batch.q_lens[0]
     rows = slice(tail_len - q_len, tail_len)
     depth = torch.arange(tail_len, dtype=torch.int32, device=batch.device).expand(batch.padded_reqs, -1)
     if isinstance(batch.tail, Tree):
-        assert parents is not None, "a Tree tail needs parents"
+        assert parents is not None, "check_tail requires it"
         reach = ancestors(parents)
         depth = depths(reach)
         batch.tail.mask.copy_((pack or pack_bits)(reach[:, rows].flatten(0, 1), geometry.mask_words))
@@ -112,7 +117,11 @@ def verify_tree(drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tens
 
     Returns:
         A `VerifyResult` with new tensors on the same device.
+
+    Raises:
+        BatchError: a tensor has a wrong form; with DRAFTMARK_GUARD=1 also wrong parents or targets.
     """
+    check_verify(drafts, parents, targets)
     requests, nodes = drafts.shape
     node = torch.zeros(requests, 1, dtype=torch.int64, device=drafts.device)
     alive = torch.ones_like(node, dtype=torch.bool)
@@ -180,6 +189,7 @@ class TorchTreeOps:
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
         """Move KV of accepted nodes; all other nodes are copied to their own positions, which keeps shapes static."""
+        check_accepted(pool, batch, accepted, self._geometry)
         path, page_size = accepted.accept_index, self._geometry.attention.page_size
         prefix = batch.prefix_lens.long()[:, None]
         target = torch.arange(1, path.shape[1], device=path.device).expand(len(path), -1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -88,8 +89,10 @@ class BoundBackends:
     ) -> None:
         made = {shape: Geometries.of(backend, shape, limits, profile) for shape in shapes}
         self.geometries = made
-        self.decode_verify = {shape: backend.open(one.decode_verify, device) for shape, one in made.items()}
-        self.extend = {shape: backend.open(one.extend, device) for shape, one in made.items()}
+        # vLLM computes positions itself, so a batch's are not filled, and contents cannot be checked.
+        opened = partial(backend.open, device=device, checked=False)
+        self.decode_verify = {shape: opened(one.decode_verify) for shape, one in made.items()}
+        self.extend = {shape: opened(one.extend) for shape, one in made.items()}
         needs = (backend.requirements(one).host_lengths for both in made.values() for one in both.each())
         self.need = HostLengthsNeed.strongest(needs)
 

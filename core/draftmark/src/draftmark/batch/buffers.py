@@ -7,10 +7,12 @@ from itertools import accumulate
 import torch
 
 from ..batch_tensors import batch_tensors
-from ..errors import BatchError
+from ..devices import present_device
 from ..geometry import Extent, Geometry, Mode
 from ..lengths import HostLengths
 from ..transfer import to_device
+from .arguments import check_geometry, check_ragged, check_ragged_verify, check_uniform
+from .checks import check_integers
 from .forward import Block, Causal, ForwardBatch, Tail, Tree
 
 
@@ -27,6 +29,8 @@ class BatchBuffers:
     """
 
     def __init__(self, geometry: Geometry, device: torch.device | str) -> None:
+        check_geometry(geometry)
+        device = present_device("BatchBuffers", device)
         self.geometry = geometry
         made = {
             one.name: torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device)
@@ -51,7 +55,11 @@ class BatchBuffers:
             num_reqs: live requests.
             host: the host's view of the live requests' prefix lengths.
             tree: the tail is a `Tree`; otherwise `Causal`, or `Block` in DRAFT_BLOCK.
+
+        Raises:
+            BatchError: an argument is out of range.
         """
+        check_uniform(self.geometry, mode, step, padded_reqs, num_reqs, host, tree)
         extent: Extent = self.geometry.extent(mode, step)
         rows, slots = padded_reqs * extent.q_len, padded_reqs * extent.tail_len
         tail: Tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
@@ -94,11 +102,13 @@ class BatchBuffers:
             tree: the tail is a `Tree`, otherwise `Causal`.
             padded_reqs: requests that the graph has room for; the default is min(budget, max_reqs).
             q_bounds: upper bound of each request's rows, padded requests included; default num_draft_tokens each.
+
+        Raises:
+            BatchError: an argument is out of range, or the geometry does not serve RAGGED_VERIFY.
         """
         geometry = self.geometry
+        padded, bounds = check_ragged_verify(geometry, budget, num_reqs, host, tree, padded_reqs, q_bounds)
         assert self.q_indptr is not None, "the geometry serves RAGGED_VERIFY"
-        padded = min(geometry.max_reqs, budget) if padded_reqs is None else padded_reqs
-        bounds = q_bounds or (geometry.draft.num_draft_tokens,) * padded
         return ForwardBatch(
             Mode.RAGGED_VERIFY,
             0,
@@ -146,22 +156,18 @@ def ragged(
         slots: int64 ``[rows]`` on the device, KV slot of each row, for an engine that places tokens itself.
 
     Raises:
-        BatchError: a negative entry in `q_lens`, or more rows than `Limits.max_extend_tokens`.
+        BatchError: a negative entry in `q_lens`, more rows than `Limits.max_extend_tokens`, or another argument that
+            does not match the geometry.
     """
-    rows = sum(q_lens)
-    if min(q_lens, default=0) < 0:
-        raise BatchError(f"q_lens is {q_lens}, but each entry must be >= 0; give the chunk length of each prompt")
-    if rows > geometry.limits.max_extend_tokens:
-        raise BatchError(
-            f"EXTEND has {rows} tokens, but max_extend_tokens is {geometry.limits.max_extend_tokens}; "
-            "split the prompts into chunks"
-        )
-    device = prefix_lens.device
+    check_geometry(geometry)
+    check_integers("q_lens", q_lens, "give the chunk length of each prompt")
+    live = len(q_lens) if num_reqs is None else num_reqs
+    check_ragged(geometry, prefix_lens, page_table, q_lens, host, live, slots)
+    rows, device = sum(q_lens), prefix_lens.device
     indptr = to_device(list(accumulate(q_lens, initial=0)), device, torch.int32)
     lens = to_device(q_lens, device)
     offset = torch.arange(rows, device=device) - indptr[:-1].long().repeat_interleave(lens, output_size=rows)
     positions = prefix_lens.long().repeat_interleave(lens, output_size=rows) + offset
-    live = len(q_lens) if num_reqs is None else num_reqs
     return ForwardBatch(
         Mode.EXTEND,
         0,

@@ -6,8 +6,10 @@ import torch
 
 from ..errors import BatchError
 from ..geometry import Form, Geometry, Mode
-from ..lengths import HostLengths
+from ..lengths import HostLengths, Unknown
 from .forward import Block, Causal, ForwardBatch, Tree
+
+INT32_MAX = 2**31 - 1
 
 
 def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
@@ -16,38 +18,105 @@ def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
     Raises:
         BatchError: the first contradiction, with its value, limit and remedy.
     """
-    if batch.mode not in geometry.modes:
-        modes = ", ".join(mode.value for mode in geometry.modes)
-        raise BatchError(f"mode is {batch.mode.value}, but the geometry serves {modes}; create it with that mode")
+    check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
+    check_kind("geometry", geometry, Geometry, "a Geometry", "pass the geometry of the batch")
+    check_mode(batch.mode, geometry)
+    _check_numbers(batch)
     _check_requests(batch, geometry)
     _check_extent(batch, geometry)
     r, rows = batch.padded_reqs, batch.num_rows
     if batch.mode is not Mode.RAGGED_VERIFY and rows != sum(batch.q_lens):
         raise BatchError(f"num_rows is {rows}, but q_lens add up to {sum(batch.q_lens)}; give their sum")
-    _shape("prefix_lens", batch.prefix_lens, (r,), torch.int32)
-    _shape("q_indptr", batch.q_indptr, (r + 1,), torch.int32)
-    _check_table(batch.page_table, r, geometry)
-    _shape("positions", batch.positions, (rows,), torch.int64)
-    _check_slots(batch, geometry)
+    device = require_tensor("prefix_lens", batch.prefix_lens, (r,), torch.int32).device
+    require_tensor("q_indptr", batch.q_indptr, (r + 1,), torch.int32, device)
+    check_table(batch.page_table, r, geometry, device)
+    require_tensor("positions", batch.positions, (rows,), torch.int64, device)
+    check_slots(batch.slots, rows, geometry, device)
     if isinstance(batch.tail, Tree):
-        _shape("tail.mask", batch.tail.mask, (rows, geometry.mask_words), torch.int32)
+        require_tensor("tail.mask", batch.tail.mask, (rows, geometry.mask_words), torch.int32, device)
         by_row = batch.mode is Mode.RAGGED_VERIFY
-        _shape("tail.depth", batch.tail.depth, (rows,) if by_row else (r, max(batch.tail_lens)), torch.int32)
+        depth = (rows,) if by_row else (r, max(batch.tail_lens, default=0))
+        require_tensor("tail.depth", batch.tail.depth, depth, torch.int32, device)
     return batch
 
 
-def _check_table(table: torch.Tensor, requests: int, geometry: Geometry) -> None:
+def check_mode(mode: object, geometry: Geometry) -> None:
+    """Require a `Mode` that the geometry serves."""
+    remedy = f"write Mode.{mode.upper()}" if isinstance(mode, str) and mode.lower() in tuple(Mode) else "pass a Mode"
+    check_kind("mode", mode, Mode, "a draftmark.Mode", remedy)
+    if mode not in geometry.modes:
+        modes = ", ".join(one.value for one in geometry.modes)
+        raise BatchError(f"mode is {mode}, but the geometry serves {modes}; create it with that mode")
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], what: str, remedy: str) -> None:
+    """Require an instance of `kind`; `what` describes it in the error."""
+    if not isinstance(value, kind):
+        raise BatchError(f"{name} is {shown(value)}, but it must be {what}; {remedy}")
+
+
+def check_integer(name: str, value: object, least: int, most: int, remedy: str) -> None:
+    """Require an integer from `least` to `most`; a bool or a tensor is no integer."""
+    if type(value) is not int or not least <= value <= most:
+        raise BatchError(f"{name} is {shown(value)}, but it must be an integer of {least} … {most}; {remedy}")
+
+
+def check_integers(name: str, values: object, remedy: str) -> None:
+    """Require a tuple of integers."""
+    if not isinstance(values, tuple) or not all(type(one) is int for one in values):
+        raise BatchError(f"{name} is {shown(values)}, but it must be a tuple of integers; {remedy}")
+
+
+def shown(value: object) -> str:
+    """Return a value on one line: a tensor by dtype and shape, other values by their repr, cut at 60 characters."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def check_host(host: object, num_reqs: int, geometry: Geometry) -> None:
+    """Require host lengths of `num_reqs` live requests, each within the geometry's limit."""
+    remedy = "take them from SequenceLengths for the same rows"
+    check_kind("host", host, HostLengths, "Exact, UpperBound or Unknown", "take it from SequenceLengths")  # type: ignore[arg-type]
+    if isinstance(host, Unknown):
+        check_integer("host.num_reqs", host.num_reqs, 0, INT32_MAX, remedy)
+        check_integer("host.bound", host.bound, 0, INT32_MAX, remedy)
+    else:
+        check_integers("host.lens", host.lens, remedy)  # type: ignore[attr-defined]
+    bounds = host.upper_bound()  # type: ignore[attr-defined]
+    if len(bounds) != num_reqs:
+        raise BatchError(f"host lengths cover {len(bounds)} requests, but {num_reqs} are live; {remedy}")
+    wrong = next((n for n in bounds if not 0 <= n <= geometry.max_prefix_len), None)
+    if wrong is not None:
+        raise BatchError(
+            f"a host length is {wrong}, but prefixes are 0 … {geometry.max_prefix_len}; take them from SequenceLengths"
+        )
+
+
+def _check_numbers(batch: ForwardBatch) -> None:
+    """Require integers where the batch has host numbers, and one of the three tails."""
+    check_integers("q_lens", batch.q_lens, "take the batch from BatchBuffers or ragged")
+    check_integers("tail_lens", batch.tail_lens, "take the batch from BatchBuffers or ragged")
+    if not batch.q_lens:
+        raise BatchError("q_lens is (), but a batch has at least one request; skip the forward")
+    for name, least in (("step", -1), ("num_rows", 0), ("num_reqs", -1)):  # -1 has sentences of its own below
+        check_integer(name, getattr(batch, name), least, INT32_MAX, "take the batch from BatchBuffers or ragged")
+    check_kind("tail", batch.tail, (Causal, Tree, Block), "Causal, Tree or Block", "take the batch from BatchBuffers")
+
+
+def check_table(table: object, requests: int, geometry: Geometry, device: torch.device | None = None) -> None:
     """Require the geometry's width; with Form.ENGINE_TABLE the table may be wider."""
-    width = geometry.max_pages_per_req
-    if Form.ENGINE_TABLE in geometry.forms and table.dim() == 2 and table.shape[1] > width:
+    width, wide = geometry.max_pages_per_req, Form.ENGINE_TABLE in geometry.forms
+    if wide and isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] > width:
         table = table[:, :width]
-    _shape("page_table", table, (requests, width), torch.int32)
+    require_tensor("page_table", table, (requests, width), torch.int32, device)
 
 
-def _check_slots(batch: ForwardBatch, geometry: Geometry) -> None:
+def check_slots(slots: object, rows: int, geometry: Geometry, device: torch.device) -> None:
     """Require slots with Form.ENGINE_SLOTS, and reject them without it."""
     brings = Form.ENGINE_SLOTS in geometry.forms
-    if batch.slots is None:
+    if slots is None:
         if brings:
             raise BatchError(
                 "slots is None, but the geometry has Form.ENGINE_SLOTS; fill BatchBuffers.slots, or create the "
@@ -58,7 +127,7 @@ def _check_slots(batch: ForwardBatch, geometry: Geometry) -> None:
         raise BatchError(
             "slots are given, but the geometry lacks Form.ENGINE_SLOTS; create the geometry with that form"
         )
-    _shape("slots", batch.slots, (batch.num_rows,), torch.int64)
+    require_tensor("slots", slots, (rows,), torch.int64, device)
 
 
 def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
@@ -70,21 +139,7 @@ def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
         )
     if not 0 <= batch.num_reqs <= r:
         raise BatchError(f"num_reqs is {batch.num_reqs}, but the batch is padded to {r}; pad to at least num_reqs")
-    if not isinstance(batch.host, HostLengths):
-        raise BatchError(
-            f"host is {batch.host!r}, but it must be Exact, UpperBound or Unknown; take it from SequenceLengths"
-        )
-    bounds = batch.host.upper_bound()
-    if len(bounds) != batch.num_reqs:
-        raise BatchError(
-            f"host lengths cover {len(bounds)} requests, but {batch.num_reqs} are live; "
-            "take them from SequenceLengths for the same rows"
-        )
-    wrong = next((n for n in bounds if not 0 <= n <= geometry.max_prefix_len), None)
-    if wrong is not None:
-        raise BatchError(
-            f"a host length is {wrong}, but prefixes are 0 … {geometry.max_prefix_len}; take them from SequenceLengths"
-        )
+    check_host(batch.host, batch.num_reqs, geometry)
 
 
 def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
@@ -136,8 +191,16 @@ def _check_budget(batch: ForwardBatch, geometry: Geometry) -> None:
         )
 
 
-def _shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+def require_tensor(
+    name: str, tensor: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return `tensor` if it has this shape and dtype, and lies on `device` if one is given."""
+    want = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    if not isinstance(tensor, torch.Tensor):
+        raise BatchError(f"{name} is {shown(tensor)}, but it must be a tensor {want}; size it from the geometry")
+    if tensor.shape != shape or tensor.dtype != dtype:
         got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        want = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
         raise BatchError(f"{name} is {got}, but this batch needs {want}; size it from the geometry")
+    if device is not None and tensor.device != device:
+        raise BatchError(f"{name} is on {tensor.device}, but the batch is on {device}; move it to {device}")
+    return tensor

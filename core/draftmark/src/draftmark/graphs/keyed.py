@@ -38,6 +38,8 @@ class KeyedGraphState(ABC):
 
     def capture(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
         """Capture `step` under `key` and return its outputs; see `GraphState.capture`."""
+        if not isinstance(key, GraphKey) or not callable(step):
+            raise GraphError(f"capture got {key!r} and {step!r}, but it needs a GraphKey and a step; write GraphKey(…)")
         if key in self._recordings:
             raise GraphError(
                 f"graph {key} is already captured; replay it, or open a new graph state to capture it again"
@@ -53,7 +55,7 @@ class KeyedGraphState(ABC):
 
     def replay(self, key: GraphKey) -> Any:
         """Run the graph of `key` and return its outputs; see `GraphState.replay`."""
-        recording = self._recordings.get(key)
+        recording = self._recordings.get(key) if isinstance(key, GraphKey) else None
         if recording is None:
             captured = ", ".join(map(str, self.keys)) or "none"
             raise GraphError(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from ..errors import BatchError
+
 Outputs = TypeVar("Outputs")
 """Any nesting of tensors, dataclasses, tuples, lists, dicts and None."""
 
@@ -76,5 +78,11 @@ class GraphState(Protocol):
 
 
 def padded_batch_size(num_reqs: int, capture_batch_sizes: Iterable[int]) -> int | None:
-    """Return the smallest captured size for `num_reqs` requests; None if none is large enough, then run eagerly."""
+    """Return the smallest captured size for `num_reqs` requests; None if none is large enough, then run eagerly.
+
+    Raises:
+        BatchError: `num_reqs` is not an integer >= 0.
+    """
+    if type(num_reqs) is not int or num_reqs < 0:
+        raise BatchError(f"num_reqs is {num_reqs!r}, but it must be an integer >= 0; count the live requests")
     return min((size for size in capture_batch_sizes if size >= num_reqs), default=None)

@@ -1,0 +1,150 @@
+"""Checks of a batch's device tensors against its host numbers. Every function reads the device."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from ..batch import ForwardBatch, Tree
+from ..errors import BatchError
+from ..geometry import Geometry, Mode
+from ..lengths import Exact
+
+
+def check_contents(batch: ForwardBatch, geometry: Geometry, null_pages: int) -> int:
+    """Check the tensors of a batch that `validate` accepts; return the largest page id that the forward reads.
+
+    Raises:
+        BatchError: the first tensor whose contents contradict the batch, with the value, the limit and the remedy.
+    """
+    lens = _check_lengths(batch, geometry)
+    rows = _check_rows(batch)
+    _check_positions(batch, geometry, lens, rows)
+    if isinstance(batch.tail, Tree):
+        _check_tree(batch, geometry, rows)
+    return _check_pages(batch, geometry, lens, rows, null_pages)
+
+
+def _check_lengths(batch: ForwardBatch, geometry: Geometry) -> list[int]:
+    lens: list[int] = batch.prefix_lens.tolist()
+    for r, length in enumerate(lens):
+        if not 0 <= length <= geometry.max_prefix_len:
+            raise BatchError(
+                f"prefix_lens[{r}] is {length}, but prefixes are 0 … {geometry.max_prefix_len}; fill it from "
+                "SequenceLengths.device"
+            )
+        if r >= batch.num_reqs and length:
+            raise BatchError(
+                f"prefix_lens[{r}] is {length}, but request {r} is padding, with length 0; fill it from a null row of "
+                "SequenceLengths"
+            )
+    exact = isinstance(batch.host, Exact)
+    for r, bound in enumerate(batch.host.upper_bound()):
+        if lens[r] > bound or (exact and lens[r] != bound):
+            limit = "exactly" if exact else "at most"
+            raise BatchError(
+                f"prefix_lens[{r}] is {lens[r]} on the device, but host promises {limit} {bound}; take host from "
+                "SequenceLengths for the same rows"
+            )
+    return lens
+
+
+def _check_rows(batch: ForwardBatch) -> list[int]:
+    """Return the number of rows of each request, from `q_indptr`."""
+    starts: list[int] = batch.q_indptr.tolist()
+    rows = [end - start for start, end in pairwise(starts)]
+    ragged = batch.mode is Mode.RAGGED_VERIFY
+    fits = all(0 <= n <= most if ragged else n == most for n, most in zip(rows, batch.q_lens, strict=True))
+    if starts[0] or not fits or starts[-1] > batch.num_rows:
+        limit = f"at most q_lens {batch.q_lens} and {batch.num_rows} in all" if ragged else f"q_lens {batch.q_lens}"
+        raise BatchError(
+            f"q_indptr is {starts}, but it starts at 0 and its steps are {limit}; write the running sum of each "
+            "request's rows"
+        )
+    return rows
+
+
+def _tail_lens(batch: ForwardBatch, rows: list[int]) -> list[int]:
+    return rows if batch.mode is Mode.RAGGED_VERIFY else list(batch.tail_lens)
+
+
+def _check_positions(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows: list[int]) -> None:
+    last, starts = geometry.limits.max_context_len - 1, batch.q_indptr.tolist()
+    got: list[int] = batch.positions.tolist()
+    for r in range(batch.num_reqs):
+        tail = _tail_lens(batch, rows)[r]
+        depths = _depths(batch, r, starts[r], rows[r], tail)
+        want = [min(lens[r] + depth, last) for depth in depths]
+        mine = got[starts[r] : starts[r] + rows[r]]
+        if mine != want:
+            j = next(j for j, pair in enumerate(zip(mine, want, strict=True)) if pair[0] != pair[1])
+            raise BatchError(
+                f"positions[{starts[r] + j}] is {mine[j]}, but row {j} of request {r} has position {want[j]} (prefix "
+                f"{lens[r]} + depth {depths[j]}); call write_tail after prefix_lens is filled"
+            )
+
+
+def _depths(batch: ForwardBatch, request: int, start: int, rows: int, tail: int) -> list[int]:
+    """Return the depth of each row of a request."""
+    if not isinstance(batch.tail, Tree):
+        return list(range(tail - rows, tail))
+    depth = batch.tail.depth
+    own = depth[start : start + rows] if batch.mode is Mode.RAGGED_VERIFY else depth[request, tail - rows :]
+    found: list[int] = own.tolist()
+    return found
+
+
+def _check_tree(batch: ForwardBatch, geometry: Geometry, rows: list[int]) -> None:
+    assert isinstance(batch.tail, Tree)
+    starts = batch.q_indptr.tolist()
+    for r in range(batch.num_reqs):
+        n, tail = rows[r], _tail_lens(batch, rows)[r]
+        mask = batch.tail.mask[starts[r] : starts[r] + n]
+        shift = torch.arange(32, device=mask.device)
+        seen = ((mask.long()[:, :, None] >> shift) & 1).flatten(1).bool()
+        slots = torch.arange(seen.shape[1], device=mask.device)
+        own = torch.arange(tail - n, tail, device=mask.device)[:, None]
+        wrong = (seen & (slots > own)).any(1) | ~(seen & (slots == own)).any(1)
+        depths = torch.tensor(_depths(batch, r, starts[r], n, tail), device=mask.device)
+        wrong |= seen.sum(1) - 1 != depths
+        if bool(wrong.any()):
+            j = int(wrong.nonzero()[0])
+            visible = seen[j].nonzero()[:, 0].tolist()
+            raise BatchError(
+                f"tail.mask of row {j} of request {r} shows slots {visible} at depth {int(depths[j])}, but a row sees "
+                f"its own slot {int(own[j])} and one ancestor for each level above it; call write_tail with this "
+                "batch's parents before write_metadata"
+            )
+
+
+def _check_pages(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows: list[int], null_pages: int) -> int:
+    size, window = geometry.attention.page_size, geometry.attention.window_left
+    table: list[list[int]] = batch.page_table.tolist()
+    writers: dict[int, int] = {}
+    largest = 0
+    for r in range(batch.num_reqs):
+        start, end = lens[r], lens[r] + _tail_lens(batch, rows)[r]
+        first = max(0, start - window) if window >= 0 else 0
+        for column in range(first // size, -(-end // size)):
+            page = table[r][column] if column < len(table[r]) else -1
+            if page < 0:
+                raise BatchError(
+                    f"page_table[{r}, {column}] is {page}, but request {r} uses {end} KV positions and needs a page "
+                    "there; reserve pages for the prefix and the tail before the forward"
+                )
+            largest = max(largest, page)
+            # A warm-up before capture runs live requests without a prefix on null pages.
+            if page < null_pages and (start or batch.mode is Mode.EXTEND) and end > start:
+                raise BatchError(
+                    f"page_table[{r}, {column}] is {page}, but pages below {null_pages} are null pages of padding; "
+                    f"give live request {r} pages of its own"
+                )
+            if batch.slots is None and page >= null_pages and column >= start // size and end > start:
+                other = writers.setdefault(page, r)
+                if other != r:
+                    raise BatchError(
+                        f"requests {other} and {r} both write to page {page}; copy the page, or give each request its "
+                        "own page for new tokens"
+                    )
+    return largest

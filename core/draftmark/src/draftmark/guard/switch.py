@@ -1,0 +1,26 @@
+"""The switch of guard mode, and the moments at which its checks may read the device."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ..graphs import is_recording, late_device
+
+GUARD_VARIABLE = "DRAFTMARK_GUARD"
+
+
+def guarding() -> bool:
+    """Return True if DRAFTMARK_GUARD turns guard mode on; unset, empty and 0 do not."""
+    return os.environ.get(GUARD_VARIABLE, "0") not in ("", "0")
+
+
+def readable(device: torch.device) -> bool:
+    """Return True if the host may read the device now: no capture runs, and no simulated late device has work."""
+    if is_recording() or late_device() is not None:
+        return False
+    if device.type == "cpu":
+        return True
+    capturing = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+    return capturing is None or not capturing()
