@@ -1,1 +1,1 @@
-"""vLLM with draftmark's backends beside its own: tokens a second, and texts. Needs vllm and draftmark-vllm."""
+"""Benchmark of vLLM with draftmark's backends and with its own: tokens/s and texts. Needs vllm and draftmark-vllm."""

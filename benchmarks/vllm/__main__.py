@@ -1,11 +1,16 @@
-"""python -m benchmarks.vllm PLAN.json --out RESULT.json: vLLM engines side by side, and what they say.
+"""Run the engines of a plan: time them in turns, and compare their texts.
+
+Usage: ``python -m benchmarks.vllm PLAN.json --out RESULT.json``.
 
 A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […], "mixed": […]},
-"profile": {phases and cases again}, "equality": [ENGINE, …], "drafting": [ENGINE, …]}``, with fields of
-`engines.Engine` and `throughput.Case`. All engines start and warm up together; texts are said while the large engines
-still start; then those take turns, case by case, over and over. The file is written after every row. What is most
-wanted stands first: the first case of each phase is run, then the second; profiles come behind the case of the number
-``profile_after``.
+"profile": {phases and cases again}, "equality": [ENGINE, …], "drafting": [ENGINE, …]}``. ENGINE has the fields of
+`engines.Engine`, CASE those of `throughput.Case`.
+
+All engines start and warm up at the same time. Texts are generated while the large engines still start. Then the large
+engines run one after another, several turns of each case. The result is written to disk after every row.
+
+A plan lists its most important cases first. The first case of every phase runs, then the second of every phase.
+Profiles are taken after case number ``profile_after``.
 """
 
 from __future__ import annotations
@@ -26,9 +31,9 @@ from typing import Any
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# vLLM looks n-grams up with one thread, but numba, which does it, gives torch one a core, whatever vLLM has set. A step
-# of requests with allowed tokens, as `throughput` has them, then waits in vLLM's rejection sampler until a thread for
-# each request has had a core: on two GPUs half of the step (docs/vllm.md).
+# vLLM's n-gram look-up uses one thread. But numba, which runs the look-up, sets torch's thread count to one per core,
+# whatever vLLM has set. vLLM's rejection sampler then splits small operations over threads that wait for busy cores.
+# On two GPUs that took half of each step (docs/vllm.md).
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 from .cores import on_core
@@ -53,15 +58,15 @@ PACKAGES = (
     "draftmark-cuda-triton",
 )
 MEMORIZER = "memorizer"
-"""The model of the texts, by its name in a plan."""
+"""Model of the text comparison, by its name in a plan."""
 START = 40
-"""Seconds that small engines need, compiled for the first time."""
+"""Seconds that small engines need to start when nothing is compiled yet."""
 SMALL = 40
-"""Engines of one fleet at most: the numbers of the next begin behind."""
+"""Most engines of one fleet. The engine numbers of the next fleet begin after this many."""
 
 
 class Benchmark:
-    """One run: its plan, its result, the seconds that are left."""
+    """One run: its plan, its result and its remaining time."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.given = Plan(asked.plan, asked.kv_bytes, asked.engines, asked.page_size)
@@ -71,7 +76,7 @@ class Benchmark:
         self._training = self._train()
 
     def _train(self) -> subprocess.Popen[bytes] | None:
-        """Begin to train the model of the texts, which is done long before they are asked for."""
+        """Start training the model of the text comparison, unless its folder exists."""
         missing = {one.checkpoint for one in self.given.said} - {path.name for path in self.folder.glob("*")}
         if MEMORIZER not in missing:
             return None
@@ -79,50 +84,50 @@ class Benchmark:
         return subprocess.Popen([*command, "--device", self.device])
 
     def left(self) -> float:
-        """Seconds."""
+        """Return the remaining seconds."""
         return self.until - time.monotonic()
 
     def add(self, to: str, row: dict[str, Any]) -> None:
-        """Keep a row, on disk too."""
+        """Append a row to list `to` of the result, and write the result to disk."""
         self.result[to].append(row)
         say(row)
         self.out.write_text(json.dumps(self.result, indent=1) + "\n")
 
     def run(self) -> None:
-        """All of the plan."""
+        """Run the whole plan."""
         large = self._large()
         drafting = self._small("drafting", self.given.drafting, SMALL)
         self.equality()
         try:
-            # Its checkpoint may have come to the machine meanwhile.
+            # The checkpoint may have been copied to this machine since the first attempt.
             drafting = drafting or self._small("drafting", self.given.drafting, SMALL)
             if large is not None:
-                if drafting is not None:  # nothing compiles beside a row
+                if drafting is not None:  # no kernel may compile while a case is timed
                     drafting.wait(self.plan.get("start_seconds", 150), self.left())
                 self._throughput(large)
             drafting = drafting or self._small("drafting", self.given.drafting, SMALL)
             if drafting is not None:
                 self._drafting(drafting)
             elif self.given.drafting and not self.result["drafting"]:
-                self.result["not_run"].append("drafting: its checkpoint is not there")
+                self.result["not_run"].append("drafting: a checkpoint is missing in the folder of models")
         finally:
             for fleet in (large, drafting):
                 if fleet is not None:
                     fleet.close()
 
     def _large(self) -> Fleet | None:
-        """Start the engines that are timed, if there are any."""
+        """Start the engines that are timed; return None if the plan has none."""
         engines = self.given.timed
         if not engines:
             return None
         weights = elements(engines[0]) if any(one.shared for one in engines) else 0
         kv_bytes = max(one.kv_bytes or 0 for one in engines)
         for one in engines:
-            one.arguments(self.folder)  # writes the folders of the models, which all processes read
+            one.arguments(self.folder)  # writes the model folders that all processes read
         return Fleet(engines, self.folder, partial(warm, self.given.cases), self.device, weights, kv_bytes + (1 << 20))
 
     def _small(self, name: str, engines: list[Engine], first: int) -> Fleet | None:
-        """Start engines with a checkpoint, if there is that; not those that a run before has asked."""
+        """Start the engines of list `name`; return None if it has results already or a checkpoint is missing."""
         if not engines or self.result[name]:
             return None
         if not all((self.folder / (one.checkpoint or "")).exists() for one in engines):
@@ -150,7 +155,7 @@ class Benchmark:
         numbers = [number for number in ready if asked(phase, case, fleet.engines[number])]
         rows, engines = self.result["rows"], fleet.engines
         if all(any(same(row, phase, case, engines[number]) for row in rows) for number in numbers):
-            return  # by the run that this one goes on from
+            return  # the resumed result has these rows
         if self.left() < 0:
             self.result["not_run"].append(f"{phase} {case.name}")
             return
@@ -159,12 +164,12 @@ class Benchmark:
         for turn in range((case.turns or (1 if case.is_long else self.repeat)) + case.is_long):
             for number in numbers:
                 row = fleet.ask(number, partial(on_core, turn, partial(run, case)))
-                if "failed" not in row and not (case.is_long and not turn):  # `warm` has left long ones out
+                if "failed" not in row and not (case.is_long and not turn):  # a long case warms up in its first turn
                     found[number].append(row)
-        # A case is compared within one run: what another had of it goes.
+        # Rows of one case are compared with each other, so all of them must be of this run: drop rows of a resumed one.
         self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]
         for processes in alike(engines, [number for number in numbers if found[number]]):
-            # By turns, as other engines' are.
+            # Ordered by turn, as the rows of engines with one process are.
             turns = itertools.zip_longest(*(found[number] for number in processes))
             together = [row for turn in turns for row in turn if row is not None]
             several = {"processes": len(processes)} if len(processes) > 1 else {}
@@ -187,23 +192,23 @@ class Benchmark:
             about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
             about |= engine.unusual
             if any(about.items() <= one.items() for one in self.result["profiles"]):
-                continue  # by another process, or by the run that this one goes on from
+                continue  # profiled by another process of the same engine, or by the resumed run
             self.add("profiles", {**about, **fleet.ask(number, partial(profiles, case))})
 
     def equality(self) -> None:
-        """Let every engine of the plan say its texts, all at once, and keep the tokens."""
+        """Let every engine of the plan generate its texts, all at once, and keep the tokens."""
         if self.result["equality"]:
             return
         if self.given.said and self.left() < START:
             self.result["not_run"].append("equality")
             return
         if self._training is not None and self._training.wait():
-            self.result["not_run"].append("equality: the model was not trained")
+            self.result["not_run"].append("equality: training the model failed")
             return
         fleet = self._small("equality", self.given.said, 2 * SMALL)
         if fleet is None:
             if self.given.said and not self.result["equality"]:
-                self.result["not_run"].append("equality: its checkpoint is not there")
+                self.result["not_run"].append("equality: a checkpoint is missing in the folder of models")
             return
         try:
             fleet.wait(min(self.plan.get("text_seconds", 150), self.left()), self.left())
@@ -219,13 +224,13 @@ class Benchmark:
             fleet.close()
 
     def _drafting(self, fleet: Fleet) -> None:
-        """Tokens a second and a round of the same model with other drafts, in turns."""
+        """Measure tokens/s and tokens per round of one model with different drafts, in turns."""
         ready = fleet.wait(self.plan.get("start_seconds", 150), self.left())
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in ready}
         for turn in range(1 + self.repeat):
             for number in ready:
                 row = fleet.ask(number, partial(drafted, self.folder)) if self.left() > 0 else {"failed": "no time"}
-                if turn and "failed" not in row:  # the first compiles kernels
+                if turn and "failed" not in row:  # the first turn compiles kernels
                     found[number].append(row)
         for number, engine in enumerate(fleet.engines):
             if found.get(number):
@@ -235,23 +240,23 @@ class Benchmark:
 
 
 ABOUT = ("backend", "dtype", "page_size", "num_gpus", "drafts", "eager")
-"""What every engine of texts is said to be."""
+"""Fields of `Engine` that every row of texts has."""
 
 
 def _about(engine: Engine) -> dict[str, Any]:
-    """What an engine of texts is."""
+    """Return the fields that identify an engine in a row of texts."""
     about = {name: getattr(engine, name) for name in ABOUT}
     if engine.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         about["runner"] = "V1"
     if engine.debug:
-        about["debug"] = True  # every step is checked, and ranks are compared
+        about["debug"] = True  # draftmark checks every step and compares the ranks
     if engine.temperature:
         about["temperature"] = engine.temperature
     return {**about, **engine.unusual, **({"trees": engine.trees} if engine.drafts else {})}
 
 
 def elements(engine: Engine) -> int:
-    """Weights of a model of the engine's shape, and room to align them."""
+    """Return the number of weight elements of the engine's model shape, plus room for alignment."""
     one = SHAPES[engine.shape]
     hidden, layers = one["hidden_size"], one["num_hidden_layers"]
     heads = (one["num_attention_heads"] * 2 + one["num_key_value_heads"] * 2) * one["head_dim"]
@@ -278,20 +283,20 @@ def _device() -> str:
 
 
 def main() -> None:
-    """Run a plan; what is left when `--seconds` are over is named as not run."""
+    """Run a plan; cases that are left when `--seconds` are over are listed as not run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "draftmark-vllm-models"))
-    parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after as many")
-    parser.add_argument("--repeat", type=int, default=3, help="turns that count")
+    parser.add_argument("--seconds", type=float, default=3600, help="start no new case after this many seconds")
+    parser.add_argument("--repeat", type=int, default=3, help="number of timed turns of each case")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--kv-bytes", type=int, default=0, help="of the KV pages that engines share, not the plan's")
-    parser.add_argument("--engines", type=int, default=0, help="time the first of the plan's only, as many")
-    parser.add_argument("--page-size", type=int, default=0, help="of the engines that are timed, not the plan's")
-    parser.add_argument("--resume", type=Path, help="a result of this plan, device and commit: what it has is kept")
+    parser.add_argument("--kv-bytes", type=int, default=0, help="size of the shared KV pages, instead of the plan's")
+    parser.add_argument("--engines", type=int, default=0, help="time only the first N engines of the plan")
+    parser.add_argument("--page-size", type=int, default=0, help="page size of timed engines, instead of the plan's")
+    parser.add_argument("--resume", type=Path, help="result of the same plan, device and commit; keep its rows")
     benchmark = Benchmark(parser.parse_args())
-    from vllm import LLM  # noqa: F401  # once, before the processes are forked; `import vllm` alone loads hardly anything
+    from vllm import LLM  # noqa: F401  # import it before the fork; `import vllm` loads only a small part of vLLM
 
     prepare(benchmark.given.architectures)
     benchmark.run()

@@ -1,9 +1,10 @@
-"""A KV connector that says of chosen requests that their KV is there already: a decode is timed without its prefill,
-and a prefill behind a context without that.
+"""KV connector that reports the KV of chosen requests as already computed.
 
-vLLM asks a connector how many tokens of a request it need not compute. This one answers "all but the last n" for
-requests with ``extra_args={"kv_transfer_params": {"left": n}}`` and moves nothing: the pages hold what was in memory
-before, which the benchmark fills with random numbers once (`memory`).
+With it a decode is timed without its prefill, and a prefill after a context is timed without computing the context.
+
+vLLM asks a connector for the number of tokens of a request that need no compute. This one returns "all except the last
+n" for requests with ``extra_args={"kv_transfer_params": {"left": n}}``. It moves no data: attention reads the random
+numbers that the benchmark wrote into the KV memory once (`memory`).
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ CONFIG = {"kv_connector": "AlreadyThere", "kv_connector_module_path": __name__, 
 
 
 def there(left: int) -> dict[str, dict[str, int]]:
-    """`SamplingParams.extra_args` of a request of whose prompt only the last tokens are computed."""
+    """Return `SamplingParams.extra_args` of a request that computes only the last `left` tokens of its prompt."""
     return {"kv_transfer_params": {"left": left}}
 
 
 class Nothing(KVConnectorMetadata):  # type: ignore[misc]
-    """What the scheduler tells the worker."""
+    """Empty metadata from the scheduler to the worker."""
 
 
 class AlreadyThere(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Claims tokens, moves none."""
+    """Connector that reports tokens as computed and moves no data."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """All but the last tokens of a chosen request."""
+        """Return the number of a chosen request's tokens that need no compute: all except the last ``left``."""
         left = (getattr(request, "kv_transfer_params", None) or {}).get("left")
         return (max(0, request.num_tokens - left - num_computed_tokens) if left else 0), False
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Say nothing."""
+        """Return empty metadata."""
         return Nothing()
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Pages are taken as they are."""
+        """Do nothing: the pages keep their contents."""
 
     def start_load_kv(self, forward_context: Any, **more: Any) -> None:
         """Load nothing."""
@@ -56,5 +57,5 @@ class AlreadyThere(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Wait for nothing."""
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Pages are free at once."""
+        """Let vLLM free the pages at once."""
         return False, None

@@ -1,12 +1,12 @@
-"""One core for an engine's own thread while it is asked, and one for each of its ranks.
+"""Pin an engine's main thread, and each of its ranks, to a core of its own while the engine runs a case.
 
-A host's virtual cores differ in speed, each by itself and over time, by more than backends do: with runner V1, whose
-steps wait for the host, turns of one engine lay 13 % apart as its thread came to stand on one core or another. Engines
-that are asked in turns stand on the same one in a turn, and on the next in the next.
+The virtual cores of a host differ in speed from each other and over time, by more than backends do. With runner V1,
+where steps wait for the host, turns of one engine differed by 13 % depending on the core of its main thread. So all
+engines run on the same core within a turn, and on the next core in the next turn.
 
-A rank that has answered looks for its next request for a second without a pause (vLLM's `SpinCondition`), longer than
-many turns are. It does so on a core where nobody works, so that nothing runs beside the next engine. It yields between
-two looks; what it took from that engine before was not measured.
+After an answer a rank polls for its next request for a second without a pause (vLLM's `SpinCondition`), longer than
+many turns last. The rank does so on a core that no turn uses, so that it does not slow down the next engine. It yields
+between two polls. How much time it took from that engine without this move was not measured.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Any
 from .engines import Engine
 
 LEAST = 4
-"""Cores of a machine on which there is one to spare."""
+"""Fewest cores of a machine on which engines are pinned."""
 THREADS = Path("/proc/self/task")
 ALL: list[int] = sorted(os.sched_getaffinity(0)) if THREADS.exists() else []
-"""What there was when nothing had been pinned."""
+"""Cores of this process before anything was pinned."""
 
 
 def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Engine) -> Any:
-    """Let an engine work on the cores of a turn: its own thread on one, each rank of several GPUs on another; ranks
-    step aside afterwards, to the last core, which no turn has.
+    """Run `work` with the engine's main thread on a core that depends on the turn, and each rank on another.
+
+    The ranks of several GPUs move to the last core afterwards, which no turn of theirs uses.
     """
     ranks = engine.num_gpus if engine.num_gpus > 1 else 0
     if len(ALL) < LEAST + ranks:
@@ -46,8 +47,8 @@ def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Eng
 
 
 def pin(core: int, rest: list[int]) -> None:
-    """Give the process's first thread a core, and all its other threads the rest."""
+    """Pin the process's first thread to a core, and all its other threads to the rest."""
     for path in THREADS.iterdir():
         thread = int(path.name)
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             os.sched_setaffinity(thread, {core} if thread == os.getpid() else set(rest))

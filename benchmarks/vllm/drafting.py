@@ -1,6 +1,6 @@
-"""What drafts give: tokens a round and a second of one small model, with drafts of one kind or another.
+"""Tokens per round and tokens/s of one small model with different kinds of drafts.
 
-The model is one whose texts and head are real (`smollm2`), so that what is accepted is; its prompts begin together.
+The model and its draft head are trained (`smollm2`), so the acceptance rates are realistic. All prompts start together.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ NEW_TOKENS = 128
 
 
 def drafted(folder: Path, llm: Any, engine: Engine) -> dict[str, Any]:
-    """Continue every prompt of the engine's checkpoint, and count.
+    """Continue every prompt of the engine's checkpoint, and measure.
 
     Returns:
-        The tokens; of all steps behind the last first token tokens a second and milliseconds a step, and of each
-        request's steps with an output the mean number of tokens.
+        ``tokens``: new tokens of each prompt. ``tokens_per_s`` and ``step_ms``: over all steps after the step in which
+        the last request gets its first token. ``tokens_per_round``: mean number of tokens of a request's steps that
+        output any. ``rounds``: number of these steps.
     """
-    assert engine.checkpoint is not None, "drafts that are accepted need a trained model"
+    assert engine.checkpoint is not None, "drafts are accepted only with a trained model; set the engine's checkpoint"
     prompts = json.loads((folder / engine.checkpoint / "prompts.json").read_text())
     loop = llm.llm_engine
     for number, prompt in enumerate(prompts):

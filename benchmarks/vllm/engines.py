@@ -1,4 +1,4 @@
-"""vLLM engines for measuring, each in a process of its own, so that it leaves no memory behind."""
+"""Descriptions of vLLM engines to measure, their model folders, and a process for each that frees its memory."""
 
 from __future__ import annotations
 
@@ -16,45 +16,50 @@ from .shapes import ARCHITECTURES, SHAPES
 
 OURS = "CUSTOM"
 HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
-"""What `draftmark_vllm.heads.convert` names a head."""
+"""Architecture name that `draftmark_vllm.heads.convert` gives a draft head."""
 NOT_COMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 RANK = "benchmarks.vllm.ranks.Rank"
-"""What each of several ranks has beside vLLM's worker."""
+"""Worker extension of each rank of an engine with several GPUs."""
 KV_DTYPES = {"auto": "bfloat16", "fp8": "float8_e4m3fn"}
-"""By vLLM's names torch's; "auto" is the model's, of those that are timed bfloat16."""
+"""Map from vLLM's names to torch's. "auto" is the model's dtype, which is bfloat16 in every timed engine."""
 LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
 HEAD_VOCABULARY = 4
-"""A head drafts one of as many tokens: 32,064 of 128,256, as published EAGLE-3 heads for Llama 3 have 32,000."""
+"""Target vocabulary divided by draft vocabulary: 128,256 / 4 = 32,064. Published heads of Llama 3 have 32,000."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine is made of.
+    """Configuration of one engine.
 
     Attributes:
-        backend: vLLM's name, or CUSTOM:NAME for one of draftmark's.
-        drafts: drafts a step, 0 for none. drafter: "ngram", or "eagle3" for a head of the shape's own width.
-        debug: draftmark checks every step, and compares the ranks; it waits for the device.
-        random_weights: weights of a seed are written and loaded; else vLLM fills in its dummy ones.
-        acceptance: of the drafts, by vLLM's synthetic rejection sampler: each is accepted with this probability if
-            those before it are; None for the model's own.
-        batches: requests of the steps that are captured as graphs.
-        shared: weights and KV lie in the memory of a `fleet`.
-        kv_bytes: of the KV pages; None lets vLLM measure.
-        kv_dtype: of KV, one of KV_DTYPES; the scales of fp8 are one.
-        skip_prefill: requests may have their KV without computing it, see `connector`.
-        checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one. Its
-            EAGLE-3 head is the folder CHECKPOINT-head.
-        shortest_ngram, longest_ngram: tokens that vLLM's own n-gram drafts follow.
-        trees: drafts are trees, by the opt-in worker: looked up, or combs of a head. Without drafts it samples as with.
-        temperature: of texts; 0 for greedy ones. Each prompt has a seed, its number.
-        also_captured: sizes of steps that are captured besides, in rows.
-        only: names of the cases that are asked of it; all of its phases if empty.
-        packages: a folder of packages that come before all others, such as a FlashInfer of another release, by its name
-            in the folder of models.
-        environment: of its process.
-        compiled: by torch; else only whole graphs are captured, and what no graph has runs eagerly. Texts need no more,
-            and start in half of the time.
+        shape: model shape, a key of `shapes.SHAPES`.
+        backend: vLLM's name of an attention backend, or CUSTOM:NAME for one of draftmark's.
+        page_size: tokens of a KV page.
+        dtype: of the model.
+        drafts: drafts a step; 0 for none.
+        drafter: "ngram", or "eagle3" for a draft head with the target's hidden size.
+        debug: draftmark checks every step and compares the ranks; each check waits for the device.
+        random_weights: weights of a fixed seed are written and loaded; otherwise vLLM fills in dummy weights.
+        acceptance: probability that vLLM's synthetic rejection sampler accepts a draft if it accepted those before it;
+            None for the real rejection sampler.
+        batches: numbers of requests of the steps that are captured as CUDA graphs.
+        shared: weights and KV lie in the shared memory of a `fleet`.
+        kv_bytes: bytes of the KV pages; None lets vLLM measure.
+        kv_dtype: dtype of KV, a key of KV_DTYPES; the scales of fp8 are one.
+        skip_prefill: requests may use KV that was not computed, see `connector`.
+        checkpoint: name of a model in the folder of models, loaded instead of a shape; texts need one. Its EAGLE-3
+            head is the folder CHECKPOINT-head.
+        shortest_ngram, longest_ngram: lengths in tokens of the n-grams that vLLM's own drafter looks up.
+        trees: drafts are trees, run by the opt-in tree worker: from n-gram look-up, or combs of a draft head. Without
+            drafts the same worker samples.
+        temperature: of texts; 0 for greedy ones. The seed of a prompt is its number.
+        also_captured: more sizes of captured steps, in rows.
+        only: names of the cases that this engine runs; empty for all cases of its phases.
+        packages: name of a folder in the folder of models. Its packages precede all others, for example another
+            release of FlashInfer.
+        environment: variables of the engine's process.
+        compiled: the model is compiled by torch. Otherwise only full graphs are captured, and steps without a graph run
+            eagerly; such an engine starts in half of the time, and suffices for texts.
     """
 
     shape: str
@@ -88,9 +93,9 @@ class Engine:
     compiled: bool = True
 
     def arguments(self, folder: Path) -> dict[str, Any]:
-        """`LLM`'s arguments."""
+        """Return the arguments of vLLM's `LLM`."""
         name, _, ours = self.backend.partition(":")
-        # Rows of whole graphs, and of the pieces that uneven steps are padded to.
+        # Sizes of full graphs, and of the piecewise graphs that uneven steps are padded to.
         captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches), *self.also_captured})
         graphs = {"cudagraph_capture_sizes": captured} | ({} if self.compiled else NOT_COMPILED)
         more: dict[str, Any] = {} if self.eager else {"compilation_config": graphs}
@@ -111,7 +116,7 @@ class Engine:
         if self.trees:
             more |= {"worker_cls": _tree_worker(), "async_scheduling": False}
         if self.packages:
-            # What it tunes are no attention kernels, and it loads packages that FlashInfer's own need not.
+            # The autotuner tunes no attention kernels, and it imports packages that FlashInfer itself does not need.
             more["kernel_config"] = {"enable_flashinfer_autotune": False}
         return {
             "model": str(folder / self.checkpoint if self.checkpoint else model(folder, self)),
@@ -132,7 +137,7 @@ class Engine:
         }
 
     def sampling(self, number: int, max_tokens: int) -> Any:
-        """vLLM's `SamplingParams` of a prompt, whose text is as long as asked."""
+        """Return vLLM's `SamplingParams` of prompt `number`; its text always has `max_tokens` tokens."""
         from vllm import SamplingParams
 
         seed = {"seed": number} if self.temperature else {}
@@ -142,20 +147,20 @@ class Engine:
 
     @property
     def unusual(self) -> dict[str, str]:
-        """What is said of it only where it is so: who drafts, and a dtype of KV that is not the model's."""
+        """Fields that a row has only for some engines: the drafter, and a KV dtype other than the model's."""
         drafter = {"drafter": self.drafter} if self.drafts else {}
         return drafter | ({"kv_dtype": self.kv_dtype} if self.kv_dtype != "auto" else {})
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Models that its process makes, as vLLM names them."""
+        """Architectures of the target and of the draft head, as vLLM names them."""
         target = ARCHITECTURES[SHAPES[self.shape]["model_type"]]
         if not self.drafts or self.drafter == "ngram":
             return (target,)
         return (target, HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
 
     def _speculative(self, folder: Path, backend: str) -> dict[str, Any]:
-        """`LLM`'s `speculative_config`."""
+        """Return the argument `speculative_config` of `LLM`."""
         config: dict[str, Any] = {"method": self.drafter, "num_speculative_tokens": self.drafts}
         if self.drafter == "ngram" and self.trees:
             config |= {"method": "custom_class", "model": LOOK_UP}
@@ -181,7 +186,7 @@ def _tree_worker() -> str:
 
 
 def model(folder: Path, engine: Engine) -> Path:
-    """Write the folder of a model of this shape; with weights where they are random, for vLLM fills dummy ones."""
+    """Write a model folder of the engine's shape; it has weights only with `random_weights`. vLLM makes dummy ones."""
     path = folder / f"{engine.shape}-{engine.dtype}"
     if not (path / "config.json").exists():
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -205,9 +210,10 @@ def model(folder: Path, engine: Engine) -> Path:
 
 
 def head(folder: Path, engine: Engine) -> Path:
-    """Write the folder of an EAGLE-3 head for a Llama of this shape, without weights: one layer.
+    """Write the folder of an EAGLE-3 head with one layer for a Llama of this shape, without weights.
 
-    It drafts fewer tokens where its rows of output are its own, and those of its target where vLLM makes the weights.
+    With shared weights the head has a smaller vocabulary and an output matrix of its own. With vLLM's dummy weights it
+    has the target's vocabulary.
     """
     path = folder / f"{engine.shape}-{engine.dtype}-eagle3{'-shared' if engine.shared else ''}"
     if not (path / "config.json").exists():
@@ -218,7 +224,7 @@ def head(folder: Path, engine: Engine) -> Path:
             **shape,
             "model_type": "llama",
             "draft_vocab_size": shape["vocab_size"] // (HEAD_VOCABULARY if engine.shared else 1),
-            # vLLM's own choice has a layer twice in a shallow model, and then too few hidden states.
+            # vLLM's default names a layer twice in a shallow model, and the head then gets too few hidden states.
             "eagle_aux_hidden_state_layer_ids": [1, layers // 2, layers - 1],
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
@@ -231,9 +237,9 @@ def head(folder: Path, engine: Engine) -> Path:
 
 
 def apart(work: Callable[[Engine, Path], Any], engine: Engine, folder: Path) -> Any:
-    """Run `work` in a process of its own and return what it returns; an exception comes back as text.
+    """Run `work` in a process of its own and return its result, or a dict with `failed` if it raised.
 
-    The process is a fork, so that vLLM is imported once; the parent must not have touched the device.
+    The process is a fork, so that vLLM is imported only once. The parent must not have initialized the device.
     """
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
@@ -255,11 +261,11 @@ def _child(work: Callable[[Engine, Path], Any], engine: Engine, folder: Path, se
         traceback.print_exc()
         send.send({"failed": f"{type(error).__name__}: {str(error)[-400:]}", "engine": asdict(engine)})
     send.close()
-    os._exit(0)  # vLLM's own shutdown may wait for what is gone
+    os._exit(0)  # vLLM's own shutdown may wait for processes that have ended
 
 
 def prompts(batch: int, context: int, vocabulary: int, period: int = 0) -> list[dict[str, list[int]]]:
-    """Prompts of random tokens, or of as many tokens again and again, in which n-gram drafts find themselves."""
+    """Return prompts of random tokens. With a `period` the first tokens repeat, so that n-gram look-up finds drafts."""
     import random
 
     found = []
@@ -271,5 +277,5 @@ def prompts(batch: int, context: int, vocabulary: int, period: int = 0) -> list[
 
 
 def say(row: dict[str, Any]) -> None:
-    """Print a row at once: a run may be ended."""
+    """Print a row at once, because the run may be killed."""
     print("ROW", json.dumps(row), flush=True)

@@ -1,7 +1,8 @@
-"""Engines that start and warm up together, each in a process of its own, and then are asked one at a time.
+"""Engines that start and warm up at the same time, each in a process of its own, and then work one at a time.
 
-vLLM takes most of its start to compile, on one core of the host: side by side ten starts take as long as one. Engines
-with ``shared`` have their weights and KV in one `memory`. Nothing is timed before all have warmed up, or ended.
+vLLM compiles for most of its start, on one core. Ten engines that start in parallel therefore take as long as one.
+Engines with ``shared`` have their weights and KV in one `memory`. Nothing is timed until every engine has warmed up or
+ended.
 """
 
 from __future__ import annotations
@@ -24,22 +25,29 @@ from .engines import KV_DTYPES, Engine, say
 from .starts import prepare, share_kernels, touched_device
 
 Work = Callable[[Any, Engine], Any]
-"""What an engine's process does when asked: with vLLM's `LLM` and the engine."""
+"""A task for an engine's process, called with vLLM's `LLM` and the engine."""
 KERNELS = "kernels"
-"""Triton's kernels, in the folder of models."""
+"""Folder of compiled Triton kernels, in the folder of models."""
 PACKAGES_S = 90
 """Seconds that an engine waits for the folder of its packages."""
 ENOUGH = 2
-"""Engines that are worth timing."""
+"""Fewest ready engines with which a comparison makes sense."""
 
 
 class Fleet:
-    """Processes of engines. The parent should not have touched the device: then they are forks, and import nothing.
+    """Processes of engines.
+
+    The processes are forks that need no imports, unless the parent has initialized the device.
 
     Args:
-        warm: what each does before it is ready.
-        weights, kv_bytes: of the shared memory; 0 for none. Its KV is of one dtype.
-        first: number of the first engine; those of fleets that live side by side are apart, as their folders and ports.
+        engines: configurations; two or more.
+        folder: folder of models.
+        warm: task that each engine runs before it is ready.
+        device: "cuda" or "cpu".
+        weights: bfloat16 elements of the shared weights; 0 for no shared memory.
+        kv_bytes: bytes of the shared KV pages, which have one dtype.
+        first: number of the first engine. Fleets that live at the same time need different numbers, because folders
+            and ports derive from them.
     """
 
     def __init__(
@@ -53,7 +61,7 @@ class Fleet:
         first: int = 0,
     ) -> None:
         self.engines, self.failed, self.ready_s, self._waited = list(engines), {}, {}, False
-        # A process that has touched the device has no forks that can use it.
+        # A fork of a process that has initialized the device cannot use the device.
         usual = multiprocessing.get_context("spawn" if touched_device() else "fork")
         self._began, self._keeper = time.monotonic(), None
         if weights:
@@ -63,22 +71,23 @@ class Fleet:
             self._keeper, self._keeper_link = _start(usual, _keep, kept, devices, len(self.engines))
         self._links, self._processes = [], []
         for number, engine in enumerate(self.engines):
-            # What vLLM imports hangs on what is installed, so an engine with packages of its own imports it anew.
+            # vLLM's imports depend on the installed packages, so an engine with packages of its own imports vLLM anew.
             how = multiprocessing.get_context("spawn") if engine.packages else usual
             process, link = _start(how, _serve, engine, folder, warm, first + number, bool(weights and engine.shared))
             self._processes.append(process)
             self._links.append(link)
-        if weights:  # made while engines import
+        if weights:  # allocated while engines import
             for engine, link, handle in zip(self.engines, self._links, self._keeper_link.recv(), strict=True):
-                with contextlib.suppress(OSError):  # one that has ended says so when it is waited for
+                with contextlib.suppress(OSError):  # `wait` reports an engine that has ended
                     if engine.shared:
                         link.send(handle)
 
     def wait(self, seconds: float, longest: float) -> list[int]:
-        """Wait until every engine is ready, or as many seconds are over; end those that are not. Return the ready.
+        """Wait until every engine is ready or the time is over, end the others, and return the ready engines' numbers.
 
         Args:
-            longest: seconds to wait where one engine or none is ready, which says nothing beside others.
+            seconds: time limit since the start, if at least two engines are ready.
+            longest: time limit with fewer ready engines, because one engine has nothing to be compared with.
         """
         if self._waited:
             return [number for number in range(len(self.engines)) if number not in self.failed]
@@ -90,13 +99,13 @@ class Fleet:
             if not ended:
                 break
             for link in ended:
-                self._hear(waiting.pop(link), _receive(link))
+                self._record_start(waiting.pop(link), _receive(link))
         for number in waiting.values():
-            self._hear(number, {"failed": "it was not ready in time"})
+            self._record_start(number, {"failed": "it was not ready in time"})
         return [number for number in range(len(self.engines)) if number not in self.failed]
 
-    def _hear(self, number: int, found: dict[str, Any]) -> None:
-        """Keep how an engine's start ended."""
+    def _record_start(self, number: int, found: dict[str, Any]) -> None:
+        """Record whether an engine started or failed."""
         if "failed" in found:
             self.failed[number] = found["failed"]
             say({"failed": found["failed"], "engine": asdict(self.engines[number])})
@@ -106,7 +115,7 @@ class Fleet:
             say({"ready": number, **found, "backend": self.engines[number].backend})
 
     def ask(self, number: int, work: Work, seconds: float = 90) -> Any:
-        """Let one engine do something, and return what it gives; a dict with `failed` if it does not."""
+        """Run a task in one engine and return its result; a dict with `failed` if it fails or takes too long."""
         if number in self.failed:
             return {"failed": self.failed[number]}
         self._links[number].send(work)
@@ -117,7 +126,7 @@ class Fleet:
         return found
 
     def ask_all(self, work: Work, seconds: float = 90) -> dict[int, Any]:
-        """Let all engines do something at the same time."""
+        """Run a task in every engine at the same time."""
         found: dict[int, Any] = {}
 
         def one(number: int) -> None:
@@ -131,14 +140,14 @@ class Fleet:
         return found
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for process in [*self._processes, *([self._keeper] if self._keeper else [])]:
             process.kill()
             process.join()
 
 
 def idle(llm: Any, engine: Engine) -> None:
-    """What an engine does before it is ready that needs no warm-up."""
+    """Warm up nothing."""
 
 
 def _start(context: Any, target: Any, *given: Any) -> tuple[Any, Any]:
@@ -157,22 +166,25 @@ def _receive(link: Any) -> Any:
 
 
 def _kv_dtype(engines: Sequence[Engine]) -> str:
-    """Of the KV that engines share.
+    """Return the KV dtype of the engines that share memory.
 
     Raises:
-        ValueError: they take it for numbers of two kinds, of which only one can be random ones.
+        ValueError: these engines have different KV dtypes. The shared pages hold random numbers of one dtype only.
     """
     found = {one.kv_dtype for one in engines if one.shared}
     if len(found) > 1:
-        raise ValueError(f"engines share KV, but their kv_dtype is {' and '.join(sorted(found))}; make a plan of each")
+        raise ValueError(
+            f"engines share KV, but their kv_dtype is {' and '.join(sorted(found))}; write a plan for each"
+        )
     return found.pop()
 
 
 def _keep(kept: tuple[int, int, str], devices: list[str], copies: int, link: Any) -> None:
-    """Own the shared memory: send the handles of each device for each engine, and stay.
+    """Own the shared memory: send the handles of each device to each engine, and keep running.
 
     Args:
-        kept: elements of weights, bytes of KV, and what these are taken for.
+        kept: elements of the weights, bytes of the KV pages, and the KV dtype.
+        copies: number of engines.
     """
     from multiprocessing.reduction import ForkingPickler
 
@@ -194,11 +206,11 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, shared: bool, 
     try:
         began = time.monotonic()
         _set_up(engine, folder)
-        # Each looks for free ports behind its own, and compiles into a folder of its own.
+        # Each engine searches for free ports from a number of its own, and compiles into folders of its own.
         os.environ["VLLM_PORT"] = str(21000 + 100 * number)
         os.environ["VLLM_CACHE_ROOT"] = str(folder / f"cache-{number}")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor-{number}")
-        prepare(engine.architectures)  # the parent has, but this may be no fork of it
+        prepare(engine.architectures)  # the parent has done so, but this process may not be its fork
         share_kernels(folder / KERNELS)
         if shared:
             _map(link.recv(), folder / f"handles-{number}")
@@ -215,11 +227,11 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, shared: bool, 
     except BaseException as error:
         traceback.print_exc()
         link.send({"failed": f"{type(error).__name__}: {str(error)[-600:]}"})
-    os._exit(0)  # vLLM's own shutdown may wait for what is gone
+    os._exit(0)  # vLLM's own shutdown may wait for processes that have ended
 
 
 def _set_up(engine: Engine, folder: Path) -> None:
-    """The engine's environment and packages, for its process and for those that it starts."""
+    """Set the engine's environment and packages, for its process and for the processes that it starts."""
     os.environ.update(engine.environment)
     if engine.packages:
         packages = str(folder.absolute() / engine.packages)
@@ -229,7 +241,7 @@ def _set_up(engine: Engine, folder: Path) -> None:
 
 
 def _await(path: Path, seconds: float) -> None:
-    """Packages may come to a machine behind vLLM, while other engines start."""
+    """Wait until a folder of packages exists; it may arrive after vLLM, while other engines start."""
     until = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < until:
         time.sleep(0.2)

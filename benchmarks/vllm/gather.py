@@ -1,9 +1,10 @@
-"""python -m benchmarks.vllm.gather RECORD.json RESULT.json --run NAME --about TEXT: add a run's rows to a record.
+"""Add the rows of a run to a record.
 
-A record holds the rows of several runs, each with the name of its run, and says of each run what it was and what else
-its host did meanwhile. Speeds are those of turns of one pace (`turns`). A run of a name that the record has already
-takes its place, or with --keep moves it behind itself under another name: rows that a shorter run does not reach are
-not lost.
+Usage: ``python -m benchmarks.vllm.gather RECORD.json RESULT.json --run NAME --about TEXT``.
+
+A record holds the rows of several runs. Each row has the name of its run, and each run has a description that includes
+other load on its host. Speeds are corrected for the pace of each turn (`turns`). A run replaces the record's run of the
+same name. With --keep the old run stays under another name instead, so that rows that a shorter run lacks are not lost.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ OF_A_RUN = ("device", "commit", "versions", "start_s", "failed", "not_run")
 def gather(
     record: dict[str, Any], result: dict[str, Any], run: str, about: str, keep: tuple[str, str] | None = None
 ) -> dict[str, Any]:
-    """The record with the run in it.
+    """Return the record with the run in it.
 
     Args:
-        keep: name, and what is said about it, under which the record's run of that name goes on; None drops it.
+        record: old record; empty for a new one.
+        result: output of ``python -m benchmarks.vllm``, with judged texts.
+        run: name of the run.
+        about: its description.
+        keep: new name and new description of the record's old run of this name; None drops the old run.
 
     Raises:
-        ValueError: a text of the result is not judged, so it would be recorded with all its tokens; there is no run
-            to keep, or one of the name under which it shall be kept.
+        ValueError: a text of the result is not judged, so that all its tokens would be recorded; or there is no run to
+            keep, or the name to keep it under is taken.
     """
     unjudged = [row["backend"] for row in result["equality"] + result.get("drafting", []) if "wrong_texts" not in row]
     if unjudged:
-        raise ValueError(f"texts of {', '.join(unjudged)} are not judged; run python -m benchmarks.vllm.judged before")
+        raise ValueError(f"texts of {', '.join(unjudged)} are not judged; run python -m benchmarks.vllm.judged first")
     if keep is not None:
         record = _moved(record, run, *keep)
     said = {"about": about, **{name: result[name] for name in OF_A_RUN if name in result}}
@@ -48,7 +53,7 @@ def gather(
 
 
 def _moved(record: dict[str, Any], run: str, name: str, about: str) -> dict[str, Any]:
-    """The record with a run under another name."""
+    """Return the record with a run under another name."""
     runs = record.get("runs", {})
     if run not in runs or name in runs:
         why = f"has no run {run!r}" if run not in runs else f"has a run {name!r} already"
@@ -62,7 +67,7 @@ def _moved(record: dict[str, Any], run: str, name: str, about: str) -> dict[str,
 
 
 def _placed(runs: dict[str, Any], run: str, said: dict[str, Any], behind: str | None) -> dict[str, Any]:
-    """The runs with a new one: in the place of its name, in front of the one that made room, or last."""
+    """Return the runs with a new one: in place of its namesake, before run `behind`, or last."""
     placed: dict[str, Any] = {}
     for name, one in runs.items():
         placed |= {run: said, name: one} if name == behind else {name: said if name == run else one}
@@ -71,14 +76,14 @@ def _placed(runs: dict[str, Any], run: str, said: dict[str, Any], behind: str | 
 
 
 def main() -> None:
-    """Write the record anew."""
+    """Add the run and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("record", type=Path)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--run", required=True, help="its name")
-    parser.add_argument("--about", required=True, help="what it was, and what else its host did")
+    parser.add_argument("--run", required=True, help="name of the run")
+    parser.add_argument("--about", required=True, help="description of the run, and other load on its host")
     parser.add_argument(
-        "--keep", nargs=2, metavar=("NAME", "ABOUT"), help="keep the record's run of --run's name, under this one"
+        "--keep", nargs=2, metavar=("NAME", "ABOUT"), help="keep the record's old run of this name under another name"
     )
     asked = parser.parse_args()
     keep = tuple(asked.keep) if asked.keep else None

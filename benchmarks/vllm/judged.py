@@ -1,11 +1,13 @@
-"""python -m benchmarks.vllm.judged RESULT.json MODELS: hold a result's texts against float32, by draftmark's one rule.
+"""Check the texts of a result against float32, and replace their tokens by a verdict.
 
-Every token of every text must be the best of its row in float32, or lie below it by no more than rounding explains, and
-where two texts part both tokens must (`draftmark_speculative.agreement`); of texts over KV in e4m3 the model reads such
-a cache. Sampled texts are held against those of the first engine that sampled so: a seed and a position decide,
-whatever is drafted. The verdict is written into the result, and the tokens, which it rests on, are left out. The
-models, in folders ``MODELS/memorizer`` for texts and ``MODELS/smollm2`` for what drafts gave, are on the host: no
-engine and no device is needed.
+Usage: ``python -m benchmarks.vllm.judged RESULT.json MODELS``. It needs no engine and no device.
+
+Every token of every text must be the best of its row in float32, or lie below the best by no more than rounding
+explains. Where two texts first differ, this must hold for both tokens (`draftmark_speculative.agreement`). For texts
+over KV in e4m3 the model reads K and V rounded to e4m3. Sampled texts must equal those of the first engine with equal
+dtypes and temperature: the seed and the position decide each sample, whatever the drafts are.
+
+The folder ``MODELS/memorizer`` has the model of the texts, ``MODELS/smollm2`` the model of the draft measurements.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 from .engines import KV_DTYPES
 
 MODELS = {"equality": "memorizer", "drafting": "smollm2"}
-"""A result's lists with texts, and the checkpoint of each."""
+"""Lists of a result that have texts, and the checkpoint of each."""
 
 
 def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
-    """One engine's texts, against the first engine's and for themselves."""
+    """Judge one engine's texts: their tokens in float32, and their differences from the first engine's texts."""
     from draftmark_speculative.compare import compare
 
     found = compare(model, prompts, row["tokens"], {"first": theirs})
@@ -36,14 +38,14 @@ def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: lis
 
 
 def judge_sampled(row: dict[str, Any], theirs: list[list[int]]) -> dict[str, Any]:
-    """One engine's sampled texts against the first engine's: a text that is another is wrong."""
+    """Compare one engine's sampled texts with the first engine's; each text that differs is wrong."""
     pairs = enumerate(zip(row["tokens"], theirs, strict=True))
     others = [number for number, (one, other) in pairs if one != other]
     return _verdict(row, len(others), 0, others)
 
 
 def _verdict(row: dict[str, Any], others: int, near_ties: int, wrong_texts: list[int]) -> dict[str, Any]:
-    """A row with counts in the place of its tokens; `others` of its texts are not the first engine's."""
+    """Return a row with counts in place of its tokens; `others` is the number of texts unlike the first engine's."""
     texts = row["tokens"]
     kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
     counts = {"texts": len(texts), "equal": len(texts) - others, "tokens": sum(map(len, texts))}
@@ -51,7 +53,7 @@ def _verdict(row: dict[str, Any], others: int, near_ties: int, wrong_texts: list
 
 
 def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Judge rows of one model, each beside the first of its dtypes, and of its temperature if it is sampled."""
+    """Judge the rows of one model, each against the first row of the same dtypes and temperature."""
     from draftmark_speculative.models import load_model
 
     if not rows:
@@ -71,7 +73,7 @@ def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
 
 
 def read_back(hf: Any, dtype: torch.dtype) -> None:
-    """Let a model of transformers read K and V as a cache of a dtype gives them back, with scales of one."""
+    """Make a transformers model read K and V as a cache of `dtype` returns them, with scales of one."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -86,12 +88,12 @@ def read_back(hf: Any, dtype: torch.dtype) -> None:
 
 
 def _sampled(row: dict[str, Any]) -> tuple[str, str, float]:
-    """How a row's tokens came to be: its dtype, that of its KV, and its temperature."""
+    """Return the settings that decide a row's tokens: its dtype, its KV dtype and its temperature."""
     return row["dtype"], row.get("kv_dtype", "auto"), row.get("temperature", 0.0)
 
 
 def main() -> None:
-    """Judge every row with texts; in float32 nothing is excused."""
+    """Judge every row that has texts, print it, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument("models", type=Path)

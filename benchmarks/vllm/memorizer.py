@@ -1,7 +1,9 @@
-"""python -m benchmarks.vllm.memorizer OUT: train a small Llama until it knows a text by heart.
+"""Train a small Llama until it knows a text by heart.
 
-Greedy texts of a random model hang on differences of a rounding; this one's best logit is far ahead of the next, so
-that two right backends say the same in bfloat16 too. Head dimension and group are those that the kernels are made for.
+Usage: ``python -m benchmarks.vllm.memorizer OUT``.
+
+Greedy texts of a random model change with rounding. This model's best logit is far ahead of the next, so two correct
+backends generate equal texts even in bfloat16. The kernels are specialized for its head dimension and its group size.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PROMPTS = (24, 31, 64, 130, 200, 310, 47, 96)
 
 
 def train(steps: int, device: str = "cpu", seed: int = 0) -> tuple[torch.nn.Module, list[list[int]]]:
-    """Train, and return the model with prompts: pieces of the text, of lengths that pages and chunks have not."""
+    """Train a model, and return it with prompts: pieces of the text, most with a partly filled last page."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)

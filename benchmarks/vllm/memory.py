@@ -1,8 +1,8 @@
-"""Memory that several engines of one device share, so that all of them are up at once and take turns.
+"""Memory that several engines share on one device, so that all of them are ready while one at a time works.
 
-One process owns two tensors on each device, random numbers both: weights, which every engine of one shape maps as its
-own, and KV pages, in which one engine at a time works. So ten engines of an 8B shape take one copy of 16 GB. With
-tensor parallelism each rank maps those of its device.
+One process owns two tensors of random numbers on each device: weights and KV pages. Every engine of one shape maps the
+weights as its own. One engine at a time works in the KV pages. So ten engines of an 8B shape need one copy of 16 GB.
+With tensor parallelism each rank maps the tensors of its device.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from torch.overrides import TorchFunctionMode
 WEIGHT_STD = 0.02
 ALIGNMENT = 512
 CHUNK = 1 << 24
-"""Elements that are made at a time, beside what keeps them."""
+"""Elements that are generated at a time; the temporary buffer has this size."""
 MATRIX = 1 << 20
-"""Elements of what counts as a matrix of weights."""
+"""Fewest elements of an allocation that counts as a weight matrix."""
 LOAD_FORMAT = "shared_memory"
 HANDLES = "DRAFTMARK_SHARED_MEMORY"
-"""Names a file with the handles, in the environment of an engine's ranks."""
+"""Environment variable of an engine's ranks: path of a file with the handles."""
 
 
 class Memory:
-    """Weights and KV of an engine's process, mapped.
+    """Shared weights and KV, mapped into an engine's process.
 
     Attributes:
-        weights: bfloat16 ``[elements]``. kv: int8 ``[bytes]``.
+        weights: bfloat16 ``[elements]``.
+        kv: int8 ``[bytes]``.
     """
 
     def __init__(self, weights: torch.Tensor, kv: torch.Tensor) -> None:
@@ -38,16 +39,16 @@ class Memory:
         self._taken = 0
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
-        """The next weights, of a tensor's shape."""
+        """Return the next weights that are not taken yet, in the shape of `like`."""
         first, self._taken = self._taken, self._taken + like.numel() + (-like.numel()) % ALIGNMENT
         if self._taken > self.weights.numel():
-            raise ValueError(f"the shared weights have {self.weights.numel()} elements, the model more")
+            raise ValueError(f"the shared weights have {self.weights.numel()} elements, but the model needs more")
         return self.weights[first : first + like.numel()].view(like.shape)
 
     def adopt(self, model: torch.nn.Module) -> None:
-        """Let a model's matrices be the shared ones, its norms ones, and its tables of tokens zeros.
+        """Replace a model's matrices by shared weights; fill norms with ones, and integer tables with zeros.
 
-        Each model begins with the first weights, so a draft head has some of its target's.
+        Each model starts at the first weight, so a draft head shares some weights with its target.
         """
         self._taken = 0
         for parameter in model.parameters():
@@ -57,16 +58,17 @@ class Memory:
                 parameter.data.fill_(1)
             else:
                 parameter.data = self.take(parameter.data)
-        # vLLM's EAGLE-3 heads say so when a checkpoint has it; else they would draft with the target's vocabulary.
+        # vLLM's EAGLE-3 heads set this flag when their checkpoint has such a table. Without the flag the head would
+        # draft over the target's vocabulary.
         if hasattr(model, "draft_id_to_target_id"):
             model.has_own_lm_head = True
 
     @contextlib.contextmanager
     def matrices(self) -> Iterator[None]:
-        """Give what a model allocates as matrices within this block out of the shared tensor, any part of it.
+        """Take a model's matrices that are allocated within this block from the start of the shared weights.
 
-        They are mapped anew when it loads (`adopt`). Without this each engine takes all weights once more while it
-        starts, so that no two could start at a time.
+        `adopt` maps them anew when the model loads. Without this block each engine would allocate all weights once more
+        during its start, so no two engines could start at the same time.
         """
 
         def empty(*size: Any, **options: Any) -> torch.Tensor:
@@ -82,7 +84,7 @@ class Memory:
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[None]:
-        """Give what vLLM allocates as KV within this block out of the shared tensor."""
+        """Take KV that vLLM allocates within this block from the shared tensor."""
         first = 0
 
         def zeros(*size: Any, **options: Any) -> torch.Tensor:
@@ -91,7 +93,7 @@ class Memory:
                 return torch.zeros(*size, **options)
             start, first = first, first + size[0] + (-size[0]) % ALIGNMENT
             if first > self.kv.numel():
-                raise ValueError(f"the shared KV has {self.kv.numel()} bytes, the engine asks for more")
+                raise ValueError(f"the shared KV has {self.kv.numel()} bytes, but the engine needs more; set kv_bytes")
             return self.kv[start : start + size[0]]
 
         with _Instead(torch.zeros, zeros):
@@ -99,10 +101,10 @@ class Memory:
 
 
 class _Instead(TorchFunctionMode):
-    """Within its block calls of one of torch's functions are another's, in which they are torch's own again.
+    """Mode in which calls of one torch function call a replacement. Within the replacement torch is unchanged.
 
-    The name in torch keeps its function: torch's compiler, which may look at it for the first time within the block,
-    would else not know that function behind it.
+    The name in torch is not patched: torch's compiler may look at the function for the first time within the block, and
+    would not recognize a patched one.
     """
 
     def __init__(self, function: Callable[..., Any], other: Callable[..., Any]) -> None:
@@ -110,15 +112,24 @@ class _Instead(TorchFunctionMode):
         self._function, self._other = function, other
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As torch's protocol asks."""
+        """Call the replacement or the function, as torch's protocol requires."""
         return (self._other if func is self._function else func)(*args, **(kwargs or {}))
 
 
 def make(
     weights: int, kv_bytes: int, device: str, kv_dtype: torch.dtype = torch.bfloat16
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate both, filled with random numbers; `weights` counts bfloat16 elements, `kv_dtype` is what engines take
-    the pages for.
+    """Allocate weights and KV pages, and fill both with random numbers.
+
+    Args:
+        weights: bfloat16 elements of the weights.
+        kv_bytes: bytes of the KV pages.
+        device: of both tensors.
+        kv_dtype: dtype in which engines read the pages.
+
+    Returns:
+        weights: bfloat16 ``[weights]``.
+        kv: int8 ``[kv_bytes]``.
     """
     held = torch.empty(weights, dtype=torch.bfloat16, device=device)
     pages = torch.empty(kv_bytes // kv_dtype.itemsize, dtype=kv_dtype, device=device)
@@ -129,10 +140,10 @@ def make(
 
 
 class Mapped:
-    """The memory of this process's device, mapped when it is first asked for: by then a rank has chosen its device.
+    """Shared memory of this process's device, mapped at its first use: a rank has selected its device by then.
 
     Args:
-        handles: for each device, `Memory`'s tensors as another process has pickled them.
+        handles: for each device, the tensors of `Memory`, pickled by another process.
     """
 
     def __init__(self, handles: Sequence[bytes]) -> None:
@@ -140,7 +151,7 @@ class Mapped:
         self._held: Memory | None = None
 
     def memory(self) -> Memory:
-        """Weights and KV."""
+        """Return the weights and KV, mapped."""
         if self._held is None:
             import pickle
 
@@ -150,9 +161,10 @@ class Mapped:
 
 
 def register(mapped: Mapped) -> None:
-    """Teach vLLM of this process to load weights and place KV there: by its own registry of loaders, and by `pages`.
+    """Let vLLM in this process load weights from the shared memory, and place its KV there.
 
-    A process that has learned it, or is a fork of one that has, keeps what it has.
+    Weights use vLLM's registry of model loaders, KV uses `Memory.pages`. Does nothing if this process, or the process
+    that it was forked from, has registered a memory already.
     """
     global _registered
     if _registered:
@@ -165,10 +177,10 @@ def register(mapped: Mapped) -> None:
 
     @register_model_loader(LOAD_FORMAT)
     class SharedLoader(BaseModelLoader):  # type: ignore[misc]
-        """Weights of the first engine that loads them, for every other one too."""
+        """Loader that maps the shared weights into a model."""
 
         def download_model(self, model_config: Any) -> None:
-            """Nothing to fetch."""
+            """Download nothing."""
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
             mapped.memory().adopt(model)

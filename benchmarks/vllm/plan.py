@@ -1,4 +1,4 @@
-"""What a plan asks for: its engines and cases, what of them fits a device, and what a run before has done."""
+"""Plan of a benchmark run: its engines and cases, limits of the device, and rows of an earlier run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ PHASES = ("decode", "verify", "prefill", "mixed")
 
 
 class Plan:
-    """A plan as it was read.
+    """A plan as read from its file.
 
     Args:
-        kv_bytes: of the shared KV pages of every engine, where the plan's do not fit the device; 0 for the plan's.
-        engines: of the rows as many, the first ones, where not all fit the device; 0 for all.
-        page_size: of the engines of the rows, where it shall not be the plan's; 0 for the plan's.
+        path: JSON file of the plan.
+        kv_bytes: size of the shared KV pages, for devices that cannot hold the plan's; 0 for the plan's size.
+        engines: number of timed engines, the first of the plan, for devices that cannot hold all; 0 for all.
+        page_size: page size of the timed engines instead of the plan's; 0 for the plan's.
 
     Attributes:
-        timed, said, drafting: engines of the rows, of the texts and of the drafts.
-        cases: of each phase, in the order in which they are asked.
+        timed: engines for throughput.
+        said: engines for the comparison of texts.
+        drafting: engines for tokens per round.
+        cases: cases of each phase, in the order of the plan.
     """
 
     def __init__(self, path: Path, kv_bytes: int = 0, engines: int = 0, page_size: int = 0) -> None:
@@ -43,25 +46,26 @@ class Plan:
 
     @property
     def architectures(self) -> set[str]:
-        """Models of all engines, as vLLM names them."""
+        """Architectures of all engines, as vLLM names them."""
         return {name for one in (*self.timed, *self.said, *self.drafting) for name in one.architectures}
 
     def rounds(self) -> list[list[tuple[str, Case]]]:
-        """The first case of each phase, then the second: a run that ends early has something of each."""
+        """Return the first case of each phase, then the second, so that a run that ends early has rows of each."""
         beside = itertools.zip_longest(*self.cases.values())
         return [[(phase, case) for phase, case in zip(PHASES, one, strict=True) if case] for one in beside]
 
 
 def asked(phase: str, case: Case, engine: Engine) -> bool:
-    """Whether an engine runs a case of a phase."""
+    """Return whether an engine runs a case of a phase."""
     return phase in phases(engine) and case.asked_of(engine)
 
 
 def alike(engines: list[Engine], numbers: list[int]) -> list[list[int]]:
-    """Numbers of engines that are the same but for their process.
+    """Group the numbers of engines that have equal configurations.
 
-    A process keeps what its host gave it: two of one engine were seen 5 % apart, turn after turn, where steps wait for
-    the host. So a plan may name an engine twice, and its row is of all of its processes' turns.
+    The speed of a process depends on the core and memory that its host gave it: where steps wait for the host, two
+    processes of one engine differed by 5 % in every turn. So a plan may name an engine twice, and its row then has the
+    turns of all its processes.
     """
     found: list[list[int]] = []
     for number in numbers:
@@ -74,19 +78,19 @@ def alike(engines: list[Engine], numbers: list[int]) -> list[list[int]]:
 
 
 def same(row: dict[str, Any], phase: str, case: Case, engine: Engine) -> bool:
-    """Whether a row is an engine's of this case."""
+    """Return whether a row is the one of this engine, phase and case."""
     about = {"phase": phase, "case": case.name, "backend": engine.backend, "page_size": engine.page_size}
     return about | engine.unusual == {name: row[name] for name in (*about, "drafter", "kv_dtype") if name in row}
 
 
 def resumed(result: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """A result that begins with what a run before has measured, if there was one; its failures are tried again."""
+    """Return a result that begins with the rows of an earlier run, if there is one. Failed cases are run again."""
     if path is None or not path.exists():
         return result
     before = json.loads(path.read_text())
     if before["device"] != result["device"] or before["commit"] != result["commit"]:
         raise SystemExit(
-            f"{path} is of {before['device']} and commit {before['commit']}, this run of {result['device']} and "
-            f"{result['commit']}; leave --resume out"
+            f"{path} was measured on {before['device']} at commit {before['commit']}, but this run is on "
+            f"{result['device']} at {result['commit']}; leave --resume out"
         )
     return {**result, **{name: before[name] for name in ("equality", "rows", "drafting", "profiles")}}

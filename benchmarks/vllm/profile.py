@@ -1,4 +1,4 @@
-"""Where the time of a prefill or of a step goes: on the device by kernel, on the host by call and by function."""
+"""Profiles of a prefill or of a step: device time by kernel, host time by call and by function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .throughput import Case, Watch, run
 TOP = 20
 NAME = 96
 TIMES = 2
-"""Runs under each profiler: the first one pays for what a profiler sets up, and does not count."""
+"""Runs under each profiler. The first run includes the profiler's set-up and is not kept."""
 
 
 class Torch(Watch):
-    """torch's profiler, of the host and the device."""
+    """Watch that runs torch's profiler on the host and the device."""
 
     def begin(self) -> None:
-        """Wait for the device, then record."""
+        """Wait for the device, then start recording."""
         import torch
 
         self._cuda = torch.cuda.is_available()
@@ -32,7 +32,7 @@ class Torch(Watch):
         self._profile.__enter__()
 
     def end(self) -> None:
-        """Let the device finish what was launched."""
+        """Wait for launched kernels, then stop recording."""
         self._wait()
         self._profile.__exit__(None, None, None)
 
@@ -43,7 +43,7 @@ class Torch(Watch):
             torch.cuda.synchronize()
 
     def said(self, steps: int) -> dict[str, Any]:
-        """Kernels and the host's calls, microseconds a step; how long the device was busy of its span."""
+        """Return kernels and host calls in microseconds a step, and the device's busy time and total span."""
         from torch.autograd import DeviceType
 
         events = self._profile.events()
@@ -63,20 +63,20 @@ class Torch(Watch):
 
 
 class Functions(Watch):
-    """Python's own profiler, of the host's functions; it makes each call slower, so it ranks more than it measures."""
+    """Watch that runs Python's profiler on the host. It slows down each call, so compare ranks, not times."""
 
     def begin(self) -> None:
-        """Record."""
+        """Start recording."""
         self._profile = cProfile.Profile()
         self._profile.enable()
 
     def end(self) -> None:
-        """Stop."""
+        """Stop recording."""
         self._profile.disable()
 
     def said(self, steps: int) -> dict[str, Any]:
-        """Functions by their own time, microseconds a step."""
-        found = pstats.Stats(self._profile).stats  # type: ignore[attr-defined]  # there since Python 2.3
+        """Return functions by their own time, microseconds a step."""
+        found = pstats.Stats(self._profile).stats  # type: ignore[attr-defined]  # missing in the type stubs only
         rows = [
             (f"{'/'.join(file.split('/')[-2:])}:{line} {name}", calls, 1e6 * own)
             for (file, line, name), (_, calls, own, _, _) in found.items()
@@ -88,41 +88,41 @@ KINDS = (Torch, Functions)
 
 
 class OnRanks(Watch):
-    """A watch of a kind in each rank, as the engine's own process touches no device; what the first rank saw."""
+    """Watch that runs in each rank, because the engine's own process uses no device. It reports the first rank."""
 
     def __init__(self, kind: type[Watch], llm: Any) -> None:
         self._kind, self._call = kind.__name__, llm.llm_engine.collective_rpc
 
     def begin(self) -> None:
-        """All begin."""
+        """Start the watch of every rank."""
         self._call("watch_begin", args=(self._kind,))
 
     def end(self) -> None:
-        """All end."""
+        """Stop the watch of every rank."""
         self._call("watch_end")
 
     def said(self, steps: int) -> dict[str, Any]:
-        """What the first has to say."""
+        """Return the measurements of the first rank."""
         found: dict[str, Any] = self._call("watch_said", args=(steps,))[0]
         return found
 
 
 def profiles(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
-    """Run a case under each profiler in turn: a prefill as a whole, of a decode or verify the steps."""
+    """Run a case under each profiler in turn: a whole prefill, or only the steps of decode and verify."""
     found: dict[str, Any] = {}
     for kind in KINDS:
         for _ in range(TIMES):
             watch = OnRanks(kind, llm) if engine.num_gpus > 1 else kind()
             row = run(case, llm, engine, watch)
         steps = max(1, row.get("steps", 1))
-        # How long it took while it was watched, which is longer than the row of `throughput` says.
+        # Time of the profiled run, which is longer than that of the timed row.
         watched = row["step_ms"] if case.decodes else 1000 * row["tokens"] / row["tokens_per_s"]
         found |= {f"{kind.__name__.lower()}_ms": round(watched, 3), "steps": steps, **watch.said(steps)}
     return found
 
 
 def top(rows: Iterable[tuple[str, int, float]], steps: int) -> list[dict[str, Any]]:
-    """What took most, of rows of a name, a count and microseconds; each divided by the steps."""
+    """Return the rows (name, count, microseconds) with the most time; counts and times are divided by the steps."""
     ordered = sorted(rows, key=lambda row: -row[2])[:TOP]
     return [
         {"name": name[:NAME], "calls": round(calls / steps, 1), "us": round(us / steps, 1)}

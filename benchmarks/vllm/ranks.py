@@ -1,7 +1,7 @@
-"""What a rank of tensor parallelism does beside vLLM's worker: it maps the memory of its fleet, stands on a core of its
-own while it is asked, and watches itself.
+"""Extension of vLLM's worker for tensor parallelism: shared memory, pinning and profiling of each rank.
 
-vLLM forks its ranks where it can, and a fork knows the memory. One that it starts anew finds the handles in a file.
+vLLM forks its ranks where it can, and a forked rank inherits the mapped memory. A rank that is started as a new process
+reads the handles from a file.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from .memory import HANDLES, Mapped, register
 
 
 class Rank:
-    """What vLLM mixes into its worker, for `collective_rpc`; its names are none of a worker's own."""
+    """Methods that vLLM mixes into its worker, for `collective_rpc`. No name is one of the worker's own."""
 
     rank: int
 
     def take_core(self, cores: list[int], rest: list[int]) -> None:
-        """Stand on the core of one's own number; one's other threads on the rest."""
+        """Pin this rank's first thread to the core of its rank number, and its other threads to the rest."""
         pin(cores[self.rank], rest)
 
     def watch_begin(self, kind: str) -> None:
-        """Begin a watch of `profile`, by its name."""
+        """Start a watch of `profile`, by the name of its class."""
         from .profile import KINDS
 
         self._watch = next(one for one in KINDS if one.__name__ == kind)()
         self._watch.begin()
 
     def watch_end(self) -> None:
-        """End it."""
+        """Stop the watch."""
         self._watch.end()
 
     def watch_said(self, steps: int) -> dict[str, Any]:
-        """What it has seen, of as many steps."""
+        """Return the measurements of the watch over this number of steps."""
         return self._watch.said(steps)
 
 

@@ -1,4 +1,4 @@
-"""Shapes of models, whose weights nobody trained."""
+"""Shapes of models without trained weights."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ SHAPES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 64,
     },
 }
-"""As transformers' configurations have them. Of Gemma 2 every other layer has the window."""
+"""Fields of transformers' configurations. In Gemma 2 every other layer has the sliding window."""
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gemma2": "Gemma2ForCausalLM"}

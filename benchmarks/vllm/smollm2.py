@@ -1,6 +1,7 @@
-"""python -m benchmarks.vllm.smollm2 OUT --gguf FILE --head FOLDER: SmolLM2 and the head of this repository, for vLLM.
+"""Write SmolLM2, and this repository's draft head for it, in the formats that vLLM loads.
 
-Writes ``OUT/smollm2`` (bfloat16 weights, and the demo's prompts as tokens) and ``OUT/smollm2-head``.
+Usage: ``python -m benchmarks.vllm.smollm2 OUT --gguf FILE --head FOLDER``. Writes ``OUT/smollm2`` (bfloat16 weights,
+and the demo's prompts as tokens) and ``OUT/smollm2-head``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
-    """Unpack the model of a GGUF file, and convert the head."""
+    """Unpack the model from a GGUF file, and convert the draft head."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,8 +1,8 @@
-"""What an engine's start is spared: the parent imports for all, and of many processes one compiles a kernel.
+"""Faster start of many engines: shared imports, and one compilation of each Triton kernel for all processes.
 
-Of vLLM 0.26 with an 8B shape, fifteen starts side by side took 78 to 157 seconds each. For 20 of them (40 with a draft
-head) a new Python imported everything anew, to say what the class of its model can do; 15 to 49 went to kernels of
-Triton, which each process compiled for itself while graphs were captured.
+Two costs grow with the number of engines that start at the same time. vLLM starts a new Python process to inspect the
+class of a model, and that process imports everything anew: about 20 s, 40 s with a draft head (vLLM 0.26, 15 engines).
+Each process compiles the same Triton kernels while it captures graphs: 15 to 49 s.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ MODULES = (
     "torch._inductor.codegen.triton",
     "draftmark_vllm.trees.worker",
 )
-"""What engines import while they start; one that a release has not, or that needs what is not there, is left out."""
+"""Modules that engines import during their start. A module that cannot be imported is skipped."""
 DEVICE_FILE = "/dev/nvidia-uvm"
-"""Open in a process once it has touched an NVIDIA device; a fork of it could not use the device."""
+"""Device file that a process holds open once it has initialized an NVIDIA device. Its forks cannot use the device."""
 
 
 def prepare(architectures: Iterable[str]) -> None:
-    """Import what every engine's process would, and say what the models can do.
+    """Import the modules that every engine's process needs, and register the model classes.
 
-    vLLM asks a new process about each class of model, so that its own does not touch the device, and each of its
-    processes does; a class that is registered as such it asks itself.
+    vLLM inspects a model class in a new process, in each of its own processes, so that these do not initialize the
+    device. A class that is registered as an object is inspected without a new process.
     """
     for name in MODULES:
         _try(lambda name=name: importlib.import_module(name))  # type: ignore[misc]
@@ -64,12 +64,12 @@ def _register(architecture: str) -> None:
 def _try(what: Callable[[], Any]) -> None:
     try:
         what()
-    except Exception as error:  # it only saves time
+    except Exception as error:  # preparation only saves time
         print(f"not prepared: {type(error).__name__}: {str(error)[:160]}", flush=True)
 
 
 def touched_device() -> bool:
-    """Whether this process has opened an NVIDIA device, so that forks of it cannot."""
+    """Return whether this process has opened an NVIDIA device, so that its forks cannot use the device."""
     try:
         held = [os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
     except OSError:
@@ -78,9 +78,9 @@ def touched_device() -> bool:
 
 
 def share_kernels(folder: Path) -> None:
-    """Keep Triton's kernels in one folder, and let one process compile a kernel while others that want it wait."""
+    """Keep Triton's kernels of all engines in one folder, and let one process compile each while the others wait."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Or Inductor says where, for all of Triton in this process: a folder of this engine's own.
+    # Without this variable Inductor sets it for all of Triton in this process, to a folder of this engine's own.
     os.environ["TRITON_CACHE_DIR"] = str(folder)
     try:
         import triton
@@ -92,7 +92,7 @@ def share_kernels(folder: Path) -> None:
 
 
 def once(compile_kernel: Callable[..., Any], locks: Path) -> Callable[..., Any]:
-    """Triton's `compile`, of the same kernel in one process at a time: the next finds it on disk."""
+    """Wrap Triton's `compile` so that one process at a time compiles a kernel; the next finds the kernel on disk."""
     locks.mkdir(parents=True, exist_ok=True)
 
     def compile_once(src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:

@@ -1,7 +1,7 @@
 """Tables of a vLLM record: a summary for docs/vllm.md, and every row for the generated page of results.
 
     python -m benchmarks.vllm.tables RECORD.json                    # print every table
-    python -m benchmarks.vllm.tables RECORD.json --write PAGE.md    # write the summary between the marks of the page
+    python -m benchmarks.vllm.tables RECORD.json --write PAGE.md    # write the summary between the markers of the page
 
 A ratio is the tokens/s of one of our backends divided by the tokens/s of vLLM's fastest backend in the same case, run
 and page size: above 1 ours is faster.
@@ -132,7 +132,7 @@ def _range(ratios: Sequence[float]) -> str:
 
 
 def texts(record: dict[str, Any]) -> str:
-    """Return the table of texts: how many equal those of the first engine of the same dtypes, and why others differ."""
+    """Return the table of texts: the number equal to the first engine's texts, and the reasons for differences."""
     titles = ["backend", "dtype", "pages", "GPUs", "drafts", "texts", "equal", "differ at a near tie", "wrong"]
     lines = [_line(titles), _line(["---", "---", "---:", "---:", "---", *["---:"] * 4])]
     for row in record.get("equality", ()):
@@ -145,7 +145,7 @@ def texts(record: dict[str, Any]) -> str:
 
 
 def drafts(record: dict[str, Any]) -> str:
-    """Return the table of drafts of one model: tokens a round and tokens a second."""
+    """Return the table of drafts of one model: tokens per round and tokens/s."""
     titles = ["backend", "drafts", "runner", "rows verified", "tokens a round", "ms a step", "tokens/s", "texts equal"]
     lines = [_line(titles), _line(["---", "---", "---", *["---:"] * 5])]
     for row in record.get("drafting", ()):
@@ -170,10 +170,10 @@ def _drafts(row: dict[str, Any]) -> str:
 
 
 def write(page: str, made: str) -> str:
-    """Return a page's text with `made` between its marks.
+    """Return a page's text with `made` between its markers.
 
     Raises:
-        ValueError: the page has no marks.
+        ValueError: the page has no markers.
     """
     before, begun, rest = page.partition(BEGIN)
     _, ended, after = rest.partition(END)

@@ -1,4 +1,4 @@
-"""Tokens a second of prefill, decode and verify, step by step through vLLM's own loop."""
+"""Tokens/s of prefill, decode, verify and mixed steps, measured step by step in vLLM's own loop."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from .engines import KV_DTYPES, Engine, prompts
 from .shapes import SHAPES
 
 LONG_PREFILL = 1 << 14
-"""Tokens of a prefill from which on it is timed once, and not warmed up apart."""
+"""Tokens above which a prefill is timed only once by default, and skips the common warm-up."""
 SPARE = 64
-"""Tokens of a request's last page, and of drafts that are looked at beyond its last step."""
+"""Extra KV tokens of a request: its partly filled last page, and drafts beyond its last step."""
 AHEAD = 6
-"""Steps that an engine may have begun before its host knows of a first token, twice."""
+"""Twice the number of steps that an engine may have launched before its host sees a first token."""
 PERIOD = 32
-"""Tokens after which the prompts of n-gram cases begin again."""
+"""Tokens after which the prompts of n-gram cases repeat."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that begin together.
+    """Requests that start together.
 
     Attributes:
-        steps: decode or verify steps to time; 0 times the prefill alone.
-        new: of a prefill, tokens of each request behind its context, which is there; 0: its context is computed.
-        beside: of mixed steps, tokens of a prompt that comes when all requests decode. What is timed is until its first
-            token.
-        uneven: every other prompt never repeats itself, so that steps have requests with n-gram drafts and without.
-        turns: how often it is timed; 0 for as often as the others.
+        batch: number of requests.
+        context: tokens of each request's prompt.
+        steps: decode or verify steps to time; 0 times the prefill only.
+        uneven: every other prompt has no repetition, so that some requests of a step have no n-gram drafts.
+        turns: number of timed turns; 0 for the run's default.
+        new: in a prefill, tokens of each request after a context that is not computed; 0 computes the context.
+        `beside`: in mixed steps, tokens of a prompt that arrives when all requests decode; its first token ends the case.
     """
 
     batch: int
@@ -45,28 +46,30 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As in ``64x1k``, ``8x8k+64``, or ``64x1k-beside-8k``."""
+        """Name of the case, for example ``64x1k``, ``8x8k+64`` or ``64x1k-beside-8k``."""
         behind = (f"+{self.new}" if self.new else "") + (f"-beside-{self.beside // 1024}k" if self.beside else "")
         return f"{self.batch}x{self.context // 1024}k" + behind + ("-uneven" if self.uneven else "")
 
     @property
     def computed(self) -> int:
-        """Tokens of prompts that are computed while it is timed."""
+        """Number of prompt tokens that are computed while the case is timed."""
         return self.beside or self.batch * (self.new or self.context)
 
     @property
     def decodes(self) -> bool:
-        """Whether requests decode while it is timed; else it is a prefill."""
+        """True if requests decode while the case is timed; otherwise it times a prefill."""
         return bool(self.steps or self.beside)
 
     @property
     def is_long(self) -> bool:
-        """Whether it is a prompt's time that is taken, and that is long."""
+        """True if the case times a prefill of more than `LONG_PREFILL` tokens."""
         return not self.steps and self.computed > LONG_PREFILL
 
     def asked_of(self, engine: Engine) -> bool:
-        """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven; and
-        a context is there only for engines that can skip it.
+        """Return whether an engine of this phase runs the case.
+
+        A draft head drafts for every request, so its steps are never uneven. A context is left uncomputed only in
+        engines with `skip_prefill`.
         """
         if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
             return False
@@ -76,14 +79,14 @@ class Case:
 
 
 def fits(case: Case, engine: Engine) -> bool:
-    """Whether the engine's pages hold all requests of a case at once."""
+    """Return whether the engine's pages hold all requests of a case at once."""
     steps = case.steps or _mixed_steps(case, engine)
     tokens = case.batch * (case.context + case.new + steps * (1 + engine.drafts) + SPARE) + case.beside
     return engine.kv_bytes is None or tokens * token_bytes(engine) <= engine.kv_bytes
 
 
 def token_bytes(engine: Engine) -> int:
-    """KV of one token of a model that is timed, of a head's layer too, on one device."""
+    """Return the bytes of one token's KV on one device, in the layers of the target and of a draft head."""
     shape = SHAPES[engine.shape]
     layers = shape["num_hidden_layers"] + (engine.drafts > 0 and engine.drafter != "ngram")
     each = DTYPE_BYTES[KV_DTYPES[engine.kv_dtype]]
@@ -91,22 +94,24 @@ def token_bytes(engine: Engine) -> int:
 
 
 class Watch:
-    """Something that watches what of a case is timed: a prefill up to its last first token, or the steps behind it."""
+    """Observer of the timed part of a case: a prefill until its last first token, or the steps after it."""
 
     def begin(self) -> None:
-        """It begins."""
+        """Start observing."""
 
     def end(self) -> None:
-        """It has ended."""
+        """Stop observing."""
 
     def said(self, steps: int) -> dict[str, Any]:
-        """What was seen, of as many steps."""
+        """Return the measurements over this number of steps."""
         return {}
 
 
 def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dict[str, Any]:
-    """Run a case once. Prompts of a decode, and contexts of a prefill behind them, count as computed where the engine
-    can skip that, see `connector`.
+    """Run a case once and return its row.
+
+    In engines with `skip_prefill` the prompts of a decode, and the contexts of a prefill after a context, are not
+    computed, see `connector`.
     """
     watch = watch or Watch()
     loop = llm.llm_engine
@@ -172,7 +177,7 @@ def _phase(case: Case, engine: Engine) -> str:
 
 
 def _mixed_steps(case: Case, engine: Engine) -> int:
-    """Steps that a prompt beside decodes takes at most, those of an engine that is ahead of its host among them."""
+    """Return the most steps that a prompt takes while other requests decode, including steps launched ahead."""
     if not case.beside:
         return 0
     chunk = engine.max_num_batched_tokens - case.batch * (1 + engine.drafts)
@@ -180,17 +185,18 @@ def _mixed_steps(case: Case, engine: Engine) -> int:
 
 
 def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: dict[str, list[int]]) -> Any:
-    """One request's. The token behind n-gram drafts that are all accepted is one that its prompt goes on from.
+    """Return the sampling parameters of one request.
 
-    A random model's own token is hardly ever one of the prompt's 32, and then there is nothing to look up: the next
-    steps would verify nothing, in some engines more than in others.
+    With n-gram drafts that are all accepted, the only token allowed is the first of the prompt. A random model's own
+    token is hardly ever one of the prompt's 32 tokens, and look-up would then find no drafts: the next steps would
+    verify nothing, in some engines more often than in others.
     """
     from vllm import SamplingParams
 
     from .connector import there
 
     alone = case.uneven and number % 2 == 1
-    # Where prompts are computed one after another, the first requests decode meanwhile; none ends before the last step.
+    # Prompts are computed one after another while the first requests decode. No request may end before the last step.
     computed = 0 if skipped or not case.steps else case.batch * case.context
     ahead = 2 + 5 * computed // (4 * engine.max_num_batched_tokens) if computed else 0
     all_accepted = engine.acceptance == 1 and not alone
@@ -205,7 +211,7 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
 
 
 _runs = itertools.count()
-"""Names of requests are never used again: steps of one that was ended may be under way."""
+"""Numbers of request names. No name is reused, because steps of an aborted request may still run."""
 _made: dict[tuple[Case, int], list[dict[str, list[int]]]] = {}
 
 
@@ -221,12 +227,12 @@ def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
 
 
 def phases(engine: Engine) -> tuple[str, ...]:
-    """What an engine can be timed in."""
+    """Return the phases that an engine can be timed in."""
     return ("verify", "mixed") if engine.drafts else ("decode", "prefill", "mixed")
 
 
 def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
-    """Run each of an engine's cases once, briefly: kernels compile at their first call."""
+    """Run each of an engine's cases once, briefly, because kernels compile at their first call."""
     for phase in phases(engine):
         for case in cases.get(phase, ()):
             if case.asked_of(engine) and not case.is_long:
@@ -234,6 +240,6 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of repetitions of one case: the median speed, and every one of them."""
+    """Return the row of median speed among the repetitions of one case, and the speeds of all."""
     ordered = sorted(rows, key=lambda row: float(row["tokens_per_s"]))
     return {**ordered[len(ordered) // 2], "all": [row["tokens_per_s"] for row in rows]}

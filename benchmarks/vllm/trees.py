@@ -1,7 +1,9 @@
-"""python -m benchmarks.vllm.trees --out RESULT.json: trees inside vLLM beside its own chains with the same drafts.
+"""Compare draft trees in vLLM with vLLM's own chains of the same drafts, on a CPU.
 
-On a CPU, with SmolLM2 and the head of this repository over the demo's prompts: how many tokens a round gives, and
-whether the texts are those of plain decoding. Tokens a second say nothing here: the backend is the reference.
+Usage: ``python -m benchmarks.vllm.trees --out RESULT.json``.
+
+The model is SmolLM2 with this repository's draft head, over the demo's prompts. The result has the tokens per round,
+and the number of texts that equal those of plain decoding. Tokens/s mean nothing here: the backend is the reference.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ EAGLE = {"method": "eagle3", "attention_backend": "CUSTOM"}
 
 
 def engines(head: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By name, what is drafted and the engine's other arguments."""
+    """Return the drafts and the other arguments of each engine, by name."""
     ngram = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
     return {
         "n-gram chain of 7": ({"method": "ngram", "num_speculative_tokens": 7, **ngram}, {}),
@@ -40,7 +42,7 @@ def engines(head: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def main() -> None:
-    """Run all of them over the same prompts, and write the result after each."""
+    """Run all engines over the same prompts, and write the result after each."""
     from transformers import AutoTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -1,7 +1,7 @@
-"""What a turn did to all engines, taken out of what each of them said.
+"""Correction of measured speeds for slow-downs that hit every engine of a case in the same turn.
 
-In a turn engines stand on one core (`cores`), one after another, and cores differ by more than backends do. So the
-median turn of one engine may be one of a fast core, and that of another one of a slow.
+In a turn all engines run on one core (`cores`), one after another. Cores differ by more than backends do. Without the
+correction, the median turn of one engine may be on a fast core and that of another on a slow core.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def levelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a run, each case's as if all its turns had had the same pace; `all` stays as it was measured, and
-    `median_tokens_per_s` is what the median turn of it was.
+    """Return the rows of a run, with each case as if all its turns had the same pace.
 
-    A turn's pace is the median, over the engines of a case, of their speed in that turn beside their usual one. Where
-    some engine has lost a turn, the case is left as it is.
+    The pace of a turn is the median over the engines of a case of this quotient: an engine's speed in the turn, divided
+    by its median speed. `all` keeps the measured speeds, `median_tokens_per_s` is the uncorrected median. A case in
+    which some engine lacks a turn is not corrected.
     """
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -26,12 +26,12 @@ def levelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What engines are asked beside each other, whatever their pages; over KV of one dtype."""
+    """Return the key of rows that are compared: phase, drafter, case, GPUs and KV dtype, but not the page size."""
     return row["phase"], row.get("drafter"), row["case"], row["num_gpus"], row.get("kv_dtype")
 
 
 def _paces(beside: list[dict[str, Any]]) -> list[float]:
-    """Of each turn of a case; none if engines have other numbers of turns."""
+    """Return the pace of each turn of a case; empty if engines have different numbers of turns."""
     shares = [_by_turn([speed / median(row["all"]) for speed in row["all"]], row) for row in beside]
     if len({len(one) for one in shares}) > 1:
         return []
@@ -39,7 +39,7 @@ def _paces(beside: list[dict[str, Any]]) -> list[float]:
 
 
 def _by_turn(said: list[float], row: dict[str, Any]) -> list[list[float]]:
-    """What the processes of an engine said, turn after turn."""
+    """Group the values of an engine's processes by turn."""
     processes = row.get("processes", 1)
     return [said[first : first + processes] for first in range(0, len(said), processes)]
 

@@ -209,7 +209,7 @@ def test_engines_that_share_pages_have_one_kv_dtype() -> None:
         for kind, shared in (("fp8", True), ("auto", True), ("auto", False))
     )
     assert _kv_dtype([narrow, apart]) == "fp8" and _kv_dtype([wide]) == "auto"
-    with pytest.raises(ValueError, match="kv_dtype is auto and fp8; make a plan of each"):
+    with pytest.raises(ValueError, match="kv_dtype is auto and fp8; write a plan for each"):
         _kv_dtype([narrow, wide])
 
 
@@ -304,7 +304,7 @@ def test_run_resumes_on_the_same_device_and_commit(tmp_path: Path) -> None:
     assert found["rows"] == [row] and found["failed"] == []
     assert same(row, "decode", Case(1, 1024, 8), engine) and not same(row, "decode", Case(2, 1024, 8), engine)
     assert resumed(head, None) == head
-    with pytest.raises(SystemExit, match="of H and commit c, this run of H and d"):
+    with pytest.raises(SystemExit, match="on H at commit c, but this run is on H at d"):
         resumed({**head, "commit": "d"}, tmp_path / "before.json")
 
 
