@@ -37,7 +37,8 @@ def _head(verdict: Verdict) -> str:
         return banner("warn", f"{verdict.target} could not be judged", verdict.error)
     right, wrong = verdict.count(Outcome.RIGHT), verdict.count(Outcome.WRONG)
     not_run = verdict.items - len(verdict.results)
-    kind = "bad" if wrong else "warn" if verdict.exit_code or not right else "cool" if verdict.selected else "good"
+    whole = verdict.selected or not not_run
+    kind = "bad" if wrong else "warn" if not right or not whole else "cool" if verdict.selected else "good"
     more = "Only some items were selected, so this is no verdict on the whole backend." if verdict.selected else ""
     counts = [(outcome.value, verdict.count(outcome), COLOURS[outcome]) for outcome in Outcome]
     return (
