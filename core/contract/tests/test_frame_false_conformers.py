@@ -62,7 +62,7 @@ def _zeros(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, 
 
 
 def test_declared_core_failure_does_not_conform() -> None:
-    """An attend that writes zeros does not conform, even if all failures are declared: one core item is enough."""
+    """An attend that writes zeros does not conform, even if every failure is declared: one core item decides."""
     ended = _end(_plugin(_zeros), DECODE, EVERYTHING)
     assert ended.outcome is Outcome.DECLARED
     judged = verdict(lambda item: ended if item.id == DECODE else None)
@@ -103,7 +103,7 @@ def test_refusal_during_a_step_is_a_failure() -> None:
 
 
 def test_old_target_does_not_hide_a_defect() -> None:
-    """A defect that contract 1.0 does not test removes its profile from the verdict on contract 1.0."""
+    """A failed check newer than contract 1.0 removes its profile from the verdict on contract 1.0."""
 
     def halve(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, out: torch.Tensor) -> None:
         right(q, cache, batch, out)

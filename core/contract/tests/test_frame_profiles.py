@@ -57,7 +57,7 @@ def test_needs_of_nested_values() -> None:
 
 
 def test_cases_without_geometry_declare_their_needs() -> None:
-    """A case with a value without geometry declares one; only `load` and `supports` cases may omit it."""
+    """A case declares a geometry if its value contains none; only `load` and `supports` cases may omit it."""
 
     def holds(value: object) -> bool:
         if isinstance(value, (tuple, list)):
@@ -96,7 +96,7 @@ def test_core_profile_has_items_in_every_tier() -> None:
     ],
 )
 def test_profiles_served_in_full(met: list[set[Profile]], unmet: list[set[Profile]], named: str) -> None:
-    """An unmet item removes the rarest profile that it needs, unless a removed profile already explains it."""
+    """An unmet item removes the rarest profile that it needs, unless it also needs an already removed profile."""
     found = served_in_full([frozenset(one) for one in met], [frozenset(one) for one in unmet])
     assert ", ".join(found) == named
 
@@ -109,7 +109,10 @@ FEATURES = st.lists(st.frozensets(st.sampled_from([one for one in Profile if one
 def test_no_unmet_item_needs_only_named_profiles(
     met: list[frozenset[Profile]], unmet: list[frozenset[Profile]]
 ) -> None:
-    """No unmet item needs only named profiles, and each named profile has a met item with only named profiles."""
+    """An unmet item needs some profile that the verdict does not name. A named profile has a passed item as evidence.
+
+    That item needs the named profile, and no profile that the verdict does not name.
+    """
     named = set(served_in_full(met, unmet)) - {Profile.CORE}
     assert not [one for one in unmet if one and one <= named]
     assert all(any(profile in one and one <= named for one in met) for profile in named)

@@ -61,14 +61,14 @@ def wrong_row() -> str:
 
 
 def test_page_is_self_contained(short_buffer: str, wrong_row: str) -> None:
-    """The page is well-formed and has no network access, script or font, and no path of the machine."""
+    """The page is well-formed. It has no network access, script or font, and names no path of this machine."""
     for text in (short_buffer, wrong_row):
         assert_self_contained(text)
         assert str(Path(__file__).parents[3]) not in text
 
 
 def test_first_failure_has_its_batch_and_its_command(short_buffer: str) -> None:
-    """The first failed check is open, with both values, the drawn sizes, the other cases and the command."""
+    """The page shows the first failed check unfolded: both values, the drawing, other cases and the command."""
     assert "sized does not conform to" in short_buffer
     assert details_open(short_buffer, "1. sizing.covers_processors")
     text = short_buffer.replace("&#x27;", "'")
@@ -79,7 +79,7 @@ def test_first_failure_has_its_batch_and_its_command(short_buffer: str) -> None:
 
 
 def test_failures_stand_in_the_order_of_learning(wrong_row: str) -> None:
-    """Numerics come before graphs whatever the order of the run; only the first one is open."""
+    """Numerics failures come before graph failures in any order of the run; only the first failure is unfolded."""
     assert details_open(wrong_row, "1. numerics.match_float64")
     assert not details_open(wrong_row, "2. graphs.replay_equals_eager")
 
@@ -117,7 +117,7 @@ def test_map_counts_each_profile_and_tier() -> None:
 
 
 def test_few_items_serve_no_profile_in_full() -> None:
-    """A run of one item calls no profile served, and its map counts the items that were not run."""
+    """After a run of one item the page names no profile as served, and its map counts the items not run."""
     item = all_items((Tier.SIZING,))[0]
     subject = BackendUnderTest(LoadedBackend("reference", ReferencePlugin()), "cpu", Tier.SIZING)
     text = page(judge("reference", subject.backend, [run_item(item, subject, [])]))
@@ -127,7 +127,7 @@ def test_few_items_serve_no_profile_in_full() -> None:
 
 
 def test_refusals_are_folded_by_reason() -> None:
-    """Refused items are in a closed section, one row for each reason, with the number of items and their checks."""
+    """Refused items are in a folded section: one row per reason, with the number of items and their checks."""
     judged = verdict(lambda item: Outcome.REFUSED if Profile.SINKS in item.needs else None)
     text = page(judged)
     assert not details_open(text, "refused: supports() rejects the geometry")

@@ -41,7 +41,7 @@ def test_complete_run_names_profiles_and_counts() -> None:
 
 
 def test_refused_profile_is_not_named() -> None:
-    """Refusals are counted separately, and their profile is not served in full."""
+    """Refused items have a count of their own, and the verdict does not name their profile."""
     judged = verdict(_needing(Profile.FP8, Outcome.REFUSED))
     refused = sum(Profile.FP8 in item.needs for item in all_items(Tier.HOST.includes))
     assert judged.word is Word.CONFORMS
@@ -69,7 +69,7 @@ def test_core_profile_must_be_complete(outcome: Outcome) -> None:
 
 
 def test_unjudged_core_gives_no_verdict() -> None:
-    """An opaque layout without kernels gives no verdict."""
+    """A backend with an undeclared metadata layout, on a machine without its kernels, gets no verdict."""
     judged = verdict(lambda item: Result(item.id, "host", Outcome.UNJUDGED, OPAQUE) if item.tier is Tier.HOST else None)
     assert judged.word is Word.NONE
     assert ", because the core profile is open (" in judged.line and " unjudged): " in judged.line
@@ -122,7 +122,7 @@ def test_selected_items_give_no_verdict() -> None:
 
 
 def test_line_names_the_targeted_contract() -> None:
-    """Newer items are counted separately; a failed one removes its profile from the line, but never the core."""
+    """Items newer than the target are counted separately. A failed one removes its profile, but never the core."""
     newer = {item.id for item in all_items(Tier.HOST.includes) if item.since > (1, 0)}
     failing = {item.id for item in all_items() if item.id in newer and Profile.TREE in item.needs}
     judged = verdict(lambda item: Outcome.FAILED if item.id in failing else None, contract_minor=0)
@@ -146,7 +146,7 @@ def test_backend_that_does_not_load_has_no_verdict() -> None:
 
 
 def test_stopped_run_has_no_verdict_even_with_failures() -> None:
-    """A run that stopped for a reason outside the backend has no verdict, whatever its items ended as."""
+    """A run that stopped for a reason outside the backend has no verdict, whatever the outcomes of its items."""
     wrong = Result(all_items()[0].id, "sizing", Outcome.FAILED, "why")
     judged = judge("reference", backend(), [wrong], "the run was interrupted")
     assert judged.word is Word.NONE and judged.exit_code(allow_known=True) == 2
@@ -154,7 +154,7 @@ def test_stopped_run_has_no_verdict_even_with_failures() -> None:
 
 
 def test_selection_that_is_refused_whole_exits_with_1() -> None:
-    """A selection in which the backend refuses every item judged nothing, so its exit code is not 0."""
+    """If the backend refuses every selected item, nothing was tested, so the exit code is 1."""
     refused = Result(all_items()[0].id, "sizing", Outcome.REFUSED, "why")
     judged = judge("reference", backend(), [refused])
     assert "1 of " in judged.line and "the backend refuses all of them" in judged.line
@@ -162,7 +162,7 @@ def test_selection_that_is_refused_whole_exits_with_1() -> None:
 
 
 def test_partial_run_serves_no_profile() -> None:
-    """A run of some items names no profile, in the record too, and counts the items that it tried."""
+    """A run of selected items names no profile in the verdict or the record, and counts the items that ran."""
     some = judge("reference", backend(), verdict().results[:5])
     assert some.profiles == ()
     tried, of = some.tried[Profile.CORE]

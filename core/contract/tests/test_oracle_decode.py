@@ -95,7 +95,7 @@ def test_two_levels(layout: Layout) -> None:
 
 
 def test_packed_mask_in_bytes() -> None:
-    """A packed mask has the bits of a request row by row, from its own first byte."""
+    """In a packed mask each request starts at a byte of its own, with its mask rows one after another."""
     rows = [0b0001, 0b0011, 0b0101, 0b1011]
     bits = sum(row << 4 * n for n, row in enumerate(rows))
     mask = ints(bits & 255, bits >> 8, 99, bits & 255, bits >> 8, 0, 0, dtype=torch.uint8)
@@ -111,7 +111,7 @@ def test_strided_mask_with_dummy_rows() -> None:
     spec = MetadataSpec((level,), mask_stride=2, mask_dtype="int16")
     arena = {"mask": ints(*flat, dtype=torch.int16), "qo": ints(0, 6, 12, 18)}
     assert agrees(read(spec, arena, staged=True))
-    with pytest.raises(DecodeProblem, match="does not count the rows"):  # without staged queries, rows are rows
+    with pytest.raises(DecodeProblem, match="does not count the rows"):  # without staged queries, 6 rows are too many
         read(spec, arena)
 
 

@@ -19,12 +19,12 @@ PROMPTS = [[first, first + 1] for first in range(0, 40, 2)]
 
 @pytest.fixture(scope="module")
 def halves():
-    """Tiny model by dtype."""
+    """Return a tiny model in bfloat16 and one in float16, by dtype."""
     return {dtype: tiny_model("llama", dtype=dtype) for dtype in HALVES}
 
 
 def float32_row(model, prompt):
-    """Return logits after every token, in float32: those of a float32 copy, and transformers' own in the dtype."""
+    """Return the logits after every token of a float32 copy of the model, and of the model in its own dtype."""
     exact = copy.deepcopy(model.hf).float()
     with torch.no_grad():
         return [one(torch.tensor([prompt])).logits[0].float() for one in (exact, model.hf)]
@@ -47,7 +47,7 @@ def test_only_tokens_within_rounding_error_pass(halves, dtype):
             found = compare(model, [prompt], [[order[0]]], {"other": [[order[rank]]]})
             assert found.bound == pytest.approx(bound)
             assert found.right is found.excuses(0, "other") is tie
-            # The rule judges a token of the text itself without a baseline.
+            # The rule also checks the text's own token, without a baseline.
             assert compare(model, [prompt], [[order[rank]]], {}).right is tie
             seen.add(tie)
     assert seen == {True, False}
@@ -105,7 +105,7 @@ ERROR = LogitError(0.4, 0.1)
     [(ERROR, 1.0, 0.8), (ERROR, 0.3, 0.6), (LogitError(math.nan, math.nan), 0.3, 0), (LogitError(math.inf, 1), 0.3, 0)],
 )
 def test_the_bound_has_a_cap(rounding, cap, bound):
-    """A model with huge rounding excuses at most the cap, and a model that overflows excuses nothing."""
+    """A model with huge rounding errors excuses gaps up to the cap. A model that overflows excuses no gap."""
     found = Agreement({(0, "a"): 3}, "float16", rounding, cap, gaps={(0, "a"): 0.59}, choices={0: (3, 0.7)})
     assert found.bound == bound
     assert found.excuses(0, "a") is (bound > 0)

@@ -72,9 +72,9 @@ def test_chunk_requests_stay_within_the_limits(seed: int) -> None:
 def test_builder_reads_the_chunk_from_its_layers(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, max_len: int
 ) -> None:
-    """The builder reads the chunk from its layers, since layers without chunks may share the spec.
+    """The builder reads the chunk size from its layers, since layers without chunked attention may share the spec.
 
-    For chunks the builder reads no host lengths. Up to 0.29 vLLM provides the lengths of whole requests there.
+    With chunks the builder reads no host lengths: up to vLLM 0.29 these are the lengths of whole requests.
     """
     made = builder(monkeypatch, chunk, 32)
     assert made._bound.any.decode_verify.max_kv_len == max_len
@@ -87,7 +87,7 @@ def test_builder_reads_the_chunk_from_its_layers(
 def test_prompts_have_host_bounds_except_in_chunks(
     monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], chunk: int | None, bounds: list[tuple[int, ...] | None]
 ) -> None:
-    """A backend without a need for host lengths gets bounds of prompts, but no bounds of decodes or chunks."""
+    """A backend that needs no host lengths receives upper bounds for prompts, but none for decodes or chunks."""
     made = builder(monkeypatch, chunk, chunk, debug=False)
     start = torch.tensor([0, *rows]).cumsum(0).int()
     lens = torch.tensor([30, 40], dtype=torch.int32)
@@ -108,7 +108,7 @@ def test_prompts_have_host_bounds_except_in_chunks(
 
 
 def test_chunks_refuse_a_backend_with_exact_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the chunk and a remedy."""
+    """A backend that plans from exact lengths is refused for chunked layers; the error names the chunk and a remedy."""
     monkeypatch.setattr(BoundBackends, "need", HostLengthsNeed.EXACT, raising=False)
     monkeypatch.setattr(
         BoundBackends, "__setattr__", lambda self, name, value: name == "need" or vars(self).update({name: value})

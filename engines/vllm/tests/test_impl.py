@@ -18,7 +18,7 @@ ROWS = torch.ones(3, 4, 32)
 
 
 def calls_of_the_backend(scale: float, reads_from: str | None = None) -> dict[str, Any]:
-    """Return the rows that the layer passes to its backend in a step, by operation: keys or queries."""
+    """Return the keys that the layer passes to `write_kv` and the queries that it passes to `attend`, by method."""
     calls: dict[str, Any] = {}
     backend = SimpleNamespace(
         write_kv=lambda k, *rest: calls.update(write_kv=k), attend=lambda q, *rest: calls.update(attend=q)

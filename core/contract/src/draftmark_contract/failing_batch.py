@@ -30,11 +30,11 @@ class Wrong:
     """Place of a fault in a forward.
 
     Attributes:
-        what: thing that is wrong: ``"output"``, ``"keys"`` (the KV slots that a row reads) or ``"store"`` (its own).
+        what: kind of fault: ``"output"``, ``"keys"`` (KV slots that a row reads) or ``"store"`` (KV slot of the row).
         rows: (request, row) of each wrong row. The violation's values are of the first one.
         missing: KV slots that the first row must name and does not.
         extra: KV slots that the first row names and must not.
-        batch: the forward, where the violation has it only in words.
+        batch: the forward, if the violation describes it only as text.
     """
 
     what: str
@@ -56,7 +56,7 @@ class TooSmall:
 
 
 def drawing(error: BaseException, current: object = None) -> Drawing | None:
-    """Return the batch that an error is about as plain data, or None for an error without a batch.
+    """Return an error's batch as plain data, or None for an error without a batch.
 
     Args:
         error: exception of an item.
@@ -141,10 +141,11 @@ def _full(forward: ForwardCase, number: int, wrong: Wrong) -> Drawing:
 
 
 def _line(prefix: int, drawn: range, seen: dict[str, list[int]]) -> Drawing:
-    """Return the positions that a row sees, misses or sees too much, as far as there are any.
+    """Return the keys of one row: those it must see, those missing from its metadata, and those it sees in error.
 
-    Keys: ``keys``, ``missing`` and ``extra``, with one character for each drawn tail slot, ``"1"`` or ``"0"``;
-    ``prefix_keys``, ``prefix_missing`` and ``prefix_extra``, the number of tokens of the prefix.
+    Keys of the result: ``keys``, ``missing`` and ``extra``, with ``"1"`` or ``"0"`` for each drawn tail slot;
+    ``prefix_keys``, ``prefix_missing`` and ``prefix_extra``, the number of prefix tokens of each kind. Empty kinds are
+    left out, except ``keys``.
     """
     line: Drawing = {}
     for kind, positions in seen.items():

@@ -1,8 +1,8 @@
 """The declaration of a backend's metadata, which the contract uses to decode and check its buffers.
 
 A plugin's module ``contract`` returns a `MetadataSpec` for each mode. It declares the layouts that name KV positions,
-whether lengths include the tail, and what the backend writes for padded requests. Engines never read it. This module
-does not import torch.
+whether lengths include the tail, and what the backend writes for padded requests. A level is one attention pass: a
+cascade has a prefix level and a tail level. Engines never read the declaration. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftmark import Geometry, Mode
 
 
 class Layout(StrEnum):
-    """Layout in which one level names its KV positions. The set is closed within a contract major."""
+    """Format of the KV positions of one level. A new format needs a new contract major version."""
 
     PAGE_TABLE = "page_table"
     """A row of page ids per request, from the batch's own table unless a `page_table` buffer is declared."""
@@ -30,7 +30,7 @@ class Layout(StrEnum):
 
 
 class LengthConvention(StrEnum):
-    """Tokens that the lengths of a level count."""
+    """Meaning of a level's KV lengths: number of prefix tokens, of tail tokens, or of both."""
 
     PREFIX = "prefix"
     PREFIX_PLUS_TAIL = "prefix_plus_tail"
@@ -43,7 +43,7 @@ class Level:
 
     Attributes:
         layout: layout in which KV positions are named.
-        lengths: tokens that the level's lengths count.
+        lengths: tokens that are included in the level's KV lengths.
         buffers: role value → buffer name, for the buffers that contain this level's metadata,
             e.g. ``{"kv_lens": "kv_lens"}``. A role that is absent here is read from the batch itself.
         masked: True when the tail mask applies in this level.
@@ -62,8 +62,8 @@ class MetadataSpec:
     Attributes:
         levels: one or two passes; their results are merged. Empty when the plugin declares nothing (`UNDECLARED`).
         live_extent: ``"padded"`` when the backend writes entries of padded requests too, ``"live"`` when it does not.
-        pad_fill: length that the backend writes for a padded request, 0 or 1. The tail comes on top where the
-            length convention counts it.
+        pad_fill: prefix length that the backend writes for a padded request, 0 or 1. The tail's length is added if
+            the length convention includes it.
         mask_stride: words between two mask rows: `Geometry.mask_words` unless the backend re-encodes the mask.
         mask_dtype: dtype of the packed mask words.
         dummy_rows: position of the surplus rows when ``qo_indptr`` counts more rows than the request has queries:
@@ -79,12 +79,12 @@ class MetadataSpec:
 
     @property
     def opaque(self) -> bool:
-        """True when the suite cannot decode some level. Then only outputs can judge which keys a row sees."""
+        """True when the suite cannot decode some level. Then only outputs show which keys a row sees."""
         return not self.levels or any(level.layout is Layout.OPAQUE for level in self.levels)
 
 
 UNDECLARED = MetadataSpec(())
-"""Declaration of a plugin without contract notes. The meaning of its metadata is not judged."""
+"""Declaration of a plugin without contract notes. The meaning of its metadata is not checked."""
 
 
 def over_page_table(geometry: Geometry, **buffers: str) -> dict[Mode, MetadataSpec]:

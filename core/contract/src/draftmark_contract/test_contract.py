@@ -25,7 +25,7 @@ def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
         result = session.run(attn_item)
     except RunStopped as stopped:
         request.node.user_properties.append((STOPPED, str(stopped)))
-        request.session.shouldstop = str(stopped)  # a worker of pytest-xdist ends here; the collector ends the run
+        request.session.shouldstop = str(stopped)  # ends this pytest-xdist worker; the collector ends the whole run
         pytest.skip(str(stopped))
     request.node.user_properties.append((PROPERTY, json.dumps(result.as_json())))
     if result.outcome is Outcome.FAILED:

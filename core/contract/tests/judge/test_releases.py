@@ -34,11 +34,11 @@ class Released:
         return [TargetInfo("ONE", "the one")]
 
     def environment(self, target: str, device: str) -> dict[str, str]:
-        """Return no variables."""
+        """Return an empty dict: the engine needs no environment variables."""
         return {}
 
     def open(self, target: str, device: str) -> None:
-        """Never called."""
+        """Do nothing; no test calls it."""
 
 
 class Installed:
@@ -53,7 +53,7 @@ class Installed:
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register both engines, and no missing adapter."""
+    """Make the judge find both engines, and report no adapter as missing."""
     monkeypatch.setattr(engines, "engines", lambda: {"released": Released(), "installed": Installed()})
     monkeypatch.setattr(engines, "absent", dict)
 

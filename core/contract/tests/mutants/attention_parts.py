@@ -1,6 +1,6 @@
 """Mutants S01 … S24, by outside authors who knew only the tutorial: arithmetic, masks, launches, sizing, `supports`.
 
-`Parts` is the tutorial's attention in overridable parts, and correct; most mutants override one part.
+`Parts` is the tutorial's correct attention in overridable parts; most mutants override one part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 class Parts(Backend):
-    """Tugboat's attention in overridable parts. This class has no defect."""
+    """Attention of tugboat, the tutorial's backend, in overridable parts. This class has no defect."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -93,7 +93,7 @@ def plugin(backend: type[Backend], base: type[Plugin] = Plugin) -> type[Plugin]:
     return type(f"{backend.__name__}Plugin", (base,), {"open_backend": open_backend, "__module__": Plugin.__module__})
 
 
-# -- magnitudes that overflow or underflow --------------------------------------------------------------------
+# -- logits and weights that overflow or underflow ------------------------------------------------------------
 
 
 class HalfLogits(Parts):
@@ -116,7 +116,7 @@ class TileMax(Parts):
 
 
 class HalfWeights(Parts):
-    """Keeps softmax weights in fp16 and flushes subnormals: even attention over more than 16k keys sums to zero."""
+    """Keeps softmax weights in fp16 and flushes subnormals: uniform attention over more than 16k keys sums to zero."""
 
     def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
         weights = super().weights(scores, seen)
@@ -248,7 +248,7 @@ class LastToken(Parts):
 
 
 class Cascade(Parts):
-    """Attends a prefix that 8 requests or more share over 256 tokens or more once for all, without the window."""
+    """Attends a shared prefix (8 or more requests, 256 or more tokens) once for all requests, without the window."""
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
         inside = super().in_window(batch, rows, row, key)
@@ -349,14 +349,14 @@ class FewerSplitMore(Plugin):
 
 
 def partials_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return the bytes of a decode batch's partial outputs: R · splits(R) of them."""
+    """Return the bytes of a decode batch's partial outputs: one per request, split and query head."""
     a, decodes = geometry.attention, batch.mode is Mode.DECODE
     parts = batch.padded_reqs * splits_of(geometry, batch.padded_reqs) if decodes else 0
     return {"partials": parts * a.num_qo_heads * a.head_dim * 4}
 
 
 class SplitDecode(Parts):
-    """Decodes through the partial outputs. A slice stops at the buffer's end, where a kernel would write beyond it."""
+    """Decodes through the partial outputs. torch's slice ends at the buffer's end; a kernel would write beyond it."""
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         super().attend(q, cache, batch, out)
@@ -436,7 +436,8 @@ class Chunked(Backend):
         at = (counts.cumsum(0) - counts)[:, None] + number
         request = torch.arange(len(counts), device=batch.device)[:, None].expand_as(at)
         live = number < counts[:, None]
-        some = counts.argmax().view(1)  # unused entries rewrite the first chunk of a request that has chunks
+        # The index tensor has a fixed size. Its unused elements write the entry of an existing chunk once more.
+        some = counts.argmax().view(1)
         at = torch.where(live, at, at[:, 0].index_select(0, some))
         request = torch.where(live, request, some)
         self.chunks.index_copy_(0, at.flatten(), request.flatten().int())
@@ -583,7 +584,7 @@ MUTANTS = (
     _mutant(
         "S23",
         "Pads the query tiles of EXTEND once instead of per request",
-        "chunked prefill with many one-token decodes beside a long chunk",
+        "chunked prefill with many one-token decodes next to a long chunk",
         plugin(TileStaging, TiledQueries),
         usage=tiles_used,
     ),

@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 NOT_RUN = "not run yet"
 NOTHING = "**nothing**"
 UNKNOWN = "unknown"
-"""The suite of a row if no record names it."""
+"""Suite digest of a row that the record does not contain."""
 DATA = Path(__file__).with_name("kills.json")
 HEAD = """# What the contract suite kills
 
@@ -29,7 +29,6 @@ There are three kinds, and their scores mean different things:
 * **outside authors**: `R…`, `S…` and `T…`, by people who had not read the suite. On arrival, the suite killed 9 of 30
   `R…`, 33 of 48 `S…`, and 69 of the 86 of the third attack. Ten of the other 17 were real faults and are
   `T…`. The survivors changed the suite, so this page shows them as killed. Only another attack can tell how many new
-  ones would survive.
   ones would survive.
 
 *Killed by* names at most two checks, quick ones first, that fail on a fixed sample of their cases, or on all cases
@@ -46,7 +45,7 @@ class Row:
 
     Attributes:
         checks: names of the checks that failed; empty if the mutant survived, None if it was not run.
-        suite: digest of the suite that judged; `UNKNOWN` if no record names it.
+        suite: digest of the suite that ran; `UNKNOWN` if the record has no such row.
     """
 
     checks: tuple[str, ...] | None = None
@@ -68,7 +67,7 @@ class KillsPage:
 
     Attributes:
         path: the record, JSON: ``{"M01 reference": {"killed_by": [check, …], "suite": digest}}``.
-        today: digest of the suite that judges now.
+        today: digest of the current suite.
         rows: results by mutant and layout; a new mutant has none.
     """
 
@@ -114,7 +113,7 @@ class KillsPage:
         return HEAD + self._summary() + self._table() + self._checks() + _absent() + self._earlier()
 
     def counts(self) -> str:
-        """One sentence: mutants, rows, and how they ended."""
+        """Return a sentence with the number of mutants, rows, killed rows and surviving rows."""
         every = [self._row(pair) for pair in _pairs()]
         run = [row for row in every if row.checks is not None]
         here = sum(row.suite == self.today for row in run)
@@ -150,7 +149,7 @@ class KillsPage:
         return "\n".join(lines) + "\n\n"
 
     def _checks(self) -> str:
-        """The number of rows of each check, and of rows with no other check."""
+        """Return a table with the rows that each check kills, and the rows that no other check kills."""
         found = [self._row(pair).checks or () for pair in _pairs()]
         lines = ["## Checks", "", "| check | rows | rows without another check | guard |", "|---|---|---|---|"]
         for check in suite.checks_for():

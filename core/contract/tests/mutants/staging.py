@@ -1,9 +1,9 @@
 """A correct `plan` that sends numbers to the device through pinned memory; base of the late-device mutants.
 
 plan() writes the number of live requests and the host's length bound of each request to a pinned slot, and enqueues
-its copy to the device. write_metadata then clamps each prefix length to its bound. A round's own numbers change
-nothing; numbers of another round make lengths too short. Slots alternate, each has a fence, and they stay alive until
-their copies end.
+its copy to the device. write_metadata then clamps each prefix length to its bound. With the numbers of the same round
+the clamp changes nothing. With the numbers of another round it makes lengths too short. Slots alternate, each has a
+fence, and they stay alive until their copies end.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Staging:
         self.target.copy_(self.slots[index], non_blocking=True)
 
     def before_use(self) -> None:
-        """Do nothing. write_metadata calls this right before it reads the numbers on the device."""
+        """Do nothing; a mutant may. write_metadata calls this right before it reads the numbers on the device."""
 
 
 class Launched(Staging):

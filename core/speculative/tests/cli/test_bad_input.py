@@ -71,7 +71,7 @@ def test_bad_argument_is_one_sentence(draftmark: Run, tiny: Path, kind: str) -> 
     """`generate` reports a bad argument in one sentence before it decodes anything."""
     argv, code, cause = GENERATE[kind]
     done = draftmark("generate", "--model", tiny, *argv)
-    # Errors that need the model come after the line with the settings.
+    # Errors that are found after the model has loaded follow the settings line on stdout, so that line is removed.
     done = type(done)(done.code, "" if "·" in done.out.split("\n")[0] else done.out, done.err)
     done.assert_one_line_error(code, cause)
 

@@ -103,7 +103,7 @@ SHAPES = [(1, 4, 5), (2, 3, 9), (4, 3, 12), (8, 2, 20), (3, 1, 4), (2, 2, 12), (
 @pytest.mark.parametrize(("shape", "graph"), quick(product(SHAPES, [False, True]), together=1))
 @torch.no_grad()
 def test_engine_drafts_the_trees_of_the_head(make_model, random_head, prompts, shape, graph):
-    """With chunked prefill, draft extend and every draft step, the tree equals that of the densely run head."""
+    """After chunked prefill, draft extend and every draft step, the tree equals the tree of the densely run head."""
     wrong, trees, _ = compare(make_model("llama"), random_head(), prompts(4, 20), shape, graph=graph)
     assert (wrong, trees > 20) == (0, True)
 
@@ -183,11 +183,12 @@ MUTANTS = {
 
 @pytest.fixture(scope="module")
 def unchanged(make_model, markov, random_head, prompts):
-    """Return the inputs and plain texts for mutants, by kind of head; unchanged drafting is checked first."""
+    """Return a function with the inputs and plain texts of a kind of head, after a check of unchanged drafting."""
 
     @cache
     def of(attends):
-        # A head that guesses well has long accepted paths. A head with strong attention shows which slots it saw.
+        # Mutants of draft extend need long accepted paths, so a head that guesses well. The mutant of the slots needs a
+        # head with strong attention, so that its tokens depend on the slots it reads.
         if attends:
             runs = make_model("llama"), attentive(random_head()), prompts(2, 5), (4, 6, 40)
         else:

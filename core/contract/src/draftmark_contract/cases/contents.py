@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LARGE = 200.0
 """Scale of the queries that gives logits of hundreds."""
 NEEDLE = 40.0
-"""Length of a query that points at one key. The logit of that key is 40, and all others are at most a third of that."""
+"""Length of a query that points at one key. The logit of that key is 40; all other logits are at most a third of it."""
 LEVELS = (8.0, 12.0)
 """Entries of keys. With `level_query` they give sums that float32 represents exactly."""
 MOST = 1e5
@@ -53,7 +53,7 @@ CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Conte
 
 
 class Needles:
-    """Random choice among the tokens that one row sees, with a preference for tokens next to powers of two and ends.
+    """Random choice of a key that one row sees. Keys next to a multiple of 8 to 2048, and end keys, are likelier.
 
     Args:
         window_left: keys that a row sees to its left; -1 for all.
@@ -93,7 +93,7 @@ def level_query(shape: AttentionShape) -> float:
 
 
 def usual_sink(forward: ForwardCase) -> float:
-    """Return a sink with about the total weight of all keys of a row, where no key is special: ln of their number."""
+    """Return the sink logit that weighs about as much as all keys of a row: the log of the mean number of keys."""
     window = forward.geometry.attention.window_left
     seen = [one.prefix + one.tail for one in forward.requests if one.live] or [1]
     return math.log(sum(min(n, window + 1) if window >= 0 else n for n in seen) / len(seen) or 1)

@@ -67,7 +67,7 @@ def spanning_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCa
 
 
 def longest_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Return, for every mode and step, the forwards that reach furthest into a buffer: at the wall, on full pages."""
+    """Return, for every mode and step, the forwards that use most of a buffer: at the context limit, on full pages."""
     return [
         one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in ("wall", "full", "above"))
     ]
@@ -77,7 +77,7 @@ def forward_cases(*names: str, few: bool = False) -> list[Case]:
     """Return forwards of the shapes that every check runs and of the named shapes.
 
     Args:
-        few: run only the representative forwards of a brief shape.
+        few: for a shape marked `brief`, return only its representative forwards.
     """
     return [
         shape.case(forward, forward.name)
@@ -87,7 +87,7 @@ def forward_cases(*names: str, few: bool = False) -> list[Case]:
 
 
 def few_forwards(shape: Shape) -> Sequence[ForwardCase]:
-    """Return all forwards of a shape, or the representative ones of a brief shape, for rules without host lengths."""
+    """Return a shape's forwards for rules without host lengths: representative ones if the shape is marked `brief`."""
     return representative_forwards(shape.geometry) if shape.brief else all_forwards(shape.geometry)
 
 
@@ -103,7 +103,7 @@ def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Fo
 
 
 def _above(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
-    """Return a batch of all live requests when no graph is that large, so that it runs eagerly (sglang#28767)."""
+    """Return a full batch, if it is larger than every captured graph and so runs eagerly (sglang#28767)."""
     most = geometry.limits.max_num_reqs
     if most <= max(geometry.limits.capture_batch_sizes, default=0):
         return []
@@ -124,7 +124,7 @@ def last_steps(geometry: Geometry) -> dict[Mode, int]:
 
 
 def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Return ragged prefills: fresh, chunked, one token, all tokens of a forward, up to the wall, with padding."""
+    """Return ragged prefills: fresh, chunked, one token, the most tokens, at the context limit, with padding."""
     size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens
     rest = most - 24
     found = [

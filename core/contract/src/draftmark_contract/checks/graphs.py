@@ -102,7 +102,7 @@ def programs_do_not_disturb_each_other(graphs: GraphHarness, geometry: Geometry)
 
 @behaviour(Fixture.GRAPHS, cases=_geometries, bugs=("sglang#26665", "sglang#40396"))
 def keys_are_closed_under_padding(graphs: GraphHarness, geometry: Geometry) -> None:
-    """After all captures every program has a graph of every size, and any number of live requests fits one of them.
+    """After all captures every program has a graph of every size, and any number of live requests fits some graph.
 
     A graph state raises GraphError for a replay of a key that was never captured, and for a second capture of a key.
     """
@@ -204,7 +204,7 @@ def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
         loaded = graphs.load_replay(forward, number)
         if number in SIZES:
             graphs.assert_replay(program, loaded)
-        else:  # only a plan could move memory between two replays
+        else:  # run only plan(): a replay runs captured work and cannot move memory
             graphs.plan(loaded)
         moved = sorted(name for address, name in harness.held().items() if address not in held)
         if moved or harness.arena.addresses() != addresses:

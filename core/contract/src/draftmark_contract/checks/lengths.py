@@ -29,7 +29,7 @@ SUFFICIENT = {
 
 
 def _forwards() -> list[Case]:
-    """Return cases that include long requests with an upper bound that crosses the next split of the keys."""
+    """Return cases that include long requests. Their upper bounds give more split-KV pieces than their lengths do."""
     shapes = [shape for shape in crowds() if shape.name in ("crowd", "crowd-page128")]
     crowded = [
         shape.case(crowd(shape.geometry, mode, 0), mode.value)

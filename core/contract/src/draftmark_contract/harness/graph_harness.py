@@ -31,7 +31,7 @@ Copies = list[dict[str, torch.Tensor]]
 
 @dataclass
 class Loaded:
-    """A round that is on the tensors: its forwards, its batches, and the expected results."""
+    """A round in the static tensors: its forwards, its batches, and the expected results."""
 
     forwards: list[ForwardCase]
     batches: list[ForwardBatch]
@@ -56,7 +56,7 @@ class GraphHarness:
         steps = max(1, draft_steps(harness.geometry)) if Mode.DRAFT in harness.geometry.modes else 1
         pool = torch.stack((harness.tensors.cache.k, harness.tensors.cache.v))
         num_pages = pool.shape[1]
-        # plan() owns host memory; copied inside a capture it would be a pageable copy.
+        # Only device buffers are copied in a capture. Host buffers belong to plan(), and a copy would be pageable.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
         device = harness.subject.device
         self.step_tensors = [CaseTensors(harness.geometry, device, num_pages, pool) for _ in range(steps)]
@@ -66,7 +66,7 @@ class GraphHarness:
         """Return a harness with the same backend opened once more, and nothing captured."""
         return GraphHarness(self.harness.fresh())
 
-    # -- what an engine does at start-up ------------------------------------------------------------------
+    # -- start-up: warm-up and capture --------------------------------------------------------------------
 
     def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
         """Run a key's step eagerly on the batch of its capture. Return the round and copies of its metadata."""
@@ -85,7 +85,7 @@ class GraphHarness:
 
         self.harness.arena.poison()
         self.plan(loaded)
-        # A device's graph state runs a step once before its capture. The capture must then do all of the work again.
+        # Graph states of devices run a step once before its capture. The capture must then do all of the work again.
         if not cold:
             self.step(loaded)
         with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
@@ -99,7 +99,10 @@ class GraphHarness:
         return loaded
 
     def _round_of_capture(self, key: GraphKey, short: bool = False) -> Loaded:
-        """Load the capture's batch with unknown host lengths, so that the plan serves every replay, or exact ones."""
+        """Fill the static buffers for a capture.
+
+        Host lengths are unknown, so that the plan serves every replay; exact if the backend needs exact lengths.
+        """
         host = "unknown" if self.harness.bounded else "exact"
         return self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
 
@@ -109,7 +112,7 @@ class GraphHarness:
         self.record(key, loaded)
         return loaded
 
-    # -- and in a round -----------------------------------------------------------------------------------
+    # -- a round: fill, plan, replay ----------------------------------------------------------------------
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
         """Fill the static buffers for a round. `forward` is the last step of the round."""
@@ -126,7 +129,7 @@ class GraphHarness:
         return Loaded(forwards, batches, expected)
 
     def load_replay(self, forward: ForwardCase, number: int, poison: bool = False) -> Loaded:
-        """Put replay `number` on the tensors. The kind of host lengths changes with the number."""
+        """Fill the static buffers for replay `number`. The kind of host lengths changes with the number."""
         kinds = ("exact", "upper_bound", "unknown", "tight_bound")
         if poison:
             self.harness.arena.poison()
@@ -171,7 +174,7 @@ class GraphHarness:
             )
 
     def interpret(self, loaded: Loaded, copies: Copies) -> None:
-        """Compute the outputs from the metadata in the suite, where no kernels run here."""
+        """Compute the outputs from the metadata in the suite, if the backend's kernels cannot run here."""
         if not self.harness.kernels:
             steps = zip(loaded.forwards, loaded.batches, self.step_tensors, copies, strict=False)
             for forward, batch, tensors, copy in steps:
@@ -186,7 +189,7 @@ class GraphHarness:
         for tensors in self.step_tensors:
             tensors.out.fill_(float("nan"))
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- assertions ---------------------------------------------------------------------------------------
 
     def assert_replay(self, program: Program, loaded: Loaded, what: str = "") -> None:
         """Plan and replay a loaded round, then check it with `assert_round`."""

@@ -1,4 +1,7 @@
-"""Makes a device late: by a queue on a CPU, by a spinning kernel on a GPU. No decision depends on a clock."""
+"""Delay of a device's queued work while the host continues: a queue on a CPU, a spinning kernel on a GPU.
+
+No decision depends on a clock.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ def _spin(device: torch.device) -> None:
 
 
 SPINS: dict[str, Callable[[torch.device], None]] = {"cuda": _spin}
-"""Delay kernel by device type. For other devices rounds are sent without a delay, and run when the device reaches them.
-(This repository's NPU emulator runs nothing before the host waits, like a late device.)"""
+"""Launcher of the delay kernel by device type. On other devices rounds are queued without a delay.
+(This repository's NPU emulator runs nothing before the host waits, so its work is always late.)"""
 
 
 class Lateness:
-    """Keeps a device late while the host continues."""
+    """Delays the queued work of a device while the host continues."""
 
     def __init__(self, device: str, late: LateDevice | None) -> None:
         self._device = torch.device(device)
@@ -39,7 +42,7 @@ class Lateness:
         return [] if self._late is None else self._late.waits
 
     def linger(self) -> None:
-        """Make the device pause when it reaches this point of the work that is sent to it."""
+        """Make the device pause when it reaches this point of its queue."""
         if self._late is None:
             spin = SPINS.get(self._device.type)
             if spin is not None:
@@ -48,14 +51,14 @@ class Lateness:
             self._here = self._late.mark()
 
     def arrive(self) -> None:
-        """Let the device run up to the point where it pauses. A real device does so by itself."""
+        """Run the queued work up to the point of `linger`. A real device does so by itself."""
         if self._late is not None:
             self._late.advance(self._here)
 
 
 @contextmanager
 def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Lateness]:
-    """Run the block with a late device. Leaving the block waits for all work that was sent.
+    """Run the block with a late device. Leaving the block waits for all queued work.
 
     Args:
         tensors: tensors in device memory, which a CPU queue cannot detect by itself.

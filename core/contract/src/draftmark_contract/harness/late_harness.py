@@ -1,4 +1,4 @@
-"""Harness for a late device: sends rounds as an overlapping engine does, and checks each against its own truth."""
+"""Harness for a late device: queues rounds as an overlapping engine does, and checks each round's results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .late_device import Lateness, running_late
 from .late_round import Round, key_of, live_batch, memory_of
 
 KINDS = ("exact", "unknown", "exact", "upper_bound", "exact", "tight_bound")
-"""Kinds of host lengths, one per round in turn. Most, and the last, differ between rounds."""
+"""Kinds of host lengths, one per round in turn. Most, and the last one, contain numbers that differ between rounds."""
 REMEDY = (
     "do not write on the host what the device still has to read: give each round in flight its own slot, and wait for "
     "the slot's fence (draftmark.transfer.fence) before the next use"
@@ -30,17 +30,17 @@ REMEDY = (
 
 
 class LateHarness:
-    """Rounds of one `GraphHarness`. Each is copied to the static tensors on the device, run, and copied out again.
+    """Rounds of one `GraphHarness`. Each round is copied to the static tensors on the device, run, and copied out.
 
     Attributes:
-        rounds: rounds made by `stage`, in the order of sending.
+        rounds: rounds made by `stage`, in the order of `send`.
     """
 
     def __init__(self, graphs: GraphHarness) -> None:
         self.graphs, self.harness = graphs, graphs.harness
         self.rounds: list[Round] = []
 
-    # -- on time ------------------------------------------------------------------------------------------
+    # -- set-up: the device is not late -------------------------------------------------------------------
 
     def capture(self, forwards: Sequence[ForwardCase]) -> None:
         """Capture the programs of all uniform rounds at their sizes. Call before `stage`, which reuses the tensors."""
@@ -67,22 +67,22 @@ class LateHarness:
         self.harness.arena.poison()
 
     def _rehearse(self, captured: bool) -> None:
-        """Send everything once on time, so that a device compiles and loads nothing while it is late."""
+        """Run all rounds once without a delay, so that a device compiles and loads no kernel while it is late."""
         if self.harness.subject.device == "cpu":
             return
         for number, one in enumerate(self.rounds):
             self._send(one, self._plan(one, number), captured, None)
         self._reset()
 
-    # -- late ---------------------------------------------------------------------------------------------
+    # -- rounds on the late device ------------------------------------------------------------------------
 
     def send(self, *, captured: bool = False, halfway: bool = False, reopen_after: int = 0) -> None:
-        """Send all rounds to a late device, and wait for it at the end.
+        """Queue all rounds on a late device, and wait for the device at the end.
 
         Args:
             captured: uniform rounds are replays.
             halfway: plan the next round while the device is between a round's metadata and its attention. Otherwise
-                plan it before the device has run any round.
+                plan all rounds before the device runs any.
             reopen_after: after this number of rounds, drop the backend and its arena and continue with a new one.
 
         Raises:
@@ -151,7 +151,7 @@ class LateHarness:
         found += [tensor for stage in self.graphs.step_tensors for tensor in memory_of(stage)]
         return found + [tensor for one in self.rounds for tensor in one.on_device()]
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- assertions ---------------------------------------------------------------------------------------
 
     def assert_rounds(self) -> None:
         """Check each round's metadata and outputs against its own batch, and the pool against all rounds."""
@@ -164,7 +164,7 @@ class LateHarness:
 
     @contextmanager
     def _describes_round(self, one: Round, number: int) -> Iterator[None]:
-        """Add to a violation the number of its round, and the result of that round on a device that is on time."""
+        """Add to a violation the number of its round, and the result of that round without a delay."""
         try:
             yield
         except ContractViolation as found:

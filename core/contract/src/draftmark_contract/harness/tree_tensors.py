@@ -18,7 +18,7 @@ from .tensors import raw
 
 LAYERS = 3
 JUNK = 10**6
-"""Value after the live part of a static input. It is far out of range as a slot, a token or a parent."""
+"""Filler of the unused part of a static input: far out of range as a slot, a token or a parent."""
 DIRT = -7
 
 
@@ -32,8 +32,10 @@ class TreeTensors:
         pool: KV pool. Requests may own its pages from `first_page` on, which contain random bytes.
 
     Args:
-        memory: k and v ``[2, layers, first_page + pages, P, heads, head_dim]``, for a pool that KVPool cannot create.
-        group: geometry of the pool's layers, when another group of layers has its own heads.
+        first_page: first page that requests may own.
+        memory: k and v ``[2, layers, first_page + pages, P, heads, head_dim]``, for a layout that KVPool cannot
+            allocate; None allocates a KVPool.
+        group: geometry of the pool's layers, if it differs from `geometry`: another layer group with other KV heads.
         layers: number of layers of the pool.
     """
 
@@ -93,7 +95,7 @@ class TreeTensors:
         return self.drafts[:reqs, :nodes], self.parents[:reqs, :nodes]
 
     def parents_of(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Return the parents of other tails, int64 ``[R, T]``, as a slice of a wider tensor."""
+        """Return the parents of these requests' tails, int64 ``[R, T]``, as a slice of a wider tensor."""
         tail = requests[0].tail
         wide = torch.full((len(requests), tail + 5), JUNK, dtype=torch.int64, device=self.device)
         wide[:, :tail].copy_(torch.tensor([request.parents for request in requests]))

@@ -21,7 +21,7 @@ from .driver import Driver, EngineCapabilities
 from .step import Step
 
 STALE = 448.0
-"""KV value in slots that no row owns. Finite, as old KV is, and large, so that a weight of 1e-3 on it is visible."""
+"""KV value in slots that no row owns: finite like old KV, and so large that a weight of 1e-3 on it is visible."""
 FP8_STEP = 2.0**-3
 """Relative distance between neighbouring numbers of e4m3; a rounded value lies within half of it."""
 Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -96,7 +96,7 @@ class EngineSubject:
         """Return q, k and v of a step; padding rows are NaN."""
         more = step.num_rows - step.forward.live_rows
         found = [one[: step.forward.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
-        if not more:  # no copy, so that views stay views
+        if not more:  # a copy would make views contiguous
             return found[0], found[1], found[2]
         padded = [torch.cat([one, one.new_full((more, *one.shape[1:]), float("nan"))]) for one in found]
         return padded[0], padded[1], padded[2]
@@ -129,7 +129,7 @@ class EngineSubject:
         self, step: Step, out: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], what: str
     ) -> None:
         a, cache = self.geometry.attention, self.tensors.cache
-        # _assert_cache has already compared fp8 KV. The output is judged for the values as they were rounded.
+        # _assert_cache has already checked fp8 KV. The expected output uses the backend's own rounded values.
         pools = self.driver.read(self.slots) if cache.k_scale is not None else wanted
         q, order, scales = self.tensors.q[: step.forward.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
         if self.driver.rounds_queries:
@@ -146,7 +146,7 @@ class EngineSubject:
         return cache.k.view(-1, a.num_kv_heads, a.head_dim), cache.v.view(-1, a.num_kv_heads, a.head_dim)
 
     def _keep(self, step: Step, pools: tuple[torch.Tensor, torch.Tensor], seed: int) -> None:
-        """Write KV of the rows with slot -1 into the pools: the engine has stored it before this step."""
+        """Write KV of the rows with slot -1 into the pools, as an engine that stored it before this step."""
         slots = [step.truth.writes[row] for row in sorted(step.unstored)]
         dice = torch.Generator().manual_seed(seed + 11)
         for pool in pools:

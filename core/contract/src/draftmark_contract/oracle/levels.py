@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Tokens(NamedTuple):
-    """KV slots of consecutive tokens of a request, from token `first` on. Tokens below L are prefix, the rest tail."""
+    """KV slots of consecutive tokens of a request, from token `first` on."""
 
     first: int
     slots: list[int]
@@ -30,7 +30,7 @@ class Reading:
         level: declaration of the level.
         arena: buffers by name.
         requests: all requests of the batch, padded ones last.
-        bases: prefix length of each request that the level describes: L, or `pad_fill` for a padded request.
+        bases: by request number, the prefix length that the level must use: `pad_fill` for a padded request.
         page_size: tokens per page.
     """
 
@@ -42,7 +42,7 @@ class Reading:
     page_size: int
 
     def first(self, n: int) -> int:
-        """Return the token at which the level starts in request n."""
+        """Return the index of the level's first token in request n."""
         return self.bases[n] if self.level.lengths is LengthConvention.TAIL else 0
 
     def count(self, n: int) -> int:
@@ -50,7 +50,7 @@ class Reading:
         return self.last(n) - self.first(n)
 
     def last(self, n: int) -> int:
-        """Return the token before which the level ends in request n."""
+        """Return the index after the level's last token in request n."""
         return self.bases[n] + (0 if self.level.lengths is LengthConvention.PREFIX else self.requests[n].tail)
 
     def name(self, role: str) -> str | None:
@@ -124,7 +124,7 @@ def _by_indptr(reading: Reading) -> dict[int, Tokens]:
 
 
 def _slots_of_pages(reading: Reading, n: int, pages: list[int]) -> list[int]:
-    """Return the token slots of a request's pages. A level may start in the middle of a page."""
+    """Return the KV slots of a level's tokens on these pages. The first token may be in the middle of a page."""
     size = reading.page_size
     slots = [page * size + offset for page in pages for offset in range(size)][reading.first(n) % size :]
     name = reading.name("kv_last_page_len")

@@ -2,8 +2,8 @@
 
 Per-request lemma: a sum over R requests is at most R times its largest term. A batch of R requests equal to the
 largest one is within the limits. So a claim about every batch follows from the claim about batches of R equal requests.
-In a ragged EXTEND batch there are at most min(R, rows) live requests. Terms in L + n are largest with n = 1, and terms
-in n only are bounded by the rows.
+In a ragged EXTEND batch there are at most min(R, rows) live requests. With a prefix of L tokens and n new tokens each,
+terms in L + n are largest with n = 1, and terms in n only are bounded by the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DRAFTS = ("k", "S", "D")
 
 @dataclass(frozen=True)
 class Variant:
-    """Enumerated part of the domain: the modes served, and overlap (the device may be a round ahead of the host)."""
+    """Enumerated part of the domain: the served modes, and overlap (the device may be a round ahead of the host)."""
 
     name: str
     modes: tuple[Mode, ...]

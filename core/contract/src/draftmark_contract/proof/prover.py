@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 Within = int | dict[str, int] | None
 """Constraint on inputs: an upper bound for all, or fixed values for some."""
 SHORT, LONG = 10_000_000, 30_000_000
-"""Efforts of a query in z3's own steps: about 3 and 10 seconds. Proofs need at most 2 seconds."""
+"""Limits of a query in z3's resource units: about 3 and 10 seconds. Proofs need at most 2 seconds."""
 _Z3 = threading.Lock()
-"""Lock for z3's terms, which are not thread-safe: one thread at a time builds and frees them. Workers solve them."""
+"""Lock for z3 terms, which are not thread-safe: one thread at a time makes and frees them. Workers solve them."""
 LADDER = (3, 9, 40, 300, None)
 SHAPES = ((1, 1, 1), (1, 4, 4), (2, 3, 7), (4, 3, 8), (8, 5, 64), (8, 9, 33))
 """(k, S, D) for which a claim is tried if it cannot be decided for all draft shapes."""
@@ -105,7 +105,7 @@ class _Batches:
         self._lock = threading.Lock()
 
     def exist(self, claims: Iterable[Claim], solver: Solver) -> bool:
-        """Return True if a batch satisfies some claim's assumptions; otherwise a proof would be empty."""
+        """Return True if a batch satisfies some claim's assumptions; otherwise a proof would be vacuous."""
         with self._lock:
             return any(self._exists(claim, solver) for claim in claims)
 
@@ -132,7 +132,7 @@ def _prove(subject: BackendUnderTest, theorem: Theorem, solver: Solver, batches:
 
 
 def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
-    """Group claims with equal goals, which differ only in their path's conditions; each group has its problem text."""
+    """Group claims that differ only in their path's conditions; return each group with its SMT-LIB text."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:
         with _Z3:
@@ -144,7 +144,7 @@ def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
 def _decide_alike(
     subject: BackendUnderTest, theorem: Theorem, alike: tuple[str, list[Claim]], solver: Solver
 ) -> list[tuple[Status, str]]:
-    """Prove the goals without any path's conditions, which covers all paths; otherwise decide each path's claim."""
+    """Prove the goals of a group without path conditions, which covers all paths. Otherwise decide each claim."""
     question, claims = alike
     if len(claims) > 1 and solver.ask(question, [], SHORT).status == "unsat":
         return [(Status.PROVED, "")] * len(claims)
@@ -166,14 +166,14 @@ def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
 
 
 def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int, within: Within = None) -> Answer:
-    """Ask z3 for a batch within the limits that breaks a goal."""
+    """Search with z3 for a batch within the limits that violates a goal."""
     with _Z3:
         question = _question(claim, encoding, hinted, within)
     return solver.ask(question, list(claim.context.inputs), effort)
 
 
 def _question(claim: Claim, encoding: str, hinted: bool, within: Within) -> str:
-    """Return the problem text. The function's own z3 terms are freed inside it, under the caller's lock."""
+    """Return the claim's negation as SMT-LIB text. The caller must hold `_Z3`, since z3 terms are made and freed."""
     context = relevant(claim.context, [*claim.goals, *claim.assumed])
     facts = _facts(context, claim, encoding, within)
     return smt2([*facts, *(hints(context) if hinted else []), z3.Not(z3.And(*claim.goals))])
@@ -222,14 +222,14 @@ _ENCODINGS = ("native", "skolem")
 
 
 def replay(subject: BackendUnderTest, theorem: Theorem, model: dict[str, int]) -> str:
-    """Return the shortage on plain integers, in words; "" if the plugin's own code does not show it."""
+    """Run the plugin's code on a z3 model's integers. Return the shortage as text; "" if there is none."""
     try:
         geometry = plain_geometry(theorem.variant, subject.profile, model)
         if subject.backend.supports(geometry):
             return ""
         specs = {spec.name: spec for spec in subject.backend.buffers(geometry)}
         metadata = subject.layouts(geometry)
-    except Exception as error:  # probably a division by zero, which then is the finding
+    except Exception as error:  # probably a division by zero, which refutes a theorem about divisors
         return f"{type(error).__name__}: {error} at {model}" if theorem.what == "divisors" else ""
     if theorem.mode is None or theorem.buffer not in specs:
         return ""

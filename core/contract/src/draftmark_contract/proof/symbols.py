@@ -1,4 +1,4 @@
-"""Integers without values, which run a plugin's sizing code inside a proof.
+"""Symbolic integers, which run a plugin's sizing code inside a proof.
 
 z3's own integers cannot be used directly: they have no ``//``, and ``bool(x == 1)`` is silently False. A `Sym` divides
 by divisors >= 1 (each divisor becomes an obligation) and forks the run at a comparison (`explore`). Any other operation
@@ -46,7 +46,7 @@ class Context:
         return Sym(self.inputs[name], self)
 
     def fresh(self, prefix: str) -> Any:
-        """Return a new variable for a definition."""
+        """Return a new z3 integer with a unique name, for a quotient, a maximum or a minimum."""
         self._fresh += 1
         return z3.Int(f"{prefix}!{self._fresh}")
 
@@ -88,7 +88,7 @@ def _is(value: Any, number: int) -> bool:
 
 
 class Cond:
-    """A comparison of symbols. In an `if` it forks the run."""
+    """A comparison of symbols. Its truth value in an `if` forks the run."""
 
     def __init__(self, term: Any, context: Context) -> None:
         self.term = term
@@ -116,7 +116,7 @@ def _condition(value: Any) -> Any:
 
 
 class Sym:
-    """An integer without a value."""
+    """A symbolic integer: a z3 term, and the context that collects its definitions."""
 
     def __init__(self, term: Any, context: Context) -> None:
         self.term = term

@@ -2,7 +2,7 @@
 
 The first line is ``{"journal": …}`` and describes the judged code. Further lines are ``{"run": …}`` (machine of the
 lines that follow), ``{"selected": items, "left": items}``, ``{"started": item}``, and results of items. The processes
-of one run append to one file; a lock keeps a second run out.
+of one run append to one file, which is locked against other runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .stopped import RunStopped
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl; runs on one journal are not kept apart there
+except ImportError:  # Windows has no fcntl, so journals are not locked there
     fcntl = None  # type: ignore[assignment]
 
 NO_JOURNAL = "{} is no journal of a contract run, or it is damaged; name a new file"
@@ -106,7 +106,7 @@ class Journal:
         try:
             with self.path.open("a+b", buffering=0) as file:
                 data = (b"\n" if _torn(file) else b"") + json.dumps(row).encode() + b"\n"
-                while data:  # a full disk takes a part first; the next write raises the error
+                while data:  # on a full disk the first write is partial, and the next one raises the error
                     data = data[file.write(data) :]
         except OSError as error:
             remedy = "free space there, then run the command again"
@@ -117,7 +117,7 @@ class Journal:
         return {row["item"]: Result.from_json(row) for row in self._rows() if "item" in row}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return the runs with results that count, each with the number of these results."""
+        """Return the runs that have the latest result of at least one item, each with the number of such results."""
         last: dict[str, int] = {}
         runs: list[dict[str, Any]] = []
         for row in self._rows():
@@ -164,7 +164,7 @@ class Journal:
 
 
 def _torn(file: BinaryIO) -> bool:
-    """Return True if the file's last line has no line break. The position ends where appending needs it."""
+    """Return True if the file's last line has no line break. The file position is at the end afterwards."""
     if not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Function that `draftmark contract` calls."""
+"""Run of `draftmark contract`: child processes, journal and exit code."""
 
 from __future__ import annotations
 
@@ -114,20 +114,20 @@ def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
 
 
 def _not_the_backends(end: ChildEnd, options: RunOptions, item: str) -> str:
-    """Return why the child ended, as a clause, or "" if its item is the cause."""
+    """Return the reason why the child ended, for the verdict line, or "" if its current item is the cause."""
     if end.interrupted:
         return INTERRUPTED
     if end.stalled and item:
         return ""
     if reason := killed_from_outside(end.code, item):
         return reason
-    if options.workers:  # an item ends its worker, not this process
+    if options.workers:  # with pytest-xdist a crashing item ends only its worker, so no item is the cause
         return f"the process that distributes the items ended with code {end.code}"
     return "" if item else f"the run ended with code {end.code} outside of any item"
 
 
 def _no_verdict(options: RunOptions, reason: str, journal: Journal | None = None) -> int:
-    """Print that there is no verdict and why; return the exit code."""
+    """Print that there is no verdict, with the reason; return the exit code."""
     results = list(journal.ended().values()) if journal else []
     print("\n".join(verdict_lines(judge(options.name, None, results, reason))))
     return WITHOUT_VERDICT

@@ -107,7 +107,7 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     packet = func.overloadpacket
     if packet is aten.set_:
         return REPOINTED
-    # dim 0 must pass: the scalar of `x[0] = 5.` is a kernel argument when it fills a row.
+    # A tensor of 0 dimensions is allowed: the scalar of `x[0] = 5.` is a kernel argument when it fills a row.
     if packet is aten.lift_fresh and args[0].dim() > 0:
         return PAGEABLE_COPY
     if torch.Tag.data_dependent_output in func.tags:
@@ -115,7 +115,7 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     if torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_size(func, args, kwargs):
         return DYNAMIC_SIZE
     if packet in (aten.index_put, aten.index_put_, aten._index_put_impl_) and _has_mask(args[1]):
-        # `x[mask] = 0.` is a masked fill on the device; only one value per selected element needs their number.
+        # `x[mask] = 0.` is a masked fill. A tensor of values has one per selected element, so the host needs a count.
         return DYNAMIC_SIZE if args[2].dim() > 0 else None
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         return OWN_GENERATOR

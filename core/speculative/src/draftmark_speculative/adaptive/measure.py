@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REPEATS = 4
 """Timed runs of a program in a row on an asynchronous device; a CPU runs it once."""
 EAGER_SIZES = 3
-"""Number of sizes measured for each program if nothing is captured; other sizes are interpolated."""
+"""Number of batch sizes measured for each program if nothing is captured; other sizes are interpolated."""
 
 Drafting = Callable[[int, int, HostLengths], None]
 """Call of the draft model ``drafting(size, requests, host)``; `size` is a graph's size."""
@@ -39,7 +39,7 @@ class Rehearsal:
     """Requests that fill every row of the engine's empty state for a measurement; `clear` removes them.
 
     Args:
-        seat: writes the inputs that the drafting needs; its argument is the number of committed tokens a request.
+        seat: writes the inputs that drafting needs; its argument is the number of committed tokens of each request.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rehearsal:
         """Reset rows, lengths and trees, which the last run changed; every tree is a chain of token 0."""
         state, reqs = self.state, self.geometry.max_reqs
         state.rows.copy_(torch.arange(reqs, device=state.device))
-        state.rows[requests:] += reqs  # the null row of each entry
+        state.rows[requests:] += reqs  # padding entry i uses null row max_reqs + i
         state.lengths.device[:reqs].fill_(load)
         state.tokens.zero_()
         state.parents.copy_(torch.arange(-1, state.parents.shape[1] - 1, device=state.device).expand_as(state.parents))
@@ -108,10 +108,11 @@ def measure(
     """Return the cost table of an engine with captured or eager rounds.
 
     Args:
-        draft: runs the draft model before a round, by padded requests; None for drafts of the host.
-        take_over: runs the draft model after a round, by rows; None for drafts of the host.
+        draft: runs the draft model before a round; called with a padded batch size. None for drafts of the host.
+        take_over: runs the draft model after a round; called with a number of rows. None for drafts of the host.
         catch_up: runs the draft model over waiting rows, at most `most_rows` of a request. Measuring it also compiles
             its kernels before the first request.
+        most_rows: see `catch_up`.
     """
     limits = rehearsal.geometry.limits
     sizes = limits.capture_batch_sizes or _some(range(1, rehearsal.geometry.max_reqs + 1))

@@ -1,7 +1,7 @@
 """Choice of the next round: plain decoding, or drafts under a row budget. Numbers only, no torch.
 
-A round's value is its expected tokens a second, ``(R + sum of the admitted drafts' survival) / seconds``. The device
-admits the likeliest drafts. The host chooses only the budget, from the reports of earlier rounds.
+A round's value is its expected tokens a second: ``(requests + sum of the survival chances of its drafts) / seconds``.
+The device picks the likeliest drafts. The host chooses only the number of rows (budget), from earlier rounds' reports.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Load:
 
     Attributes:
         live: number of requests.
-        padded: number of requests in the captured batch that holds them.
-        kv_tokens: committed tokens of all requests; an upper bound known to the host.
+        padded: size of the captured batch that the requests fit into.
+        kv_tokens: upper bound, known to the host, of the committed tokens of all requests.
     """
 
     live: int
@@ -56,7 +56,7 @@ def plain(table: CostTable, load: Load) -> Choice:
 
 
 def drafted(table: CostTable, budgets: Sequence[int], load: Load, tokens: Tokens) -> Choice | None:
-    """Return the best round with drafts; None if no budget holds the padded batch and a draft."""
+    """Return the best round with drafts; None if no budget has rows for the padded batch and a draft."""
     found = [
         Choice(budget, tokens(budget), table.speculate(budget, load.padded, load.kv_tokens))
         for budget in budgets
@@ -66,18 +66,18 @@ def drafted(table: CostTable, budgets: Sequence[int], load: Load, tokens: Tokens
 
 
 UPKEEP_SHARE = 0.01
-"""Share of the time of plain rounds that may go into the backlog of a head that drafts nothing."""
+"""Share of the time of plain rounds in which the draft head may process its backlog while nothing is drafted."""
 STAY = 16
 """Number of rounds over which drafting must earn the cost of catching up.
 
-Near the break-even point, every switch between plain and drafted rounds would pay that cost again."""
+Without this limit, switches near the break-even point would pay that cost again and again."""
 
 
 class Policy:
-    """Chooser of rounds. While drafts do not pay, it probes them within `probe_share` of the time.
+    """Policy that chooses each round. While drafts do not pay off, it probes them within `probe_share` of the time.
 
-    A probe yields at least one token a request, like a plain round. So it costs at most the difference of both rounds,
-    plus the backlog that the head must process first. Plain rounds save time for probes.
+    A probe yields at least one token a request, like a plain round. So it costs at most the difference of both rounds'
+    times, plus the time of the head's backlog. Each plain round adds time to the allowance for probes.
 
     Args:
         budgets: numbers of rows that can be verified, ascending.
@@ -113,7 +113,7 @@ class Policy:
         return best.budget
 
     def keeps_up(self, load: Load, waiting: int) -> bool:
-        """Return True, and spend the saved time, if it is enough for the head to process `waiting` rows now."""
+        """Return True if the allowance suffices for the head to process `waiting` rows now, and deduct the cost."""
         cost = self.table.catch_up(load.padded, waiting)
         if cost > self._upkeep:
             return False

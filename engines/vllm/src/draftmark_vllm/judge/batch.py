@@ -1,7 +1,8 @@
-"""The runner's side of a step: persistent buffers, and vLLM's `CommonAttentionMetadata` as views of them.
+"""Persistent buffers of vLLM's model runner, and `CommonAttentionMetadata` as views of them.
 
-This copies vLLM's runners. Buffers are filled in place in every step. A captured size has padding requests after the
-live ones: no rows, length 0, null page 0 and slots of -1. Host bounds are the lengths that the scheduler assumed.
+The buffers behave as in vLLM's runners. They are filled in place in every step. A captured size has padding requests
+after the live ones: no rows, length 0, null page 0 and slots of -1. Host bounds are the lengths that the scheduler
+assumed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ class RunnerBuffers:
     """Tensors that the runner keeps at fixed addresses.
 
     Attributes:
-        slots: int64 ``[max_tokens]``. table: int32 ``[max_reqs, columns]``. positions: int64 ``[max_tokens]``.
-        starts: int32 ``[max_reqs + 1]``. lens: int32 ``[max_reqs]``.
-        starts_host, lens_host: the same on the host. bounds: int32 ``[max_reqs]`` on the host, upper bounds of `lens`.
+        slots: slot mapping, int64 ``[max_tokens]``.
+        table: block table, int32 ``[max_reqs, columns]``.
+        positions: int64 ``[max_tokens]``.
+        starts: first row of each request, int32 ``[max_reqs + 1]``.
+        lens: sequence lengths, int32 ``[max_reqs]``.
+        starts_host, lens_host: copies of `starts` and `lens` on the host.
+        bounds: upper bounds of `lens` on the host, int32 ``[max_reqs]``.
         known: True if the bounds are the lengths. False in asynchronous steps with drafts: the host has bounds only.
     """
 
@@ -103,7 +108,7 @@ class RunnerBuffers:
             # the device. FlashInfer plans from these: given a bound, it read KV after a request's last token.
             "_seq_lens_cpu": self.bounds[:requests] if self.known else None,
             "_num_computed_tokens_cpu": computed if self.known else None,
-            # Fields of older releases, which have only these.
+            # Older releases have only these two fields for lengths on the host.
             "seq_lens_cpu": self.bounds[:requests],
             "num_computed_tokens_cpu": computed,
         }
