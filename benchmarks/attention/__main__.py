@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def without_page_sizes() -> tuple[Case, ...]:
-    """Return the usual cases, each once, under names without a page size."""
+    """Return the usual cases without duplicates. Their names have no page size."""
     plain = [replace(case, name=case.name.split("@")[0], model=case.model.paged(64)) for case in CASES + SUBSET]
     return tuple(dict.fromkeys(plain))
 

@@ -237,7 +237,7 @@ def _positions(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of some pages. e4m3 tensors cannot be indexed, so their bytes are."""
+    """Return the tokens of some pages. torch cannot index e4m3 tensors, so this indexes their bytes."""
     if cache.element_size() == 1:
         return cache.view(torch.uint8)[pages].view(cache.dtype).flatten(0, 1)
     return cache[pages].flatten(0, 1)

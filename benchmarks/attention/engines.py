@@ -112,7 +112,7 @@ def _sglang_extend(inputs: Inputs) -> Peer:
 
 
 def vllm(inputs: Inputs) -> Peer:
-    """Run vLLM's unified Triton kernel. It has one tree for all requests, so several trees run as chains."""
+    """Run vLLM's unified Triton kernel. It accepts one tree per batch, so a batch of several trees runs as chains."""
     model = inputs.case.model
     engine, case = stubs.vllm(), inputs.case
     bias = None
@@ -140,9 +140,9 @@ def vllm(inputs: Inputs) -> Peer:
 
 
 def xformers(inputs: Inputs) -> Peer:
-    """Run the parts of xformers' `tree_attention` (prefix, tail, merge), because that function has one tree for all.
+    """Run the parts of xformers' `tree_attention` (prefix, tail, merge), which accepts only one tree per batch.
 
-    Both parts use its Triton kernel, the only one of its choices for pages of 64 tokens.
+    Both parts use xformers' Triton kernel, its only kernel for pages of 64 tokens.
     """
     model = inputs.case.model
     case = inputs.case

@@ -30,7 +30,7 @@ WARM_TURNS = 5
 
 
 def turn_of(calls: list) -> Callable[[], float]:
-    """Capture a peer's calls in a graph, and return a function that replays it for one turn: microseconds per call."""
+    """Capture a peer's calls in a graph. Return a function that replays it for one turn and returns µs per call."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -54,7 +54,7 @@ def measure_pages(case: Case, pages: Iterable[int], names: set[str] | None, turn
 
 
 def _answered(case: Case, names: set[str] | None) -> list[tuple[Case, dict, Peer | None]]:
-    """Return a row for each backend, and its calls to time. The calls are None if it is absent or wrong."""
+    """Return each backend's case, row and calls to time. The calls are None if the backend is absent or wrong."""
     inputs = build(case)
     plugins = {name: partial(ours, plugin) for name, plugin in OURS.items()}
     makers: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case)}
@@ -124,7 +124,7 @@ def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[Problem, tor
 
 @contextmanager
 def _noting_failures(row: dict) -> Iterator[None]:
-    """Write the reason of a peer's failure or absence to its row. A failure of our own plugins is raised."""
+    """Catch a peer's failure or absence and write the reason to its row. A failure of our own plugins is raised."""
     try:
         yield
     except Absent as absent:

@@ -146,7 +146,7 @@ def host_us(call: Callable[[], None], rounds: int = 200) -> float:
 
 
 def memory_rows() -> list[dict]:
-    """Measure declared and allocated bytes of the graph state: 256 requests, context 131072, 64 draft tokens."""
+    """Measure declared and allocated bytes of the graph state for 256 requests, context 131072 and 64 draft tokens."""
     from draftmark import DRAFT_MODES, TARGET_MODES
 
     rows = []

@@ -202,8 +202,8 @@ _workspaces: list[torch.Tensor] = []
 
 
 def _workspace() -> torch.Tensor:
-    # A plan lives in its wrapper's own integer workspace; the float workspace is scratch and may be shared,
-    # except between two wrappers of one call.
+    # FlashInfer's plan is stored in the wrapper's own integer workspace. The float workspace is scratch, so wrappers
+    # share it, except two wrappers of one call.
     while len(_workspaces) < 2:
         _workspaces.append(torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"))
     _workspaces.reverse()

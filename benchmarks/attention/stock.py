@@ -1,4 +1,4 @@
-"""Costs of FlashInfer's own wrappers besides their kernels: `plan()` on the host, and memory per captured size.
+"""Costs of FlashInfer's own wrappers besides their kernels: `plan()` on the host, and memory per captured batch size.
 
 The memory of one more captured size is also measured for our plugins. Index buffers are allocated once and passed to
 every wrapper as slices, as engines do, so only the wrapper's own memory is counted.

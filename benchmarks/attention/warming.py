@@ -23,11 +23,11 @@ PAGES = 256
 def warm(
     cases: Sequence[Case], names: Sequence[str], pairs: list[str], processes: int, seconds: float, device: str = "cuda"
 ) -> int:
-    """Launch each case once on each of our backends. A failure is printed, and fails again when it is timed.
+    """Launch each case once on each of our backends. A failed launch is printed and does not stop the others.
 
     Args:
         names: names of our backends.
-        pairs: ``NAME=FOLDER`` of those that are versions (`versions.versions`).
+        pairs: ``NAME=FOLDER`` for each backend that is a copy of the package (`versions.versions`).
 
     Returns:
         Number of groups of cases that ended in time.

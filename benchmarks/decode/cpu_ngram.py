@@ -30,7 +30,7 @@ MAX_NEW_TOKENS = 64
 
 
 def prompts() -> list[dict[str, Any]]:
-    """Return the demo's prompts, which benefit from drafts, and the fixed set, in which some do not."""
+    """Return two prompt sets: the demo's prompts, which benefit from drafts, and the fixed set, which benefits less."""
     demo = [text.strip() for text in (origin.PROMPTS / "demo.txt").read_text().split("\n---\n")]
     rows: list[dict[str, Any]] = [
         {"name": f"demo-{i}", "pays": True, "set": "demo", "prompt": text} for i, text in enumerate(demo, 1)

@@ -1,4 +1,4 @@
-"""Mean accepted length if draft beams see their true ancestors, compared with slots of their branch index.
+"""Mean accepted length of draft trees under two masks: a beam sees its true ancestors, or slots of its branch index.
 
     python -m benchmarks.decode.draft_ancestors --head PATH --json benchmarks/results/draft-ancestors.json
 
@@ -32,7 +32,7 @@ BEAMS = {"all": 0, "other": 0}
 
 
 def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
-    """Place beams so that beam b sees the earlier slots of index b, even if it continues another beam."""
+    """Make beam b a child of beam b of the previous step, even if its token continues another beam."""
     placed, k = growth.slots.shape[1], growth.topk
     own = torch.arange(k, device=growth.tokens.device).expand_as(growth.tokens)
     parents = own + (placed - k) if placed else torch.full_like(growth.tokens, -1)

@@ -45,7 +45,7 @@ class Bench:
 
     Attributes:
         length: context limit of every engine, a multiple of the page size.
-        foreign: texts of the baseline backend.
+        foreign: texts of plain decoding on the baseline backend.
     """
 
     model: CausalLM

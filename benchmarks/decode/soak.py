@@ -67,7 +67,7 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         "tree": Eagle(head, draw.randint(2, 8), draw.randint(1, 4), draw.randint(2, 34)),
     }[kind]
     if speculate is not None and draw.random() < 0.4:
-        # Rows that are free, cheap or too expensive: rounds that draft, mix, or stay plain except for probes.
+        # A row is free, cheap or too expensive. So rounds draft, mix both, or decode plainly except for probes.
         row = draw.choice([0.0, 0.03, 1.0])
         costs = CostTable({1: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row)})
         speculate = Adaptive(speculate, (), costs, draw.choice([0.01, 0.3]))
@@ -81,7 +81,7 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         sampling=Sampling(draw.choice([0.0, 0.0, 0.8]), draw.choice([1.0, 0.9]), draw.randrange(1000)),
     )  # fmt: skip
     if draw.random() < 0.5:
-        # Pages for little more than one longest request: requests wait and are preempted.
+        # The pool holds little more than one request of the largest length, so requests wait and are preempted.
         geometry = Geometry.create(AttentionShape(1, 1, 1, page_size), config.limits, config.draft_shape)
         longest = geometry.max_pages_per_req
         nulls = geometry.null_pages(unique_slots=True)

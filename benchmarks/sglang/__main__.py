@@ -44,7 +44,7 @@ class Run:
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
-            self._about = _about()  # while the servers import
+            self._about = _about()  # the servers import meanwhile
             for at, wave in enumerate(members):
                 following = members[at + 1] if at + 1 < len(members) else []
                 self._spawn(following)

@@ -50,7 +50,7 @@ class Case:
 
     @property
     def _of_a_branch(self) -> int:
-        """Slots per branch in SGLang: its steps, or whole pages if branches begin with a copy of a page."""
+        """Slots that SGLang reserves per branch: one per step, or whole pages if a branch starts with a copied page."""
         if self.page_size == 1 or self.topk == 1:
             return self.num_steps
         return (self.page_size - 1 + self.num_steps + self.page_size - 1) // self.page_size * self.page_size
@@ -93,7 +93,7 @@ def plain(page_size: int) -> Case:
 
 
 def chain(page_size: int) -> Case:
-    """Return a case with three drafts in a row."""
+    """Return a case with a chain of three draft tokens."""
     return Case("chain", page_size, 1, 3, 4, 3)
 
 

@@ -20,7 +20,7 @@ def import_sglang(rehearsed: bool) -> None:
         module = f"sglang.srt.layers.attention.{name}"
         try:
             import_module(module)
-        except Exception:  # any missing dependency
+        except Exception:  # a missing dependency may raise any error
             stand_in = types.ModuleType(module)
             stand_in.__getattr__ = _unused  # type: ignore[method-assign]
             sys.modules[module] = stand_in

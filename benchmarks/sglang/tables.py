@@ -132,7 +132,7 @@ def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
 
 
 def tables(record: Row) -> str:
-    """Return a section for each run: a table for each way to speculate, one of prefill, one of where rounds go."""
+    """Return the tables of each run: one per kind of speculation, one of prefill, and one of profiled rounds."""
     parts = []
     for name, about, run in _runs(record):
         parts.append(f"## {name}\n\n{about['about']}.\n\n{runs.origin(about)}\n\n" if name else "")

@@ -134,7 +134,7 @@ def _row(number: int, ranks: list[Any], plain: list[list[int]], models: list[Any
 
 
 def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any] | None:
-    """Return the gap of the two tokens' fp32 logits where the texts part, and bf16's largest error there."""
+    """Return the gap of the two tokens' fp32 logits where the texts first differ, and bf16's largest error there."""
     import torch
 
     at = next((n for n, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)

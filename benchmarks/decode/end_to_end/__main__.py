@@ -88,7 +88,7 @@ TIMELINES = [(model, way, size) for model, size in ((SMOLLM2, 1), (LLAMA, 1), (L
 
 @dataclass
 class Bench:
-    """State of a run: models, made when the first case needs them, rows, and texts to compare with.
+    """Models, rows and reference texts of one run. A model is loaded when the first case needs it.
 
     Attributes:
         absent: reason, by name of a backend that cannot be used.
@@ -141,7 +141,8 @@ class Bench:
             prompts = [] if subject.forced else self._contexts(subject, case)
             wanted = (case.model, case.speculate, case.batch) in TIMELINES and case.backend == self.args.backends[0]
             take = self._timeline(case) if wanted and args.device == "cuda" else None
-            # A round of the small model is short compared with the waits at both ends of a window.
+            # Rounds of the small model are short, so a window has four times the rounds: the waits at both ends then
+            # matter less.
             return window(case, subject, prompts, args.rounds * (1 if subject.forced else 4), 3, take), prompts
         if case.model == LLAMA:
             prompts = [tuple((i * 7919) % subject.model.vocab_size for i in range(case.context))]
@@ -181,7 +182,7 @@ class Bench:
         return take
 
     def _compare(self, case: Case, prompts: Sequence[tuple[int, ...]], texts: list[tuple[int, ...]]) -> dict[str, Any]:
-        """Compare with plain decoding of the first backend at the same batch, which comes first in `cases`.
+        """Compare with plain decoding on the first backend at the same batch; `cases` yields that case earlier.
 
         Texts of windows and of peers differ in length, so only their common part is compared.
         """
@@ -222,7 +223,7 @@ def main() -> None:
 
 
 def _pending(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Case]:
-    """Return the selected cases without a row, and selected cases with texts that those are compared with."""
+    """Return the selected cases without a row, and the selected cases that produce texts for their comparison."""
     words = args.only or ()
     selected = [case for case in cases(args.backends) if all(word in json.dumps(case.key) for word in words)]
     done = [{n: row[n] for n in _columns()} for row in rows if row["tokens_per_s"] and "profile" not in row]

@@ -55,14 +55,14 @@ WARM = {"adaptive": 60}
 
 
 def good(topk: int) -> Shares:
-    """Return shares from the record of a head's confidence and acceptance; see `RankedAcceptance`."""
+    """Return a recorded head's acceptance shares, per level and confidence class; see `RankedAcceptance`."""
     rows = json.loads((RESULTS / "eagle-confidence.json").read_text())["rows"]
     levels = sorted((row for row in rows if row["topk"] == topk), key=lambda row: row["level"])
     return [[[kept, *((1 - kept) * share for share in row["siblings"])] for kept in row["kept"]] for row in levels]
 
 
 def bad(topk: int) -> Shares:
-    """Return shares that accept only the likeliest child, with one probability."""
+    """Return shares that accept only the most probable child, with one probability in every class."""
     return [[[BAD_SHARE] + [0.0] * (topk - 1) for _ in level] for level in good(topk)]
 
 
@@ -104,7 +104,8 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
     cuda, forced = subject.model.device.type == "cuda", []
     drafts = None if unit.speculate == "none" else Eagle(subject.head, *unit.shape)
     if drafts is not None and unit.speculate == "adaptive":
-        fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)  # smaller budgets hold no batch
+        # A smaller row budget has no room for drafts
+        fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)
         drafts = Claiming(drafts, tuple(fitting), forced=forced)
 
     def wrap(ops: TreeOps) -> TreeOps:
@@ -156,7 +157,7 @@ def seated(engine: Engine, unit: Unit) -> None:
         engine.step()
     seat(engine, unit.batch, unit.context)
     drafting = engine._drafting
-    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill does this too
+    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill resets these too, but `seat` runs none
         rows = torch.tensor([request.row for request in engine._scheduler.running], device=engine.model.device)
         drafting._backlog.forget(rows)
         drafting._calibration.forget(rows)

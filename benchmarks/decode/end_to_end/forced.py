@@ -27,7 +27,7 @@ Shares = Sequence[Sequence[Sequence[float]]]
 
 
 class ForcedAcceptance:
-    """A backend's `TreeOps` with a random number of accepted drafts. It can be captured if they can.
+    """A backend's `TreeOps` with a random number of accepted drafts. It can be captured if that `TreeOps` can.
 
     Args:
         profile: profile[i] is the probability that a path with i accepted drafts accepts another; 0 after its end.
@@ -46,7 +46,7 @@ class ForcedAcceptance:
         self._tail: Tail | None = None
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """Write the tail as the backend does, and keep it: its trees are verified next."""
+        """Call the backend's `write_tail`, and keep the batch's tail for the next `verify_tree`."""
         self._tail = batch.tail
         self._ops.write_tail(batch, parents)
 
@@ -78,7 +78,7 @@ ROUNDS = 1024
 
 
 class RankedAcceptance(ForcedAcceptance):
-    """Forced acceptance by a child's rank among its siblings, so that a pruned tree loses the pruned children's share.
+    """Forced acceptance by a child's rank among its siblings, so that pruning a child lowers the acceptance.
 
     `ForcedAcceptance` accepts some child whenever there is one, so one branch would be as good as four. Real heads are
     sure of some drafts and unsure of others, and a scheduler uses that difference. So each (request, round, level)
@@ -100,7 +100,7 @@ class RankedAcceptance(ForcedAcceptance):
         self.force(shares)
 
     def force(self, shares: Shares) -> None:
-        """Use other shares of the same shape from now on, in captured graphs too. The claims do not change."""
+        """Use other shares of equal shape from now on, in captured graphs too. `claims` keeps the first shares."""
         until = torch.tensor(shares, dtype=torch.float64, device=self._wanted.device).cumsum(2)
         self._wanted.copy_((self._draws(0)[..., None] >= self._by_class(until)).sum(3))
 

@@ -40,7 +40,7 @@ class Subject:
 
 
 def smollm2(path: str | None, head: str | None, dtype: str, device: str) -> Subject:
-    """Return the bundled model, with the head of a folder or the installed one."""
+    """Return the bundled model with its draft head, from the folder `head` or from the installed package."""
     model = load_model(path, dtype=dtype, device=device)
     loaded = DraftHead.load(head or installed_head(model.name))
     return Subject(SMOLLM2, model, loaded, {})
