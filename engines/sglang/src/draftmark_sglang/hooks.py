@@ -58,7 +58,7 @@ def uses_draftmark(arguments: Any) -> bool:
 def add_draft_backends(
     original: Any, factory: Any, backend_name: str, backend_map: dict[str, Any], *rest: Any, **named: Any
 ) -> Any:
-    """AROUND `DraftBackendFactory._create_backend`: add draftmark to its local map from name to factory."""
+    """Add draftmark to the map from name to factory (AROUND hook on `DraftBackendFactory._create_backend`)."""
     from .draft import decode_backend, draft_extend_backend
 
     stamped = "stamps_children" in original.__code__.co_varnames  # from 0.5.18 on factories return (name, backend)
@@ -72,7 +72,7 @@ def add_draft_backends(
 
 
 def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
-    """AROUND the last check of an algorithm's arguments: accept trees at page sizes above 1 when draftmark serves.
+    """Accept trees at page sizes above 1 when draftmark serves (AROUND hook on the last check of server arguments).
 
     SGLang's check accepts only a fixed list of its own backends.
     """
@@ -87,7 +87,7 @@ def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
 
 
 def allow_listed_models(original: Any, server_args: Any) -> Any:
-    """AROUND the checks of single models: accept draftmark where the check's list of backends contains Triton.
+    """Accept draftmark where a model's list of backends contains Triton (AROUND hook on the checks of single models).
 
     A few models, such as gpt-oss, list the backends that support their attention. draftmark supports what SGLang's
     Triton backend supports there (sinks, windows), or rejects it with a reason (`refusals`). So the check runs again
@@ -116,7 +116,7 @@ def _plain_setter(kind: type) -> Any:
 
 
 def record_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
-    """AFTER `select_top_k_tokens`: record the parent of each new branch, which no other function of SGLang returns."""
+    """Record the parent of each new branch (AFTER hook on `select_top_k_tokens`); SGLang itself returns no parents."""
     from .draft_round import ACTIVE_ROUND
 
     if ACTIVE_ROUND.steps is not None:
@@ -124,9 +124,10 @@ def record_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
 
 
 def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
-    """AROUND `duplicate_prefix_tail_to_draft_branches`: skip the copies, because branches share the prefix's last page.
+    """Skip SGLang's copies of the prefix's last page (AROUND hook on `duplicate_prefix_tail_to_draft_branches`).
 
-    SGLang selects the copies with a boolean index, which makes the host wait twice per round.
+    draftmark's branches share that page. SGLang selects the copies with a boolean index, which makes the host wait
+    twice per round.
     """
     from .draft_round import ACTIVE_ROUND
 
@@ -135,7 +136,7 @@ def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
 
 
 def use_small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
-    """BEFORE `NGRAMWorker.__init__`: use D × D masks instead of masks with a column for each prefix token."""
+    """Use D × D masks instead of masks with a column for each prefix token (BEFORE hook on `NGRAMWorker.__init__`)."""
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.speculative import ngram_worker
 
@@ -144,7 +145,7 @@ def use_small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any
 
 
 def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> Any:
-    """AFTER `LlamaModel.forward`: append the hidden state after the last layer and norm, if a draft head reads it.
+    """Append the hidden state after the last layer and norm, for heads that read it (AFTER `LlamaModel.forward`).
 
     SGLang collects a hidden state just before the following layer runs, and no layer follows the last one.
     """

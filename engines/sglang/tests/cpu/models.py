@@ -1,4 +1,4 @@
-"""Models small enough for a CPU: a random Llama, EAGLE heads with some right drafts, and SmolLM2-135M."""
+"""Models small enough for a CPU: a random Llama, EAGLE heads that draft some tokens correctly, and SmolLM2-135M."""
 
 from __future__ import annotations
 

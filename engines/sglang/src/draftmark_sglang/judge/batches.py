@@ -16,7 +16,7 @@ def forward_batch(placed: Placed, runner: Any, padded: int | None = None) -> Any
     """Create a batch on torch's default device.
 
     Args:
-        padded: requests of the CUDA graph, where those after the live requests are padding; None for no padding.
+        padded: number of requests of the CUDA graph. Requests after the live ones are padding. None for no padding.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 

@@ -91,7 +91,7 @@ class SGLang:
 
 
 class Backend:
-    """One opened target, with its items."""
+    """One opened target of the judge (one attention backend on one device), with its items."""
 
     left_out: Mapping[str, str] = LEFT_OUT
 

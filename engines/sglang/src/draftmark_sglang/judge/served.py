@@ -1,4 +1,4 @@
-"""Check of a request in SGLang's running scheduler up to the context's end: its row of `req_to_token` must hold it."""
+"""Check of one request up to the context's end in SGLang's running scheduler: it must fit its row of `req_to_token`."""
 
 from __future__ import annotations
 

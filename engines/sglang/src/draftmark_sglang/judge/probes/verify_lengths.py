@@ -32,7 +32,7 @@ def check() -> None:
         draft_token_num=4,
         num_correct_drafts=torch.tensor(ACCEPTED, dtype=torch.int32),
         accept_tokens=torch.zeros(0, dtype=torch.int64),
-        # The kernel, and the functions that change texts and slots, are replaced: only lengths are judged.
+        # The verify kernel, and the functions that change texts and slots, are replaced: only lengths are judged.
         _greedy_verify=lambda batch, logits: None,
         _fill_requests=lambda batch, logits: None,
         _free_cache=lambda *given: None,
