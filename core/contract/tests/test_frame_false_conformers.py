@@ -1,6 +1,6 @@
 """Tests that wrong or almost empty backends do not get the verdict "conforms".
 
-The decisive items run for real; all other items get the best outcome that is possible for the backend.
+The items that decide a test really run. All other items get the best outcome that the backend could have.
 """
 
 from __future__ import annotations

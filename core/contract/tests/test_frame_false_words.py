@@ -295,7 +295,7 @@ def _only_core_sizes(item: Item) -> Outcome | None:
 
 
 def test_sizing_items_name_no_profile() -> None:
-    """A profile that only sizing items show is not named once the host tier ran."""
+    """After a host run the verdict does not name a profile with passed items in the sizing tier only."""
     assert any(item.needs == {Profile.OVERLAP} for item in all_items((Tier.SIZING,)))
     assert list(verdict(_only_core_sizes).profiles) == [Profile.CORE]
     assert Profile.OVERLAP in verdict(_only_core_sizes, Tier.SIZING).profiles

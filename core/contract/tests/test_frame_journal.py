@@ -43,7 +43,7 @@ def test_later_run_keeps_earlier_results(journal: Journal) -> None:
 
 
 def test_source_of_a_verified_run_applies_to_all(journal: Journal) -> None:
-    """A clean source of one run applies to all runs, since a machine without git history ran equal code."""
+    """If one run had a clean git tree, its commit applies to all runs of the journal, since all ran equal code."""
     journal.note(passed(0))
     assert journal.source() is None
     proved = {"commit": "1", "tree": "clean"}

@@ -31,7 +31,7 @@ def test_accepted_tokens_are_those_kept(markov, count, kept, rounds, more):
 
 
 def test_tokens_after_a_stop_token_are_not_counted(markov):
-    """A stop token that is first in its run counts one token, although the run has three."""
+    """If the first of three accepted tokens is a stop token, the statistics count one accepted token."""
     text, _ = decoded(markov, 8)
     output, seen = decoded(markov, 8, stop=[text.tokens[1]])
     assert output.finish is FinishReason.STOP and len(output.tokens) == 2

@@ -45,7 +45,7 @@ def random_parents(rng: random.Random, nodes: int) -> tuple[int, ...]:
 
 
 def test_rows_get_the_depth_of_their_node() -> None:
-    """A tree's rows are moved to the depth of their node; a chain's rows stay."""
+    """The positions of a tree's rows are corrected from row order to node depth; a chain's positions stay."""
     trees = StepTrees((None, BRANCHING), starts_of([3, 6]))
     assert depths_of(BRANCHING) == [0, 1, 1, 2, 2, 3]
     assert trees.depth_changes() == ([5, 6, 7, 8], [-1, -1, -2, -2])

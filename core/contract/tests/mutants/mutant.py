@@ -86,7 +86,7 @@ class Mutant:
         given = base.contract_notes()
         notes = {name: getattr(given, name, _no_usage) for name in NOTES}
         changes = dict(self.hooks or {})
-        if "tree_ops" in changes:  # an optional hook that both layouts leave to the core
+        if "tree_ops" in changes:  # the base plugins of the mutants do not implement this optional hook
             found["draftmark_tree_ops"] = lambda geometry, device: TorchTreeOps(geometry)
         if self.patch is not None:
             patch = self.patch

@@ -18,7 +18,7 @@ def bound(site: Site) -> Iterator[ast.AST]:
         if value is None:
             continue
         yield with_fields(site.node, **{field: None})
-        if not isinstance(value, ast.Constant):  # the operator `constant` moves constant bounds
+        if not isinstance(value, ast.Constant):  # the mutation operator `constant` changes bounds that are constants
             for op in (ast.Add(), ast.Sub()):
                 yield with_fields(site.node, **{field: ast.BinOp(value, op, ast.Constant(1))})
 

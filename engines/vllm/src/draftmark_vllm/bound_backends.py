@@ -24,7 +24,7 @@ OTHER_BACKEND = "use another backend of vLLM"
 
 
 def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
-    """Return those of vLLM's forms that the backend accepts."""
+    """Return the forms of vLLM's batches (`FORMS`) that the backend accepts."""
     return tuple(form for form in FORMS if form in backend.info.forms)
 
 

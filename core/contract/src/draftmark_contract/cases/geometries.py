@@ -90,7 +90,8 @@ def behaviours() -> dict[str, Geometry]:
     window = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     tokens = replace(SMALL, page_size=1)
     wide = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
-    # So few prefill rows that they cannot hide too few rows of another mode (sglang#27338).
+    # A small prefill limit. With a large one, buffers sized for prefill would also hold the other modes' rows, and a
+    # wrong row count of these modes would not show (sglang#27338).
     short = replace(LIMITS, max_extend_tokens=32)
     return {
         "small": mandatory(),

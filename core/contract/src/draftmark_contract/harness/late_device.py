@@ -69,5 +69,5 @@ def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Laten
         return
     with LateDevice() as late:
         late.owns(tensors)
-        del tensors  # code in the block that drops a tensor must drop the last reference to it
+        del tensors  # keep no reference here, so that the block can free a tensor
         yield Lateness(device, late)

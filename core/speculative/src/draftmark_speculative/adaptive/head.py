@@ -144,7 +144,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         return self._candidates.admit(batch)
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep the accepted path for the head; a plain round's one row goes to the backlog."""
+        """Store the accepted path for the head. After a plain round, append each request's row to the backlog."""
         if batch.mode is Mode.DECODE:
             rows = self._state.rows[: batch.padded_reqs]
             self._backlog.append(rows, result.tokens[:, 0], features)

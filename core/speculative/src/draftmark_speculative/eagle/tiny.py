@@ -44,8 +44,8 @@ def tiny_pair(
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.data.zero_()
-    # In a row after the target the fused feature is 0. In a row after the head it is the normalised embedding of the
-    # token before; the second half of this weight subtracts that.
+    # The feature is 0 in a row that follows the target's forward. In a row that follows the head's own forward it is
+    # the normalised embedding of the previous token, which the second half of this weight subtracts.
     one = torch.eye(width)
     head.fc.weight.data.copy_(torch.cat((one, -one), 1))
     head.output_norm.weight.data.copy_(hf.model.norm.weight.data)
