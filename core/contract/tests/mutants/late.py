@@ -1,4 +1,4 @@
-"""Mutants in how the host overlaps with a late device. Without a delay on the device they are all correct."""
+"""Mutants with a race between host and device. Each is correct unless the device runs late."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Mutants T01 … T14, by outside authors: scales, strides, number ranges and pools of several layer groups.
 
-Their authors knew the tutorial and had not read the suite. Of 86 defects in this third attack 69 were killed at
-once. Ten of the other 17 were real faults; they are here, with related ones.
+The authors knew the tutorial and had not read the suite. They wrote 86 defects, and the suite killed 69 at once.
+Ten of the other 17 were real faults. They are here, with related mutants.
 """
 
 from __future__ import annotations

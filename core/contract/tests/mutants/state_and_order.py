@@ -177,7 +177,7 @@ class SharedWorkspace(Planned):
 
 
 class WorstCaseOnce(Planned):
-    """Sends the constant plan for Unknown lengths only once, although an Exact batch can overwrite it."""
+    """Sends the constant plan for Unknown host lengths only once, although a batch of Exact lengths overwrites it."""
 
     sent = -1
 
@@ -450,8 +450,8 @@ CHUNK = 128
 class EmptySplit(Backend):
     """Splits the prefix into parts of 128 keys by the host's bound; a part without keys on the device gives NaN.
 
-    Exact lengths give no empty part, and Unknown lengths (every capture) are not split. A bound that overlap pushed
-    over a multiple of 128 gives one.
+    Exact lengths give no empty part, and Unknown lengths (every capture) are not split. With overlap, the host's bound
+    may pass a multiple of 128 that the device's length does not pass. That gives an empty part.
     """
 
     parts: tuple[int, ...] = ()

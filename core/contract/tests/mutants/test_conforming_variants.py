@@ -33,7 +33,7 @@ def without_kernels(layout: str, mutant: Mutant | None = None) -> Any:
 
 
 def wrong(backend: Any, *modules: str) -> str:
-    """Return the first failing item of some modules on the sample, or an empty string."""
+    """Return the first failure of these check modules on sampled cases, or an empty string."""
     checks = [one for one in suite.checks_for() if one.name.partition(".")[0] in modules]
     found = next(suite.failures(backend, checks, sampled=True), None)
     return "" if found is None else f"{found[0]}[{found[1]}]: {found[2]}"
@@ -79,7 +79,7 @@ def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", USUAL)
 def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
-    """Metadata, graphs and histories are checked without kernels, and the item is marked as interpreted."""
+    """Checks of metadata, graphs and histories pass without kernels, and the item is marked as interpreted."""
     backend = without_kernels(layout)
     assert not wrong(backend, *MODULES, "history", "purity")
     subject = BackendUnderTest(backend, "cpu", Tier.HOST)
@@ -101,5 +101,5 @@ def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
 
 @pytest.mark.slow
 def test_opaque_levels_are_left_to_numerics() -> None:
-    """A backend with an opaque layout passes by its outputs."""
+    """A backend with an opaque layout is judged by its outputs and passes."""
     assert not wrong(Mutant("none", "", "", OPAQUE).build("csr"), *MODULES)

@@ -80,7 +80,7 @@ def _short_tokens(original: Any, drafts: torch.Tensor, parents: torch.Tensor, ta
 
 
 def _warm_up(original: Any, *inputs: torch.Tensor) -> VerifyResult:
-    """At capture, return clones of the verdict of the warm-up run."""
+    """At capture, return clones of the result that the warm-up run computed."""
     if is_recording():
         return VerifyResult(*(tensor.clone() for tensor in _LAST))
     found: VerifyResult = original(*inputs)
@@ -89,7 +89,7 @@ def _warm_up(original: Any, *inputs: torch.Tensor) -> VerifyResult:
 
 
 def _compact(call: Callable[..., None]) -> dict[str, Any]:
-    """Return a `tree_ops` hook that replaces compact by ``call(operations, pool, batch, verdict)``."""
+    """Return a `tree_ops` hook that replaces compact by ``call(operations, pool, batch, accepted)``."""
 
     def patch(ops: Any) -> None:
         around(ops, "compact", lambda original, *args: call(ops, *args))
