@@ -67,7 +67,7 @@ def subject():
 
 @pytest.fixture
 def run_in_new_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a program in a new process: after an asynchronous error torch_npu drops work."""
+    """Return a function that runs a program in a new process: torch_npu drops work after an asynchronous error."""
 
     def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         own = {"PYTHONPATH": str(Path(__file__).parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

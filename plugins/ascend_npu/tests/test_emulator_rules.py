@@ -1,4 +1,4 @@
-"""Tests of cases in which the emulator used to differ from a 910B: it refuses and accepts what a 910B does."""
+"""Tests that the emulator accepts and rejects the same calls as a 910B, in cases where the two used to differ."""
 
 import pytest
 import torch

@@ -133,7 +133,7 @@ def test_item_in_a_capture_is_refused():
 
     def step():
         calls.append(1)
-        if len(calls) > 1:  # the warm-up may read
+        if len(calls) > 1:  # the first call is the warm-up, which may read
             tensor.sum().item()
 
     with pytest.raises(CaptureError, match=r"cannot be captured.*captur.*RecordedGraph"):

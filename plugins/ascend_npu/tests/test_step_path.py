@@ -74,7 +74,7 @@ def test_tree_operations_match_torch_without_the_aicpu():
     ("name", "masked"), [("decode-edges", False), ("verify-edges-chain", True), ("extend-ragged", True)]
 )
 def test_single_rows_need_no_mask(subject, monkeypatch, name, masked):
-    """Decode runs without a mask, as CANN's decode kernel needs; rows that see unequal keys have one."""
+    """Decode calls run without a mask, as CANN's decode kernel needs; verify and prefill calls have the causal mask."""
     from draftmark_ascend_npu import ops
 
     geometry = geometries()["target"]

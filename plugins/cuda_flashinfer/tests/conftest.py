@@ -17,7 +17,7 @@ H200 = DeviceProfile("cuda", 90, 132)
 
 @pytest.fixture
 def make_geometry():
-    """Return a function that makes a geometry on an H200 from keyword arguments of any of its parts."""
+    """Return a function that makes a geometry on an H200; keyword arguments replace fields of its parts."""
 
     def make(**fields):
         parts = {

@@ -259,7 +259,8 @@ def test_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make_b
 
 DRAFTING = {
     "tree": {"topk": 4, "num_steps": 4},
-    # 41 pages of 2900 tokens in the first step and 40 in the last: FlashInfer makes six chunks of eight pages and five.
+    # With 2900 tokens the first step reads 41 pages and the last step 40. FlashInfer makes six chunks of eight pages
+    # and then five.
     "tree-window": {"topk": 4, "num_steps": 4, "window_left": 650},
     "chain": {"topk": 1, "num_steps": 5},
 }

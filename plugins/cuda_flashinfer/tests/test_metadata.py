@@ -41,7 +41,7 @@ def keys(arena, geometry, batch, r):
 
 @pytest.mark.parametrize(("window", "page", "tree"), quick(product([-1, 0, 5, 19, 200], [1, 8, 16, 64], [True, False])))
 def test_each_row_sees_the_defined_keys(make_geometry, make_batch, truth, window, page, tree):
-    """Each row sees each of its keys once and no other key, for windows below and above L and several page sizes."""
+    """Each row sees each of its keys once and no other key, for several windows and page sizes."""
     geometry = make_geometry(page_size=page, window_left=window, max_context_len=150)
     backend, arena = opened(geometry)
     for seed, lens in enumerate([(0, 1, 7, 8, 9, 150), (64, 63, 65, 23, 24, 25)]):

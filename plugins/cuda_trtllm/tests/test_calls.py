@@ -102,7 +102,7 @@ def test_window_includes_the_row_itself(recorded):
 
 
 def test_draft_step_stages_its_rows(recorded):
-    """Staged queries lie T rows apart per request, q_seq_len is k, and the outputs are gathered back."""
+    """Staged rows of two requests are T rows apart, q_seq_len is k, and the outputs are gathered back."""
     one = recorded(DRAFT_MODES, (3, 4, 6))
     for step in range(3):
         out = attend(one, one.buffers.uniform(Mode.DRAFT, step, 4, 3, Unknown(3, 300), tree=True))

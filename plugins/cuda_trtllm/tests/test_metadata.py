@@ -99,7 +99,7 @@ def test_extend_lists_the_row_tiles_of_each_request(opened, rows):
     )
     arena.poison()
     backend.write_metadata(batch)
-    height = INTERPRETED_ROWS // made.attention.group_size  # rows of cuda_triton's tiles in the interpreter
+    height = INTERPRETED_ROWS // made.attention.group_size  # rows per tile of cuda_triton's kernels in the interpreter
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in range(-(-n // height))]
     wanted.sort(key=lambda one: (-prefix[one[0]] - (one[1] + 1) * height, one[0]))
     header = arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist()

@@ -37,7 +37,7 @@ class SkippedAtCapture(XqaBackend):
 
 
 class TailForgotten(XqaBackend):
-    """XQA backend with committed lengths: the tail is not added."""
+    """XQA backend that reads committed lengths only, so rows miss the tail's keys."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)

@@ -23,7 +23,7 @@ def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
     if parts == 1:
         return 0, 0
     sequences = kv_heads * blocks * batch
-    row_max = 128  # float data[1][8][4]: up to 32 rows
+    row_max = 128  # XQA stores float data[1][8][4], 128 bytes, for up to 32 rows
     record = (group if rows == 1 else 32) * next(n for n in (64, 128, 256) if n >= dim) * 2
     offset = 2 * row_max * parts * sequences
     return math.ceil(offset / record) * record + parts * sequences * record, sequences

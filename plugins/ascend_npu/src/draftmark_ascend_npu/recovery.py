@@ -26,11 +26,11 @@ _torch: Any = torch
 
 
 class Recovery:
-    """Copies of lengths from the device for one backend.
+    """Copier of exact lengths from the device to the host, for one backend.
 
     Args:
-        host: pinned int32 ``[max_reqs]``, target of the copies. It holds one forward, and its reader waits.
-        plans: latest host lists, which become exact.
+        host: pinned int32 ``[max_reqs]``, target of the copies. It holds one forward's lengths; `lists` waits for them.
+        plans: latest host lists. The copied lengths make them exact.
     """
 
     def __init__(self, host: torch.Tensor, plans: Plans) -> None:
@@ -77,13 +77,13 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Point:
-    """Place at which a captured program is split: after it the lengths of one step are on the device.
+    """Place at which a captured program is split into two graphs, so that lengths can be copied to the host in between.
 
     Attributes:
         recovery: copies the lengths.
         plans: host lists that the lengths make exact.
         step: mode and draft step.
-        prefix_lens: static tensor that the program fills.
+        prefix_lens: static tensor that the program fills before the split.
     """
 
     recovery: Recovery

@@ -36,7 +36,7 @@ INT32_MAX = 2**31 - 1
 
 
 class OperatorRule(BackendError):
-    """Call that an operator's page forbids. The operator was not called."""
+    """Error for a call that an operator's page forbids, raised before the operator is called."""
 
 
 def rule(holds: bool, what: str, source: str) -> None:

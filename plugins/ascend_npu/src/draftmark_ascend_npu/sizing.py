@@ -1,4 +1,4 @@
-"""Buffers of the backend. Integers only, or a proof's symbols.
+"""Buffers of the backend, computed from integers, or from symbols in a sizing proof.
 
 Only the block tables grow with the context; masks do not. A geometry without trees has the first five buffers.
 """
@@ -67,6 +67,6 @@ def tree_extents(geometry: Geometry, reqs: Any) -> tuple[Any, ...]:
 
 
 def mode_extents(reqs: Any, extent: Extent) -> tuple[Any, Any, Any, Any]:
-    """Return these four numbers for one mode; zeros if a request has one row, because its tail is a chain."""
+    """Return requests, rows, tail slots and row-slot pairs for one mode; zeros for one row per request, a chain."""
     trees = reqs * minimum(1, extent.q_len - 1)
     return trees, trees * extent.q_len, trees * extent.tail_len, trees * extent.q_len * extent.tail_len

@@ -91,8 +91,9 @@ def write_indices(
         tl.store(tail_last_page_len + r, 1, mask=head_program)
         tl.store(tail_indptr + r + 1, (r + 1) * tokens, mask=last)
         tl.store(mask_indptr + r + 1, (r + 1) * size, mask=last)
-        # The head begins at the shallowest row's window edge and ends at the first common page. Entries outside it use
-        # the tail's first slot, which a forward has already stored: V of a masked key must not be NaN.
+        # The head is the prefix part of the masked level: from the window edge of the shallowest row to the first
+        # common page. Entries outside it use the tail's first slot. That slot already holds keys and values, and V of a
+        # masked key must not be NaN.
         low = tl.maximum(prefix - window_left, 0)
         high = tl.minimum(skip * PAGE, prefix)
         place = tl.where(at < head_len, low + at, prefix + at - head_len)

@@ -56,7 +56,7 @@ def has_device(device: DeviceProfile) -> bool:
 
 @lru_cache(maxsize=8)
 def _planner_and_vendor(geometry: Geometry) -> tuple[Planner, Vendor, torch.Tensor]:
-    """Planner, vendor, and a tensor on the GPU that is counted for."""
+    """Return planner, vendor, and a GPU tensor from which FlashInfer's count takes the device."""
     import torch
 
     from .planning import Planner

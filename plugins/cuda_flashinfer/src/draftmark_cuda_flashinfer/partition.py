@@ -174,7 +174,7 @@ def _within_window(attention: AttentionShape, pages: int, tile: int) -> int:
 
 
 def extend_tiles(attention: AttentionShape, rows: Any, num_reqs: Any) -> tuple[Any, Any]:
-    """Return two bounds; every ragged split of `rows` rows over `num_reqs` requests has at most the larger in tiles.
+    """Return two bounds. A ragged batch of `rows` rows in `num_reqs` requests has at most the larger number of tiles.
 
     The tile size follows the mean of packed rows per request. Up to a mean of 64, requests average at most two tiles.
     Above it, each request has at most one tile that is not full.

@@ -69,7 +69,8 @@ class Planner:
         if masked is None:
             return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
-        # One token per request stands for every number of tokens, because a chunk covers them all.
+        # The masked level is planned with one token per request: a chunk covers all its tokens, so their number does
+        # not matter.
         return paged, Request(rows, ones, batch.num_rows, 1, False, -1, masked)
 
     def _indptrs(self, count: int) -> torch.Tensor:
@@ -77,7 +78,7 @@ class Planner:
         return self._host_indptrs[: 2 * (count + 1)].view(2, count + 1)
 
     def _partition(self, mode: Mode, count: int, q_len: int) -> tuple[Partition, Partition | None]:
-        """Partitions of a uniform batch. They depend only on counts, so each is computed once."""
+        """Partitions of a uniform batch's paged and masked levels. They depend only on counts and are cached."""
         key = (mode, count)
         if key not in self._partitions:
             geometry, masked = self._geometry, None

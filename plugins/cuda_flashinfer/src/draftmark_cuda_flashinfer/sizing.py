@@ -1,4 +1,4 @@
-"""Buffers of the backend. Integers only, or a proof's symbols.
+"""Buffers of the backend, computed from integers, or from symbols in a sizing proof.
 
 Lengths, page table, tree mask, depths and row offsets are read from the batch and have no copy. The buffers are
 FlashInfer's flat page ids, the masked level's tokens and bits, workspaces for all plans of a round, and staging.

@@ -91,7 +91,7 @@ class XqaBackend:
         rows = forms.q_rows(self.geometry, batch.mode)
         lanes = forms.lanes(batch.mode, q_len, tail_len)
         if batch.padded_reqs == 1 and forms.fills_blocks(self.geometry, q_len, rows):
-            lanes = q_len  # no block reads a padding row, and no other request follows these rows
+            lanes = q_len  # only one request, and no block reads its padding rows, so the rows are not staged
         into, from_ = (q, out) if lanes == q_len else self._staged(q, batch.padded_reqs, q_len, lanes)
         indptr = self._buffer[sizing.INDPTR][: batch.padded_reqs + 1]
         self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK], sinks)

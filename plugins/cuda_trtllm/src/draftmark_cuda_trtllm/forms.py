@@ -1,4 +1,4 @@
-"""Choice of XQA's kernel for a mode, and the layout of rows in that kernel. Integers only, or a proof's symbols.
+"""Choice of XQA's kernel for a mode, and the layout of rows in that kernel, from integers or a proof's symbols.
 
 XQA has two forms. The decode form takes one row per request. The tree form takes a ragged indptr and a mask over the
 *last* rows of each sequence. A request of n rows has a mask of n x n bits. A mask row has ``ceil(q_rows / 32)`` int32
@@ -61,7 +61,7 @@ def q_rows(geometry: Geometry, mode: Mode) -> Any:
 
 
 def mask_words(geometry: Geometry, mode: Mode) -> Any:
-    """Return int32 words of one mask row, ``ceil(q_rows / 32)``, in a form that is short to prove with."""
+    """Return int32 words of one mask row, ``ceil(q_rows / 32)``, in a form that keeps sizing proofs short."""
     draft = geometry.draft
     if mode is Mode.DRAFT:
         return maximum(1, ceil_div(geometry.max_draft_tail, MASK_BITS))
