@@ -107,7 +107,7 @@ def closure(roots: list[str], wheels: Wheels) -> set[str]:
 
 @pytest.fixture
 def environment(wheels: Wheels, tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that makes an environment; `bare` wheels come without their requirements. Returns its bin."""
+    """Return a function that makes an environment and returns its bin; `bare` wheels come without requirements."""
 
     def make(*roots: str, bare: tuple[str | Path, ...] = ()) -> Path:
         venv.create(tmp_path / "env", symlinks=True)

@@ -55,7 +55,7 @@ def test_an_environment_in_the_same_folder_adds_to_what_it_extends():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_folder_of_the_repository_that_is_named_exists(name):
-    """A renamed distribution or test folder is found here, not in an hour."""
+    """Every distribution and test folder that the file names exists, so a renamed folder is found before any build."""
     one = environments.read(name)
     words = [word for line in one.test for word in line.split() if "/" in word and "{" not in word]
     for place in (*one.local, *one.path, *words):
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_one_sentence():
 
 
 def test_make_installs_again_only_after_a_change(tmp_path, monkeypatch):
-    """A stamp that matches saves the work; a changed lock, or a step that failed, does not leave one."""
+    """An environment is installed again only if its lock changed or the last installation failed."""
     steps = []
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     monkeypatch.setattr(environments, "LOCKS", tmp_path)
@@ -88,7 +88,7 @@ def test_make_installs_again_only_after_a_change(tmp_path, monkeypatch):
 
 
 def test_an_optional_environment_that_cannot_be_had_is_named(monkeypatch, capsys):
-    """It passes, and its line says which package is missing; another environment would fail."""
+    """An optional environment without its packages passes with a line that names the missing package."""
     monkeypatch.setattr(environments, "can_be_had", lambda one: False)
     assert environments.test(environments.read("sglang"))
     assert "sglang was not run: pip finds no torch==2.13.0+cpu" in capsys.readouterr().out

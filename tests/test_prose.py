@@ -29,7 +29,7 @@ def findings(name: str, source: str) -> list[str]:
     ],
 )
 def test_each_word_is_found_wherever_sentences_are_written(word, name, source):
-    """Docstrings of modules, classes and values, comments, paragraphs, lists and tables."""
+    """A banned word is found in docstrings of modules, classes and values, comments, paragraphs, lists, tables."""
     [found] = findings(name, source.format(word))
     assert f"'{word}'" in found
 
@@ -48,7 +48,7 @@ def test_a_docstring_that_begins_with_a_fragment_is_found(first):
 
 
 def test_a_long_sentence_of_a_page_is_found():
-    """25 words pass and 26 do not; code and an address count as one word and none."""
+    """A sentence of 25 words passes and one of 26 fails. Inline code counts as one word, an address as none."""
     words = ["row"] * 24
     assert not findings("a.md", f"{' '.join(words)} end. {' '.join(words)} end.\n")
     assert not findings("a.md", f"{' '.join(words)} `{' '.join(words)}`.\n")
@@ -64,7 +64,7 @@ def test_code_is_not_read_as_a_sentence():
 
 
 def test_a_long_subject_is_refused(tmp_path, monkeypatch, capsys):
-    """72 characters pass, 73 are refused; the body may be as long as it likes."""
+    """A subject of 72 characters passes and one of 73 is refused; the body may have longer lines."""
     assert not prose.check_subject("a" * 72 + "\n\n" + "b" * 200)
     message = tmp_path / "message"
     message.write_text("a" * 73)

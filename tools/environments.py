@@ -36,7 +36,7 @@ LOWEST = "3.11.5"
 
 
 class EnvironmentFailed(Exception):
-    """A package that cannot be had, or a tool that is missing; the text is one sentence for the user."""
+    """A package is unavailable or a tool is missing. The text is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def can_be_had(one: Environment) -> bool:
 
 
 def fetch_wheels(one: Environment) -> None:
-    """Download the engine releases that tests read, once each; one that cannot be had is named and left out."""
+    """Download the engine releases that tests read, once each. An unavailable release is named and left out."""
     folder = one.home / "wheels"
     folder.mkdir(exist_ok=True)
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", *one.wheel_options)

@@ -104,7 +104,7 @@ def paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
 
 def banned(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line within the text, sentence) for every word that is not written here."""
+    """Yield (line within the text, sentence) for every banned word."""
     plain = CODE.sub(lambda match: "code" + "\n" * match[0].count("\n"), text)
     for match in BANNED.finditer(plain):
         word = match[0].lower()

@@ -32,7 +32,7 @@ BEAMS = {"all": 0, "other": 0}
 
 
 def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
-    """Make beam b a child of beam b of the previous step, even if its token continues another beam."""
+    """Return the parents' tail slots so far, with beam b of the previous step as the parent of each beam b."""
     placed, k = growth.slots.shape[1], growth.topk
     own = torch.arange(k, device=growth.tokens.device).expand_as(growth.tokens)
     parents = own + (placed - k) if placed else torch.full_like(growth.tokens, -1)

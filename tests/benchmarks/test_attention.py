@@ -363,7 +363,7 @@ def test_two_page_sizes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "WARM_TURNS", 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     rows = measuring.measure_pages(case(SMALL, "decode", LENS, 1), (16, 8), None, turns=2)
-    assert used == [16, 8, 16, 8, 8, 16]  # both compute an answer, then they alternate
+    assert used == [16, 8, 16, 8, 8, 16]  # each page size answers once for the check, then they alternate
     assert [(row["page_size"], row["us"]) for row in rows] == [(16, 16 + 4.5), (8, 8 + 4.5)]
     assert named("verify16-64x8192@32/8x128-p16-w4096").paged(64) == named("verify16-64x8192@32/8x128-p64-w4096")
     names = [(one.name, one.model) for one in without_page_sizes()]

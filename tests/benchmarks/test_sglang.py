@@ -21,7 +21,8 @@ Eight servers, KV and all, held 61e9 of an H200."""
 
 def _bytes(server: Server) -> float:
     head_dim = REAL["hidden_size"] // REAL["num_attention_heads"]
-    token = 2 * 2 * 2 * REAL["num_key_value_heads"] * head_dim  # in bytes: of all the target's layers, and of the head
+    # Bytes per token of the two KV buffers: one that all target layers share, and the head's
+    token = 2 * 2 * 2 * REAL["num_key_value_heads"] * head_dim
     return server.tokens * token + BESIDES_KV
 
 
@@ -72,7 +73,7 @@ def test_page_shows_the_record() -> None:
 
 
 def test_peer_is_the_fastest_of_its_kind() -> None:
-    """The peer is the fastest backend at any page size; the faster of two measurements counts; no row is left out."""
+    """The compared row is the fastest one of each side at any page size, and the table still lists the other rows."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024)
     rates = {("draftmark", 1): [90.0], ("draftmark", 64): [100.0], ("fa3", 64): [40.0, 50.0], ("triton", 1): [45.0]}
     rows = [

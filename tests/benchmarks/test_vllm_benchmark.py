@@ -157,7 +157,7 @@ def test_head_is_a_second_model() -> None:
 
 
 def test_matrices_use_the_shared_tensor_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the block torch.empty places matrices of the shared dtype there; vectors, small and too large ones are not."""
+    """In `matrices()`, torch.empty places matrices of the shared dtype in shared memory unless small or too large."""
     monkeypatch.setattr("benchmarks.vllm.memory.MATRIX", 64)
     held, ours = memory(), {"dtype": torch.bfloat16}
     there = held.weights.data_ptr()
@@ -182,7 +182,7 @@ def test_rank_maps_the_memory_of_its_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_kv_uses_the_shared_tensor_in_the_block() -> None:
-    """In the block int8 zeros are consecutive pieces of the shared KV, and zeros of other dtypes are zeros."""
+    """In `pages()`, torch.zeros returns consecutive pieces of the shared KV for int8, and zeros for other dtypes."""
     held = memory()
     with held.pages():
         one, other = (torch.zeros(1024, dtype=torch.int8, device="cpu") for _ in range(2))
@@ -282,7 +282,7 @@ def a_plan(folder: Path, **more: Any) -> Plan:
 
 
 def test_plan_runs_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
-    """A plan runs first cases first, and only cases that fit the KV pages; pages of another size are a separate run."""
+    """A plan runs the first case of each phase first, and only cases that fit the KV pages; it runs one page size."""
     plan = a_plan(tmp_path)
     names = [[f"{phase} {case.name}" for phase, case in beside] for beside in plan.rounds()]
     assert names == [["decode 1x1k", "prefill 1x1k"], ["decode 64x8k"]]
@@ -384,7 +384,7 @@ class Serving:
         self.ended = names
 
     def has_unfinished_requests(self) -> bool:
-        """Return true always."""
+        """Return true."""
         return True
 
     def step(self) -> list[Any]:
@@ -410,7 +410,7 @@ def test_profile_covers_the_timed_steps(steps: int, monkeypatch: pytest.MonkeyPa
     functions = [row["calls"] for row in found["host_functions"] if row["name"].endswith(" step")]
     assert (found["steps"], calls["aten::mm"], functions) == (max(1, steps), 1.0, [1.0])
     assert found["torch_ms"] > 0 and found["functions_ms"] > 0
-    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no device here
+    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # this machine has no GPU
 
 
 def test_profile_of_ranks_is_the_first_ranks() -> None:
@@ -563,7 +563,8 @@ def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
     rounded = {**plain, "kv_dtype": "fp8", "tokens": texts()}
     with torch.inference_mode():
         assert not torch.equal(hf(torch.tensor([[7]])).logits, one)
-        for layer in hf.model.layers:  # the output of a single token is its own value
+        # A row that sees one token returns that token's value, so rounding V is all that rounding the cache does
+        for layer in hf.model.layers:
             layer.self_attn.v_proj.register_forward_hook(lambda _, __, v: v.to(torch.float8_e4m3fn).to(v.dtype))
         hf.set_attn_implementation("eager")
         expected = hf(torch.tensor([[7]])).logits

@@ -175,7 +175,7 @@ def test_slow_turn_changes_no_ratio() -> None:
 
 
 def test_replaced_run_may_be_kept() -> None:
-    """A replaced run is kept under another name, after the new run, with all of its rows."""
+    """A replaced run can be kept under another name, listed after the new run, with all of its rows."""
     said = {"device": "d", "commit": "c", "versions": {}, "equality": [], "profiles": []}
     first, second, third = ([row(name, speed, all=[speed])] for name, speed in (("A", 1.0), ("A", 3.0), ("A", 2.0)))
     one = gather(gather({}, {**said, "rows": first}, "x", "first"), {**said, "rows": second}, "y", "second")

@@ -18,7 +18,7 @@ commands come with `draftmark-contract` and `draftmark-speculative`. Exit codes:
 def page() -> str:
     """Return the whole page, Markdown. Line widths do not depend on the terminal."""
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"  # argparse wraps usage by it
+    os.environ["COLUMNS"] = "100"  # argparse wraps the usage lines at this width
     try:
         commands = _commands(build()[0])
         return "\n".join([HEAD, *(_command(name, one) for name, one in commands.items())])

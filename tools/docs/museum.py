@@ -2,8 +2,8 @@
 
     python -m tools.docs.museum
 
-The rules of a bug are derived: rules that name one of its threads, and rules that kill a mutant of such a thread. The
-data adds rules and mutants that test the class without naming the thread, or the reason why no rule can.
+The rules of a bug are derived: rules that name one of its threads, and rules that kill a mutant of such a thread.
+docs/museum.toml adds rules and mutants that test the class without naming the thread, or the reason why no rule can.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def museum(data: Path = DATA) -> Museum:
     """Read the collection, with the rules that catch each bug.
 
     Raises:
-        ValueError: the data names an unknown rule or mutant, or a bug has both rules and a reason for none, or neither.
+        ValueError: the data names an unknown rule or mutant; or a bug has both rules and a reason for having none; or
+            it has neither.
     """
     read = tomllib.loads(data.read_text(encoding="utf-8"))
     known, defects = rules(), mutants()

@@ -21,7 +21,7 @@ def executed(path: Path) -> dict[str, Any]:
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raised.
     """
-    nbformat: Any = importlib.import_module("nbformat")  # has no types
+    nbformat: Any = importlib.import_module("nbformat")  # nbformat has no type annotations
     client = importlib.import_module("nbclient").NotebookClient
     book = nbformat.read(path, as_version=4)
     # A busy machine splits a cell's output into more messages, so they are joined.

@@ -133,7 +133,7 @@ def stage(folder: Path) -> None:
         "site_dir": "site",
         "nav": navigation(folder),
     }
-    folder.with_suffix(".yml").write_text(json.dumps(settings, indent=2), encoding="utf-8")  # JSON is YAML
+    folder.with_suffix(".yml").write_text(json.dumps(settings, indent=2), encoding="utf-8")  # a JSON file is valid YAML
 
 
 def navigation(folder: Path) -> list[object]:

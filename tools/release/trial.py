@@ -37,7 +37,7 @@ def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
     if not one.backends:
         return f"{one.name}: installed without other packages"
     _install(python, dist, list(JUDGES))
-    # Other draftmark distributions that the plugin runs code of; the sizing tier needs them.
+    # the plugin also runs code of these distributions, so its sizing tier needs them
     others = sorted(siblings(one) - set(LIGHT))
     for name in others:
         _install(python, dist, [str(_wheel(dist, name))], "--no-deps")

@@ -83,7 +83,7 @@ def test_host_lengths_are_exact_or_unknown() -> None:
 
 
 def test_tree_with_padding() -> None:
-    """A replay has masks of the live requests only; each row of a padding request sees itself."""
+    """A replay has masks of the live requests only; each row of a padding request sees only itself."""
     attention = _attention()
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     mask[3, 2] = mask[4:, 2] = False

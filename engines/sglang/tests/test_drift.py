@@ -88,7 +88,7 @@ def test_rejected_arguments_exist(read: Read) -> None:
 
 @EACH
 def test_tree_rejection_is_the_last_check(read: Read) -> None:
-    """After SGLang's rejection of trees only n-gram's check of DP attention follows, which `refusals` repeats."""
+    """SGLang's tree rejection is its last check, except n-gram's DP attention check, which `refusals` repeats."""
     source = read(HANDLERS)
     eagle, ngram = (_body(defined(source, name)) for name in ("_handle_eagle_family", "_handle_ngram"))
     assert REFUSALS[0] in ast.unparse(eagle[-1])

@@ -1,4 +1,4 @@
-"""Layers with attention sinks, as in gpt-oss: a weight of the module around the layer, passed in each call."""
+"""Layers with attention sinks, as in gpt-oss: the module around a layer holds them and passes them in each call."""
 
 from __future__ import annotations
 

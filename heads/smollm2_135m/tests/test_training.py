@@ -175,7 +175,7 @@ def test_resumed_training_continues_exactly(model, samples, tmp_path):
 
 @pytest.mark.parametrize("shape", [(1, 3, 4), (3, 3, 8)])
 def test_trees_without_the_engine_equal_its_trees(shape):
-    """For known answers, the head without the engine needs the engine's rounds, and the engine gives the answers."""
+    """On known answers, drafting without the engine needs the engine's number of rounds; the texts are equal."""
     model, head = tiny_pair(0.01)
     known = Writer(model, 4, 4, 24, [255]).write([[7, 8], [9], [1, 2, 3]], [0.0] * 3)
     [row] = check(model, head, known, [shape], "reference")
@@ -185,7 +185,7 @@ def test_trees_without_the_engine_equal_its_trees(shape):
 
 
 def test_chain_estimate_equals_the_tree_of_one_branch():
-    """The teacher-forced estimate and the chain drafted as a tree count equal tokens and rounds."""
+    """The teacher-forced estimate of a chain equals the accepted length of a tree with one branch."""
     model, head = tiny_pair(0.01)
     known = Writer(model, 4, 4, 24, [255]).write([[7, 8], [9], [1, 2, 3]], [0.0] * 3)
     chain = mean(tree_acceptance(model, head, known, [(1, 3, 4)])[1, 3, 4])

@@ -39,9 +39,10 @@ def acceptance(model: CausalLM, head: DraftHead, samples: Sequence[Sample], step
 def _ranks(
     model: CausalLM, head: DraftHead, taps: Any, weight: torch.Tensor, sample: Sample, steps: int
 ) -> torch.Tensor:
-    """Return ``[steps, length]``: number of draft tokens that score above token p + 2 + j at row p.
+    """Return int64 ``[steps, length]``: rank of the text's token p + 2 + j among the draft tokens, at step j and row p.
 
-    The number is the size of the draft vocabulary if the token is not in it, or if no token follows.
+    Rank 0 is the best score. The rank is the size of the draft vocabulary if the token is not in it or no token
+    follows.
     """
     length = len(sample.tokens)
     tokens = collate([[sample]]).tokens[:, :length].to(model.device)

@@ -29,8 +29,8 @@ class Plan:
     Attributes:
         minutes: wall-clock time from the start of `main` to the saved head.
         seed: seed of the prompts, the sampled answers, the batches and the initial weights.
-        writing: share of the time until which text is written.
-        choosing: share of the time until which several candidates train.
+        writing: fraction of `minutes` after which no more text is written.
+        choosing: fraction of `minutes` after which only the best candidate trains.
         vocab: size of the draft vocabulary: the most frequent tokens of the answers.
         intermediate: width of the head's SwiGLU layer.
         steps, decay: length and weights of the unrolled chain; see `chain_loss`.

@@ -119,7 +119,7 @@ def _ancestors(parents: list[int]) -> torch.Tensor:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Attend: rows see all keys before the drafts', and those drafts' keys that `seen` marks."""
+    """Compute attention. Rows see all keys before the drafts', and the draft keys that `seen` marks."""
     mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
     mask[:, len(k) - seen.shape[1] :] = seen.to(q.device)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))

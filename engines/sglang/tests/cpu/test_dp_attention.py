@@ -89,7 +89,7 @@ def _generate(prompts: list[list[list[int]]], max_new_tokens: int, rank: int, **
 
 
 def _run_together(scheduler: Any, requests: list[Any]) -> Counter[str]:
-    """Run SGLang's event loop until the requests of all ranks have ended, because all ranks run each turn together."""
+    """Run SGLang's event loop until the requests of all ranks have ended; every rank must run every turn."""
     modes: Counter[str] = Counter()
 
     def receive(**_: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Behaviour of a running SGLang that the adapter's hooks need; `../test_drift.py` checks the rest in its files."""
+"""Behaviour that the adapter's hooks need and that only a running SGLang shows; `../test_drift.py` reads its files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_prefix_page_is_not_copied(target: str, eagle: str) -> None:
 
 
 def test_missing_hook_is_rejected(target: str, eagle: str) -> None:
-    """The backend raises for a hook that SGLang did not apply; SGLang only logs it."""
+    """The backend raises an error for a hook that SGLang failed to apply; SGLang itself only logs the failure."""
 
     def start() -> None:
         from sglang.srt.plugins import load_plugins

@@ -117,7 +117,7 @@ def test_unchanged_backend_is_right() -> None:
     ids=lambda one: one.__name__.strip("_") if callable(one) else None,
 )
 def test_defect_is_found(setup: str, patch: Patch, question: tuple[Any, ...], message: str) -> None:
-    """The question about a defect's rule fails."""
+    """The question that tests the broken rule fails with the expected message."""
     with _process(setup, patch) as process, pytest.raises(ContractViolation, match=message):
         process.ask(*question)
 
@@ -145,7 +145,7 @@ def test_ended_process_is_reported() -> None:
 
 
 def _constructor_rejects(kind: Any) -> Any:
-    """Raise in the constructor, where SGLang's server would not start."""
+    """Return a backend class with a constructor that raises, so that SGLang's server would not start."""
 
     def __init__(self: Any, *arguments: Any) -> None:
         raise AssertionError("no windows here")
@@ -154,7 +154,7 @@ def _constructor_rejects(kind: Any) -> Any:
 
 
 def _forward_rejects(kind: Any) -> Any:
-    """Raise an assertion that rejects the input, in a forward."""
+    """Return a backend class that rejects the input of a forward with an assertion."""
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
         raise AssertionError("this backend doesn't support it")

@@ -42,7 +42,7 @@ def fill_bonus_tokens_cpu(accept_tokens, accept_lens, bonus_tokens, stride) -> N
 
 
 def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_loc) -> None:
-    """Write the slots of accepted nodes contiguously; an index of -1 is no node."""
+    """Write the slots of accepted nodes contiguously. An accept_index of -1 marks an unused entry."""
     kept = accept_index.flatten()
     kept = kept[kept >= 0].long()
     accept_out_cache_loc[: len(kept)] = out_cache_loc[kept]

@@ -32,7 +32,7 @@ def build_tree_kernel_efficient_cpu(
     nodes,
     mask_mode,
 ) -> None:
-    """Build masks, positions and links: a selected score gives an index in `parent_list`, which has the parent."""
+    """Build masks, positions and links. A selected score's index in `parent_list` gives the parent of its node."""
     assert mask_mode == QLEN_ONLY, "on a CPU SGLang requests masks of draft tokens only"
     batch = len(seq_lens)
     mask = tree_mask[: batch * nodes * nodes].view(batch, nodes, nodes)
