@@ -33,7 +33,7 @@ class Case:
         uneven: every other prompt has no repetition, so that some requests of a step have no n-gram drafts.
         turns: number of timed turns; 0 for the run's default.
         new: in a prefill, tokens of each request after a context that is not computed; 0 computes the context.
-        `beside`: in mixed steps, tokens of a prompt that arrives when all requests decode; its first token ends the case.
+        `beside`: in mixed steps, tokens of a prompt that arrives when all requests decode. Its first token ends a run.
     """
 
     batch: int

@@ -125,7 +125,7 @@ def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: i
 
 
 def test_device_that_is_full_gives_no_verdict(folder: Folder) -> None:
-    """A journal of which not even the first line can be written gives no verdict."""
+    """If not even the first line of the journal can be written, there is no verdict."""
     code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--journal", "/dev/full", *FILES)
     assert code == 2 and "the journal /dev/full cannot be written (No space left on device)" in text
     folder.assert_nothing_recorded()
