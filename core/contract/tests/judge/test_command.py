@@ -141,7 +141,7 @@ def test_interrupted_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
 
 def test_journal_that_cannot_be_written_gives_no_verdict(judge: Run) -> None:
     """A temporary folder on a full disk makes no item wrong."""
-    said = judge("fake:RIGHT", most_bytes=1500)
+    said = judge("fake:RIGHT", most_bytes=600)
     assert said.returncode == 2 and "fake:RIGHT has no verdict, because " in said.stdout, said
     assert "cannot be written" in said.stdout and "wrong item" not in said.stdout
 
@@ -156,7 +156,7 @@ def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
         "draftmark judge: /dev/full was not written: No space left on device; free space there or name another file, "
         "then run again\n"
     )
-    said = judge("fake:RIGHT", "--json", str(path), most_bytes=9000)
+    said = judge("fake:RIGHT", "--json", str(path), most_bytes=4000)
     assert said.returncode == 2 and path.read_text() == "earlier", said
 
 

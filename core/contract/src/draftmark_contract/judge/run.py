@@ -220,7 +220,7 @@ def _chosen(known: Sequence[str], request: RunRequest) -> list[str]:
             near = f"; close to it are {', '.join(close)}" if close else ""
             raise ArgumentError(f"--item {item!r} is no item of this target{near}")
     chosen = request.chosen(known)
-    if not chosen:
+    if known and not chosen:
         raise ArgumentError(f"-k {request.k!r} selects no item; `--list` shows them")
     return chosen
 
