@@ -60,7 +60,7 @@ def attend(one, batch, cache=None):
 
 
 def test_decode_form_gets_no_mask(recorded):
-    """One row per request passes neither q_seq_len nor a mask, and the sizing's number of SMs."""
+    """The decode form gets neither q_seq_len nor a mask, and gets the number of SMs of the sizing's device."""
     one = recorded(TARGET_MODES, (1, 1, 1))
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
     (call,) = one.calls

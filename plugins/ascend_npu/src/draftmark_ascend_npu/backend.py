@@ -72,7 +72,7 @@ class AscendBackend:
     def _attend_pages(
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
-        """Call the operator over the pages: with `lse` over the prefix, unmasked; else over prefix and tail."""
+        """Call the operator over the pages: over the prefix, unmasked, if `lse` is given; else over prefix and tail."""
         from .graph import ACTIVE
         from .ops import PagedAttention
 

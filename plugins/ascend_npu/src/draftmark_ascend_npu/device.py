@@ -96,7 +96,7 @@ def machine() -> Machine:
 
 
 def stamp() -> str:
-    """Return one line that identifies this process's device; without proof of hardware it says that."""
+    """Return one line that identifies this process's device, and marks it if nothing proves that it is hardware."""
     return machine().stamp()
 
 

@@ -206,7 +206,8 @@ class NpuGraph:
     def replay(self) -> None:
         """Enqueue the program on the current stream and its updates on the update stream.
 
-        It waits for neither stream. Only with bounds on the host it waits until the lengths are copied back.
+        The host waits for neither stream, with one exception: if it has only bounds, it waits for the copy of the
+        lengths.
         """
         split_steps = {(id(one.plans), one.step) for one in self._points}
         lists = {}

@@ -35,7 +35,7 @@ class HostLists:
 
     @property
     def exact(self) -> bool:
-        """True if the operator may use them; a bound would shift the diagonal of the causal mask."""
+        """True if the lists hold exact lengths, which the operator needs. A bound would shift the causal diagonal."""
         return isinstance(self.host, Exact)
 
     @cached_property

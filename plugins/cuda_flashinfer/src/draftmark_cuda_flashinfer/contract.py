@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
     """Describe each mode's metadata: one causal level, or a prefix level and a masked tail level where trees occur.
 
-    With a window the masked level also holds tokens of the prefix. The contract has no layout for that: opaque.
+    With a window the masked level also holds prefix tokens. The contract cannot describe that, so it is opaque.
     """
     paged = {
         "kv_indptr": sizing.INDPTR,

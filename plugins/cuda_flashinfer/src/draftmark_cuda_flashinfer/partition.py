@@ -89,7 +89,7 @@ def int_bytes(ctas: Any, requests: Any, rows: Any, *, graph: bool, split: bool) 
     size = _append(_append(4 * ctas, 4 * ctas), 4 * ctas)  # request, row tile and chunk of each CTA
     size = _append(size, 4 * (requests + 1)) + 4  # offsets of each request's partials; the chunk's length
     if graph:
-        size = _append(size, 4)  # rows
+        size = _append(size, 4)  # number of rows
     if split:
         size = _append(size, 4 * (rows + 1))  # offsets of each row's partials
     if graph:

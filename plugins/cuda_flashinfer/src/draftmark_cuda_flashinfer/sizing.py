@@ -107,7 +107,7 @@ def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
 
 
 def _uniform_plans(geometry: Geometry, mode: Mode) -> tuple[Any, Any]:
-    """Bytes of the largest plan of `mode` with split keys (0 if no plan splits), and of the largest without."""
+    """Bytes of the largest plan of `mode` that splits keys (0 if none does), and of the largest plan that does not."""
     a, reqs, q_len = geometry.attention, geometry.max_reqs, geometry.extent(mode).q_len
     tiles, cut = reqs * partition.uniform_tiles(a, q_len), _max_split_reqs(geometry, q_len)
     limit = partition.max_split_ctas(a, geometry.device)

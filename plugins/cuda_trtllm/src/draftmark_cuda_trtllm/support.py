@@ -26,7 +26,7 @@ def reasons_against(geometry: Geometry) -> list[str]:
         reasons += [
             f"mode {mode.value} on sm_{geometry.device.arch} is not served" for mode in forms.sibling_modes(geometry)
         ]
-    # The next branch depends on numbers that a proof leaves open, so the proof forks here.
+    # A sizing proof treats page_size as a symbol, so this comparison splits the proof into two cases.
     if geometry.attention.page_size not in forms.PAGES:
         return [*reasons, f"page_size {geometry.attention.page_size} is not served: XQA is built for 16, 32, 64 or 128"]
     return [*reasons, *_tail(geometry), *_sinks(geometry), *_counts(geometry), *_sibling(geometry)]
