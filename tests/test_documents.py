@@ -90,7 +90,7 @@ def followed(wheel, environment, tmp_path):
 
 
 def test_first_step_works_as_printed(followed, tmp_path):
-    """The new package is found, sized and judged; in one case of each rule nothing fails or is unjudged."""
+    """The package is listed, ready and sized; in one case per rule nothing fails and nothing is unjudged."""
     installed, (begin, *rest) = printed(0)
     assert begin == "draftmark new-backend tugboat" and installed.pop() == "./draftmark-tugboat[test]"
     installed.remove("-e")
@@ -151,7 +151,7 @@ def test_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
 
 
 def test_judge_page_counts_todays_rules():
-    """The rules that apply to vLLM's interface, and the others, add up to all rules."""
+    """The page's numbers of rules that apply to vLLM's interface and of the others add up to all rules."""
     counts = re.search(
         r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),

@@ -23,7 +23,7 @@ def test_engine_prints_what_its_page_shows():
 
 
 def test_page_shows_the_code_of_the_engine():
-    """Each block that names examples/engine.py is a run of lines of that file, apart from its indentation."""
+    """Each block that names examples/engine.py consists of consecutive lines of that file, apart from indentation."""
     source = PROGRAM.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python file=examples/engine\.py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5

@@ -4,8 +4,8 @@
     python tools/environments.py test vllm sglang     make them, then run their tests
     python tools/environments.py lock vllm            compile tools/locks/vllm.txt again (needs uv)
 
-tools/environments.toml describes each environment. pip installs, not uv: where a machine keeps CPU builds of torch in a
-folder or an index of its own, pip's configuration names it, and uv does not read that.
+tools/environments.toml describes each environment. pip installs the packages, because uv does not read pip's
+configuration. That configuration names a folder or index with CPU builds of torch, on machines that have one.
 Needs Python 3.11 or newer and nothing else.
 """
 

@@ -70,7 +70,7 @@ def with_run(record: Row, name: str, rows: Row, about: Row, texts: Iterable[Row]
 
 
 def write_record(record: Row, out: Path) -> None:
-    """Write a record with one line a row."""
+    """Write a record with one line per row."""
     parts = []
     for name, value in record.items():
         if isinstance(value, list) and value:

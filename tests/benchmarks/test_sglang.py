@@ -56,7 +56,7 @@ def test_recorded_row_is_in_the_plan() -> None:
 
 
 def test_record_describes_its_runs() -> None:
-    """Each run has device, versions, commit, other load and missing cases; the texts add up."""
+    """Each run has device, versions, commit, other load and missing cases; equal and different texts add up to all."""
     record = json.loads(RECORD.read_text())
     runs = record["runs"]
     for run in runs.values():

@@ -295,7 +295,7 @@ def test_plan_runs_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
 
 
 def test_run_resumes_on_the_same_device_and_commit(tmp_path: Path) -> None:
-    """A resumed run keeps rows and repeats failures; another device or commit is refused."""
+    """A resumed run keeps its rows and retries failed engines; another device or commit is refused."""
     head = {"device": "H", "commit": "c", "rows": [], "failed": [], "equality": [], "drafting": [], "profiles": []}
     engine = a_plan(tmp_path).timed[0]
     row = {"phase": "decode", "case": "1x1k", "backend": "A", "page_size": 16}
@@ -401,7 +401,7 @@ class Serving:
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_profile_covers_the_timed_steps(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile has the prefill's single step, or the decode steps without it; both profilers count one product."""
+    """A profile covers the prefill's single step, or only the decode steps; both profilers count one matrix product."""
     monkeypatch.setattr(
         "benchmarks.vllm.throughput._sampling", lambda *given: SimpleNamespace(max_tokens=1 + given[0].steps)
     )
@@ -563,7 +563,7 @@ def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
     rounded = {**plain, "kv_dtype": "fp8", "tokens": texts()}
     with torch.inference_mode():
         assert not torch.equal(hf(torch.tensor([[7]])).logits, one)
-        # A row that sees one token returns that token's value, so rounding V is all that rounding the cache does
+        # A row that sees one token returns that token's V, so this model rounds V as an e4m3 cache does.
         for layer in hf.model.layers:
             layer.self_attn.v_proj.register_forward_hook(lambda _, __, v: v.to(torch.float8_e4m3fn).to(v.dtype))
         hf.set_attn_implementation("eager")

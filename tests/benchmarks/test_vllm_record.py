@@ -92,7 +92,7 @@ def test_peer_is_the_best_of_vllms_own() -> None:
 
 
 def test_summary_takes_the_later_run_of_a_case() -> None:
-    """The later of two runs of a case counts, and each kind of work has one cell."""
+    """The later of two runs of a case counts, and the summary has one cell per kind of work."""
     runs = {name: {"about": name, "device": "NVIDIA H200", "commit": "c", "versions": {}} for name in ("a", "b")}
     rows = [row("CUSTOM:a", 90.0) | {"run": "a"}, row("FLASH_ATTN", 100.0) | {"run": "a"}]
     rows += [row("CUSTOM:a", 110.0) | {"run": "b"}, row("FLASH_ATTN", 100.0) | {"run": "b"}]
@@ -152,7 +152,7 @@ def test_run_replaces_one_of_its_name() -> None:
 def test_slow_turn_changes_no_ratio() -> None:
     """A slow core changes no ratio: A stays 2 % faster than B, although one turn of A was interrupted.
 
-    Two processes of an engine run in each turn, and another case has other turns.
+    Engine C has two processes in each turn. A case with other turns stays unchanged.
     """
     cores = [100.0, 80.0, 100.0, 80.0, 100.0]
     fast, slow = [1.02 * one for one in cores], list(cores)
@@ -190,7 +190,7 @@ def test_replaced_run_may_be_kept() -> None:
 
 
 def test_keeping_needs_an_existing_run_and_a_free_name() -> None:
-    """Keeping a missing run, or under a name in use, raises an error with both names."""
+    """Keeping a run raises an error if the run does not exist or the new name is in use; the error has both names."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [], "profiles": []}
     with pytest.raises(ValueError, match="'x' to 'old', but the record has no run 'x'; its runs are \\[\\]"):
         gather({}, result, "x", "first", keep=("old", "what x was"))

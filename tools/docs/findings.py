@@ -168,7 +168,7 @@ def run(chosen: Sequence[Finding]) -> bool:
 
 
 def take(files: Sequence[str]) -> None:
-    """Keep the counts of whole verdicts, by target and release."""
+    """Add the counts of verdict files to docs/findings-run.json, by target and release."""
     all_runs = kept()
     for file in files:
         verdict = json.loads(Path(file).read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ Seen = list[tuple[list[float], int | None]]
 
 
 def observe(place: Place, row: int, shape: Shape, text: Sequence[int], levels: list[Seen]) -> int:
-    """Add the observations of the tree below token ``row + 1`` to each level; return the number of tokens kept."""
+    """Add the observations of the tree rooted at token ``row + 1`` to each level; return the number of tokens kept."""
     tokens, parents, chances = place.tree_with_chances(row, shape)
     node = 0
     for depth, (seen, wanted) in enumerate(zip(levels, text, strict=False)):

@@ -59,7 +59,7 @@ class DenseCache:
         """Requests of the current forward."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store KV and attend. Rows are request-major: one a request in decode, the prompt's width in prefill."""
+        """Store KV and attend. Rows are request-major: one per request in decode, the prompt's width in prefill."""
         batch = self.part.stop - self.part.start
         q, k, v = (t.unflatten(0, (batch, -1)).transpose(1, 2) for t in (q, k, v))
         out = self._decode(layer, q, k, v) if q.shape[2] == 1 else self._prefill(layer, q, k, v)

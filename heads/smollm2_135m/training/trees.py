@@ -44,7 +44,7 @@ class Place:
         return dense_attention(q, k, v)
 
     def tree(self, row: int, shape: Shape) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of the tree below token ``row + 1``; node 0 is the root."""
+        """Return tokens and parents of the tree rooted at token ``row + 1``, which is node 0."""
         return self.tree_with_chances(row, shape)[:2]
 
     def tree_with_chances(self, row: int, shape: Shape) -> tuple[list[int], list[int], list[float]]:
@@ -95,7 +95,7 @@ def tree_acceptance(
 
 
 def mean(kept: Counter[int]) -> float:
-    """Return the mean number of tokens a round."""
+    """Return the mean number of tokens per round."""
     return sum(n * count for n, count in kept.items()) / kept.total()
 
 

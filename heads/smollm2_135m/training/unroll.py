@@ -42,7 +42,7 @@ class TextBatch:
 
 
 def batches(samples: Sequence[Sample], tokens: int, rng: random.Random) -> Iterator[TextBatch]:
-    """Yield the samples in random order, about `tokens` tokens a batch.
+    """Yield the samples in random order, about `tokens` tokens per batch.
 
     Samples of similar length go together, which limits padding. In every fourth batch each row concatenates four
     dialogues, because in use a head meets contexts longer than one dialogue.

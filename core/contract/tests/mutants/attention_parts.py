@@ -202,7 +202,7 @@ class Mask64(Parts):
 
 
 class PathOnly(Parts):
-    """Converts a mask row to its nearest depth + 1 visible slots; a mask that is no tree loses bits."""
+    """Keeps only the depth + 1 nearest visible slots of a mask row, which drops bits if the mask is not a tree."""
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
         bits = super().tree_bits(words, slot, depth, prefix)
@@ -338,7 +338,7 @@ def splits_of(geometry: Geometry, requests: int) -> int:
 
 
 class FewerSplitMore(Plugin):
-    """Sizes partial outputs for the largest batch, though 64 requests in 2 splits need more than 100 in 1."""
+    """Sizes partial outputs for the largest batch, although 64 requests of 2 splits need more than 100 of 1 split."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         a = geometry.attention

@@ -45,7 +45,7 @@ def _levels(**fields: Any) -> dict[str, Any]:
 
 
 def _unnamed(role: str) -> dict[str, Any]:
-    """Return a `layouts` hook in which no level names the buffer of a role."""
+    """Return a `layouts` hook that removes the buffer of one role from every level."""
 
     def change(geometry: Geometry, found: Declared) -> Declared:
         return {

@@ -120,7 +120,7 @@ def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callab
 
 
 class BrokenMutant(BaseException):
-    """A mutant changes a method that no longer exists. Not an Exception, because checks count those as kills."""
+    """A mutant changes a method that no longer exists. Not an Exception, because the suite counts those as kills."""
 
 
 def _method(owner: Any, name: str) -> Any:

@@ -68,7 +68,8 @@ class LayerAttention:
         }
         self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
         bound = {
-            # SGLang computes positions itself, so the batch's are not filled, and contents cannot be checked.
+            # SGLang computes positions itself, so the batch's positions are empty, and batch contents cannot be
+            # checked.
             shape: self._loaded.bind(geometry, arena, checked=False)
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
         }

@@ -60,7 +60,7 @@ def eagle3(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def smollm2(folder: Path) -> str:
-    """Folder of SmolLM2-135M-Instruct, converted once a session."""
+    """Folder of SmolLM2-135M-Instruct, converted once per session."""
     import models
     from scheduler import in_a_fork
 

@@ -97,7 +97,7 @@ def test_overlap_and_mixed_chunks(target: str) -> None:
 
 
 def _idle_between(prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> dict[str, Any]:
-    """Run `generate` with an idle batch before every turn of SGLang's loop, as DP attention's ranks have them.
+    """Run `generate` with an idle batch before every turn of SGLang's loop, as on DP attention ranks without requests.
 
     The idle forward is skipped: SGLang's rotary embedding for CPUs rejects an empty batch.
     """
@@ -178,7 +178,8 @@ def test_second_pool_for_window_layers(page_size: int, drafts: dict[str, Any], f
     prompts = [[5 + n, 7, 9, 11] * (10 + n) for n in range(6)]
     plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
     served = dict(model_path=hybrid, attention_backend="draftmark", page_size=page_size)
-    served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)  # the pools then use different slots
+    # With these limits the two pools use different slots
+    served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)
     made = in_a_fork(_in_two_pools, prompts, TOKENS, **served, **drafts)
     assert made["texts"] == plain["texts"]
     assert made["freed"] >= 16, "nothing left the window"

@@ -90,7 +90,7 @@ def test_lengths_on_the_host(tamper: Callable[[Any], None], speculate: str, targ
 
 
 def test_topk_does_not_multiply_the_context(target: str, eagle: str) -> None:
-    """Seed c, sglang#27338: eight branches need no index memory for eight contexts, and no write leaves a buffer."""
+    """Seed c, sglang#27338: eight branches need no index memory for eight contexts, and guard words stay intact."""
     served = dict(model_path=target, attention_backend="draftmark", page_size=1)
     size = {}
     for topk in (1, 8):
