@@ -1,4 +1,4 @@
-"""Every kernel compiles with the Triton that is installed, down to machine code, whether or not a GPU is here.
+"""Compilation of every kernel to machine code with the installed Triton; no GPU is needed.
 
 Gluon is experimental: from Triton 3.6 to 3.9 three of the names that `kernels_sm90` uses changed.
 """
@@ -25,11 +25,19 @@ REQS, PAGES, COLUMNS = 2, 4, 8
 
 @dataclass(frozen=True)
 class Case:
-    """What a kernel is compiled for.
+    """One attention shape and batch for which the kernels are compiled.
 
     Attributes:
-        q_len: rows of a request; 0 for EXTEND.
-        tree, ragged: of few rows. split: EXTEND's row tiles are.
+        q_len: rows of each request; 0 for EXTEND.
+        heads: query heads, KV heads.
+        dtype: dtype of q, and of K and V unless `fp8`.
+        fp8: K and V are float8_e4m3fn.
+        tree: the rows have a tree mask; not for EXTEND.
+        ragged: requests have different numbers of rows; not for EXTEND, where they always do.
+        window: tokens before its own position that a row sees; -1 for no window.
+        cap: soft cap of the scores; 0.0 for none.
+        sinks: each query head has a sink logit.
+        split: EXTEND's row tiles are split along their keys.
     """
 
     q_len: int = 1
@@ -46,7 +54,7 @@ class Case:
     split: bool = False
 
     def shape(self) -> AttentionShape:
-        """The same, as a geometry says it."""
+        """Return the attention shape of the case."""
         name = str(self.dtype).removeprefix("torch.")
         return AttentionShape(
             *self.heads, self.head_dim, self.page_size, q_dtype=name,
@@ -117,16 +125,18 @@ OTHERS = [
 
 
 def config_of(case: Case, arch: int) -> common.KernelConfig:
-    """The tile of neither few requests nor many, which have tiles of other cases."""
+    """Return the configuration for 20 requests; few or many requests have configurations of other cases."""
     device = DeviceProfile(kind="cuda", arch=arch, num_sms=132)
     return select.select_config(case.shape(), device, case.q_len or 4096, prefill=not case.q_len, num_reqs=20)
 
 
 def compile_for(case: Case, arch: int, adjacent_heads: bool = True) -> None:
-    """Launch what an attention layer launches, over tensors of the CPU that stand for a GPU's.
+    """Launch every kernel of an attention layer for a case, with CPU tensors in place of GPU tensors.
+
+    Under `fake_gpu` a launch compiles the kernel and runs nothing.
 
     Args:
-        adjacent_heads: a token's heads lie beside each other; else a head's tokens do.
+        adjacent_heads: the heads of a token are adjacent in the cache; otherwise the tokens of a head are.
     """
     shape, device = case.shape(), DeviceProfile(kind="cuda", arch=arch, num_sms=132)
     fixed = operands.AttentionParams(
@@ -165,7 +175,7 @@ def compile_for(case: Case, arch: int, adjacent_heads: bool = True) -> None:
 
 
 def attention_of(case: Case):
-    """The attention kernel of a case, compiled for Hopper: the only one that is, for `fake_gpu` knows none before."""
+    """Return the only attention kernel compiled for a case on Hopper; `fake_gpu` starts with empty kernel caches."""
     compile_for(case, 90)
     from draftmark_cuda_triton import kernels_sm90
 
@@ -182,7 +192,7 @@ def attention_of(case: Case):
 
 @pytest.mark.parametrize("case", USUAL, ids=str)
 def test_kernels_compile_for_hopper(fake_gpu, case):
-    """Those of the copy engine and wgmma, and what every layer launches beside them."""
+    """The Hopper kernels compile, together with the other kernels that a layer launches."""
     compile_for(case, 90)
     names = [source.fn.__name__ for source, _ in fake_gpu.launched]
     assert names[0] == "write_kv_rows" and any(name.startswith("attend_") for name in names)
@@ -203,14 +213,14 @@ def test_kernels_compile_for_hopper(fake_gpu, case):
     ids=str,
 )
 def test_kernels_compile_for_non_adjacent_heads(fake_gpu, case, name):
-    """Those that are worked on in pairs where they lie beside each other."""
+    """Shapes that merge two adjacent KV heads also compile for caches with non-adjacent heads."""
     compile_for(case, 90, adjacent_heads=False)
     assert name in [source.fn.__name__ for source, _ in fake_gpu.launched]
 
 
 @pytest.mark.parametrize(("reqs", "rows"), [(2, 70), (40, 40), (3, 900), (100, 300)])
 def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
-    """Of more requests than row tiles in a vector, as many, and fewer."""
+    """The metadata kernels compile for any number of requests and rows."""
     config = config_of(Case(0), 90)
     lens, indptr = torch.ones(reqs, dtype=torch.int32), torch.ones(reqs + 1, dtype=torch.int32)
     table, slots = torch.ones(reqs, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
@@ -232,7 +242,8 @@ def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
     indirect=["fake_driver"],
 )
 def test_soft_cap_is_one_instruction_for_16_bit_rows(fake_gpu, fake_driver, dtype):
-    """In the kernels of other GPUs than Hopper, and of heads that are too narrow for its own; float32 is exact."""
+    """Generic kernels cap the scores of 16-bit rows with tanh.approx.f32, and those of float32 rows exactly."""
+    # A head_dim of 32 is too small for the Hopper kernels, so sm_90 uses generic kernels too.
     case = Case(16, heads=(8, 2), head_dim=32, dtype=dtype, tree=True, cap=50.0)
     compile_for(case, fake_driver._arch)
     caches = kernels.decode_verify.attend_decode_verify.device_caches.values()
@@ -242,7 +253,7 @@ def test_soft_cap_is_one_instruction_for_16_bit_rows(fake_gpu, fake_driver, dtyp
 
 ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
 
-CASES_OF_GRIDS = {
+GRID_CASES = {
     Case(): "attend_decode_verify",
     Case(16, tree=True): "attend_decode_verify",
     Case(3, ragged=True): "attend_decode_verify",
@@ -254,11 +265,9 @@ CASES_OF_GRIDS = {
 }
 
 
-@pytest.mark.parametrize("case", CASES_OF_GRIDS, ids=str)
+@pytest.mark.parametrize("case", GRID_CASES, ids=str)
 def test_grid_waits_for_the_previous_grid(fake_gpu, case):
-    """Grids overlap: rows are written, and attention touches memory, behind a wait, and the next grid is let begin no
-    earlier; the merge reads the schedule before.
-    """
+    """A PDL grid waits for the previous grid and permits the next one to start before it accesses global memory."""
     from draftmark_cuda_triton import kernels_sm90
 
     compile_for(case, 90)
@@ -276,13 +285,14 @@ def test_grid_waits_for_the_previous_grid(fake_gpu, case):
     ):
         for cache, *_ in kernel.device_caches.values():
             found |= {(one.name, one.hash): one for one in cache.values()}
-    assert {name for name, _ in found} >= {CASES_OF_GRIDS[case], "combine_splits", "write_kv_rows"}
+    assert {name for name, _ in found} >= {GRID_CASES[case], "combine_splits", "write_kv_rows"}
     for (name, _), one in found.items():
         order = ACCESS.findall(one.asm["ptx"])
         wait = order.index("griddepcontrol.wait")
         assert one.metadata.launch_pdl
         assert order[wait + 1] == "griddepcontrol.launch_dependents", name
         assert order.count("griddepcontrol.launch_dependents") == 1, name
+        # The combine kernel reads the tile schedule before it waits.
         assert wait == 0 if name != "combine_splits" else "st.global" not in order[:wait], name
 
 
@@ -292,7 +302,8 @@ def test_grid_waits_for_the_previous_grid(fake_gpu, case):
     ids=str,
 )
 def test_rows_move_16_bytes_at_a_time(fake_gpu, case):
-    """Of heads of any multiple of 8 elements: Triton sees for itself where a row's stride is a multiple of 16 alone."""
+    """Rows of every head_dim that is a multiple of 8 are loaded and stored 16 bytes at a time."""
+    # Triton derives the alignment only from row strides that are multiples of 16 elements.
     ptx = attention_of(case).asm["ptx"]
     assert not re.search(r"(?:ld|st)\.global[.\w]*\.[bu]16\b", ptx)
     assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx or case.fp8)
@@ -307,7 +318,7 @@ COPY_OR_ARRIVE = re.compile(r"cp\.async\.(?:c[ag]\.shared\.global|mbarrier\.arri
     "case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True), Case(head_dim=160)], ids=str
 )
 def test_gathered_keys_are_copied_by_16_bytes_and_fenced(fake_gpu, case):
-    """No copy falls apart into elements, every thread arrives uncounted, and no product reads a tile before a fence."""
+    """Gathered keys are copied 16 bytes at a time, and a proxy fence stands before each product that reads them."""
     ptx, config = attention_of(case).asm["ptx"], config_of(case, 90)
     copies = COPY.findall(ptx)
     assert (
@@ -316,7 +327,7 @@ def test_gathered_keys_are_copied_by_16_bytes_and_fenced(fake_gpu, case):
     )
     assert all(".cg." in copy and "0x10" in copy for copy in copies)
     assert ptx.count("cp.async.mbarrier.arrive.noinc") == ptx.count("cp.async.mbarrier.arrive")
-    # Behind its copies, of K and of V; folding threads arrive so where they have copied nothing.
+    # Arrivals follow the copies of K and of V. Consumer threads use the same instruction, without copies before it.
     order = "".join("c" if "shared" in found else "a" for found in COPY_OR_ARRIVE.findall(ptx))
     assert len(re.findall("c+a", order)) == 2 and not re.search("c$", order)
     steps = STEP.findall(ptx)
@@ -334,7 +345,11 @@ WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])")
 
 
 def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
-    """The innermost loops of machine code that have an instruction of a name: all of their instructions."""
+    """Return the innermost loops of machine code that contain the instruction `name`, each as a list of instructions.
+
+    Args:
+        folder: where the disassembler's input file is written.
+    """
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
     tool = Path(triton.backends.__path__[0]) / "nvidia" / "bin" / "cuobjdump"
@@ -347,7 +362,7 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
     found = [(begin, end) for begin, end in ends if begin < end]
     inner = [one for one in found if not any(one != (b, e) and one[0] <= b and e <= one[1] for b, e in found)]
     loops = [[what for _, what in code[begin : end + 1]] for begin, end in inner]
-    return [loop for loop in loops if counted(name, loop)]
+    return [loop for loop in loops if num_instructions(name, loop)]
 
 
 @pytest.mark.parametrize(
@@ -360,58 +375,57 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
     ids=str,
 )
 def test_softmax_overlaps_wgmma(fake_gpu, case, tmp_path):
-    """The machine code asks for scores and for sums at once, waits for the scores, works out a tile's weights, and only
-    then waits for the sums in flight, of both parts if columns have two (`softmax.order_before_wait`,
-    `softmax.pack_pairs`). A group has one such loop, of tiles that are masked and of those that are not, or two
-    (`config.has_unmasked_loop`).
-    """
+    """The mainloop computes the softmax of a tile while the output product of the previous tile runs."""
+    # A loop issues q·k and p·v together, waits for q·k, computes the weights, and waits for p·v of every column part
+    # (`softmax.order_before_wait`, `softmax.pack_pairs`). Each consumer warp group has one such loop, or one for masked
+    # tiles and one for unmasked tiles (`config.has_unmasked_loop`).
     widths = [width for width in sm90.split_head_dim(case.head_dim) if width]
     config = config_of(case, 90)
     products = sum(widths) // 16 + len(widths) * config.block_n // 16
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
-    apart = (config.num_consumer_wgs, config.block_n) == (2, 64) and case.window < 0
-    assert len(loops) == config.num_consumer_wgs * (1 + apart)
+    has_unmasked_loop = (config.num_consumer_wgs, config.block_n) == (2, 64) and case.window < 0
+    assert len(loops) == config.num_consumer_wgs * (1 + has_unmasked_loop)
     for loop in loops:
         waits = [n for n, what in enumerate(loop) if "DEPBAR" in what]
         assert [WAIT.search(loop[n])[1] for n in waits] == [str(len(widths)), "0"]
-        calls, weighed, added = loop[: waits[0]], loop[waits[0] : waits[1]], loop[waits[1] :]
-        assert [counted("HGMMA", part) for part in (calls, weighed, added)] == [products, 0, 0]
-        assert counted("MUFU.EX2", weighed) == counted("MUFU.EX2", loop) >= config.block_n // 2
-        assert counted("PRMT", calls) < 8, "pairs of weights are swapped between the products"
+        issue, softmax, rest = loop[: waits[0]], loop[waits[0] : waits[1]], loop[waits[1] :]
+        assert [num_instructions("HGMMA", part) for part in (issue, softmax, rest)] == [products, 0, 0]
+        assert num_instructions("MUFU.EX2", softmax) == num_instructions("MUFU.EX2", loop) >= config.block_n // 2
+        assert num_instructions("PRMT", issue) < 8, "pairs of weights are swapped between the products"
 
 
-COMPARED = re.compile(r"FMNMX (R\d+), (R\d+), (R\d+)")
+MAXIMUM = re.compile(r"FMNMX (R\d+), (R\d+), (R\d+)")
 
 
 @pytest.mark.parametrize(
     "case", [Case(0, page_size=64), Case(64, tree=True), Case(8, heads=(64, 8), head_dim=64)], ids=str
 )
 def test_row_max_is_a_balanced_reduction(fake_gpu, case, tmp_path):
-    """A thread's 64 scores of a tile are compared, and the lanes' of a row, in few steps that wait for each other."""
+    """The maximum of a row's scores is reduced in at most 12 dependent steps."""
     for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
         steps: dict[str, int] = {}
         deepest = 0
         for what in loop:
-            if found := COMPARED.search(what):
+            if found := MAXIMUM.search(what):
                 steps[found[1]] = 1 + max(steps.get(one, 0) for one in found.groups()[1:])
                 deepest = max(deepest, steps[found[1]])
             elif named := re.match(r"(?:@!?U?P\d+ )?[A-Z0-9.]+ (R\d+),", what):
                 steps.pop(named[1], None)
-        assert counted("FMNMX", loop) >= 64 and 5 < deepest <= 12
+        assert num_instructions("FMNMX", loop) >= 64 and 5 < deepest <= 12
 
 
 @pytest.mark.parametrize(
-    ("case", "most"),
+    ("case", "max_barriers"),
     [(Case(64, tree=True), 1), (Case(0), 1), (Case(16, tree=True), 1), (Case(1, fp8=True), 5)],
     ids=str,
 )
-def test_each_consumer_thread_releases_a_stage(fake_gpu, case, most, tmp_path):
-    """Twice a tile, K and V, and no barrier of the group before either. A row over e4m3 has two a tile for its
-    weights, one or two where the pivot moves, and one for masks.
-    """
+def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp_path):
+    """Every consumer thread releases the stages of K and V, without a barrier of its warp group before it."""
+    # The e4m3 kernel has barriers of 128 threads (0x80) for other reasons: two a tile for the weights, one or two where
+    # a row maximum moves, and one for masks.
     for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
-        assert counted("ARRIVES.LDGSTSBAR", loop) == 2
-        assert counted("0x80", [what for what in loop if "BAR.SYNC" in what]) <= most
+        assert num_instructions("ARRIVES.LDGSTSBAR", loop) == 2
+        assert num_instructions("0x80", [what for what in loop if "BAR.SYNC" in what]) <= max_barriers
 
 
 @pytest.mark.parametrize(
@@ -420,25 +434,24 @@ def test_each_consumer_thread_releases_a_stage(fake_gpu, case, most, tmp_path):
     ids=str,
 )
 def test_register_upcast_spills_almost_nothing(fake_gpu, case, tmp_path):
-    """Neither in the loop of clear tiles nor in that of masked ones: nothing, and with Triton 3.7 one value of a tree.
-    Pages of 64 come in boxes of 32 for it.
-    """
+    """The loops for masked and unmasked tiles spill nothing, except one value of a tree with Triton 3.7."""
+    # Pages of 64 are loaded in boxes of 32 keys (`tma.MAX_FP8_BOX_KEYS`).
     most = int(triton.__version__.startswith("3.7."))
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert len(loops) == 2
-    assert all(counted(name, loop) <= most for loop in loops for name in ("LDL", "STL"))
+    assert all(num_instructions(name, loop) <= most for loop in loops for name in ("LDL", "STL"))
 
 
-def counted(name, code):
-    """How many instructions have a name."""
-    return sum(name in what for what in code)
+def num_instructions(text, code):
+    """Return the number of instructions that contain `text`."""
+    return sum(text in what for what in code)
 
 
 BARRIER = re.compile(r"(?:barrier|bar)\.\S+\s+(.*);")
-"""In PTX: its number, and of how many threads, where that is not of all."""
-ROLE_READ = re.compile(r"ld\.shared\.[bu]8\s.*\+(\d+)\]")
+"""PTX barrier. The group holds the barrier's number, and the number of threads unless all threads take part."""
+PARTITION_ID_READ = re.compile(r"ld\.shared\.[bu]8\s.*\+(\d+)\]")
 SHARED_WRITE = re.compile(r"st\.shared\S*\s+\[global_smem\+(\d+)\]")
-MOST_WARPS = 32
+MAX_WARPS = 32
 
 
 @pytest.mark.parametrize(
@@ -450,57 +463,55 @@ MOST_WARPS = 32
     ids=str,
 )
 def test_partition_ids_are_published_between_cta_barriers(fake_gpu, case):
-    """racecheck reports those bytes, in which it sees no such barrier (NOTES.md, checks on the device). The compiler
-    reads them in one place; it writes them to tell who does what, and that there is no more to do once all have met.
-    """
+    """All threads of a CTA pass barrier 1 between a write of partition ids and the read of them."""
+    # racecheck reports these bytes, because it does not see this barrier (NOTES.md, "Checks on the device"). The code
+    # reads the ids in one place. It writes them to start the partitions, and to end the CTA after all have ended.
     code = [line.strip() for line in attention_of(case).asm["ptx"].splitlines()]
-    met = [(at, found[1]) for at, line in enumerate(code) if (found := BARRIER.match(line))]
-    ((read, first),) = [(at, int(found[1])) for at, line in enumerate(code) if (found := ROLE_READ.match(line))]
+    barriers = [(at, found[1]) for at, line in enumerate(code) if (found := BARRIER.match(line))]
+    ((read, first),) = [(at, int(found[1])) for at, line in enumerate(code) if (found := PARTITION_ID_READ.match(line))]
     written = [
         at for at, line in enumerate(code)
-        if (found := SHARED_WRITE.match(line)) and first <= int(found[1]) < first + MOST_WARPS
+        if (found := SHARED_WRITE.match(line)) and first <= int(found[1]) < first + MAX_WARPS
     ]  # fmt: skip
-    behind = {min(other for other in met if other[0] > at) for at in written}
-    assert len(behind) == 2 and {threads for _, threads in behind} == {"1"}
-    assert max(other for other in met if other[0] < read)[1] == "1"
-    assert max(other for other in met if other[0] < max(written))[1] == "1"
+    after_writes = {min(barrier for barrier in barriers if barrier[0] > at) for at in written}
+    assert len(after_writes) == 2 and {operands for _, operands in after_writes} == {"1"}
+    assert max(barrier for barrier in barriers if barrier[0] < read)[1] == "1"
+    assert max(barrier for barrier in barriers if barrier[0] < max(written))[1] == "1"
 
 
 @pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1)], ids=str)
 def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
-    """Every role that hears of its next row tile says so behind a branch on what it has read
-    (`tile_scheduler.receive`).
-    """
+    """Each receiving partition signals the empty barrier only after a branch on every word of the record."""
     ptx = attention_of(case).asm["ptx"]
     record = re.compile(r"ld\.shared\.v4\.b32.*?mbarrier\.arrive", re.DOTALL)
-    heard = [one[0] for one in record.finditer(ptx) if "bra" in one[0] and one[0].count("\n") < 90]
-    # Twice each: V's fetching warp where there is one, and two folding groups.
-    assert len(heard) == 2 * (3 if case.page_size > 1 else 2)
-    for one in heard:
+    receives = [one[0] for one in record.finditer(ptx) if "bra" in one[0] and one[0].count("\n") < 90]
+    # `tile_scheduler.receive` is called before and in the loop of two consumer warp groups and V's TMA producer.
+    assert len(receives) == 2 * (3 if case.page_size > 1 else 2)
+    for one in receives:
         read = {name for row in re.findall(r"ld\.shared\.v4\.b32\s+\{(.*?)\}", one) for name in row.split(", ")}
         sums = {to: {a, b} for to, a, b in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (%r\d+);", one)}
         tests = dict(re.findall(r"setp\.\w+\.s32\s+(%p\d+), (%r\d+),", one))
-        calls = {tests[branch] for branch in re.findall(r"@!?(%p\d+) bra", one)}
+        tested = {tests[branch] for branch in re.findall(r"@!?(%p\d+) bra", one)}
         for _ in range(8):
-            calls = {part for name in calls for part in sums.get(name, {name})}
-        assert calls == read and len(read) == 8
+            tested = {part for name in tested for part in sums.get(name, {name})}
+        assert tested == read and len(read) == 8
 
 
-TELLING = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:arrive\.shared::cta\.b64|try_wait)")
+RECORD_STEP = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:arrive\.shared::cta\.b64|try_wait)")
 
 
 @pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1), Case(0, split=True)], ids=str)
 def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
-    """racecheck reports an item's words, in whose barrier it sees no order (NOTES.md, checks on the device). Before one
-    thread arrives for its role, the role's threads meet; who reads has waited for that barrier.
-    """
-    order = TELLING.findall(attention_of(case).asm["ptx"])
+    """The threads of a partition meet at a barrier before one of them signals that a record was written or read."""
+    # racecheck reports the words of a record, because it sees no order in the mbarrier (NOTES.md, "Checks on the
+    # device"). A partition that reads a record has waited for the full barrier.
+    order = RECORD_STEP.findall(attention_of(case).asm["ptx"])
     arrivals = [at for at, what in enumerate(order) if what.startswith("mbarrier.arrive")]
     assert arrivals and all(order[at - 1].startswith("bar") for at in arrivals)
-    options = [at for at in arrivals if order[at - 2] == "st.shared"]
-    heard = [at for at in arrivals if order[at - 2] == "ld.shared"]
-    assert options and heard and len(options) + len(heard) == len(arrivals)
-    for at in heard:
+    published = [at for at in arrivals if order[at - 2] == "st.shared"]
+    received = [at for at in arrivals if order[at - 2] == "ld.shared"]
+    assert published and received and len(published) + len(received) == len(arrivals)
+    for at in received:
         begin = max(i for i in range(at - 1) if order[i] != "ld.shared")
         assert order[begin] == "mbarrier.try_wait"
 
@@ -509,8 +520,10 @@ def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
     "case", [Case(0, fp8=True), Case(8, heads=(14, 7), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
 )
 def test_fp8_stage_is_released_after_its_upcast_is_stored(fake_gpu, case, tmp_path):
-    """Who widens e4m3 gives a tile back behind the stores of what was read of it: a barrier waits for no load."""
-    (loop,) = [one for one in loops_of(attention_of(case).asm["cubin"], tmp_path, "STS") if counted("LDS", one)]
+    """The upcast warps release an e4m3 stage after they have stored the upcast values of that stage."""
+    # An arrival does not wait for outstanding loads; a store waits for the loaded values.
+    cubin = attention_of(case).asm["cubin"]
+    (loop,) = [one for one in loops_of(cubin, tmp_path, "STS") if num_instructions("LDS", one)]
     letters = {"LDS": "l", "STS": "s", "SYNCS.ARRIVE": "a"}
     order = "".join(letter for what in loop for name, letter in letters.items() if name in what)
     assert re.fullmatch("(l+s+aa){2}", order), order
@@ -519,7 +532,7 @@ def test_fp8_stage_is_released_after_its_upcast_is_stored(fake_gpu, case, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_kernels_of_other_shapes_compile_for_hopper(fake_gpu, case):
-    """fp8 that is widened, windows, soft caps, ragged rows, heads of 64, 96 and 256, and what has no box."""
+    """Hopper kernels compile for e4m3, windows, soft caps, ragged rows, other head sizes and pages without TMA."""
     compile_for(case, 90)
     assert len(fake_gpu.launched) >= 3
 
@@ -527,12 +540,12 @@ def test_kernels_of_other_shapes_compile_for_hopper(fake_gpu, case):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fake_driver", "case"),
-    # `support` refuses e4m3 before Ada.
+    # `support` rejects e4m3 before Ada.
     [(arch, case) for arch in (80, 89, 100, 120) for case in (*USUAL, *OTHERS) if arch >= 89 or not case.fp8],
     indirect=["fake_driver"],
     ids=str,
 )
 def test_kernels_compile_for_other_architectures(fake_gpu, case):
-    """Ampere, Ada and Blackwell run `kernels`."""
+    """Ampere, Ada and Blackwell use the generic kernels, which compile for them."""
     compile_for(case, fake_gpu.get_current_target().arch)
     assert not any("kernels_sm90" in source.fn.__module__ for source, _ in fake_gpu.launched)

@@ -1,4 +1,4 @@
-"""On a GPU: launches by the driver write what Triton's own write, bit for bit, on any stream and in graphs."""
+"""On a GPU: driver launches write the bits that Triton's launches write, on any stream and in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ CASES = [
 
 
 class ForwardSteps:
-    """Batches of one backend, of any number of requests and rows, and layers to run them in."""
+    """Backend, batches of any number of requests and rows, and the caches of several layers."""
 
-    def __init__(self, mode, heads, dim, page, narrow, sinks, seed):
+    def __init__(self, mode, heads, dim, page, fp8, sinks, seed):
         from draftmark.devices import device_profile
 
         self.mode, self.heads, self.dim, self.page, self.chance = mode, heads, dim, page, random.Random(seed)
-        kv_dtype = "float8_e4m3fn" if narrow else "bfloat16"
+        kv_dtype = "float8_e4m3fn" if fp8 else "bfloat16"
         shape = AttentionShape(*heads, dim, page, kv_dtype=kv_dtype, sinks=sinks)
         limits, draft = Limits(6, 1024, 600), DraftShape(4, 3, 8)
         self.geometry = Geometry.create(shape, limits, draft, device_profile("cuda"), (mode,))
         self.backend = load("cuda_triton").open(self.geometry, "cuda")
         kv = (1 + 6 * int(self.geometry.max_pages_per_req), page, heads[1], dim)
-        made = getattr(torch, kv_dtype)
-        scales = [torch.tensor([scale], device="cuda") for scale in (0.5, 2.0)] if narrow else [None, None]
+        kv_torch_dtype = getattr(torch, kv_dtype)
+        scales = [torch.tensor([scale], device="cuda") for scale in (0.5, 2.0)] if fp8 else [None, None]
         self.caches = [
-            KVCache(*(torch.randn(kv, device="cuda").to(made) for _ in "kv"), *scales,
+            KVCache(*(torch.randn(kv, device="cuda").to(kv_torch_dtype) for _ in "kv"), *scales,
                     torch.randn(heads[0], device="cuda") if sinks else None)
             for _ in range(LAYERS)
         ]  # fmt: skip
 
     def batch(self, count):
-        """Requests of any lengths, and of as many rows or of fewer."""
+        """Return a batch of `count` requests with random lengths, and random row counts where the mode allows."""
         most = ROWS[self.mode]
         uniform = self.mode in (Mode.DECODE, Mode.VERIFY)
         q_lens = tuple(most if uniform else self.chance.randint(1, most) for _ in range(count))
@@ -74,7 +74,7 @@ class ForwardSteps:
         )  # fmt: skip
 
     def rows(self, batch):
-        """q of every layer, and rows for its cache."""
+        """Return random q, k and v rows for each layer."""
         shapes = ((self.heads[0],), (self.heads[1],), (self.heads[1],))
         return [
             tuple(torch.randn(batch.num_rows, *one, self.dim, device="cuda", dtype=torch.bfloat16) for one in shapes)
@@ -82,7 +82,7 @@ class ForwardSteps:
         ]
 
     def run(self, batch, rows):
-        """A forward of every layer: what each attends to, and writes."""
+        """Run a forward of every layer, and return the attention outputs."""
         self.backend.plan(batch)
         self.backend.write_metadata(batch)
         outs = [torch.full_like(q, float("nan")) for q, _, _ in rows]
@@ -91,14 +91,14 @@ class ForwardSteps:
             self.backend.attend(q, cache, batch, out)
         return outs
 
-    def kept(self):
-        """The caches' bytes."""
+    def cache_bytes(self):
+        """Return copies of the caches' bytes."""
         return [one.view(torch.uint8).clone() for cache in self.caches for one in (cache.k, cache.v)]
 
 
 @pytest.fixture
 def driver_launches(monkeypatch):
-    """Counts launches by the driver."""
+    """Count of driver launches in the test."""
     from draftmark_cuda_triton.launch.relaunch import DriverLaunch
 
     counted, launch = SimpleNamespace(count=0), DriverLaunch.__call__
@@ -113,27 +113,27 @@ def driver_launches(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{c[1][0]}-{c[1][1]}x{c[2]}-p{c[3]}")
 def test_outputs_and_caches_match_triton_launches(driver_launches, without_relaunch, case):
-    """Of batches of any size, one after the other, each twice; the second time no launch is Triton's."""
+    """Outputs and caches equal those of Triton's launches, for batches of several sizes that each run twice."""
     step = ForwardSteps(*case, seed=7)
     batches = [step.batch(count) for count in (1, 6, 3, 5, 2, 4)]
     calls = [(batch, step.rows(batch)) for batch in (*batches, *batches)]
-    first = step.kept()
-    found = [(step.run(*one), step.kept()) for one in calls]
+    first = step.cache_bytes()
+    found = [(step.run(*one), step.cache_bytes()) for one in calls]
     least = LAYERS * len(batches) * 2
     assert driver_launches.count >= least
     for cache, before in zip([one for c in step.caches for one in (c.k, c.v)], first, strict=True):
         cache.view(torch.uint8).copy_(before)
-    for one, (outs, kept) in zip(calls, found, strict=True):
+    for one, (outs, written) in zip(calls, found, strict=True):
         with without_relaunch():
-            again = step.run(*one)
-        for wanted, out in zip(again, outs, strict=True):
+            expected = step.run(*one)
+        for wanted, out in zip(expected, outs, strict=True):
             assert not out.isnan().any() and torch.equal(wanted, out)
-        assert all(map(torch.equal, step.kept(), kept))
+        assert all(map(torch.equal, step.cache_bytes(), written))
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[7]], ids=lambda c: c[0].name)
 def test_relaunch_on_another_stream_and_in_a_graph(driver_launches, case):
-    """Launches known from one stream go to the current one, and a graph captures them."""
+    """A launch recorded on one stream runs on the current stream, and a CUDA graph captures it."""
     step = ForwardSteps(*case, seed=3)
     batch = step.batch(4)
     rows = step.rows(batch)

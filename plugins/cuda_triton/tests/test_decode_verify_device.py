@@ -1,4 +1,4 @@
-"""On a GPU: random batches through the hooks' own tiles, in graphs too, against float64."""
+"""On a GPU: random decode and verify batches with the selected configurations, eager and in graphs, against float64."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ SHAPES = [
     ((8, 2), 160, 64, 40, 40, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 2), 128, 16, 16, 16, True, -1, 0.0, torch.bfloat16, None),
     ((10, 2), 112, 8, 9, 18, True, 70, 30.0, torch.float16, None),
-    # Trees deeper than the window, windows of several tiles, and scores about as large as the cap.
+    # Trees deeper than the window, windows of several tiles, and logits about as large as the cap.
     ((8, 2), 128, 16, 40, 40, True, 3, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 1, 40, 40, True, 3, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 64, 6, 6, True, 2, 0.0, torch.bfloat16, torch.float8_e4m3fn),
@@ -93,7 +93,7 @@ SHAPES = [
     ((8, 2), 128, 64, 5, 5, False, 250, 0.8, torch.bfloat16, None),
     ((8, 2), 128, 64, 40, 40, True, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 2), 128, 16, 9, 9, False, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
-    # Several row tiles, which see different parts of the tail; of three groups; and more than 256 rows.
+    # Several row tiles, which see different parts of the tail; three consumer warp groups; more than 256 rows.
     ((8, 2), 128, 16, 200, 200, True, -1, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 64, 100, 100, False, -1, 0.0, torch.float16, None),
     ((8, 2), 128, 1, 100, 100, True, -1, 0.0, torch.bfloat16, None),
@@ -106,13 +106,14 @@ SHAPES = [
 ]
 BATCHES_PER_SHAPE = int(os.environ.get("DRAFTMARK_BATCHES", "30"))  # 87 · 30 > 2,000
 REQUESTS = (1, 40, 528)
-"""Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
+"""Requests for which configurations are selected: few, some, and a multiple of the 132 SMs."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")
 def test_random_batches(helpers, run_decode_verify, shape):
-    """A thousand batches of fresh lengths, pages, trees and values, empty prefixes among them; of the tiles of slow
-    memory and of fast.
+    """Random batches match float64, with the configurations for slow and for fast memory.
+
+    Lengths, pages, trees and values are new in each batch; some prefixes are empty.
     """
     from draftmark import AttentionShape
     from draftmark.devices import device_profile
@@ -155,7 +156,7 @@ def test_random_batches(helpers, run_decode_verify, shape):
     ids=["gpt-oss-decode", "gpt-oss-verify16", "group5-verify70"],
 )
 def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
-    """Through the hooks' own tiles, cut into as many pieces as they want, and into one."""
+    """Each sink counts once in the softmax, with the selected number of splits and with one split."""
     from draftmark import AttentionShape
     from draftmark.devices import device_profile
     from draftmark_cuda_triton.heuristics import select, split_kv
@@ -184,7 +185,7 @@ def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
 @pytest.mark.parametrize("q_len", [1, 4, 16])
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 30.0, 1e4])
 def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, size):
-    """e4m3 keys under rows that differ by 2**20 in size, whose heaviest key comes late, as early, or not at all."""
+    """e4m3 keys and rows that differ by 2**20 in magnitude match float64, wherever the largest logit is."""
     from draftmark_cuda_triton.heuristics import common
 
     p = helpers.problem(
@@ -194,10 +195,10 @@ def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, si
     p.q.mul_(size)
     p.q[::3].mul_(2.0**-20)
     for place in (5, 600):
-        # One key that all rows of the first request like, or dislike: 128 sizes of its channels.
+        # One key with extreme logits in every row of the first request.
         p.k[int(p.page_table[0, place // page]), place % page] = (p.q[0, ::4].sign() * 8).to(p.k.dtype)
     k, v = p.k.cpu().double() * 0.5, p.v.cpu().double() * 2.0
-    seen = _unpacked(p.mask.cpu(), p.tail_len).view(4, q_len, p.tail_len)
+    seen = _unpack(p.mask.cpu(), p.tail_len).view(4, q_len, p.tail_len)
     out, lse = helpers.oracle(
         p.q.cpu(), k, v, tuple(p.prefix_lens.tolist()), p.page_table.cpu(), seen, p.depth.cpu(), -1, 0.0
     )
@@ -210,7 +211,7 @@ def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, si
 @pytest.mark.parametrize("sinks", [-5.0, 0.0, 6.0])
 @pytest.mark.parametrize("q_len", [1, 7])
 def test_sinks_over_fp8(helpers, run_decode_verify, q_len, sinks):
-    """A sink enters once, whether a request is whole in its piece or merged, and is no part of lse."""
+    """A sink counts once for split and unsplit requests, and is not part of the lse."""
     from draftmark_cuda_triton.heuristics import common
 
     p = helpers.problem(
@@ -225,14 +226,14 @@ def test_sinks_over_fp8(helpers, run_decode_verify, q_len, sinks):
         assert (result.lse.cpu() - p.lse).abs().max() < 1e-4
 
 
-def _unpacked(mask, slots):
-    """bool ``[rows, slots]`` of packed words."""
+def _unpack(mask, slots):
+    """Unpack mask words into bool ``[rows, slots]``."""
     return (mask[:, torch.arange(slots) // 32] >> (torch.arange(slots) % 32)) & 1 != 0
 
 
 @pytest.mark.parametrize("num_consumer_wgs", [0, 1])
 def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
-    """A captured step reads what is in the batch when it is replayed, in two layers: longer, shorter, longer."""
+    """Graph replay of two layers reads the batch's current tensors, with longer and shorter lengths."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -291,7 +292,7 @@ def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
 
 @pytest.mark.parametrize("num_consumer_wgs", [0, 1])
 def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
-    """Grids overlap in a graph: schedule, rows and KV come from the launch right before, and partials are shared."""
+    """Overlapping grids in a graph read the schedule, rows and KV of the launch right before them."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -369,37 +370,37 @@ def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
     ids=lambda value: str(value).removeprefix("torch."),
 )
 def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left, kv_dtype):
-    """The same ragged batch through `kernels_sm90` and, on the CPU, through the kernels that the interpreter judges."""
+    """The outputs of `kernels_sm90` for a ragged batch match those of the interpreted kernels on the CPU."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
     heads, lens, block = (14, 2), (0, 40, 7, 300, 64, 5), tail == "block"
 
     def batch(longest):
-        """Of at most so many rows a request: tensors, the most rows of any, and how many all have, padding included."""
+        """Return the tensors, maximum rows and padded total rows of a batch with at most `longest` rows a request."""
         generator = torch.Generator().manual_seed(page)
         rows = [min(n, longest) for n in ((9,) * len(lens) if block else (5, 1, 0, 33, 1, 12))]
-        most, total = max(rows), sum(rows)
-        budget = total if block else total + 7
-        width = -(-(max(lens) + most) // page)
+        max_rows, total = max(rows), sum(rows)
+        padded_rows = total if block else total + 7
+        width = -(-(max(lens) + max_rows) // page)
         table = (torch.randperm(len(lens) * width, generator=generator).view(len(lens), width) + 1).int()
         k, v = torch.randn(2, 1 + len(lens) * width, page, heads[1], dim, generator=generator).to(kv_dtype)
-        q = torch.randn(budget, heads[0], dim, generator=generator).bfloat16()
-        nodes = [j for n in rows for j in range(n)] + [0] * (budget - total)
-        # Of the second word's slots the last row sees its own, and no row one behind itself.
+        q = torch.randn(padded_rows, heads[0], dim, generator=generator).bfloat16()
+        nodes = [j for n in rows for j in range(n)] + [0] * (padded_rows - total)
+        # Slots of the second mask word: the last row sees its own slot, and no row sees a later slot.
         mask = torch.tensor([[(1 << (j % 31 + 1)) - 1, j >= 32] for j in nodes]).int()
-        depth = torch.arange(budget, dtype=torch.int32) % 7
+        depth = torch.arange(padded_rows, dtype=torch.int32) % 7
         starts = torch.tensor([0, *rows]).cumsum(0).int()
-        return [q, k, v, torch.tensor(lens).int(), starts, table, mask, depth], most, budget
+        return [q, k, v, torch.tensor(lens).int(), starts, table, mask, depth], max_rows, padded_rows
 
     def run(device, config, longest):
-        tensors, most, budget = batch(longest)
+        tensors, max_rows, padded_rows = batch(longest)
         q, k, v, prefix, indptr, pages, mask, depth = (x.to(device) for x in tensors)
         shape = operands.AttentionParams(heads[1], 7, dim, page, dim**-0.5, 0.0, window_left, pdl=device == "cuda")
-        extent = operands.BatchExtent(len(lens), most, most, budget, not block)
+        extent = operands.BatchExtent(len(lens), max_rows, max_rows, padded_rows, not block)
         work = torch.full((10, 4), -7, dtype=torch.int32, device=device)
-        slots, out = torch.zeros(budget, dtype=torch.int64, device=device), torch.full_like(q, float("nan"))
-        tiles = common.row_tiles(config, most, 7 * config.kv_heads_per_tile) * heads[1] // config.kv_heads_per_tile
+        slots, out = torch.zeros(padded_rows, dtype=torch.int64, device=device), torch.full_like(q, float("nan"))
+        tiles = common.row_tiles(config, max_rows, 7 * config.kv_heads_per_tile) * heads[1] // config.kv_heads_per_tile
         parts = 2 * 5 * tiles * config.block_m
         launches.write_metadata_decode_verify(shape, config, extent, 5, prefix, pages, slots, work, indptr)
         trees = (mask, depth) if tail == "tree" else (None, None)
@@ -435,17 +436,17 @@ def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left,
     ]
     if dim == 64:
         tiles = [
-            common.KernelConfig(64, n, 4, 3, 2, num_consumer_wgs=1, kv_heads_per_tile=beside)
-            for n, beside in ((128, 1), (64, 2), (128, 2))
+            common.KernelConfig(64, n, 4, 3, 2, num_consumer_wgs=1, kv_heads_per_tile=heads_per_tile)
+            for n, heads_per_tile in ((128, 1), (64, 2), (128, 2))
         ]
         tiles.append(common.KernelConfig(128, 128, 8, 3, 1, num_consumer_wgs=2, kv_heads_per_tile=2))
     if kv_dtype is torch.float8_e4m3fn:
         tiles = [common.KernelConfig(m, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True) for m in (16, 32, 64)]
         tiles.append(common.KernelConfig(128, 64, 8, 3, 1, num_consumer_wgs=2, num_fp8_stages=4))
-    judged = {}
+    expected = {}
     for config in tiles:
-        # All rows of a request are one row tile where they are widened in registers.
+        # With e4m3 upcast in registers, all rows of a request must fit into one row tile.
         longest = config.block_m // 7 if config.fp8_swap_ab else 33
-        if longest not in judged:
-            judged[longest] = run("cpu", common.KernelConfig(64, 64, 4, 2, 1), longest).double()
-        assert helpers.error(run("cuda", config, longest), judged[longest]) < 5e-3
+        if longest not in expected:
+            expected[longest] = run("cpu", common.KernelConfig(64, 64, 4, 2, 1), longest).double()
+        assert helpers.error(run("cuda", config, longest), expected[longest]) < 5e-3

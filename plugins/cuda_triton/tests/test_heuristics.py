@@ -1,4 +1,4 @@
-"""How work is cut for the interpreter: fewer and larger tiles, and still every path."""
+"""Number of splits, gathered configurations, and configurations for the interpreter."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SPLITS, Q_LEN = 132, 6
 
 
 def shape(page_size: int) -> AttentionShape:
-    """4/2 heads of 128."""
+    """Return the shape of 4/2 heads of 128."""
     return AttentionShape(4, 2, 128, page_size=page_size)
 
 
 @pytest.mark.parametrize(("context", "num_splits"), [(1024, 19), (4096, 33), (131072, 33)])
 def test_short_decode_has_one_split_per_tile(context, num_splits):
-    """One request of 32/8 heads: 17 tiles of 64 keys and the surplus make 19 pieces, and 33 are side by side."""
+    """A decode of one request has one split for each tile, overhead included, at most 33 with 8 KV heads on 132 SMs."""
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 64)
     config = select.select_config(attention, device, 1)
     assert split_kv.choose_num_splits(attention, device, config, 1, 1, context + 1) == num_splits
@@ -28,21 +28,21 @@ def test_short_decode_has_one_split_per_tile(context, num_splits):
 
 @pytest.mark.parametrize("page_size", [1, 16, 48, 128])
 def test_interpreted_requests_of_several_tiles_are_split(page_size):
-    """Where a request can have two tiles there are two pieces, whatever the page size."""
+    """If a request may have two tiles, the interpreter uses two splits, for any page size."""
     config, num_splits = interpreted.interpreted_config(shape(page_size), CONFIG, Q_LEN, SPLITS, 700)
     assert (num_splits, config.block_n < 700) == (2, True)
 
 
 @pytest.mark.parametrize(("page_size", "max_kv_len"), [(1, 90), (16, 255), (128, 120)])
 def test_interpreted_requests_of_one_tile_are_not_split(page_size, max_kv_len):
-    """A piece more would find no tile to begin in the middle of a request."""
+    """If every request fits one tile, the interpreter uses one split."""
     config, num_splits = interpreted.interpreted_config(shape(page_size), CONFIG, Q_LEN, SPLITS, max_kv_len)
     assert (num_splits, config.block_n >= max_kv_len) == (1, True)
 
 
 @pytest.mark.parametrize("page_size", [64, 128, 192, 1024])
 def test_interpreted_tiles_fit_pages(page_size):
-    """Few rows take the largest tile that lies in a page, EXTEND the kernels' own."""
+    """Interpreted decode uses the largest tile that divides a page; EXTEND keeps the block_n of the kernel."""
     few, _ = interpreted.interpreted_config(shape(page_size), CONFIG, Q_LEN, SPLITS, 700)
     ragged, _ = interpreted.interpreted_prefill_config(shape(page_size), CONFIG, 700, 1)
     assert page_size % few.block_n == 0
@@ -55,23 +55,21 @@ def test_interpreted_tiles_fit_pages(page_size):
 )
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_splits_fill_the_device(heads, dim):
-    """In one round, or in two or three where that leaves more than a tenth of it idle and they leave less; row tiles of
-    requests that are long, of trees of any size.
-    """
+    """Splits fill one wave of CTAs, or two or three waves if one leaves more than a tenth of the CTAs idle."""
     attention = AttentionShape(*heads, dim, 16, q_dtype="bfloat16", kv_dtype="bfloat16")
     device = DeviceProfile(kind="cuda", arch=90, num_sms=132)
     for nodes in (1, 8, 16, 60, 64, 96, 128, 192, 256):
         config = select.select_config(attention, device, nodes, num_reqs=16)
         rows = common.row_tiles(config, nodes, attention.group_size * config.kv_heads_per_tile)
-        beside, programs = rows * heads[1] // config.kv_heads_per_tile, 132 * config.ctas_per_sm
+        ctas_per_split, num_ctas = rows * heads[1] // config.kv_heads_per_tile, 132 * config.ctas_per_sm
         num_splits = split_kv.choose_num_splits(attention, device, config, nodes, 16, 131072)
-        full = [n for n in (1, 2, 3) if 10 * (n * programs // beside) * beside >= 9 * n * programs]
+        full = [n for n in (1, 2, 3) if 10 * (n * num_ctas // ctas_per_split) * ctas_per_split >= 9 * n * num_ctas]
         few = split_kv.choose_num_splits(attention, device, config, nodes, 3, 131072)
-        assert few == max(1, programs // beside)
-        assert num_splits == max(1, (full or [1])[0] * programs // beside)
+        assert few == max(1, num_ctas // ctas_per_split)
+        assert num_splits == max(1, (full or [1])[0] * num_ctas // ctas_per_split)
         assert (
             split_kv.partial_rows(attention, config, num_splits, nodes)
-            <= 2 * 3 * max(programs, beside) * config.block_m
+            <= 2 * 3 * max(num_ctas, ctas_per_split) * config.block_m
         )
 
 
@@ -79,27 +77,27 @@ def test_splits_fill_the_device(heads, dim):
 @pytest.mark.parametrize("max_kv_len", [40, 255, 2600])
 @pytest.mark.parametrize("q_len", [1, 9, 70])
 def test_interpreted_partials_fit_the_allocated_rows(num_splits, max_kv_len, q_len):
-    """What sizing allocated for the GPU's cut holds the interpreter's."""
+    """Partial results of an interpreted configuration fit the rows allocated for the GPU's configuration."""
     config, few = interpreted.interpreted_config(shape(16), CONFIG, q_len, num_splits, max_kv_len)
-    room = split_kv.partial_rows(shape(16), CONFIG, num_splits, q_len)
-    assert split_kv.partial_rows(shape(16), config, few, q_len) <= room
+    allocated = split_kv.partial_rows(shape(16), CONFIG, num_splits, q_len)
+    assert split_kv.partial_rows(shape(16), config, few, q_len) <= allocated
     assert few <= num_splits
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 12, 20, 100])
 @pytest.mark.parametrize("q_len", [1, 16, 64])
 def test_gathered_config_equals_tma_config(page_size, q_len):
-    """Only who brings the keys differs, so that schedule, partials and folds are those of pages of 64."""
+    """Configurations with gathered keys equal those with TMA, except gather_kv, so schedules and buffers are equal."""
     device = DeviceProfile("cuda", 90, 132)
-    boxed, gathered = (
+    tma_config, gathered = (
         select.select_config(AttentionShape(32, 8, 128, page), device, q_len, num_reqs=20) for page in (64, page_size)
     )
-    assert (boxed.gather_kv, gathered.gather_kv) == (False, True)
-    assert replace(gathered, gather_kv=False) == boxed
+    assert (tma_config.gather_kv, gathered.gather_kv) == (False, True)
+    assert replace(gathered, gather_kv=False) == tma_config
 
 
 def test_gather_needs_sm90_and_kv_dtype_of_q():
-    """e4m3 in such pages, float32, and other architectures are read by the kernels of every GPU."""
+    """For e4m3 in such pages, float32, and other architectures, the Triton kernels are selected."""
     hopper = DeviceProfile("cuda", 90, 132)
     for device, names in (
         (hopper, ("bfloat16", "float8_e4m3fn")),
@@ -112,7 +110,7 @@ def test_gather_needs_sm90_and_kv_dtype_of_q():
 
 
 def test_unaligned_cache_is_not_gathered():
-    """Both want addresses and strides of 16 bytes."""
+    """A cache without 16-byte alignment runs in the Triton kernels, since cp.async and TMA both need alignment."""
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 1)
     config = select.adapt_to_cache(attention, device, select.select_config(attention, device, 1), True, False)
     assert (config.num_consumer_wgs, config.gather_kv) == (0, False)
@@ -123,7 +121,7 @@ def test_unaligned_cache_is_not_gathered():
     [(64, -1, 128), (64, 127, 64), (64, 1022, 64), (64, 4095, 128), (128, 127, 64), (128, 511, 128), (256, 4095, 64)],
 )
 def test_short_windows_use_smaller_tiles(dim, window, keys):
-    """As many keys as are faster for prefill and for trees; what sizing looks at is cut alike."""
+    """Short windows use tiles of 64 keys for prefill and trees, and sizing includes those configurations."""
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(64, 8, dim, 64, window_left=window)
     tiles = [select.select_config(attention, device, 4096, prefill=True), select.select_config(attention, device, 64)]
     assert [config.block_n for config in tiles] == [keys, keys]

@@ -1,4 +1,4 @@
-"""A package of kernels has one copy of a kind, whoever asks first."""
+"""Each kernel package has one compiled and one interpreted copy, also with concurrent imports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from draftmark_cuda_triton import kernel_variants
 
 PACKAGE = """
 from contextlib import suppress
-from {here} import MET, MEETING, BrokenBarrierError
+from {here} import BARRIER, IMPORTED, BrokenBarrierError
 
-MET.append(__name__)
+IMPORTED.append(__name__)
 with suppress(BrokenBarrierError):
-    MEETING.wait(timeout=1)
+    BARRIER.wait(timeout=1)
 """
-MET: list[str] = []
-MEETING = Barrier(2)
-"""Where two threads that import the package at once meet; one alone goes on when its time is up."""
-__all__ = ["MEETING", "MET", "BrokenBarrierError"]
+IMPORTED: list[str] = []
+BARRIER = Barrier(2)
+"""Barrier for two threads that import the package at once; a single thread continues after the timeout."""
+__all__ = ["BARRIER", "IMPORTED", "BrokenBarrierError"]
 
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_concurrent_threads_import_a_variant_once(tmp_path, monkeypatch, before):
-    """And what says how kernels run is afterwards what it was."""
+    """Two concurrent threads receive one module, and TRITON_INTERPRET is restored afterwards."""
     outer = f"outer_{before}"
     inner = tmp_path / outer / "inner"
     inner.mkdir(parents=True)
@@ -36,10 +36,10 @@ def test_concurrent_threads_import_a_variant_once(tmp_path, monkeypatch, before)
     monkeypatch.delenv(kernel_variants.INTERPRET_VARIABLE, raising=False)
     if before is not None:
         monkeypatch.setenv(kernel_variants.INTERPRET_VARIABLE, before)
-    MET.clear()
-    MEETING.reset()
+    IMPORTED.clear()
+    BARRIER.reset()
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: kernel_variants.load_variant(f"{outer}.inner", True), range(2)))
     assert found[0] is found[1]
-    assert [f"{outer}.interpreted_inner"] == MET
+    assert [f"{outer}.interpreted_inner"] == IMPORTED
     assert os.environ.get(kernel_variants.INTERPRET_VARIABLE) == before

@@ -1,7 +1,7 @@
-"""Which tile a forward takes: those that were measured, at every boundary between two. NOTES.md has the times.
+"""Selected kernel configurations, at every boundary between two of them. NOTES.md has the measured times.
 
-The conformance suite cannot say: in the interpreter every tile gives the same answer, and on a device a worse one is
-only slower, or asks for shared memory that is not there.
+The conformance suite cannot test this: in the interpreter every configuration gives equal results, and on a GPU a wrong
+one is only slower, or needs more shared memory than exists.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from draftmark_cuda_triton.prefill import has_adjacent_heads
 
 A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
 SOME = 200
-"""Requests that are neither few nor many for a KV head on 132 multiprocessors."""
+"""Number of requests that is neither small nor large for one KV head on 132 SMs."""
 BF16, FP32, E4M3 = ("bfloat16",) * 2, ("float32",) * 2, ("bfloat16", "float8_e4m3fn")
 
 
 def shape(head_dim: int, dtypes: tuple[str, str] = BF16, page_size: int = 16) -> AttentionShape:
-    """One query head over each KV head, so that a row is a packed row."""
+    """Return a shape with one query head for each KV head, so that a query row is one packed row."""
     return AttentionShape(1, 1, head_dim, page_size, *dtypes)
 
 
 def described(config: KernelConfig) -> str:
-    """``rows x keys, warps, stages, programs``, then what `kernels_sm90` adds."""
+    """Return a configuration as text, such as "64x64 4w 3s 2p 1m 2d".
+
+    Fields: block_m x block_n, warps (w), stages (s), CTAs an SM (p), consumer warp groups (m), fp8 stages (d), KV heads
+    a tile (h). The flags "swap_ab" and "gather" follow.
+    """
     words = [
         f"{config.block_m}x{config.block_n}",
         f"{config.num_warps}w",
@@ -42,7 +46,7 @@ def described(config: KernelConfig) -> str:
         config.num_fp8_stages
     )
     words += [f"{config.kv_heads_per_tile}h"] * (config.kv_heads_per_tile > 1)
-    return " ".join([*words, *["narrow"] * config.fp8_swap_ab, *["gather"] * config.gather_kv])
+    return " ".join([*words, *["swap_ab"] * config.fp8_swap_ab, *["gather"] * config.gather_kv])
 
 
 @pytest.mark.parametrize(
@@ -57,24 +61,24 @@ def described(config: KernelConfig) -> str:
         (256, BF16, *["64x64 4w 3s 1p 1m"] * 3, *["128x64 8w 2s 1p 2m"] * 2),
         (64, E4M3, *["64x128 4w 4s 1p 1m 2d"] * 3, *["128x64 8w 6s 1p 2m 4d"] * 2),
         (
-            *(128, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 3s 2p 1m narrow"),
-            *("64x64 4w 3s 2p 1m narrow", *["128x64 8w 3s 1p 2m 4d"] * 2),
+            *(128, E4M3, "16x64 4w 3s 2p 1m swap_ab", "32x64 4w 3s 2p 1m swap_ab"),
+            *("64x64 4w 3s 2p 1m swap_ab", *["128x64 8w 3s 1p 2m 4d"] * 2),
         ),
         (
-            *(256, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
+            *(256, E4M3, "16x64 4w 3s 2p 1m swap_ab", "32x64 4w 2s 2p 1m swap_ab"),
             *["64x64 4w 1s 1p 1m 2d"] * 3,
         ),
     ],
 )
 def test_sm90_selects_the_measured_config(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65, rows_193):
-    """Boundaries lie behind 16, 64 and 128 packed rows (and 192, below); groups count as rows do."""
+    """Configurations change above 16, 64 and 128 packed rows (and 192, tested below), for GQA groups too."""
     found = {
         rows: described(select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=SOME))
         for rows in (1, 16, 17, 64, 65, 128, 193, 4096)
     }
     expected = {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 128: rows_65}
     assert found == expected | {193: rows_193, 4096: rows_193}
-    # Requests that are as many as multiprocessors have one each.
+    # With 132 (request, KV head) pairs, each SM has exactly one.
     own = [described(select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=132)) for rows in (16, 17)]
     gathered = " gather" * (head_dim == 128)
     assert own == [rows_16, rows_64 + gathered if dtypes is BF16 else rows_17]
@@ -88,7 +92,7 @@ def test_sm90_selects_the_measured_config(head_dim, dtypes, rows_16, rows_17, ro
     ("head_dim", "dtypes"), [(40, BF16), (64, BF16), (80, BF16), (96, BF16), (128, BF16), (64, E4M3)]
 )
 def test_three_warp_groups_when_they_save_a_row_tile(head_dim, dtypes):
-    """Of heads of up to 80 in 16 bits; anywhere else two."""
+    """Three consumer warp groups are used for 16-bit heads of up to 80 elements where they save a row tile."""
     found = {
         rows
         for rows in range(1, 1200)
@@ -104,7 +108,7 @@ def test_three_warp_groups_when_they_save_a_row_tile(head_dim, dtypes):
     + [(dim, padded, E4M3) for dim, padded in ((40, 64), (80, 128), (96, 128), (136, 256), (192, 256))],
 )
 def test_head_dim_uses_the_config_of_its_power_of_two(head_dim, padded, dtypes):
-    """Where two parts would not be fewer columns, and over e4m3; what lies behind head_dim is masked."""
+    """head_dims that two column parts would not shorten use the padded head_dim's configuration, and so does e4m3."""
     for rows in (1, 16, 17, 33, 64, 65):
         config = select.select_config(shape(head_dim, dtypes), H200, rows)
         assert replace(config, gather_kv=False) == replace(
@@ -126,7 +130,7 @@ def test_head_dim_uses_the_config_of_its_power_of_two(head_dim, padded, dtypes):
     ],
 )
 def test_head_dim_is_split_when_it_saves_columns(head_dim, size, expected):
-    """Powers of two both; a row of the smaller is 32 bytes at least, which the copy engine swizzles."""
+    """The columns are one or two powers of two; the smaller part has at least 32 bytes a row, for the TMA swizzle."""
     assert sm90.split_head_dim(head_dim, size) == expected
 
 
@@ -140,7 +144,7 @@ def test_head_dim_is_split_when_it_saves_columns(head_dim, size, expected):
     ],
 )
 def test_split_head_dims_fill_shared_memory(head_dim, expected):
-    """As many tiles are in flight as there is room for; keys of a tile are as many as were measured."""
+    """Split head_dims have the number of stages that fills shared memory."""
     attention = shape(head_dim, page_size=64)
     assert [described(sm90.base_config(attention, above)) for above in sm90.ROW_THRESHOLDS] == expected
 
@@ -155,20 +159,20 @@ def test_split_head_dims_fill_shared_memory(head_dim, expected):
     ],
 )
 def test_prefill_uses_three_warp_groups_for_small_heads(head_dim, expected):
-    """Of heads of up to 80 elements; fewer tiles are in flight where their rows are more."""
+    """EXTEND uses three consumer warp groups for heads of up to 80 elements, and the stages that then fit."""
     assert described(select.select_config(shape(head_dim), H200, 4096, prefill=True)) == expected
 
 
 def test_fp8_block_sizes_fit_registers():
-    """In registers a row tile has 16, 32 or 64 rows at head_dim 128, 16 or 32 at 256; EXTEND is never among them."""
-    heights = {}
+    """e4m3 is upcast in registers for 16, 32 or 64 rows at head_dim 128 and 16 or 32 at 256, never for EXTEND."""
+    block_ms = {}
     for head_dim in (64, 128, 256):
         tiles = {rows: select.select_config(shape(head_dim, E4M3), H200, rows) for rows in (16, 17, 32, 33, 64, 65)}
-        heights[head_dim] = {rows: config.block_m for rows, config in tiles.items() if config.fp8_swap_ab}
+        block_ms[head_dim] = {rows: config.block_m for rows, config in tiles.items() if config.fp8_swap_ab}
         assert not any(
             select.select_config(shape(head_dim, E4M3), H200, rows, prefill=True).fp8_swap_ab for rows in (16, 64)
         )
-    assert heights == {64: {}, 128: {16: 16, 17: 32, 32: 32, 33: 64, 64: 64}, 256: {16: 16, 17: 32, 32: 32}}
+    assert block_ms == {64: {}, 128: {16: 16, 17: 32, 32: 32, 33: 64, 64: 64}, 256: {16: 16, 17: 32, 32: 32}}
     extend = described(select.select_config(shape(128, E4M3), H200, 64, prefill=True))
     assert extend == "64x128 4w 2s 1p 1m 2d"
 
@@ -187,7 +191,7 @@ def test_fp8_block_sizes_fit_registers():
     ],
 )
 def test_other_devices_use_16_kib_tiles(head_dim, dtypes, few, many):
-    """float32 has tiles of few rows alone; where shared memory is small two tiles are in flight, not three."""
+    """float32 always uses tiles of 16 rows. Devices with small shared memory have two stages instead of three."""
     for device in (A100, B200):
         found = [described(select.select_config(shape(head_dim, dtypes), device, rows)) for rows in (1, 16, 17, 4096)]
         assert found == [few, few, many, many]
@@ -217,20 +221,20 @@ def test_other_devices_use_16_kib_tiles(head_dim, dtypes, few, many):
     ],
 )
 def test_when_sm90_kernels_exist(attention, device, served):
-    """sm_90 alone, 16-bit queries over KV of their own dtype or of 8 bits, head_dim 40 to 256 in steps of 8."""
+    """Hopper kernels exist for sm_90, 16-bit q, KV of q's dtype or e4m3, and head_dim 40 to 256 in steps of 8."""
     assert sm90.has_sm90_kernels(attention, device) is served
     assert any(config.num_consumer_wgs for config in select.config_candidates(attention, device)) is served
 
 
 @pytest.mark.parametrize(("page_size", "gather"), [(1, True), (4, True), (8, False), (12, True), (24, False)])
 def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
-    """Keys of other pages are gathered by the same tile, where they are of the queries' dtype; else read by pointer."""
+    """Pages of a size that is no multiple of 8 are gathered if KV has q's dtype; else generic kernels read them."""
     for rows in (16, 33, 64, 129):
         boxed = select.select_config(shape(128), H200, rows, num_reqs=SOME)
         here = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
         assert here == replace(boxed, gather_kv=gather)
     here = described(select.select_config(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
-    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # only boxes have the choice
+    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # two CTAs need TMA pages
     assert not select.fallback_config(shape(128), replace(boxed, gather_kv=True)).gather_kv
     by_pointer = select.select_config(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
@@ -256,13 +260,13 @@ def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
             H200,
             {
                 *("16x32 4w 3s 2p", "64x32 8w 3s 1p", "64x64 4w 1s 1p 1m 2d"),
-                *("16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
+                *("16x64 4w 3s 2p 1m swap_ab", "32x64 4w 2s 2p 1m swap_ab"),
             },
         ),
     ],
 )
 def test_config_candidates_are_all_used(attention, device, expected):
-    """A tile too many would ask for buffers that no forward fills."""
+    """Sizing has no candidate that `select_config` never returns, which would only enlarge buffers."""
     found = select.config_candidates(attention, device)
     assert {described(config) for config in found} == expected and len(found) == len(expected)
 
@@ -284,28 +288,29 @@ def test_config_candidates_are_all_used(attention, device, expected):
     ],
 )
 def test_when_generic_kernels_use_tma(attention, device, block_n, served):
-    """sm_90 and newer; whole tiles in a page; nothing to convert or to pad. Only a contiguous cache has such boxes."""
+    """Generic kernels use TMA from sm_90 on if a KV tile lies in one page, needs no conversion, and has no padding."""
     config = KernelConfig(128, block_n, 4, 3, 2)
     assert sm80.uses_tma(attention, device, config) is served
-    for described_so in (False, True):
-        found = select.adapt_to_cache(attention, device, config, uniform_stride=True, tma_boxes=described_so)
+    for tma_boxes in (False, True):
+        found = select.adapt_to_cache(attention, device, config, uniform_stride=True, tma_boxes=tma_boxes)
         assert found == replace(config, use_tma=served)
     assert not select.adapt_to_cache(attention, device, config, uniform_stride=False, tma_boxes=True).use_tma
 
 
 def test_cache_without_tma_uses_the_fallback_config():
-    """The work is cut as before, for buffers and a graph have that cut; two stages are what those kernels take."""
+    """A cache without TMA keeps the tile shape and splits, which buffers and graphs need, with at most two stages."""
     attention = shape(64, page_size=64)
     config = select.select_config(attention, H200, 65)
     assert select.adapt_to_cache(attention, H200, config, uniform_stride=True, tma_boxes=True) == config
     without = select.adapt_to_cache(attention, H200, config, uniform_stride=False, tma_boxes=False)
     assert without == replace(config, num_consumer_wgs=0, num_stages=2)
-    narrow = select.select_config(shape(256, E4M3), H200, 65)
-    assert select.fallback_config(shape(256, E4M3), narrow).num_stages == 1
-    few = select.select_config(shape(128, E4M3), H200, 16)
-    assert not select.fallback_config(shape(128, E4M3), few).fp8_swap_ab
-    wide = select.select_config(shape(160), H200, 129)
-    assert (wide.num_stages, select.fallback_config(shape(160), wide).num_stages) == (2, 1)  # columns are 256 there
+    fp8 = select.select_config(shape(256, E4M3), H200, 65)
+    assert select.fallback_config(shape(256, E4M3), fp8).num_stages == 1
+    swap_ab = select.select_config(shape(128, E4M3), H200, 16)
+    assert not select.fallback_config(shape(128, E4M3), swap_ab).fp8_swap_ab
+    two_parts = select.select_config(shape(160), H200, 129)
+    padded = select.fallback_config(shape(160), two_parts)  # to 256 columns
+    assert (two_parts.num_stages, padded.num_stages) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +324,13 @@ def test_cache_without_tma_uses_the_fallback_config():
     ],
 )
 def test_fast_memory_keeps_tma_for_two_warp_groups(head_dim, page_size, rows, slow, fast):
-    """Where products of 65 to 128 packed rows are the work, unless pages have no boxes; the cut of the work stays."""
+    """Fast memory turns gathering off for 65 to 128 packed rows of pages that TMA loads, with an unchanged tile."""
     attention = shape(head_dim, BF16, page_size)
     config = select.select_config(attention, H200, rows, num_reqs=SOME)
-    for beside in (True, False):
-        found = [select.adapt_to_cache(attention, H200, config, True, True, beside, quick) for quick in (False, True)]
+    for adjacent in (True, False):
+        found = [
+            select.adapt_to_cache(attention, H200, config, True, True, adjacent, is_fast) for is_fast in (False, True)
+        ]
         assert [one.gather_kv for one in found] == [slow, fast]
         assert {replace(one, gather_kv=False, box_full_head=False) for one in found} == {
             replace(config, gather_kv=False)
@@ -331,7 +338,7 @@ def test_fast_memory_keeps_tma_for_two_warp_groups(head_dim, page_size, rows, sl
 
 
 def test_fast_memory_keeps_tma_for_merged_heads():
-    """Two heads of 120 that are one of 240; of up to 64 rows of both they are gathered."""
+    """Two merged heads of 120 are gathered up to 64 packed rows; above, fast memory keeps TMA."""
     attention = AttentionShape(32, 8, 120, 64)
     for rows, gather in ((8, True), (16, False)):
         config = select.select_config(attention, H200, rows, num_reqs=64)
@@ -345,7 +352,7 @@ def test_fast_memory_keeps_tma_for_merged_heads():
     ("kilohertz", "bits", "fast"), [(3201000, 6144, True), (2619000, 5120, False), (0, 5120, False)]
 )
 def test_has_fast_memory(kilohertz, bits, fast, monkeypatch):
-    """An H200's and an H100's, by what their driver says; none where torch does not tell."""
+    """An H200's bandwidth counts as fast, an H100's does not, and unknown values do not."""
     options = SimpleNamespace(memory_clock_rate=kilohertz, memory_bus_width=bits)
     for one in (options, SimpleNamespace()):
         tma.has_fast_memory.cache_clear()
@@ -365,7 +372,7 @@ def test_has_fast_memory(kilohertz, bits, fast, monkeypatch):
 )
 @pytest.mark.parametrize("page_size", [32, 64])
 def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, page_size):
-    """Up to 128 packed rows, whose products are not the work; nor EXTEND's, nor of dtypes that nobody gathers."""
+    """Heads that do not fill cache lines are gathered up to 128 packed rows, except in EXTEND and over e4m3."""
     attention = shape(head_dim, dtypes, page_size)
     for num_reqs in (1, SOME):
         assert select.select_config(attention, H200, rows, num_reqs=num_reqs).gather_kv is gather
@@ -373,54 +380,54 @@ def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, p
 
 
 @pytest.mark.parametrize(
-    ("rows", "lines", "ctas_per_sm"),
+    ("rows", "reqs", "ctas_per_sm"),
     [
-        *((16, lines, 2) for lines in (66, 132, 380)),
-        *((rows, 66, 2) for rows in (17, 32)),  # each cut, whatever the tile
+        *((16, reqs, 2) for reqs in (66, 132, 380)),
+        *((rows, 66, 2) for rows in (17, 32)),  # split with one CTA an SM and with two
         *((rows, 125, 2) for rows in (17, 32)),
-        *((rows, 126, 1) for rows in (17, 32, 64)),  # each a program's own
+        *((rows, 126, 1) for rows in (17, 32, 64)),  # one CTA for each request
         *((rows, 132, 1) for rows in (17, 32, 64, 128)),
         *((rows, 133, 2) for rows in (17, 32)),
         *((rows, 250, 2) for rows in (17, 32)),
-        *((64, lines, 1) for lines in (66, 133, 250)),
-        *((rows, lines, 2) for rows in (17, 64) for lines in (251, 300, 512)),
-        *((rows, lines, 1) for rows in (17, 32, 64) for lines in (380, 640)),  # three on each, or five; not on half
-        *((rows, lines, 2) for rows in (65, 112) for lines in (66, 132)),
+        *((64, reqs, 1) for reqs in (66, 133, 250)),
+        *((rows, reqs, 2) for rows in (17, 64) for reqs in (251, 300, 512)),
+        *((rows, reqs, 1) for rows in (17, 32, 64) for reqs in (380, 640)),  # three or five whole requests a CTA
+        *((rows, reqs, 2) for rows in (65, 112) for reqs in (66, 132)),
         *((rows, 125, 2) for rows in (113, 128)),
         *((rows, 126, 1) for rows in (113, 128)),
         *((rows, 133, 1) for rows in (65, 128)),
     ],
 )
-def test_ctas_per_sm(rows, lines, ctas_per_sm):
-    """Two programs, unless one has its requests whole and two would have them cut; of more rows few requests alone."""
-    config = select.select_config(shape(128, page_size=64), H200, rows, num_reqs=lines)
+def test_ctas_per_sm(rows, reqs, ctas_per_sm):
+    """Two CTAs share an SM unless only one CTA an SM keeps requests unsplit; above 64 rows only for few requests."""
+    config = select.select_config(shape(128, page_size=64), H200, rows, num_reqs=reqs)
     assert config.ctas_per_sm == ctas_per_sm
 
 
 @pytest.mark.parametrize(
-    ("rows", "lines", "page_size", "gather"),
+    ("rows", "reqs", "page_size", "gather"),
     [
-        *((rows, lines, page, page < 32) for rows in (17, 64) for lines in (126, 132) for page in (8, 16, 24, 32, 64)),
-        *((64, lines, 16, True) for lines in (67, 100)),
-        *((64, lines, 16, False) for lines in (66, 133, 251, 380)),  # two programs, or more than one request each
-        *((32, lines, 16, False) for lines in (66, 133, 251, 380)),
+        *((rows, reqs, page, page < 32) for rows in (17, 64) for reqs in (126, 132) for page in (8, 16, 24, 32, 64)),
+        *((64, reqs, 16, True) for reqs in (67, 100)),
+        *((64, reqs, 16, False) for reqs in (66, 133, 251, 380)),  # two CTAs, or more than one request a CTA
+        *((32, reqs, 16, False) for reqs in (66, 133, 251, 380)),
         *((rows, 132, 16, False) for rows in (16, 65, 128, 129)),
     ],
 )
-def test_sole_cta_per_sm_gathers_small_pages(rows, lines, page_size, gather):
-    """Of heads of 65 to 128 elements, whose tiles have 128 keys; nothing else of the tile is another."""
-    config = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=lines)
+def test_sole_cta_per_sm_gathers_small_pages(rows, reqs, page_size, gather):
+    """A sole CTA an SM gathers pages below 32 for heads of 65 to 128, with an otherwise unchanged configuration."""
+    config = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=reqs)
     assert config.gather_kv is gather
-    if lines > 66:
+    if reqs > 66:
         assert replace(config, gather_kv=False) == select.select_config(
-            shape(128, page_size=64), H200, rows, num_reqs=lines
+            shape(128, page_size=64), H200, rows, num_reqs=reqs
         )
     for head_dim, dtypes in ((64, BF16), (192, BF16), (256, BF16), (128, E4M3)):
-        assert not select.select_config(shape(head_dim, dtypes, page_size), H200, rows, num_reqs=lines).gather_kv
+        assert not select.select_config(shape(head_dim, dtypes, page_size), H200, rows, num_reqs=reqs).gather_kv
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtypes", "page_size", "rows", "whole"),
+    ("head_dim", "dtypes", "page_size", "rows", "full_head"),
     [
         *((128, BF16, page, rows, True) for page in (8, 16, 64) for rows in (1, 16, 17, 64, 129)),
         (128, BF16, 64, 65, True),
@@ -430,32 +437,33 @@ def test_sole_cta_per_sm_gathers_small_pages(rows, lines, page_size, gather):
         (128, BF16, 4, 1, False),  # gathered
     ],
 )
-def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, whole):
-    """Where heads lie beside each other, few rows or EXTEND; two heads that are one are such a head too."""
+def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, full_head):
+    """A box holds a full head of 256 bytes, or two merged heads of 128, if the heads of a token are adjacent."""
     attention = shape(head_dim, dtypes, page_size)
-    for extend in (False, True):
-        config = select.select_config(attention, H200, rows, prefill=extend, num_reqs=SOME)
+    for is_prefill in (False, True):
+        config = select.select_config(attention, H200, rows, prefill=is_prefill, num_reqs=SOME)
         found = select.adapt_to_cache(attention, H200, config, True, True)
-        assert found == replace(config, box_full_head=whole)
+        assert found == replace(config, box_full_head=full_head)
         assert not select.adapt_to_cache(attention, H200, config, True, True, adjacent_heads=False).box_full_head
         assert not select.fallback_config(attention, found).box_full_head
-    pair = AttentionShape(8, 8, 64, 16)
-    config = select.select_config(pair, H200, 1, num_reqs=SOME)
-    assert (config.kv_heads_per_tile, select.adapt_to_cache(pair, H200, config, True, True).box_full_head) == (2, True)
+    two_heads = AttentionShape(8, 8, 64, 16)
+    config = select.select_config(two_heads, H200, 1, num_reqs=SOME)
+    assert config.kv_heads_per_tile == 2
+    assert select.adapt_to_cache(two_heads, H200, config, True, True).box_full_head
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "head_dim", "dtypes", "page_size", "q_len", "num_reqs", "paired"),
+    ("kv_heads", "head_dim", "dtypes", "page_size", "q_len", "num_reqs", "merged"),
     [
         *((8, head_dim, BF16, 16, 1, 64, True) for head_dim in (40, 48, 64, 72, 80, 96, 104, 120)),
         *((8, head_dim, BF16, 16, 1, 64, False) for head_dim in (128, 136, 160, 256)),
         (8, 64, ("float16",) * 2, 64, 4, 64, True),
         (8, 96, BF16, 64, 4, 64, True),
-        (8, 64, BF16, 16, 5, 60, False),  # 40 rows of one head, 80 of two
+        (8, 64, BF16, 16, 5, 60, False),  # 40 rows of one head, 80 of both
         (7, 64, BF16, 16, 1, 64, False),
         (8, 64, E4M3, 16, 1, 64, True),
         (8, 96, E4M3, 16, 2, 64, True),
-        (8, 96, E4M3, 16, 3, 64, False),  # 24 rows of one head, 48 of two, of whom registers have 32
+        (8, 96, E4M3, 16, 3, 64, False),  # 24 rows of one head, 48 of both; registers hold 32
         (8, 128, E4M3, 16, 1, 64, False),
         (8, 64, BF16, 4, 1, 64, True),  # gathered
         (8, 96, BF16, 1, 1, 64, True),
@@ -464,38 +472,38 @@ def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, who
         (8, 64, BF16, 16, 1, 5, True),
     ],
 )
-def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, q_len, num_reqs, paired):
-    """As one of twice the head_dim: half as many programs a piece, and twice the pieces. A cache whose heads do not lie
-    beside each other has them one by one, in as many pieces, and its partials fit as well.
+def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, q_len, num_reqs, merged):
+    """Two KV heads are processed as one of twice the head_dim, with half the CTAs a split and twice the splits.
+
+    A cache without adjacent heads processes them one by one in the same splits, and its partial results fit.
     """
     attention = AttentionShape(8 * kv_heads, kv_heads, head_dim, page_size, *dtypes)
     config = select.select_config(attention, H200, q_len, num_reqs=num_reqs)
-    assert (config.kv_heads_per_tile == 2) is paired
+    assert (config.kv_heads_per_tile == 2) is merged
     assert select.select_config(attention, H200, q_len, prefill=True, num_reqs=num_reqs).kv_heads_per_tile == 1
-    if not paired:
+    if not merged:
         return
-    wide = replace(attention, head_dim=2 * head_dim, num_kv_heads=kv_heads // 2)
-    alone = AttentionShape(16, 1, 2 * head_dim, page_size, *dtypes)  # whose head has no other to be one with
-    as_one = select.select_config(alone, H200, q_len if dtypes is E4M3 else 1, num_reqs=num_reqs)
-    assert replace(config, kv_heads_per_tile=1) == as_one
-    cut = split_kv.choose_num_splits(attention, H200, config, q_len, num_reqs, 4096)
-    assert cut == split_kv.choose_num_splits(wide, H200, as_one, q_len, num_reqs, 4096)
-    apart = select.adapt_to_cache(attention, H200, config, True, True, adjacent_heads=False)
+    wide_shape = replace(attention, head_dim=2 * head_dim, num_kv_heads=kv_heads // 2)
+    single_head = AttentionShape(16, 1, 2 * head_dim, page_size, *dtypes)  # a single head cannot be merged
+    wide_config = select.select_config(single_head, H200, q_len if dtypes is E4M3 else 1, num_reqs=num_reqs)
+    assert replace(config, kv_heads_per_tile=1) == wide_config
+    num_splits = split_kv.choose_num_splits(attention, H200, config, q_len, num_reqs, 4096)
+    assert num_splits == split_kv.choose_num_splits(wide_shape, H200, wide_config, q_len, num_reqs, 4096)
+    unmerged = select.adapt_to_cache(attention, H200, config, True, True, adjacent_heads=False)
     assert (
-        apart == sm90.unmerged_config(attention, config)
-        and apart.kv_heads_per_tile == 1
-        and apart.block_n == config.block_n
+        unmerged == sm90.unmerged_config(attention, config)
+        and unmerged.kv_heads_per_tile == 1
+        and unmerged.block_n == config.block_n
     )
     if dtypes is E4M3 and head_dim == 64:
-        assert (
-            described(apart) == "64x64 4w 4s 1p 1m 2d"
-        )  # 32 elements of 16 bits are too few to be widened in registers
+        # 32 elements of 16 bits are too few to upcast in registers.
+        assert described(unmerged) == "64x64 4w 4s 1p 1m 2d"
     else:
-        assert apart == as_one
+        assert unmerged == wide_config
     assert select.fallback_config(attention, config).kv_heads_per_tile == 1
     limits = Limits(num_reqs, 4095)
     geometry = Geometry.create(attention, limits, DraftShape(), H200, (Mode.DECODE,))
-    assert split_kv.partial_rows(attention, apart, cut, 1) <= sizing.split_sizes(geometry, 1, num_reqs)[1]
+    assert split_kv.partial_rows(attention, unmerged, num_splits, 1) <= sizing.split_sizes(geometry, 1, num_reqs)[1]
 
 
 @pytest.mark.parametrize(
@@ -517,26 +525,26 @@ def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, 
     ],
 )
 def test_two_kv_heads_merge_when_requests_fill_ctas(head_dim, rows, num_reqs, expected):
-    """Of 65 to 128 rows of both, with little padding. Else one by one."""
+    """Two KV heads of 65 to 128 rows together merge if unsplit requests fill the SMs and tiles have little padding."""
     attention = AttentionShape(32, 8, head_dim, 64)
     config = select.select_config(attention, H200, rows, num_reqs=num_reqs)
     assert described(config) == expected
-    cut = split_kv.choose_num_splits(attention, H200, config, rows, num_reqs, 4096)
+    num_splits = split_kv.choose_num_splits(attention, H200, config, rows, num_reqs, 4096)
     geometry = Geometry.create(attention, Limits(num_reqs, 4000), DraftShape(4, 4, rows), H200, (Mode.VERIFY,))
     most, partials = sizing.split_sizes(geometry, rows, num_reqs)
-    assert cut <= most
+    assert num_splits <= most
     for one in (config, sm90.unmerged_config(attention, config)):
-        assert split_kv.partial_rows(attention, one, cut, rows) <= partials
+        assert split_kv.partial_rows(attention, one, num_splits, rows) <= partials
 
 
 def test_merge_heads_doubles_the_head_dim():
-    """Whatever the pitch of tokens and pages; not where a head's tokens lie together."""
-    kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V of a page side by side
+    """Two heads merge at any token and page stride, but not if a head's tokens are adjacent."""
+    kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V interleaved by page
     k, v = kv[:, 1], kv[:, 2]
     assert has_adjacent_heads(k, v) and not has_adjacent_heads(k, v.transpose(1, 2).contiguous().transpose(1, 2))
-    paired = tma.merge_heads(k, 2)
-    assert paired.shape == (2, 4, 3, 16) and paired.data_ptr() == k.data_ptr()
-    assert torch.equal(paired[1, 2, 1], torch.cat([k[1, 2, 2], k[1, 2, 3]]))
+    merged = tma.merge_heads(k, 2)
+    assert merged.shape == (2, 4, 3, 16) and merged.data_ptr() == k.data_ptr()
+    assert torch.equal(merged[1, 2, 1], torch.cat([k[1, 2, 2], k[1, 2, 3]]))
     assert tma.merge_heads(k, 1) is k
 
 
@@ -551,11 +559,11 @@ def test_merge_heads_doubles_the_head_dim():
     ],
 )
 def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served):
-    """Two groups, or one with heads of up to 128. Three groups work in turn."""
+    """Softmax overlaps with two consumer warp groups, or with one for heads of up to 128; never with three."""
     config = select.select_config(shape(head_dim, dtypes), H200, rows)
     assert sm90.overlaps_softmax(config, head_dim) is served
     assert not sm90.overlaps_softmax(replace(config, num_consumer_wgs=3), head_dim)
-    # Four warps that gather leave each of two programs 24 registers a thread fewer.
+    # Four gathering warps leave each of two CTAs 24 registers a thread fewer.
     gathered = replace(config, gather_kv=True)
     assert sm90.overlaps_softmax(gathered, head_dim) is (
         served and (config.num_consumer_wgs == 2 or config.ctas_per_sm == 1)
@@ -563,22 +571,23 @@ def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served)
 
 
 @pytest.mark.parametrize(
-    ("num_reqs", "kv_heads", "crowded"),
+    ("num_reqs", "kv_heads", "two_ctas"),
     [
         *((num_reqs, 8, num_reqs in (32, 64)) for num_reqs in (1, 16, 31, 32, 48, 64, 80)),
         *((num_reqs, 1, num_reqs == 251) for num_reqs in (250, 251, 380)),
     ],
 )
-def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, crowded):
-    """As many requests as there are pieces then, or a twentieth fewer: none is cut that one program would leave whole.
-    Sizing knows the cut, of which more rows or fewer, heads of 64 and 256, e4m3 and gathered keys have but one.
+def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, two_ctas):
+    """Many requests take two CTAs an SM if unsplit (request, KV head) pairs fill 95 % of these CTAs.
+
+    Other row counts, heads of 64 and 256, e4m3 and gathered keys have one configuration for any number of requests.
     """
     attention = AttentionShape(4 * kv_heads, kv_heads, 128, 64)
     one, many = (select.select_config(attention, H200, 16, num_reqs=count) for count in (1, num_reqs))
     assert described(one) == "64x128 4w 3s 1p 1m"
-    assert many == (replace(one, block_n=64, ctas_per_sm=2) if crowded else one)
+    assert many == (replace(one, block_n=64, ctas_per_sm=2) if two_ctas else one)
     most = split_kv.even_splits(split_kv.choose_num_splits(attention, H200, many, 16, num_reqs, 4096), num_reqs)
-    assert not crowded or most <= num_reqs
+    assert not two_ctas or most <= num_reqs
     for rows, head_dim, dtypes, page in (
         (4, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
         (16, 128, BF16, 1),
@@ -590,7 +599,7 @@ def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, crowded):
 
 
 @pytest.mark.parametrize(
-    ("rows", "num_reqs", "crowded"),
+    ("rows", "num_reqs", "two_ctas"),
     [
         (5, 1, True),
         (8, 1, True),
@@ -602,28 +611,28 @@ def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, crowded):
         (16, 8, False),
     ],
 )
-def test_two_ctas_per_sm_for_few_requests_of_few_rows(rows, num_reqs, crowded):
-    """Where half of a row tile of 64 is empty, unless one program each leaves every request whole."""
+def test_two_ctas_per_sm_for_few_requests_of_few_rows(rows, num_reqs, two_ctas):
+    """Few requests of up to 32 packed rows take two CTAs an SM, unless one CTA an SM keeps every request unsplit."""
     config = select.select_config(AttentionShape(32, 8, 128, 64), H200, rows, num_reqs=num_reqs)
-    assert described(config) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
+    assert described(config) == ("64x64 4w 3s 2p 1m" if two_ctas else "64x128 4w 3s 1p 1m")
 
 
 @pytest.mark.parametrize(
-    ("rows", "num_reqs", "page_size", "crowded"),
+    ("rows", "num_reqs", "page_size", "two_ctas"),
     [
         *((rows, num_reqs, page, page < 64) for rows in (9, 16) for num_reqs in (1, 8) for page in (16, 32, 64, 128)),
         *((16, num_reqs, 16, False) for num_reqs in (9, 16, 31)),
         (16, 32, 16, True),
     ],
 )
-def test_two_ctas_per_sm_for_small_pages(rows, num_reqs, page_size, crowded):
-    """With full row tiles too, as far as each of their heads has two pieces then."""
+def test_two_ctas_per_sm_for_small_pages(rows, num_reqs, page_size, two_ctas):
+    """Small pages take two CTAs an SM for 33 to 64 rows too, while each request has at least two splits."""
     config = select.select_config(AttentionShape(32, 8, 128, page_size), H200, rows, num_reqs=num_reqs)
-    assert described(replace(config, gather_kv=False)) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
+    assert described(replace(config, gather_kv=False)) == ("64x64 4w 3s 2p 1m" if two_ctas else "64x128 4w 3s 1p 1m")
 
 
 @pytest.mark.parametrize(
-    ("heads", "rows", "num_reqs", "sparse"),
+    ("heads", "rows", "num_reqs", "two_ctas"),
     [
         *((heads, rows, 1, True) for heads, rows in (((28, 4), 16), ((40, 8), 16), ((64, 8), 16), ((32, 8), 32))),
         *(((64, 8), 16, num_reqs, num_reqs <= 15) for num_reqs in (5, 15, 16)),
@@ -633,34 +642,37 @@ def test_two_ctas_per_sm_for_small_pages(rows, num_reqs, page_size, crowded):
         ((32, 8), 16, 9, False),
     ],
 )
-def test_two_ctas_of_64_rows_for_few_requests(heads, rows, num_reqs, sparse):
-    """More requests where a quarter of the second row tile is empty; heads of other sizes, e4m3 and gathered keys have
-    but one tile.
+def test_two_ctas_of_64_rows_for_few_requests(heads, rows, num_reqs, two_ctas):
+    """Few requests of 65 to 128 rows take two CTAs an SM, more of them if the second row tile has much padding.
+
+    Other head_dims, e4m3 and gathered keys have one configuration for any number of requests.
     """
     few, many = (
         select.select_config(AttentionShape(*heads, 128, 16), H200, rows, num_reqs=count) for count in (num_reqs, 1000)
     )
-    assert (described(few) == "64x64 4w 3s 2p 1m") is sparse
-    assert sparse or few.block_m == many.block_m
+    assert (described(few) == "64x64 4w 3s 2p 1m") is two_ctas
+    assert two_ctas or few.block_m == many.block_m
     for head_dim, dtypes, page in ((64, BF16, 16), (256, BF16, 16), (128, E4M3, 16), (128, BF16, 1)):
-        other = AttentionShape(heads[0] // heads[1], 1, head_dim, page, *dtypes)  # nor another head to be one with
+        other = AttentionShape(heads[0] // heads[1], 1, head_dim, page, *dtypes)  # a single head cannot be merged
         assert select.select_config(other, H200, rows, num_reqs=num_reqs) == select.select_config(
             other, H200, rows, num_reqs=1000
         )
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtypes", "page_size", "taller"),
+    ("head_dim", "dtypes", "page_size", "three_groups"),
     [
         *((head_dim, BF16, 16, head_dim <= 80) for head_dim in (40, 64, 72, 80, 88, 128, 256)),
         *((64, *rest, False) for rest in ((E4M3, 16), (BF16, 1), (FP32, 16))),
     ],
 )
-def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page_size, taller):
-    """Where keys come in boxes, as wide as rows. Its row tiles are fewer, so that buffers need no more."""
+def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page_size, three_groups):
+    """EXTEND uses three groups for 16-bit heads of up to 80 with TMA; buffers need no more row tiles."""
     attention = shape(head_dim, dtypes, page_size)
     few, config = (select.select_config(attention, H200, 4096, prefill=extend) for extend in (False, True))
-    assert config == (replace(few, block_m=192, num_consumer_wgs=3, num_stages=config.num_stages) if taller else few)
+    assert config == (
+        replace(few, block_m=192, num_consumer_wgs=3, num_stages=config.num_stages) if three_groups else few
+    )
     assert common.max_row_tiles(config, 1, 4096, 3) <= common.max_row_tiles(few, 1, 4096, 3)
 
 
@@ -674,13 +686,13 @@ def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page
     ],
 )  # fmt: skip
 def test_few_chunks_load_many_keys_once(heads, rows, lens, block_m):
-    """Of 65 to 112 packed rows; what the host does not know is not many. Under a window they never are."""
-    options, count = AttentionShape(*heads, 128, 16), 5 if lens is None else len(lens)
-    whole = select.select_config(options, H200, 4096, prefill=True)
-    found = split_kv.split_config(options, H200, whole, (rows,) * count, lens)
+    """Few chunks of 65 to 112 rows keep one CTA an SM if the host knows many keys and no window limits them."""
+    attention, count = AttentionShape(*heads, 128, 16), 5 if lens is None else len(lens)
+    unsplit = select.select_config(attention, H200, 4096, prefill=True)
+    found = split_kv.split_config(attention, H200, unsplit, (rows,) * count, lens)
     assert (found.block_m, found.ctas_per_sm) == (block_m, 2 if block_m == 64 else 1)
-    under = replace(options, window_left=100)
-    assert split_kv.split_config(under, H200, whole, (rows,) * count, lens).block_m == (64 if rows < 29 else 128)
+    windowed = replace(attention, window_left=100)
+    assert split_kv.split_config(windowed, H200, unsplit, (rows,) * count, lens).block_m == (64 if rows < 29 else 128)
 
 
 @pytest.mark.parametrize(
@@ -694,29 +706,33 @@ def test_few_chunks_load_many_keys_once(heads, rows, lens, block_m):
     ],
 )  # fmt: skip
 def test_large_heads_split_only_where_measured_faster(heads, head_dim, rows, lens, expected):
-    """Sums of so many columns take long to be stored and merged: of prompts a little more than a row tile for each
-    program, whose first is the longest, take less time whole. Few row tiles behind long prefixes are cut.
+    """Batches with large heads are split only where splitting was measured to be faster.
+
+    Partial results of many columns take long to store and combine. So prompts of little more than one row tile a CTA
+    stay unsplit, while few row tiles after long prefixes are split.
     """
-    options, q_lens = AttentionShape(*heads, head_dim, 16), (rows,) * len(lens)
-    config = split_kv.split_config(options, H200, select.select_config(options, H200, 4096, prefill=True), q_lens, lens)
-    assert split_kv.splitting_pays(options, H200, config, q_lens, lens) == expected
+    attention, q_lens = AttentionShape(*heads, head_dim, 16), (rows,) * len(lens)
+    config = split_kv.split_config(
+        attention, H200, select.select_config(attention, H200, 4096, prefill=True), q_lens, lens
+    )
+    assert split_kv.splitting_pays(attention, H200, config, q_lens, lens) == expected
 
 
 def test_row_tiles_splits_and_partials():
-    """32/8 heads of 128 on 132 multiprocessors: worked out by hand."""
+    """Row tiles, splits and partial rows of 32/8 heads of 128 on 132 SMs equal values computed by hand."""
     attention, config = AttentionShape(32, 8, 128, 16), KernelConfig(64, 64, 4, 3, 2)
     assert [common.row_tiles(config, q_len, 4) for q_len in (1, 16, 17, 64)] == [1, 1, 2, 4]
-    # 2 programs on each of 132 are 264 places, for 8 KV heads and, of 17 rows, two row tiles.
+    # Two CTAs on each of 132 SMs are 264 CTAs, for 8 KV heads and, with 17 rows, two row tiles.
     assert split_kv.choose_num_splits(attention, H200, config, 1, 64, 4096) == 33
     assert split_kv.choose_num_splits(attention, H200, config, 17, 64, 4096) == 16
-    # 4096 keys are 64 tiles, and a request costs two more.
+    # 4096 keys are 64 tiles, and a request has an overhead of two.
     assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 4096) == 33
     assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 512) == 10
     assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 448) == 9
     assert split_kv.choose_num_splits(attention, H200, config, 1, 2, 512) == 20
     assert split_kv.choose_num_splits(attention, H200, replace(config, block_m=16), 1, 1, 512) == 10
     assert split_kv.choose_num_splits(attention, H200, config, 10000, 1, 64) == 1
-    # Two unfinished requests a piece, a row tile of 64 packed rows each, for each of 8 KV heads.
+    # Two unfinished requests a split, each with a row tile of 64 packed rows for each of 8 KV heads.
     assert split_kv.partial_rows(attention, config, 33, 1) == 2 * 33 * 8 * 64
     assert split_kv.partial_rows(attention, config, 16, 17) == 2 * 16 * 8 * 2 * 64
     assert split_kv.partial_rows(attention, config, 1, 17) == 0
@@ -738,7 +754,7 @@ def test_row_tiles_splits_and_partials():
     ],
 )
 def test_even_splits_drops_at_most_a_twentieth(num_splits, num_reqs, expected):
-    """And only to hold whole requests of equal length."""
+    """Splits are reduced by at most a twentieth, and only if requests of equal length then stay whole."""
     assert split_kv.even_splits(num_splits, num_reqs) == expected
 
 
@@ -755,7 +771,7 @@ def test_even_splits_drops_at_most_a_twentieth(num_splits, num_reqs, expected):
     ],
 )
 def test_block_n_of_an_interpreted_config(page_size, block_n, max_kv_len, keys):
-    """A whole page where tiles lie in pages; else as many as any request has, 16 to 256."""
+    """block_n is a divisor of the page if tiles lie in pages; else the longest request's keys, within 16 to 256."""
     config, _ = interpreted.interpreted_config(
         shape(128, page_size=page_size), KernelConfig(16, block_n, 4, 3, 2), 1, 9, max_kv_len
     )
@@ -764,12 +780,12 @@ def test_block_n_of_an_interpreted_config(page_size, block_n, max_kv_len, keys):
 
 @pytest.mark.parametrize(("max_kv_len", "num_splits"), [(128, 1), (256, 1), (257, 2)])
 def test_request_of_one_tile_is_not_split(max_kv_len, num_splits):
-    """A second piece would be launched for nothing."""
+    """A request of one tile has one split, since a second one would have no work."""
     assert interpreted.interpreted_config(shape(128), KernelConfig(16, 64, 4, 3, 2), 1, 9, max_kv_len)[1] == num_splits
 
 
 def test_interpreted_row_tiles_grow_up_to_256_rows():
-    """As far as the partials of all pieces have room, and not further than holds the rows."""
+    """Row tiles grow while partial results fit the allocated rows, up to the rows of a request."""
     config = KernelConfig(16, 64, 4, 3, 2)
     found = {
         q_len: interpreted.interpreted_config(shape(128), config, q_len, 132, 700)[0].block_m
@@ -777,14 +793,14 @@ def test_interpreted_row_tiles_grow_up_to_256_rows():
     }
     assert found == {1: 16, 16: 16, 17: 32, 33: 64, 1000: 256}
     assert interpreted.interpreted_config(shape(128), config, 1000, 1, 700)[0].block_m == 256
-    # Two pieces of 1024 rows have room for as many; 1000 rows are 63 tiles of 16, and 32 of 32 are 16 rows more.
+    # Two splits of 1024 rows fit the allocated rows. 1000 rows are 63 tiles of 16; 32 tiles of 32 need 16 rows more.
     assert interpreted.interpreted_config(shape(128), config, 1024, 2, 700)[0].block_m == 256
     assert interpreted.interpreted_config(shape(128), config, 1000, 2, 700)[0].block_m == 16
     ragged, one = interpreted.interpreted_prefill_config(shape(128), config, 700, 1)
     assert (ragged.block_m, ragged.block_n, one) == (256, 256, 1)
     assert interpreted.interpreted_prefill_config(shape(128), replace(config, block_m=512), 700, 1)[0].block_m == 512
     assert interpreted.interpreted_prefill_config(shape(128, page_size=64), config, 9, 1)[0].block_n == 64
-    # Two pieces of 256 rows have room where 32 of 16 had, not where 31 had.
+    # Two splits of 256 rows fit where 32 splits of 16 rows fitted, but not where 31 did.
     for num_splits, rows in ((32, 256), (31, 16)):
         ragged, few = interpreted.interpreted_prefill_config(shape(128), config, 700, num_splits)
         assert (ragged.block_m, few) == (rows, 2)
@@ -792,5 +808,5 @@ def test_interpreted_row_tiles_grow_up_to_256_rows():
 
 @pytest.mark.parametrize(("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
 def test_powers_of_two(n, power):
-    """The smallest that is no less."""
+    """next_power_of_two returns the smallest power of two that is at least n."""
     assert common.next_power_of_two(n) == power

@@ -1,4 +1,4 @@
-"""What Hopper's mask hides, by its own source and its own instructions over integers: Gluon has no interpreter."""
+"""Tests of the Hopper mask: its Gluon source and PTX run here over NumPy, because Gluon has no interpreter."""
 
 from __future__ import annotations
 
@@ -20,25 +20,31 @@ COMPARE = {"lt": np.less, "gt": np.greater, "eq": np.equal, "ne": np.not_equal}
 
 
 def signed(x):
-    """The same 32 bits as a signed integer."""
+    """Return the value of 32 bits as a signed integer."""
     return ((np.asarray(x, np.int64) + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
 
 
 def unsigned(x):
-    """The same 32 bits as an unsigned integer."""
+    """Return the value of 32 bits as an unsigned integer."""
     return np.asarray(x, np.int64) & 0xFFFFFFFF
 
 
 @dataclass
 class Group:
-    """A warp group that runs a few lines of PTX: registers are ``[threads]``, and warps branch each for itself."""
+    """A warp group that runs a few lines of PTX; each warp may branch differently.
+
+    Attributes:
+        registers: register name → its values, ``[threads]``.
+        threads: threads of the group.
+        waiting: label → the threads that have branched to it, bool ``[threads]``.
+    """
 
     registers: dict
     threads: int = THREADS
     waiting: dict = field(default_factory=dict)
 
     def value(self, name):
-        """A register's, or a constant's."""
+        """Return the values of a register, or a constant in every thread."""
         if name in self.registers:
             return self.registers[name]
         if name == "%laneid":
@@ -48,7 +54,7 @@ class Group:
         return np.full(self.threads, int(name, 0))
 
     def run(self, code):
-        """Every line of it."""
+        """Run every line of the PTX."""
         active = np.ones(self.threads, bool)
         for line in (one.strip() for one in re.split(r"[;\n{}]", code)):
             if line.endswith(":"):
@@ -61,16 +67,16 @@ class Group:
                 active = active & ~leaves
             elif line and not line.startswith(".reg"):
                 operation, operands = line.split(" ", 1)
-                target, *given = (one.strip() for one in operands.split(","))
-                result = self.result(operation, *given)
+                target, *sources = (one.strip() for one in operands.split(","))
+                result = self.result(operation, *sources)
                 before = self.registers.get(target, np.zeros(self.threads, np.asarray(result).dtype))
                 self.registers[target] = np.where(active, result, before)
-        assert not self.waiting, "every label stands behind its branches"
+        assert not self.waiting, "every label stands after its branches"
 
-    def result(self, operation, *given):
-        """What one instruction makes of its operands."""
+    def result(self, operation, *operands):
+        """Return the result of one instruction."""
         name, *how = operation.split(".")
-        a, *rest = (self.value(one) for one in given)
+        a, *rest = (self.value(one) for one in operands)
         match name:
             case "mov":
                 return a
@@ -103,31 +109,36 @@ class Group:
 
 
 def elements(block_n):
-    """Row and column of each score of each thread, ``[scores, threads]`` each, in wgmma's layout."""
+    """Return row and column of each score of each thread in wgmma's layout, ``[scores, threads]`` each."""
     lane, warp = np.arange(THREADS) % 32, np.arange(THREADS) // 32
     number = np.arange(block_n // 2)[:, None]
     return 16 * warp + lane // 4 + 8 * (number // 2 % 2), 8 * (number // 4) + 2 * (lane % 4) + number % 2
 
 
-def run_instructions(code, constraints, given, dtype, is_pure, pack):
-    """`inline_asm_elementwise`: of single values, or of all scores of a thread at a time."""
-    assert len(constraints.split(",")) == (1 + len(given)) * pack
+def run_instructions(code, constraints, args, dtype, is_pure, pack):
+    """Run `inline_asm_elementwise` for single values (pack = 1), or for all scores of a thread at once."""
+    assert len(constraints.split(",")) == (1 + len(args)) * pack
     if pack == 1:
-        values = np.broadcast_arrays(*given)
+        values = np.broadcast_arrays(*args)
         group = Group({f"${i + 1}": one.ravel() for i, one in enumerate(values)}, values[0].size)
         group.run(code)
         return group.registers["$0"].reshape(values[0].shape)
-    row, column = elements(given[0].shape[1])
-    flat = [np.broadcast_to(np.asarray(one), given[0].shape)[row, column] for one in given]
+    row, column = elements(args[0].shape[1])
+    flat = [np.broadcast_to(np.asarray(one), args[0].shape)[row, column] for one in args]
     group = Group({f"${pack * (1 + k) + i}": one[i] for k, one in enumerate(flat) for i in range(pack)})
     group.run(code)
-    out = np.empty(given[0].shape)
+    out = np.empty(args[0].shape)
     out[row, column] = np.stack([group.registers[f"${i}"] for i in range(pack)])
     return out
 
 
 class Words:
-    """Pointers to words, one a row; what is read where no word is asked for is garbage."""
+    """Pointers to mask words, one for each row.
+
+    Attributes:
+        words: all words.
+        at: index of the word that each pointer points to; any value where a read is masked out.
+    """
 
     def __init__(self, words, at):
         self.words, self.at = words, at
@@ -136,14 +147,14 @@ class Words:
         return Words(self.words, self.at + offset)
 
     def read(self, mask, other):
-        """The words, or `other` where the mask is not set."""
+        """Return the words, or `other` where the mask is False; a read out of range fails."""
         assert (self.at[mask] >= 0).all()
         assert (self.at[mask] < self.words.size).all()
         return np.where(mask, self.words[np.where(mask, self.at, 0)], other)
 
 
 def source(name, **more):
-    """A function of `kernels_sm90.mask`, over integers."""
+    """Return a function of `kernels_sm90.mask` that runs over integers; `more` are further global names."""
     mask = kernels_sm90.mask
     language = SimpleNamespace(
         where=np.where, minimum=np.minimum, maximum=np.maximum,
@@ -157,7 +168,7 @@ def source(name, **more):
 
 
 def hide(scores, tile, view, constants):
-    """`kernels_sm90.mask.apply_mask`."""
+    """Run `kernels_sm90.mask.apply_mask`."""
     small = {
         name: source(name)
         for name in (
@@ -190,10 +201,8 @@ def hide(scores, tile, view, constants):
     ("block_n", "box"), [(64, 8), (64, 16), (64, 32), (64, 64), (128, 8), (128, 16), (128, 32), (128, 64), (128, 128)]
 )
 def test_apply_mask_hides_exactly_the_invisible_keys(block_n, box, tail, windowed):
-    """Of tiles before the tail, beside it and at the end; keys of a last box that is not full end with the box.
-
-    Of trees under a window some are deeper than it is wide.
-    """
+    """Scores become -inf exactly where a row does not see the key, also in a last box that is not full."""
+    # Tiles are drawn before the tail, at its start and at its end. Some trees are deeper than the window is wide.
     constants = SimpleNamespace(BLOCK_N=block_n, BOX_KEYS=box, TAIL_KIND=tail, WINDOW=windowed)
     chance = np.random.default_rng(1000 * block_n + 10 * box + tail)
     for _ in range(60):
@@ -235,14 +244,15 @@ def test_apply_mask_hides_exactly_the_invisible_keys(block_n, box, tail, windowe
 
 
 def test_split_packed_row_equals_division():
-    """For every group that a launch may bring, as far as a row tile reaches behind a row's first head."""
+    """`split_packed_row` equals an integer division for every group and every row of a tile."""
     rows = kernels_sm90.pack_gqa
-    inverse_of, apart = (
+    reciprocal, split_packed_row = (
         FunctionType(getattr(rows, name).fn.__code__, {}) for name in ("reciprocal", "split_packed_row")
     )
+    # A row tile has at most 192 packed rows, and may begin inside a row's group.
     for group in range(1, 513):
         packed = np.arange(192 + group)
-        row, member = apart(packed, group, inverse_of(group))
-        assert (packed * inverse_of(group)).max() < 1 << 31
+        row, member = split_packed_row(packed, group, reciprocal(group))
+        assert (packed * reciprocal(group)).max() < 1 << 31
         assert np.array_equal(row, packed // group)
         assert np.array_equal(member, packed % group)

@@ -1,4 +1,4 @@
-"""Which elements of q and out a packed row of a tile has, by the kernels' own source: Gluon has no interpreter."""
+"""Tests of packed GQA rows: the Gluon source runs here over NumPy, because Gluon has no interpreter."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ except (ImportError, AttributeError):
 
 
 class Number(int):
-    """A number that a kernel loaded."""
+    """An integer that a kernel has loaded."""
 
     def to(self, dtype: object) -> int:
-        """As wide as it was."""
+        """Return the integer; Python's integers have no width."""
         return int(self)
 
 
 class Array(np.ndarray):
-    """Numbers that a kernel worked out."""
+    """An array that a kernel has computed."""
 
     def to(self, dtype: object) -> Array:
-        """As integers."""
+        """Return the array as integers."""
         return self.astype(int)
 
 
 def multiple_of(value, step):
-    """What the compiler is told, and believes."""
+    """Check the alignment that the kernel declares to the compiler."""
     assert not np.any(np.asarray(value) % step)
     return value
 
 
-def of_rows(*names):
-    """Functions of the module, which find each other and NumPy where they ask for Gluon."""
+def load_functions(*names):
+    """Return functions of `kernels_sm90.pack_gqa` that call each other, and NumPy in place of Gluon."""
     found = {
         "gl": SimpleNamespace(
             where=np.where, int32=int, int64=np.int64, expand_dims=np.expand_dims, multiple_of=multiple_of,
@@ -60,17 +60,16 @@ def of_rows(*names):
 )
 @pytest.mark.parametrize("step", [1, 8])
 def test_each_element_has_one_row_and_column(head_dim, kv_heads, group, heads, step):
-    """A row has its own head's elements, in that head's columns of the tile, and zeros in all others; what is stored of
-    the tile is every element of out, once. Rows and heads may lie anywhere, and as far apart as is told.
-    """
-    inverse_of, columns_of, rows_between, cells_of = of_rows(
+    """Each element of q is in one row and column of one tile, the other columns are zero, and out is stored once."""
+    # Rows and heads may have any stride.
+    reciprocal, head_columns, row_pointers, packed_cells = load_functions(
         "reciprocal", "head_columns", "row_pointers", "packed_cells"
     )
     block_d, rest = split_head_dim(heads * head_dim)
     constants = SimpleNamespace(
         KV_HEADS_PER_TILE=heads, HEAD_DIM=head_dim, STRIDE_ALIGN=step, BLOCK_D=block_d, BLOCK_D_REST=rest
     )
-    rows, begin, first, beside = 5, Number(3), 2, heads * group
+    rows, begin, first, packed_group = 5, Number(3), 2, heads * group
     stride_head = head_dim + step
     stride_row = stride_head * kv_heads * group + 3 * step
     col = np.arange(block_d + rest)
@@ -81,26 +80,27 @@ def test_each_element_has_one_row_and_column(head_dim, kv_heads, group, heads, s
             q[at : at + head_dim] = 1000 * (row * kv_heads * group + head) + np.arange(head_dim)
     stored = np.zeros(q.size, int)
     for head in range(kv_heads // heads):
-        # As a row tile's that begins inside a row's heads: one row less a head.
-        count = (rows - 1) * beside
-        parts = [cells_of(1, 1 + count, beside, inverse_of(beside), part, constants) for part in range(1 + (rest > 0))]
-        assert all((one == 1 + np.arange(64)).all() and not there[count:].any() for one, _, there in parts)
+        # The row tile begins inside a row's group: it has one row less than `rows` for each head.
+        count = (rows - 1) * packed_group
+        inv_group = reciprocal(packed_group)
+        parts = [packed_cells(1, 1 + count, packed_group, inv_group, part, constants) for part in range(1 + (rest > 0))]
+        assert all((one == 1 + np.arange(64)).all() and not live[count:].any() for one, _, live in parts)
         packed = (1 + np.arange(count)).view(Array)
-        wide = [np.broadcast_to(own, there.shape)[:count] for _, own, there in parts]
-        own, there = np.hstack(wide).view(Array), np.hstack([there[:count] for _, _, there in parts])
-        pointers = rows_between(
-            0, Number(begin + first), packed, own, head, beside, inverse_of(beside), stride_row, stride_head, constants
+        elements = [np.broadcast_to(own, live.shape)[:count] for _, own, live in parts]
+        own, live = np.hstack(elements).view(Array), np.hstack([live[:count] for _, _, live in parts])
+        pointers = row_pointers(
+            0, Number(begin + first), packed, own, head, packed_group, inv_group, stride_row, stride_head, constants
         )
-        turned, there_too = columns_of(packed, col, beside, inverse_of(beside), constants, 0)
-        assert (turned == own.T).all() and (np.broadcast_to(there_too, there.T.shape) == there.T).all()
-        there = np.broadcast_to(there, pointers.shape)
-        tile = np.where(there, q[np.where(there, pointers, 0)], 0)
+        transposed, live_transposed = head_columns(packed, col, packed_group, inv_group, constants, 0)
+        assert (transposed == own.T).all() and (np.broadcast_to(live_transposed, live.T.shape) == live.T).all()
+        live = np.broadcast_to(live, pointers.shape)
+        tile = np.where(live, q[np.where(live, pointers, 0)], 0)
         for number, row in enumerate(packed):
-            member = row % beside
-            whose = (begin + first + row // beside) * kv_heads * group + head * beside + member
+            member = row % packed_group
+            source = (begin + first + row // packed_group) * kv_heads * group + head * packed_group + member
             half = member // group * head_dim
-            assert (tile[number, half : half + head_dim] == 1000 * whose + np.arange(head_dim)).all()
-            assert not np.delete(there[number], np.s_[half : half + head_dim]).any()
-        np.add.at(stored, pointers[there], 1)
+            assert (tile[number, half : half + head_dim] == 1000 * source + np.arange(head_dim)).all()
+            assert not np.delete(live[number], np.s_[half : half + head_dim]).any()
+        np.add.at(stored, pointers[live], 1)
     assert stored.max() == 1 and stored.sum() == (rows - 1) * kv_heads * group * head_dim
     assert not np.isnan(q[stored == 1]).any()

@@ -1,4 +1,4 @@
-"""What the gathering role puts into its ring, by its own source over NumPy: Gluon has no interpreter."""
+"""Tests of the gathering producer: its Gluon source runs here over NumPy, because Gluon has no interpreter."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ POINTER = "pointer to ELEMENT"
 
 
 class Value:
-    """A tensor of the language: NumPy's, with casts and pointers that count in elements."""
+    """A Gluon tensor over NumPy, with casts; a pointer is an address in bytes and counts offsets in elements."""
 
     def __init__(self, data: Any, dtype: Any = None) -> None:
         self.data, self.dtype = np.asarray(data), dtype or np.asarray(data).dtype
 
     def to(self, dtype: Any) -> Value:
-        """Of another type; a pointer is an address in bytes."""
+        """Return the value as another dtype."""
         return Value(self.data.astype(np.int64 if dtype == POINTER else dtype), dtype)
 
     def __getitem__(self, key: Any) -> Value:
@@ -54,7 +54,7 @@ class Value:
         return self._with(other, np.multiply)
 
     def __floordiv__(self, other: Any) -> Value:
-        return self._with(other, lambda a, b: np.trunc(a / b).astype(a.dtype))  # as a GPU's
+        return self._with(other, lambda a, b: np.trunc(a / b).astype(a.dtype))  # rounds to zero, as a GPU does
 
     def __mod__(self, other: Any) -> Value:
         return self._with(other, np.fmod)
@@ -83,7 +83,7 @@ class Value:
 
 @dataclass
 class Table:
-    """A row of the page table; reading where nothing is written fails."""
+    """A row of the page table; a read out of range fails."""
 
     entries: list[int]
     offset: Any = 0
@@ -92,24 +92,26 @@ class Table:
         return Table(self.entries, offset.data)
 
     def read(self, mask: np.ndarray) -> np.ndarray:
-        """Entries where the mask is set, else 0."""
+        """Return the entries where the mask is set, else 0."""
         return np.array([self.entries[i] if m else 0 for i, m in zip(self.offset, mask, strict=True)])
 
 
 @dataclass
 class Model:
-    """The language as far as the role uses it, over one memory of elements.
+    """The part of Gluon that the producer uses, over one memory.
 
     Attributes:
-        done: per slot what was waited for and who arrived, in order.
+        memory: ``[elements]``, global memory.
+        done: waits and arrivals at barriers, in order. A wait is ("wait", barrier, stage, phase). An arrival is
+            (barrier, stage, increment_count).
     """
 
     memory: np.ndarray
     done: list[Any] = field(default_factory=list)
 
     def environment(self) -> dict[str, Any]:
-        """What the role's functions find under their global names."""
-        gather, mask, ring = kernels_sm90.producer_gather, kernels_sm90.mask, kernels_sm90.pipeline
+        """Return the global names of the producer's functions."""
+        gather, mask, pipeline = kernels_sm90.producer_gather, kernels_sm90.mask, kernels_sm90.pipeline
         language = SimpleNamespace(
             int64=np.int64, num_warps=lambda: 4, SliceLayout=lambda dim, of: of, multiple_of=lambda x, n: x,
             arange=lambda begin, end, layout: Value(np.arange(begin, end, dtype=np.int32)),
@@ -132,20 +134,20 @@ class Model:
         for module, name in (
             *((gather, one) for one in ("load_page_ids", "distribute_page_ids", "add_offset_64")),
             *((gather, one) for one in ("copy_tile", "copy_tile_part", "gather_tiles")),
-            (mask, "key_positions"), (ring, "advance"),
+            (mask, "key_positions"), (pipeline, "advance"),
         ):  # fmt: skip
             names[name] = FunctionType(getattr(module, name).fn.__code__, names)
         return names
 
     def multiply(self, text: str, constraints: str, values: list[Any], **_: Any) -> Value:
-        """The one instruction that is written by hand."""
+        """Run the producer's only inline PTX, a multiply-add with a 64-bit result."""
         assert text.startswith("mad.wide.s32 $0, $1, $2, $3") and constraints == "=l,r,r,l"
         index, stride, base = values
         assert index.dtype != np.int64 and stride.dtype == np.int32
         return Value(index.data.astype(np.int64) * np.int64(stride.data) + base.data)
 
     def copy(self, place: np.ndarray, pointers: Value, mask: Value) -> None:
-        """cp.async of 16 bytes a thread, that fills with zeros."""
+        """Run cp.async, 16 bytes a thread; masked copies write zeros."""
         at, there = pointers.data, np.broadcast_to(mask.data, place.shape)
         firsts = at.reshape(len(at), -1, 8)[:, :, 0]
         assert not (firsts[there.reshape(len(at), -1, 8)[:, :, 0]] % 16).any()
@@ -159,47 +161,52 @@ def _plain(x: Any) -> Any:
 
 def gathered(
     make_numpy_pipeline: Callable[..., Any], page: int, block_n: int, dim: int, kv_len: int, first: int, head: int,
-    layout: str, seed: int, beside: int = 1,
+    layout: str, seed: int, kv_heads_per_tile: int = 1,
 ):  # fmt: skip
-    """Tiles [first, end) that the role brings of one request, what they should be, and what it did at barriers.
+    """Gather the key tiles from `first` on of one request.
 
     Args:
-        make_numpy_pipeline: makes the ring.
-        beside: heads that are one of as many times the dim.
+        make_numpy_pipeline: fixture that creates the pipeline.
+        page: tokens of a page.
+        layout: "packed": a page of this tensor lies next to pages of four other tensors; "heads": heads come first.
+        kv_heads_per_tile: adjacent KV heads in one tile, as columns.
+
+    Returns:
+        K and V of each tile; the expected rows of each tile; `Model.done`.
     """
-    chance, heads, stages = random.Random(seed), 3 * beside, 3
+    chance, heads, stages = random.Random(seed), 3 * kv_heads_per_tile, 3
     columns = -(-kv_len // page)
     ids = chance.sample(range(1, 4 * columns + 8), columns)
     pages = max(ids) + 1
-    # K and V of a page stand side by side in memory that belongs to other layers too, or heads come first.
     shape = {"packed": (pages, 5, page, heads, dim), "heads": (heads, pages, page, 1, dim)}[layout]
     memory = np.arange(np.prod(shape), dtype=np.int64).astype(ELEMENT)
     memory[memory == 0] = 1
     every = np.arange(memory.size).reshape(shape)
     cells = every[:, 2] if layout == "packed" else every[:, :, :, 0].transpose(1, 2, 0, 3)
-    cells = cells if beside == 1 else cells.reshape(*cells.shape[:2], -1, beside * dim)
+    cells = cells if kv_heads_per_tile == 1 else cells.reshape(*cells.shape[:2], -1, kv_heads_per_tile * dim)
     strides = [int(cells.strides[i] // 8 * 2) for i in range(3)]
     at = Value(np.int64(2 * int(cells[0, 0, 0, 0])), POINTER)
     source = (at, *(Value(np.int32(s)) for s in strides))
     model = Model(memory)
-    block_d, rest = sm90.split_head_dim(beside * dim)
+    block_d, rest = sm90.split_head_dim(kv_heads_per_tile * dim)
     widths = [one for one in (block_d, rest) if one]
     k, v = ([[np.full((block_n, one), -7, ELEMENT) for _ in range(stages)] for one in widths] for _ in range(2))
-    ring = make_numpy_pipeline(k, v)
+    pipeline = make_numpy_pipeline(k, v)
     end = -(-kv_len // block_n)
-    role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
+    gather_tiles, tiles, stage, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
     constants = SimpleNamespace(
         PAGE_SIZE=page,
         BLOCK_N=block_n,
-        KV_HEADS_PER_TILE=beside,
+        KV_HEADS_PER_TILE=kv_heads_per_tile,
         HEAD_DIM=dim,
         BLOCK_D=block_d,
         BLOCK_D_REST=rest,
         STAGES=stages,
     )
     for tile in range(first, end):
-        slot, phase = role(
-            source, source, ring, slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1, kv_len, constants,
+        stage, phase = gather_tiles(
+            source, source, pipeline, stage, phase, Table(ids), Value(np.int32(head)), tile, tile + 1, kv_len,
+            constants,
         )  # fmt: skip
         tiles.append([np.hstack([one[(tile - first) % stages] for one in half]) for half in (k, v)])
     expected = []
@@ -207,7 +214,7 @@ def gathered(
         rows = np.zeros((block_n, sum(widths)), ELEMENT)
         keys = range(tile * block_n, min(kv_len, (tile + 1) * block_n))
         for row, key in zip(range(block_n - len(keys), block_n), keys, strict=True):
-            rows[row, : beside * dim] = memory[cells[ids[key // page], key % page, head]]
+            rows[row, : kv_heads_per_tile * dim] = memory[cells[ids[key // page], key % page, head]]
         expected.append(rows)
     return tiles, expected, model.done
 
@@ -215,7 +222,7 @@ def gathered(
 @pytest.mark.parametrize("layout", ["packed", "heads"])
 @pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 12, 20])
 def test_gathered_tile_equals_a_tma_tile(make_numpy_pipeline, page, layout):
-    """Keys stand in order and end with the tile, of any page size; before them are zeros, and nothing else is read."""
+    """A tile of any page size holds its keys in order, the last one in its last row, and zeros before the first."""
     chance = random.Random(page)
     for case in range(12):
         block_n, dim = chance.choice((64, 128)), chance.choice((64, 72, 80, 96, 120, 128, 160, 192))
@@ -230,49 +237,49 @@ def test_gathered_tile_equals_a_tma_tile(make_numpy_pipeline, page, layout):
 @pytest.mark.parametrize("page", [1, 5, 16, 64])
 @pytest.mark.parametrize("dim", [48, 64, 80, 96, 120])
 def test_tile_holds_two_adjacent_heads(make_numpy_pipeline, page, dim):
-    """All elements of both, and zeros behind them."""
+    """A tile holds the elements of both heads, and zeros after them."""
     for kv_len in (1, 64, 130):
         for head in range(3):
             tiles, expected, _ = gathered(
-                make_numpy_pipeline, page, 64, dim, kv_len, 0, head, "packed", kv_len, beside=2
+                make_numpy_pipeline, page, 64, dim, kv_len, 0, head, "packed", kv_len, kv_heads_per_tile=2
             )
             for (k, v), rows in zip(tiles, expected, strict=True):
                 assert np.array_equal(k, rows) and np.array_equal(v, rows)
 
 
 def test_stage_barriers_are_used_in_order(make_numpy_pipeline):
-    """Room for K, K, room for V, V, slot after slot; the phase of room flips when the ring comes round."""
+    """Each stage waits for empty K, fills K, waits for empty V and fills V; the phase flips after the last stage."""
     _, _, done = gathered(make_numpy_pipeline, 4, 64, 64, 300, 0, 0, "packed", 0)
     expected = []
     for tile in range(5):
-        slot, turn = tile % 3, tile // 3
+        stage, turn = tile % 3, tile // 3
         for what in ("k", "v"):
-            expected += [("wait", f"{what} empty", slot, 1 - turn % 2), (what, slot, False)]
+            expected += [("wait", f"{what} empty", stage, 1 - turn % 2), (what, stage, False)]
     assert done == expected
 
 
 @pytest.mark.parametrize("block_d", [64, 128, 256])
 @pytest.mark.parametrize("rows", [64, 128])
 def test_warp_loads_page_ids_of_the_rows_it_copies(rows, block_d):
-    """So page ids change hands inside a warp, and every row has one that asks for it."""
+    """A warp loads the page ids of exactly the rows that it copies, so page ids are shuffled within a warp only."""
     gather = kernels_sm90.producer_gather
-    calls, spread = (
+    ids, copies = (
         gather.page_id_layout.fn(rows, block_d, 4),
         gather.copy_layout.fn(SimpleNamespace(BLOCK_D=block_d), 0, 4),
     )
-    beside, threads = spread.threads_per_warp
-    assert (spread.size_per_thread, beside * threads, threads * 8) == ([1, 8], 32, block_d)
-    assert len(calls.lane_bases) == 5
+    rows_per_warp, threads_per_row = copies.threads_per_warp
+    assert (copies.size_per_thread, rows_per_warp * threads_per_row, threads_per_row * 8) == ([1, 8], 32, block_d)
+    assert len(ids.lane_bases) == 5
     for warp in range(4):
-        lanes = {sum(basis[0] * (lane >> i & 1) for i, basis in enumerate(calls.lane_bases)) for lane in range(32)}
-        mine = {row + sum(basis[0] * (warp >> i & 1) for i, basis in enumerate(calls.warp_bases)) for row in lanes}
-        assert mine == {row for row in range(rows) if row // beside % 4 == warp}
+        lanes = {sum(basis[0] * (lane >> i & 1) for i, basis in enumerate(ids.lane_bases)) for lane in range(32)}
+        mine = {row + sum(basis[0] * (warp >> i & 1) for i, basis in enumerate(ids.warp_bases)) for row in lanes}
+        assert mine == {row for row in range(rows) if row // rows_per_warp % 4 == warp}
 
 
 @pytest.mark.parametrize(("block_d", "rest"), [(64, 16), (64, 32), (128, 16), (128, 32), (128, 64)])
 @pytest.mark.parametrize("rows", [64, 128])
 def test_warp_copies_all_column_parts_of_its_rows(rows, block_d, rest):
-    """16 bytes a thread, a row's threads beside each other, every cell once."""
+    """A warp copies every cell of its rows once, 16 bytes a thread, with neighbouring threads in one row."""
     gather, cells = kernels_sm90.producer_gather, np.zeros((rows, rest), int)
     layout = gather.copy_layout.fn(SimpleNamespace(BLOCK_N=rows, BLOCK_D=block_d, BLOCK_D_REST=rest), 1, 4)
     assert layout.reg_bases[:3] == [[0, 1], [0, 2], [0, 4]] and len(layout.lane_bases) == 5
@@ -288,6 +295,6 @@ def test_warp_copies_all_column_parts_of_its_rows(rows, block_d, rest):
 
 
 def test_every_copying_thread_arrives_at_the_barrier():
-    """`cp.async.mbarrier.arrive.noinc` counts each thread once, so a barrier of another count never opens, or early."""
+    """A full barrier expects 128 arrivals, one from each gathering thread (`cp.async.mbarrier.arrive.noinc`)."""
     gather = kernels_sm90.producer_gather
     assert gather.GATHER_THREADS.value == 32 * gather.GATHER_WARPS.value == 128

@@ -1,4 +1,4 @@
-"""What the copy engine is asked for, and where it is to lie, by the role's own source: Gluon has no interpreter."""
+"""Tests of the TMA producer: its Gluon source runs here over NumPy, because Gluon has no interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES = 2
 
 
 class Source:
-    """A descriptor as the kernel sees it."""
+    """A TMA descriptor as the kernel receives it, over NumPy."""
 
     def __init__(self, descriptor: Any) -> None:
         self.block_shape, self.layout = descriptor.block_shape, descriptor.layout
@@ -32,7 +32,7 @@ class Source:
         self.cells = torch.as_strided(descriptor.base, descriptor.shape, descriptor.strides).numpy()
 
     def box(self, at: list[int]) -> np.ndarray:
-        """The box at some coordinates, with zeros outside of the tensor."""
+        """Return the box at these coordinates, with zeros outside the tensor."""
         found = np.zeros(self.block_shape, self.cells.dtype)
         for inside in product(*map(range, self.block_shape[:-1])):
             here = [a + i for a, i in zip(at, inside, strict=False)]
@@ -43,52 +43,55 @@ class Source:
 
 
 class Copies:
-    """The language as far as the role uses it.
+    """The part of Gluon that the producer uses.
 
     Attributes:
-        bytes: that each barrier was told of, less those that came.
+        bytes: full barrier → bytes that it expects and has not received.
     """
 
     def __init__(self) -> None:
         self.bytes: dict[Any, int] = {}
 
     def environment(self) -> dict[str, Any]:
-        """What the role's functions find under their global names."""
-        config, fetch, ring = kernels_sm90.config, kernels_sm90.producer_tma, kernels_sm90.pipeline
+        """Return the global names of the producer's functions."""
+        config, producer, pipeline = kernels_sm90.config, kernels_sm90.producer_tma, kernels_sm90.pipeline
         language = SimpleNamespace(
             load=lambda at, mask=True, other=None: at.read() if mask else other,
             minimum=min, maximum=max, static_range=range, where=lambda condition, a, b: a if condition else b,
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": language, "range": range, "tma_load": self.load, "LOAD_V": config.LOAD_V.value,
-            "reinterpret": lambda room, dtype, shape, layout: SimpleNamespace(index=room.reshape(shape).__getitem__),
+            "reinterpret": lambda smem, dtype, shape, layout: SimpleNamespace(index=smem.reshape(shape).__getitem__),
             "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect),
-            **{one: getattr(fetch, one).fn for one in ("box_keys", "tile_bytes", "unrolls_boxes", "boxes_per_batch")},
+            **{
+                one: getattr(producer, one).fn
+                for one in ("box_keys", "tile_bytes", "unrolls_boxes", "boxes_per_batch")
+            },
             **{one: getattr(config, one).fn for one in ("part_offset", "num_column_parts", "part_width")},
         }  # fmt: skip
         for module, name in (
-            *((fetch, one) for one in ("load_tiles", "load_full_tiles", "load_partial_tiles", "box_views")),
-            *((fetch, one) for one in ("issue_box", "issue_last_boxes", "issue_column_boxes", "issue_part_boxes")),
-            (ring, "advance"),
+            *((producer, one) for one in ("load_tiles", "load_full_tiles", "load_partial_tiles", "box_views")),
+            *((producer, one) for one in ("issue_box", "issue_last_boxes", "issue_column_boxes", "issue_part_boxes")),
+            (pipeline, "advance"),
         ):
             names[name] = FunctionType(getattr(module, name).fn.__code__, names)
         return names
 
     def expect(self, barrier: Any, count: int) -> None:
-        """So many bytes will come, and what was told before has come."""
+        """Expect `count` bytes at a barrier that has received all bytes of its previous tile."""
         assert self.bytes.get(barrier, 0) == 0
         self.bytes[barrier] = count
 
-    def load(self, source: Source, at: list[int], barrier: Any, room: np.ndarray, pred: bool = True) -> None:
-        """A copy, which counts whole boxes whatever lies in the tensor."""
+    def load(self, source: Source, at: list[int], barrier: Any, smem: np.ndarray, pred: bool = True) -> None:
+        """Run a TMA load, which counts the bytes of the whole box even if a part lies outside the tensor."""
         if pred:
-            assert room.shape == tuple(source.block_shape)
-            room[...] = source.box([int(one) for one in at])
-            self.bytes[barrier] -= room.nbytes
+            assert smem.shape == tuple(source.block_shape)
+            smem[...] = source.box([int(one) for one in at])
+            self.bytes[barrier] -= smem.nbytes
 
 
 class Table:
-    """A row of the page table; reading where nothing is written fails."""
+    """A row of the page table; a read out of range fails."""
 
     def __init__(self, entries: list[int], at: int = 0) -> None:
         self.entries, self.at = entries, at
@@ -97,19 +100,23 @@ class Table:
         return Table(self.entries, self.at + offset)
 
     def read(self) -> int:
-        """The entry."""
+        """Return the entry."""
         return self.entries[self.at]
 
 
-def as_read(room: np.ndarray, keys: int, dim: int, whole: bool) -> np.ndarray:
-    """A tile as a product reads it, ``[keys, dim]``; swizzled by none, as nothing here is."""
+def as_read(smem: np.ndarray, keys: int, dim: int, full_head: bool) -> np.ndarray:
+    """Return a tile as wgmma reads it, ``[keys, dim]``; nothing is swizzled here.
+
+    Args:
+        full_head: each box holds whole heads.
+    """
     width = min(64, dim)
-    if whole:
-        return room.reshape(keys // 8, dim // width, 8, width).transpose(0, 2, 1, 3).reshape(keys, dim)
-    return room.reshape(dim // width, keys, width).transpose(1, 0, 2).reshape(keys, dim)
+    if full_head:
+        return smem.reshape(keys // 8, dim // width, 8, width).transpose(0, 2, 1, 3).reshape(keys, dim)
+    return smem.reshape(dim // width, keys, width).transpose(1, 0, 2).reshape(keys, dim)
 
 
-@pytest.mark.parametrize(("page", "dim", "heads", "beside"), [
+@pytest.mark.parametrize(("page", "dim", "heads", "adjacent_heads"), [
     (16, 128, 1, True), (64, 128, 1, True), (8, 128, 1, True), (128, 128, 1, True), (48, 128, 1, True),
     (16, 64, 2, True), (16, 128, 1, False), (64, 128, 1, False), (16, 96, 1, True), (32, 256, 1, True),
     (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
@@ -117,11 +124,10 @@ def as_read(room: np.ndarray, keys: int, dim: int, whole: bool) -> np.ndarray:
 @pytest.mark.parametrize("num_consumer_wgs", [1, 2, 3])
 @pytest.mark.parametrize("block_n", [64, 128])
 def test_tile_holds_the_keys_its_mask_expects(
-    make_numpy_pipeline, page, dim, heads, beside, block_n, num_consumer_wgs
+    make_numpy_pipeline, page, dim, heads, adjacent_heads, block_n, num_consumer_wgs
 ):
-    """Each at its place, of K's and V's own pages; nothing that lies behind the last key of a request, which is NaN.
-    All bytes that a barrier is told of come.
-    """
+    """A tile holds each key in the row that the mask assigns to it, and nothing after the request's last key."""
+    # Slots after the last key are NaN. Each full barrier receives all bytes that it expects.
     chance = np.random.default_rng(page * dim + block_n)
     kv_heads = 4
     attention = AttentionShape(4 * kv_heads, kv_heads, dim, page, "float16", "float16")
@@ -134,28 +140,28 @@ def test_tile_holds_the_keys_its_mask_expects(
         num_consumer_wgs=num_consumer_wgs,
         kv_heads_per_tile=heads,
     )
-    config = select.adapt_to_cache(attention, HOPPER, config, True, True, beside)
-    assert config.box_full_head is (beside and heads * dim == 128)
+    config = select.adapt_to_cache(attention, HOPPER, config, True, True, adjacent_heads)
+    assert config.box_full_head is (adjacent_heads and heads * dim == 128)
     for kv_len in (1, 7, 9, block_n - 1, block_n, block_n + 17, 3 * block_n - 9):
         columns = -(-kv_len // page)
         ids = [int(one) for one in chance.permutation(columns + 3)[:columns]]
-        # K and V of a page side by side, or a head's tokens.
-        sizes = (columns + 3, page, 2, kv_heads, dim) if beside else (columns + 3, kv_heads, 2, page, dim)
+        # K and V of a page are adjacent; without adjacent_heads the tokens of a head are.
+        sizes = (columns + 3, page, 2, kv_heads, dim) if adjacent_heads else (columns + 3, kv_heads, 2, page, dim)
         pool = torch.tensor(chance.integers(1, 2000, sizes), dtype=torch.float16)
-        k, v = (pool[:, :, one] if beside else pool[:, :, one].transpose(1, 2) for one in (0, 1))
+        k, v = (pool[:, :, one] if adjacent_heads else pool[:, :, one].transpose(1, 2) for one in (0, 1))
         used = np.zeros((columns + 3, page), bool)
         for number, one in enumerate(ids):
             used[one, : kv_len - number * page] = True
         for one in (k, v):
             one[torch.from_numpy(~used)] = float("nan")
         head = int(chance.integers(0, kv_heads // heads))
-        for what, cache in ((0, k), (1, v)):
+        for role, cache in ((0, k), (1, v)):
             described = tma.make_descriptors(tma.merge_heads(cache, config.kv_heads_per_tile), page, config)
             source = tuple(None if one is None else Source(one) for one in described)
             box = tma.SWIZZLE_ROWS if config.box_full_head else tma.box_keys(page, config)
             widths = [one for one in sm90.split_head_dim(heads * dim) if one]
-            rooms = [[np.full(block_n * width, -7, np.float16) for _ in range(STAGES)] for width in widths]
-            ring = make_numpy_pipeline(rooms, rooms)
+            stages = [[np.full(block_n * width, -7, np.float16) for _ in range(STAGES)] for width in widths]
+            pipeline = make_numpy_pipeline(stages, stages)
             copies = Copies()
             first, rest = sm90.split_head_dim(heads * dim)
             constants = SimpleNamespace(
@@ -167,16 +173,16 @@ def test_tile_holds_the_keys_its_mask_expects(
                 FP8_STAGES=STAGES,
                 NUM_CONSUMER_WGS=num_consumer_wgs,
             )
-            fetch = copies.environment()["load_tiles"]
+            load_tiles = copies.environment()["load_tiles"]
             count = -(-kv_len // block_n)
             for number in range(count):
                 if number % STAGES == 0:
-                    fetch(
-                        source, ring, 0, 0, Table(ids), head, number, min(number + STAGES, count), kv_len, columns + 3,
-                        what, constants,
+                    load_tiles(
+                        source, pipeline, 0, 0, Table(ids), head, number, min(number + STAGES, count), kv_len,
+                        columns + 3, role, constants,
                     )  # fmt: skip
                 assert set(copies.bytes.values()) == {0}
-                parts = zip(rooms, widths, strict=True)
+                parts = zip(stages, widths, strict=True)
                 got = np.hstack(
                     [as_read(one[number % STAGES], block_n, width, config.box_full_head) for one, width in parts]
                 )
@@ -193,7 +199,7 @@ def test_tile_holds_the_keys_its_mask_expects(
 
 @pytest.mark.parametrize(("keys", "dim"), [(64, 128), (128, 128), (64, 256)])
 def test_wgmma_reads_full_heads_where_tma_writes_them(keys, dim):
-    """The copy engine swizzles 8 rows of 128 bytes: the 16-byte piece at c of row r lies at c xor r."""
+    """wgmma finds each 16-byte piece c of row r at c xor r, where TMA's 128-byte swizzle of 8 rows has written it."""
     layout = kernels_sm90.pipeline.kv_tile_layout.fn(keys, dim, None, True)
     parts = dim // 64
     for offset in range(0, keys * dim, 3):

@@ -1,4 +1,4 @@
-"""The schedule covers every tile once, in equal pieces, and names the requests that they cut."""
+"""The split-KV schedule covers every tile once, in equal splits, and lists the split requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
     "lens", [(0,), (5, 0, 0), (700,), (64, 63, 65, 900), (800, 810, 640), tuple(range(0, 640, 37))]
 )
 def test_splits_cover_every_tile_once(helpers, lens, num_splits):
-    """Walking every piece as the kernel does meets each tile of each request exactly once."""
+    """The splits read each KV tile of each request exactly once."""
     from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES, KernelConfig
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -25,20 +25,20 @@ def test_splits_cover_every_tile_once(helpers, lens, num_splits):
     )  # fmt: skip
     ends = [-(-(n + tail) // 32) for n in lens]
     met = []
-    held: dict[int, list[tuple[int, int]]] = {}
+    parts_of: dict[int, list[tuple[int, int]]] = {}
     for number, (request, start, length, _) in enumerate(work[:num_splits].tolist()):
         half = 0
         while length > 0:
             here = [(request, t) for t in range(start, min(start + length, ends[request]))]
             met += here
             if here:
-                held.setdefault(request, []).append((number, half))
+                parts_of.setdefault(request, []).append((number, half))
             length -= ends[request] + OVERHEAD_TILES - start
             request, start, half = request + 1, 0, 1
     assert met == [(r, t) for r, end in enumerate(ends) for t in range(end)]
-    cuts = [(request, of[0][0], len(of), of[0][1]) for request, of in held.items() if len(of) > 1]
-    options = work[num_splits : num_splits + min(num_splits - 1, len(lens))].tolist()
-    assert [tuple(one) for one in options[: len(cuts)]] == cuts
-    assert not any(parts for _, _, parts, _ in options[len(cuts) :])
+    expected = [(request, of[0][0], len(of), of[0][1]) for request, of in parts_of.items() if len(of) > 1]
+    records = work[num_splits : num_splits + min(num_splits - 1, len(lens))].tolist()
+    assert [tuple(one) for one in records[: len(expected)]] == expected
+    assert not any(parts for _, _, parts, _ in records[len(expected) :])
     lengths = [length for _, _, length, _ in work[:num_splits].tolist() if length]
     assert max(lengths) - min(lengths) <= 1

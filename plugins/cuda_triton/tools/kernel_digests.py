@@ -1,4 +1,4 @@
-"""Digests of the compiled code of every kernel that tests/test_compiles.py compiles, to prove that a change keeps it.
+"""Digests of every kernel that tests/test_compiles.py compiles, to show that a change leaves the compiled code equal.
 
     python -m plugins.cuda_triton.tools.kernel_digests run before.json [pytest arguments]
     python -m plugins.cuda_triton.tools.kernel_digests compare before.json after.json
@@ -33,12 +33,12 @@ SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/ .*|^\s*/\* 0x[0-9a-f]{16} \*/")
 
 
 def digest(lines: list[str]) -> str:
-    """Return the first 16 hexadecimal digits of a SHA-256."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of the lines."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def ptx_digest(ptx: str, name: str) -> str:
-    """Digest PTX without comments, debug sections, line numbers and the kernel's own name."""
+    """Return the digest of PTX without comments, debug sections, line numbers and the kernel's own name."""
     code = ptx.split(".section", 1)[0]
     code = re.sub(rf"\b{re.escape(name)}(?=\b|_param)", "KERNEL", code)
     lines = [PTX_COMMENT.sub("", line).rstrip() for line in code.splitlines() if not PTX_DEBUG.match(line)]
@@ -46,7 +46,7 @@ def ptx_digest(ptx: str, name: str) -> str:
 
 
 def sass_digest(cubin: bytes) -> str | None:
-    """Digest the instructions and their encodings; None where Triton has no disassembler."""
+    """Return the digest of the instructions and their encodings; None if Triton has no disassembler."""
     if not CUOBJDUMP.exists():
         return None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -59,7 +59,7 @@ def sass_digest(cubin: bytes) -> str | None:
 
 
 class Recorder:
-    """pytest plugin that digests the kernels each test compiles.
+    """pytest plugin that computes the digests of the kernels that each test compiles.
 
     Attributes:
         table: test id → a list of kernels, each with its name, architecture and digests.
@@ -79,7 +79,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """Digest the kernels that were compiled while a test ran."""
+        """Store the digests of the kernels that were compiled while a test ran."""
         self._compiled.clear()
         result = yield
         self.table[item.nodeid.partition("::")[2]] = [self._row(kernel) for kernel in self._compiled]
@@ -94,7 +94,11 @@ class Recorder:
 
 
 def run(out: Path, arguments: list[str]) -> int:
-    """Compile every case and write the table of digests as JSON."""
+    """Compile every case and write the table of digests as JSON; return pytest's exit code.
+
+    Args:
+        arguments: further arguments of pytest.
+    """
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     recorder = Recorder()
     code = pytest.main(["-q", "-p", "no:cacheprovider", str(TESTS), *arguments], plugins=[recorder])
@@ -104,7 +108,7 @@ def run(out: Path, arguments: list[str]) -> int:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print the kernels that differ, and the number that are equal."""
+    """Print the kernels that differ and the number of equal kernels; return 1 if any differs, else 0."""
     tables = [json.loads(path.read_text()) for path in (before, after)]
     if len(tables[0]) != len(tables[1]):
         print(f"{len(tables[0])} tests before, {len(tables[1])} after; compile the same tests")
@@ -125,7 +129,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def main() -> int:
-    """Run one of the two commands."""
+    """Run the command `run` or `compare`."""
     parser = argparse.ArgumentParser(prog="kernel_digests", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="compile every case and write the table")
