@@ -65,7 +65,7 @@ def test_unknown_rule_or_mutant_is_refused(tmp_path):
 
 
 def test_bug_has_the_killers_of_its_mutant(tmp_path):
-    """A bug that names a mutant has the rules that kill the mutant."""
+    """The rules of a bug include the rules that kill the mutant that the bug names."""
     [bug] = read(tmp_path, 'mutants = ["M01"]').bugs
     assert {rule.check.name for rule in bug.killers} == set(mutants()["M01"].killers) & set(rules())
 

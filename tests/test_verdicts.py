@@ -1,6 +1,6 @@
 """Tests of the recorded verdicts under benchmarks/results and of README's table of them.
 
-A verdict of older code is a warning here and an error in a release.
+A verdict that was recorded with older code is a warning here and an error in a release.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_recorded_verdict_is_complete_and_short(path):
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_stale_verdict_is_a_warning(path):
-    """A verdict of older code gives a warning that names the reasons."""
+    """A verdict recorded with older code gives a warning that names the reasons."""
     reasons = standing(path)
     if reasons:
         warnings.warn(f"{path.name} is stale: {'; '.join(reasons)}; run the contract and record it again", stacklevel=1)

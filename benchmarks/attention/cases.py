@@ -228,7 +228,7 @@ def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, heads: slice) -> 
 
 
 def _positions(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
-    """Return the positions of a request's keys. Slots of a tree are at their depths."""
+    """Return the positions of a request's keys. A tree's slot has the prefix length plus its depth."""
     n, slots = inputs.case.lens[request], inputs.case.tail_lens[request]
     own = torch.arange(slots, device=inputs.q.device)
     if inputs.depth is not None and tail == "exact":

@@ -198,7 +198,7 @@ def flex(inputs: Inputs) -> Peer:
     def causal(b: torch.Tensor, h: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return key - lens[b] <= row + shift
 
-    one_for_all = case.ragged  # equal lengths: one mask serves every request
+    one_for_all = case.ragged  # all requests have equal lengths, so one mask serves every request
     mask = create_block_mask(
         tree if case.tree else causal, 1 if one_for_all else requests, None, case.q_len, keys, device="cuda"
     )

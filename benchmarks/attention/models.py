@@ -39,7 +39,7 @@ class Model:
 
     @property
     def shape(self) -> str:
-        """Shape as rows name it: 32/8x128."""
+        """Heads, KV heads and head_dim in the form that row names use: 32/8x128."""
         return f"{self.heads}/{self.kv_heads}x{self.dim}"
 
     @property

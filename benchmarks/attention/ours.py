@@ -29,7 +29,7 @@ STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftS
 
 
 def attention(model: Model) -> AttentionShape:
-    """Return a model's attention shape as a geometry has it."""
+    """Return a model's attention shape as a geometry's `AttentionShape`."""
     return AttentionShape(
         model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype, window_left=model.window_left,
         logits_soft_cap=model.cap, sinks=model.sinks,
@@ -67,7 +67,7 @@ def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
 
 
 def loaded(plugin: str | LoadedBackend) -> LoadedBackend:
-    """Return the plugin of a row, loaded."""
+    """Return a loaded plugin, by its name or unchanged if it is loaded."""
     return load(plugin) if isinstance(plugin, str) else plugin
 
 

@@ -43,7 +43,7 @@ def _layer(make: torch.Generator, name: str, scale: float) -> dict[str, torch.Te
         "mlp.up_proj": (INNER, HIDDEN),
         "mlp.down_proj": (HIDDEN, INNER),
     }
-    # Queries and keys are larger than other weights, so that attention depends on positions.
+    # Query and key weights are larger than the other weights, so that attention depends on positions.
     sizes = {key: 4 * scale if key.endswith(("q_proj", "k_proj")) else 2 * scale for key in shapes}
     weights = {f"{name}.{key}.weight": sizes[key] * torch.randn(shape, generator=make) for key, shape in shapes.items()}
     for norm in ("input_layernorm", "post_attention_layernorm"):

@@ -165,7 +165,7 @@ def summary(record: Row) -> str:
 
 
 def _place(heading: str) -> int:
-    """Return the place of a heading: prefill first, then the order of `HEADINGS`."""
+    """Return the position of a heading in the order of tables: prefill first, then the order of `HEADINGS`."""
     return next((1 + i for i, one in enumerate(HEADINGS.values()) if heading.startswith(one)), 0)
 
 

@@ -138,7 +138,7 @@ def test_version_is_a_backend_of_its_own(tmp_path: Path) -> None:
 
 
 def answers_of(folders: list[str]) -> tuple[bool, dict[str, str], bool, float]:
-    """Return (a version is imported once, folders of the versions' code, answers are equal, error against float64)."""
+    """Return (versions are imported once, their code folders, whether outputs are equal, error against float64)."""
     found = versions(folders)
     once = versions(folders)["copied"].plugin.__class__ is found["copied"].plugin.__class__
     files = {name: str(Path(inspect.getfile(type(one.plugin))).parent) for name, one in found.items()}

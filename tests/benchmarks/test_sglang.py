@@ -21,7 +21,7 @@ Eight servers, KV and all, held 61e9 of an H200."""
 
 def _bytes(server: Server) -> float:
     head_dim = REAL["hidden_size"] // REAL["num_attention_heads"]
-    # Bytes per token of the two KV buffers: one that all target layers share, and the head's
+    # Bytes per token of the two KV buffers: one that all target layers share, and the head's.
     token = 2 * 2 * 2 * REAL["num_key_value_heads"] * head_dim
     return server.tokens * token + BESIDES_KV
 

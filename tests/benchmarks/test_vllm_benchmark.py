@@ -459,7 +459,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("sampled")
 @pytest.mark.parametrize("skip_prefill", [True, False])
 def test_run_times_the_steps_of_the_case(skip_prefill: bool) -> None:
-    """A run times exactly the case's steps; with computed prompts the requests have spare tokens and are aborted."""
+    """A run times exactly the case's steps. If prompts are computed, its requests are aborted after those steps."""
     loop = OneRequest()
     engine = Engine("small-shape", "A", 16, skip_prefill=skip_prefill, max_num_batched_tokens=512)
     row = run(Case(1, 1024, 3), loop, engine)

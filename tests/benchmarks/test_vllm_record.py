@@ -103,7 +103,7 @@ def test_summary_takes_the_later_run_of_a_case() -> None:
 
 
 def test_different_properties_are_columns() -> None:
-    """Page sizes that differ are a column; shared properties are above the table."""
+    """Page sizes get a column if they differ; shared properties are above the table."""
     rows = [row("CUSTOM:a", 90.0), row("FLASH_ATTN", 100.0)]
     rows += [{**one, "page_size": 64} for one in rows]
     shared, _, head, _, *lines = table(rows).splitlines()

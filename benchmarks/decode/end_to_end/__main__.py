@@ -124,7 +124,7 @@ class Bench:
             found, prompts = self._run(case)
             if not self.subject(case.model).forced and found.texts:
                 identical = self._compare(case, prompts, found.texts)
-        except Exception as error:  # one failing case must not stop the others
+        except Exception as error:  # one failing case must not stop the other cases
             traceback.print_exc()
             found.note = f"{type(error).__name__}: {str(error)[:300]}"
         release()

@@ -104,7 +104,7 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
     cuda, forced = subject.model.device.type == "cuda", []
     drafts = None if unit.speculate == "none" else Eagle(subject.head, *unit.shape)
     if drafts is not None and unit.speculate == "adaptive":
-        # A smaller row budget has no room for drafts
+        # A smaller row budget has no room for drafts.
         fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)
         drafts = Claiming(drafts, tuple(fitting), forced=forced)
 
@@ -150,7 +150,7 @@ def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[
 
 
 def seated(engine: Engine, unit: Unit) -> None:
-    """Replace the engine's requests by new ones at the end of their context."""
+    """Cancel the engine's requests, and add new ones with a full context."""
     for request in list(engine._scheduler.running):
         engine.cancel(request.id)
     while engine._pending:
@@ -223,7 +223,7 @@ def main() -> None:
                     json.dumps({n: v for n, v in row.items() if n not in ("commit", "costs_ms", "model")}), flush=True
                 )
                 origin.write(args.json, result)
-        except Exception:  # one failing engine must not stop the others
+        except Exception:  # one failing engine must not stop the other engines
             traceback.print_exc()
         release()
     print(f"{len(rows)} rows, {left} engines left out, {time.perf_counter() - start:.0f} s, cuda {cuda}", flush=True)

@@ -48,7 +48,7 @@ class Place:
         return self.tree_with_chances(row, shape)[:2]
 
     def tree_with_chances(self, row: int, shape: Shape) -> tuple[list[int], list[int], list[float]]:
-        """Return the tree of `tree`, and each node's probability once its parent is kept; 1 for the root."""
+        """Return the tree of `tree`, and the probability of each node given that its parent is kept; 1 for the root."""
         topk, steps, nodes = shape
         scores, tokens = self._best(self.hidden[row : row + 1], topk)
         growth = DraftTreeBuilder(scores, tokens)

@@ -218,7 +218,7 @@ class TailTile(Parts):
 
 
 class PackedGroup(Parts):
-    """Packs rows × group into tiles of 64 and finds later mask rows by a shift, which treats group 7 as 8."""
+    """Packs rows × group into tiles of 64 and divides by the group with a shift, so a group of 7 counts as 8."""
 
     def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
         q_len, group = len(seen), self.shape.group_size

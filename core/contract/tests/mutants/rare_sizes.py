@@ -1,4 +1,4 @@
-"""Mutants of sizing that are wrong only in rare configurations, or in a plugin's own workspace. Integers only."""
+"""Mutants of sizing that fail only in rare configurations, or in a plugin's own workspace. They need only integers."""
 
 from __future__ import annotations
 

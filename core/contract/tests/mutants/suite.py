@@ -88,7 +88,8 @@ def killed_by(mutant: Mutant, layout: str, most: int, known: Sequence[str] = ())
     backend, every = mutant.build(layout), {one.name: one for one in checks_for()}
     first = (every[name] for name in known if name in every)
     found = list(islice((one.name for one in first if killing_case(backend, one) is not None), most))
-    if found or mutant.id[0] in BY_CLASS:  # subclasses of the tutorial's backend are slow, and each has its check
+    # Mutants of later attacks subclass the tutorial's slow backend, and `known` has the check for each one.
+    if found or mutant.id[0] in BY_CLASS:
         return found
     found = [name for name, _, _ in islice(failures(mutant.build(layout), checks_for(mutant), sampled=True), most)]
     one = None if found else first_failure(mutant, layout)

@@ -68,7 +68,7 @@ class LayerAttention:
         }
         self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
         bound = {
-            # SGLang computes positions itself, so the batch's positions are empty, and batch contents cannot be
+            # SGLang computes positions itself, so the batch's positions are not filled and its contents cannot be
             # checked.
             shape: self._loaded.bind(geometry, arena, checked=False)
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)

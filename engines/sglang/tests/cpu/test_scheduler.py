@@ -178,7 +178,7 @@ def test_second_pool_for_window_layers(page_size: int, drafts: dict[str, Any], f
     prompts = [[5 + n, 7, 9, 11] * (10 + n) for n in range(6)]
     plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
     served = dict(model_path=hybrid, attention_backend="draftmark", page_size=page_size)
-    # With these limits the two pools use different slots
+    # With these limits the two pools use different slots.
     served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)
     made = in_a_fork(_in_two_pools, prompts, TOKENS, **served, **drafts)
     assert made["texts"] == plain["texts"]

@@ -32,7 +32,7 @@ def check_ascend() -> None:
     )
     try:
         made.init_cuda_graph_state(REQUESTS, REQUESTS * DRAFTS)
-    # From 0.5.18 on this call reads SGLang's published server arguments, which a probe does not have
+    # From 0.5.18 on this call reads SGLang's published server arguments, which a probe does not have.
     except RuntimeError as error:
         raise NotAsked(f"its sizes depend on a running server's settings: {str(error).partition('.')[0]}") from error
     columns, need = made.graph_metadata["block_tables"].shape[1], -(-(LENGTH + DRAFTS) // PAGE)
