@@ -30,6 +30,6 @@ REHEARSED: dict[str, Any] = REAL | dict(
 
 
 def write_models(folder: Path, shape: dict[str, Any]) -> None:
-    """Write the configurations of target and draft model. SGLang makes up their weights."""
+    """Write the configurations of target and draft model. SGLang generates their weights."""
     write_config(folder / "target", "LlamaForCausalLM", **shape)
     write_config(folder / "draft", "LlamaForCausalLMEagle", **(shape | dict(num_hidden_layers=1)))

@@ -89,7 +89,7 @@ def test_peer_is_the_fastest_of_its_kind() -> None:
 
 
 def test_one_long_round_does_not_count() -> None:
-    """A row with one long round has the rate of its median round, and a mark."""
+    """If one round is much longer than the others, the rate comes from the median round, and the row is marked."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=64)
     row |= dict(backend="fa3", accept_len=4, median_round_us=10_000.0)
     even, odd = row | dict(longest_round_us=13_900.0), row | dict(longest_round_us=900_000.0)

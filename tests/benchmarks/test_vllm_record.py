@@ -52,7 +52,7 @@ def test_rows_are_unique_and_have_a_peer() -> None:
 
 
 def test_no_recorded_text_is_wrong() -> None:
-    """Each token is the model's best or near it by what rounding explains. Float32 and sampled texts are equal."""
+    """Each token is the model's best, or worse by what rounding explains. Float32 and sampled texts are equal."""
     assert {bool(row.get("temperature")) for row in RECORD["equality"]} == {True, False}
     for row in RECORD["equality"] + RECORD["drafting"]:
         assert not row["wrong_texts"] and ("temperature" in row or row["furthest_below_best"] <= row["bound"])
@@ -199,7 +199,7 @@ def test_keeping_needs_an_existing_run_and_a_free_name() -> None:
 
 
 def test_texts_are_recorded_only_with_a_judgement() -> None:
-    """Texts without a judgement are rejected, and so is a page without marks for the table."""
+    """Recording texts without a judgement raises an error, and so does a page without marks for the table."""
     result = {"equality": [{"backend": "A", "tokens": [[1]]}], "rows": []}
     with pytest.raises(ValueError, match="texts of A are not judged"):
         gather({}, result, "x", "first")

@@ -233,7 +233,7 @@ def _pending(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Case]
 
 
 def _group(case: Case) -> tuple[Any, ...]:
-    """Return a key that is equal for cases with equal texts."""
+    """Return the key of a group; all cases of a group must give equal texts."""
     return case.model, case.kind if case.kind == "window" else "answers", case.batch, case.context
 
 

@@ -115,7 +115,7 @@ def test_narrower_table_resets_columns() -> None:
 
 
 def test_extend_is_ragged() -> None:
-    """Chunks, whole prompts and mixed decodes have their own row counts after their committed tokens."""
+    """Each request of an EXTEND batch has its own number of rows after its committed tokens."""
     attention = _attention()
     forward = _forward([0], [1, 3], extend_seq_lens_cpu=[5, 1], extend_prefix_lens_cpu=[32, 7])
     forward.extend_prefix_lens = torch.tensor([32, 7], dtype=torch.int32)

@@ -101,7 +101,7 @@ class Trainee:
         self.optimizer = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), fused=True)
 
     def _begin(self) -> None:
-        """Initialise small weights; the fused feature starts as that of the last layer, the nearest to the output."""
+        """Initialise small random weights. The fused feature starts near the last layer's, nearest to the output."""
         size = self.config.hidden_size
         with torch.no_grad():
             for parameter in self.head.parameters():

@@ -1,4 +1,4 @@
-"""Refusals of the plugin, as a user reads them."""
+"""Tests of the geometries and library versions that the plugin refuses and accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of attention sinks: missing, counted twice, in wrong units, of a wrong head, copied, or with a value."""
+"""Mutants of attention sinks: missing, counted twice, in wrong units, of a wrong head, copied, or with value 1."""
 
 from __future__ import annotations
 

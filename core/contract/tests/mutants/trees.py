@@ -98,7 +98,7 @@ def _compact(call: Callable[..., None]) -> dict[str, Any]:
 
 
 def _slots(ops: Any, batch: ForwardBatch, kept: VerifyResult) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return source and target slots, each ``[R, D - 1]``."""
+    """Return the slots that compact reads and the slots that it writes, each ``[R, D - 1]``."""
     size, prefix = ops.geometry.attention.page_size, batch.prefix_lens.long()[:, None]
     place = torch.arange(1, kept.accept_index.shape[1], device=prefix.device).expand(len(prefix), -1)
     sources = slots_of(batch.page_table, prefix + kept.accept_index[:, 1:], size)
