@@ -138,7 +138,7 @@ class RankedAcceptance(ForcedAcceptance):
         return self._ops.verify_tree(drafts, parents, torch.where(child.any(2), kept, targets))
 
     def _by_class(self, shares: torch.Tensor) -> torch.Tensor:
-        """Return the shares of each entry's drawn class, ``[ROUNDS, max_reqs, levels, ranks]``."""
+        """Return each entry's shares for its class, by round and level: ``[ROUNDS, max_reqs, levels, ranks]``."""
         drawn = (self._draws(1) * self._classes).long().clamp(max=self._classes - 1)
         return shares[torch.arange(self._levels, device=drawn.device), drawn]
 

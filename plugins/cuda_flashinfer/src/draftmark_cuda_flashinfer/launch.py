@@ -83,7 +83,7 @@ def write_indices(
 
 
 def _large_blocks(requests: int, widest: int, widest_bytes: int) -> tuple[int, int, int]:
-    """Return (requests, elements, mask bytes) per program for the interpreter, where few large programs are fastest."""
+    """Return (requests, elements, mask bytes) per program for Triton's interpreter: few large programs run fastest."""
     block = min(triton.next_power_of_2(widest), LANES)
     block_bytes = min(triton.next_power_of_2(widest_bytes), LANES // 8)
     room = LANES // max(block, 8 * block_bytes)

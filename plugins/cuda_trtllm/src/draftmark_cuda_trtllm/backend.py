@@ -146,7 +146,7 @@ class XqaBackend:
         return bound
 
     def _run_once(self, xqa: Xqa, rows: int) -> None:
-        """Run one kernel on one request of one key: the first call builds a module, which capture does not permit."""
+        """Run one kernel on a request with one key. The first call builds a module, which a capture does not permit."""
         a, device = self.geometry.attention, xqa.scratch.device
         q = torch.zeros(rows, a.num_qo_heads, a.head_dim, dtype=getattr(torch, a.q_dtype), device=device)
         pages = torch.zeros(
