@@ -1,4 +1,4 @@
-"""A float64 oracle, random problems, and the device: a GPU if there is one, else Triton's interpreter on the CPU."""
+"""Float64 oracle, random batches, and fake GPU drivers. Tests use a GPU if present, else Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass
 class Problem:
-    """One uniform batch with everything a launch needs, on the device, and the float64 answer, on the CPU."""
+    """A uniform batch with every tensor of a launch, on the device, and the float64 result, on the CPU."""
 
     q_len: int
     tail_len: int
@@ -72,9 +72,10 @@ def make_problem(
     kv_dtype: torch.dtype | None = None,
     sinks: float | None = None,
 ) -> Problem:
-    """Draw a batch. Slots that no token occupies hold NaN, and page ids past a request's last page are 0.
+    """Draw a random batch. Unused slots hold NaN, and page ids after a request's last page are 0.
 
-    `sinks` is added to a sink of each head, drawn around 0; None for none.
+    Args:
+        sinks: mean of the random attention sinks; None for no sinks.
     """
     generator, chance = torch.Generator().manual_seed(seed), random.Random(seed)
     requests, (hq, hkv) = len(lens), heads
@@ -115,7 +116,7 @@ def make_problem(
 def _tails(
     requests: int, q_len: int, tail_len: int, tree: bool, chance: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random forests over the tail slots (bool ``[R, q, T]``) and depths ``[R, T]``; a chain unless `tree`."""
+    """Return visibility (bool ``[R, q, T]``) and depths (``[R, T]``) of random forests, or of chains without `tree`."""
     seen = torch.eye(tail_len, dtype=torch.bool).repeat(requests, 1, 1)
     depth = torch.zeros(requests, tail_len, dtype=torch.int32)
     for r in range(requests):
@@ -128,7 +129,7 @@ def _tails(
 
 
 def pack(seen: torch.Tensor) -> torch.Tensor:
-    """bool ``[R, q, T]`` → int32 ``[R · q, words]``, one word more than needed, zero."""
+    """Pack bool ``[R, q, T]`` into int32 ``[R · q, words]``, with one extra word of zeros."""
     requests, q_len, tail_len = seen.shape
     words = -(-tail_len // 32) + 1
     bits = torch.zeros(requests * q_len, words * 32, dtype=torch.int64)
@@ -149,7 +150,7 @@ def oracle(
     cap: float,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out, and lse of the keys alone, in float64, row by row in request order, from the definition."""
+    """Return out and the lse of the keys (without sinks) in float64, computed row by row from the definition."""
     page, group = k.shape[1], q.shape[1] // k.shape[2]
     q_len, tail_len = seen.shape[1:]
     outs, lses = [], []
@@ -180,7 +181,7 @@ def fill_cache(
     rows: tuple[int, ...],
     generator: torch.Generator,
 ) -> list[int]:
-    """Draw K, V of all tokens of a ragged batch, into caches ``[pages, P, heads, dim]``; the slots of its rows."""
+    """Fill caches ``[pages, P, heads, dim]`` with random values for a ragged batch, and return the rows' slots."""
     slots = []
     for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
         at, page = torch.arange(n + t), caches[0].shape[1]
@@ -202,7 +203,7 @@ def ragged_oracle(
     cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`oracle` of a causal batch in which each request has rows of its own number, or none."""
+    """Return out and lse of a ragged causal batch from `oracle`; requests may have no rows."""
     found, first = [], 0
     for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
         if t:
@@ -215,18 +216,18 @@ def ragged_oracle(
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """``‖got - expected‖ / ‖expected‖``; NaN does not pass a comparison."""
+    """Return the relative error ``‖got - expected‖ / ‖expected‖``; NaN fails every comparison."""
     return ((got.cpu().double() - expected).norm() / expected.norm()).item()
 
 
 def poison(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Memory that nobody has written: NaN, or -7 in integers."""
+    """Return a tensor of NaN, or of -7 for integers, to detect reads of unwritten memory."""
     return torch.full(shape, float("nan") if dtype.is_floating_point else -7, dtype=dtype, device=DEVICE)
 
 
 @dataclass(frozen=True)
 class Helpers:
-    """The helpers above, for tests, which cannot import a conftest."""
+    """Functions of this conftest for tests, which cannot import it."""
 
     device: str = DEVICE
     problem: Callable[..., Problem] = make_problem
@@ -244,19 +245,21 @@ def helpers() -> Helpers:
 
 @dataclass
 class Stages:
-    """What of each slot of a ring there is: a tile in NumPy, or the name of a barrier."""
+    """Tiles (NumPy) or barriers (names) of the pipeline's stages."""
 
     each: list[Any]
 
     def index(self, slot: Any) -> Any:
-        """That of one slot, itself: a tile is written into."""
+        """Return the tile or barrier of one stage; writes to the tile are kept."""
         return self.each[slot]
 
 
 @pytest.fixture(scope="session")
 def make_numpy_pipeline() -> Callable[..., Any]:
-    """Hopper's `KvPipeline` for roles that run over NumPy, of the parts of K's and V's tiles, slot after slot each;
-    barriers are "k", "v", "k free" and "v free", with their slot.
+    """Factory of `kernels_sm90.pipeline.KvPipeline` over NumPy tiles, for partitions that run in Python.
+
+    Arguments are the parts of K's and V's tiles, each a list of stages. Barriers are the names "k", "k empty", "v" and
+    "v empty", each with its stage.
     """
 
     from draftmark_cuda_triton import kernels_sm90
@@ -270,7 +273,7 @@ def make_numpy_pipeline() -> Callable[..., Any]:
 
 @dataclass
 class Result:
-    """What a uniform forward wrote."""
+    """Tensors that a uniform forward wrote."""
 
     out: torch.Tensor
     lse: torch.Tensor
@@ -280,7 +283,7 @@ class Result:
 
 @pytest.fixture(scope="session")
 def run_decode_verify() -> Callable[..., Result]:
-    """write_metadata and attend of a problem, cut by a tile into so many pieces, over poisoned buffers."""
+    """Function that runs write_metadata and attend of a problem with a given configuration and number of splits."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -308,25 +311,25 @@ def run_decode_verify() -> Callable[..., Result]:
 
 
 class Utils:
-    """What Triton asks a driver when it loads a kernel."""
+    """Fake of the driver utilities that Triton calls to load a kernel."""
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spilled bytes, threads at most."""
+        """Return module, function, registers, spilled bytes and maximum threads."""
         assert binary
         return 1, 1, 32, 0, 1024
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Of an H200."""
+        """Return the properties of an H200."""
         return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
 
     def unload_module(self, module: int) -> None:
-        """Nothing was loaded."""
+        """Do nothing, since no module was loaded."""
 
 
 class FakeDriver:
-    """A driver of a GPU that is not there: kernels compile for it, down to its machine code, and launches are kept.
+    """Fake driver of an absent GPU: kernels are compiled to machine code, and launches are recorded, not run.
 
-    Triton brings its own assembler, so that any machine says whether the kernels compile with its Triton.
+    Triton ships its own assembler, so compilation is tested on any machine.
 
     Attributes:
         launched: source and arguments of each launch, in order.
@@ -340,44 +343,44 @@ class FakeDriver:
         return lambda *arguments: self.launched.append((source, arguments))
 
     def get_current_target(self) -> GPUTarget:
-        """CUDA, with warps of 32."""
+        """Return a CUDA target with warps of 32 threads."""
         return GPUTarget("cuda", self._arch, 32)
 
     def get_current_device(self) -> int:
-        """The only one."""
+        """Return the index of the only device."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
-        """The default one."""
+        """Return the default stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Tensors are the CPU's."""
+        """Return the CPU, where the tensors are."""
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
-        """Unused: nothing is timed."""
+        """Return a placeholder, because nothing is timed."""
         return torch.cuda
 
 
 @pytest.fixture
 def compiled_kernels() -> list[JITFunction]:
-    """Every kernel of the package, and what kernels call, as compiled for a GPU."""
+    """Every compiled kernel of `kernels`, and the functions that the kernels call."""
     return functions_of(kernels)
 
 
 def functions_of(package: ModuleType) -> list[JITFunction]:
-    """Every kernel of a package of kernels, and what they call."""
+    """Return every kernel of a package and the functions that the kernels call."""
     modules = [one for one in vars(package).values() if isinstance(one, ModuleType)]
     return [function for one in modules for function in vars(one).values() if isinstance(function, JITFunction)]
 
 
 @pytest.fixture
 def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
-    """In place of Triton's own driver; of sm_90, or of the architecture that a test names by an indirect parameter."""
+    """Fake driver in place of Triton's, for sm_90 or the architecture in the test's indirect parameter."""
     found = FakeDriver(getattr(request, "param", 90))
     monkeypatch.setattr(driver, "_active", found)
-    # What another driver compiled is not started, nor left to a later one.
+    # Kernels compiled by another driver must not be launched here, and ours must not leak into later tests.
     monkeypatch.setattr(launcher, "_COMPILED", {})
     monkeypatch.setattr(kv_write, "_RELAUNCH", relaunch.RelaunchCache(kv_write.PER_CALL))
     functions = list(compiled_kernels)
@@ -388,7 +391,7 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     for one in functions:
         one.device_caches.clear()
     yield found
-    # A compiled kernel asks the driver to unload it, which it may do at any time; Triton's own one has none here.
+    # A compiled kernel calls its driver when it is deleted, so it must be deleted while the fake is active.
     launcher._COMPILED.clear()
     for one in functions:
         one.device_caches.clear()
@@ -397,12 +400,12 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
 
 @pytest.fixture
 def fake_gpu(fake_driver, monkeypatch) -> FakeDriver:
-    """Launches take the kernels for a GPU, though the tensors are the CPU's."""
+    """Fake driver with the compiled kernels selected although the tensors are on the CPU."""
     for module in (launches, tree_ops, kv_write):
         monkeypatch.setattr(module, "select_variant", lambda kernel, _: kernel)
     monkeypatch.setattr(tma, "_num_sms", lambda _: 132)
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: True)
-    # Whatever another test has left: where Triton is told to interpret, its constexpr functions give no constants.
+    # With TRITON_INTERPRET set by another test, Triton's constexpr functions would not return constants.
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     return fake_driver
 
@@ -411,28 +414,31 @@ LAYER_REQS, HEADS = 3, (8, 2)
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor of the CPU that says it is a GPU's."""
+    """CPU tensor with is_cuda = True."""
 
     is_cuda = True
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 def new_tensor(*shape, dtype=torch.bfloat16, odd=False):
-    """A new tensor, at an address that is no multiple of 16 bytes if `odd`."""
+    """Return a new fake GPU tensor; with `odd` its address is not a multiple of 16 bytes."""
     count = torch.Size(shape).numel()
     return as_gpu(torch.zeros(count + 8, dtype=dtype)[4 * odd :][:count].view(shape))
 
 
 def as_gpu(view):
-    """A view of a GPU's tensor is a GPU's."""
+    """Return the view as a fake GPU tensor."""
     return view.as_subclass(GpuTensor)
 
 
 class Layers:
-    """One backend's attention, and batches and layers for it.
+    """Attention of one backend, with random batches and layers.
 
     Args:
-        mode: of all batches. page: its size. fp8: of the KV.
+        mode: mode of every batch.
+        page: page size in tokens.
+        fp8: e4m3 KV cache instead of bfloat16.
+        sinks: attention sinks in every layer.
     """
 
     def __init__(self, mode, page, fp8=False, sinks=False):
@@ -448,7 +454,7 @@ class Layers:
         specs += sizing.upcast_buffers(geometry) if is_prefill else []
         own = {one.name: new_tensor(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
         if is_prefill:
-            # Of pages of 16 row tiles may be cut.
+            # With pages of 16, row tiles may be split.
             tiles = new_tensor(999, 2, dtype=torch.int32)
             if fp8:
                 self.attention = prefill_fp8.PrefillFp8(geometry, slots, tiles, own)
@@ -460,7 +466,7 @@ class Layers:
         self.words = geometry.mask_words
 
     def batch(self, chance):
-        """Requests, page tables of some width, and chains or trees, at new addresses."""
+        """Return a batch of 2 or 3 requests at new addresses, with a chain or a tree as tail."""
         count = chance.choice((2, LAYER_REQS))
         rows, q_len = count * self.q_len, self.q_len
         tail = Causal()
@@ -475,12 +481,12 @@ class Layers:
         )  # fmt: skip
 
     def host(self, count, chance):
-        """Prompts over e4m3 are of a length that the host knows or not, so that they are widened or not."""
+        """Return host lengths: for e4m3 prompts known at random, so that some batches upcast K and V."""
         is_known = self.mode is Mode.EXTEND and self.kv_dtype is torch.float8_e4m3fn and chance.random() < 0.7
         return UpperBound((chance.choice((900, 3000)),) * count) if is_known else Unknown(count, 4000)
 
     def layer(self, chance):
-        """A cache: contiguous, or K and V in one page, and of one of two sizes."""
+        """Return a cache of 4 or 6 pages: contiguous K and V, or both interleaved by page."""
         pages, shape = chance.choice((4, 6)), (self.page, HEADS[1], 128)
         if chance.random() < 0.3:
             k, v = map(as_gpu, new_tensor(pages, 2, *shape, dtype=self.kv_dtype).unbind(1))
@@ -494,13 +500,13 @@ class Layers:
         return KVCache(k, v, *scales, new_tensor(HEADS[0], dtype=torch.float32) if self.has_sinks else None)
 
     def rows(self, batch, chance):
-        """q and out; q may be a part of wider rows."""
+        """Return q and out; q may be a slice of a QKV projection."""
         projected = new_tensor(batch.num_rows, HEADS[0] + 2 * HEADS[1], 128)
         q = as_gpu(projected[:, : HEADS[0]]) if chance.random() < 0.5 else new_tensor(batch.num_rows, HEADS[0], 128)
         return q, new_tensor(batch.num_rows, HEADS[0], 128)
 
     def new_rows(self, count, chance):
-        """K and V of a step, parts of one projection or not, and their slots."""
+        """Return K and V rows, maybe slices of one QKV projection, and their slots."""
         qkv = new_tensor(count, HEADS[0] + 2 * HEADS[1], 128)
         k, v = (as_gpu(one) for one in qkv[:, HEADS[0] :].split(HEADS[1], 1))
         if chance.random() < 0.4:
@@ -512,7 +518,7 @@ class Layers:
 
 @pytest.fixture
 def make_layers() -> type[Layers]:
-    """Backends without a GPU whose tensors say that they are on one, with `fake_gpu`."""
+    """`Layers` class: backends on fake GPU tensors, for tests that also use `fake_gpu`."""
     return Layers
 
 
@@ -531,8 +537,9 @@ def make_layers() -> type[Layers]:
     ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}",
 )
 def layer_calls(request, make_layers, monkeypatch):
-    """One backend's layers and 40 calls of its attention: batches and layers that differ in addresses, pitches,
-    alignment, sizes and what is not there, in any order. However short prompts are, e4m3 is widened for them.
+    """Layers of one backend and 40 attention calls with random batches and layers in random order.
+
+    They differ in addresses, strides, alignment, sizes and missing tensors. e4m3 prompts are upcast at any length.
     """
     monkeypatch.setattr(upcast, "UPCAST_MIN_ROWS", 0)
     monkeypatch.setattr(upcast, "UPCAST_LAUNCH_COST", 0)
@@ -543,7 +550,7 @@ def layer_calls(request, make_layers, monkeypatch):
 
 
 def make_calls(layers: Layers) -> tuple[Layers, list[tuple[Any, ...]]]:
-    """Layers, and what is asked of them; see `layer_calls`."""
+    """Return the layers and 40 random attention calls; see `layer_calls`."""
     chance = random.Random(1)
     batches, caches = [layers.batch(chance) for _ in range(6)], [layers.layer(chance) for _ in range(5)]
     calls = []
@@ -556,13 +563,13 @@ def make_calls(layers: Layers) -> tuple[Layers, list[tuple[Any, ...]]]:
 
 @pytest.fixture
 def decode_calls(make_layers):
-    """`layer_calls` of decodes over pages of 16."""
+    """Like `layer_calls`, for decode with pages of 16."""
     return make_calls(make_layers(Mode.DECODE, 16))
 
 
 @pytest.fixture
 def without_relaunch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
-    """In the block, nothing is launched again, but all of it anew, by Triton."""
+    """Context manager in which every launch is a new Triton launch, without the relaunch cache."""
 
     @contextmanager
     def block() -> Iterator[None]:

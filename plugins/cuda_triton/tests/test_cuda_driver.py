@@ -1,4 +1,4 @@
-"""`cuda_driver`, `parameters`: what the driver is given directly is what Triton's own call would give it."""
+"""`cuda_driver` and `parameters`: direct driver launches pass the parameters that Triton's launcher passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES = {"i32": 4, "i64": 8, "u32": 4, "u64": 8}
 
 
 def packed(source, args):
-    """Parameters of a launch: addresses, numbers, descriptors with shapes and pitches, and two nulls behind them."""
+    """Return a launch's parameters: addresses, numbers, descriptors with shape and strides, then two null pointers."""
     found = []
     for kind, value in zip(source.signature.values(), args, strict=True):
         if kind == "constexpr":
@@ -41,7 +41,7 @@ def packed(source, args):
 
 
 class Library:
-    """What is used of libcuda, over launches that a driver without a GPU keeps."""
+    """Fake libcuda over the launches that `FakeDriver` records; attributes hold what was captured and launched."""
 
     def __init__(self, gpu, lacks=()):
         self.gpu, self.started, self.captures, self._captured, self.capturing = gpu, [], 0, [], False
@@ -108,22 +108,22 @@ class Library:
 
 @pytest.fixture
 def library(fake_gpu, monkeypatch):
-    """Of a driver that is not there, in place of CUDA's."""
-    return stand_in(Library(fake_gpu), monkeypatch)
+    """Fake libcuda in place of CUDA's driver."""
+    return use_library(Library(fake_gpu), monkeypatch)
 
 
-def stand_in(library, monkeypatch):
+def use_library(library, monkeypatch):
     driver = Driver(library)
     monkeypatch.setattr(cuda_driver, "driver", lambda: driver)
     return library
 
 
-def launches_of(again):
-    return [one for steps in again._cache.values() for one in steps.launches]
+def launches_of(cache):
+    return [one for steps in cache._cache.values() for one in steps.launches]
 
 
-def given_anew(gpu, call, *args):
-    """Grids and parameters that ``call(*args)`` would give the driver, if Triton gave them."""
+def triton_calls(gpu, call, *args):
+    """Return the kernels, grids and parameters that ``call(*args)`` passes to the driver through Triton's launcher."""
     before = len(gpu.launched)
     call(*args)
     made = gpu.launched[before:]
@@ -132,23 +132,22 @@ def given_anew(gpu, call, *args):
 
 
 def driver_calls(library):
-    """Grids and parameters that the driver was given by `DriverLaunch` since it was last asked."""
+    """Return the kernels, grids and parameters of `DriverLaunch` calls since the previous call of this function."""
     started = [(function, grid, params) for function, grid, _, _, _, params in library.started]
     library.started.clear()
     return started
 
 
 def test_driver_receives_what_triton_passes(library, layer_calls, without_relaunch):
-    """Of all that is asked of layers."""
+    """Each recorded attention launch passes the parameters of a new Triton launch, for every kind of layer."""
     layers, calls = layer_calls
     count = 0
     for one in calls:
         with without_relaunch():
-            wanted = given_anew(library.gpu, layers.attention.attend, *one)
-        launched, started = given_anew(library.gpu, layers.attention.attend, *one), driver_calls(library)
-        if isinstance(
-            layers.attention, PrefillFp8
-        ):  # what widens for a layer, and what attends to that, are each known or not
+            wanted = triton_calls(library.gpu, layers.attention.attend, *one)
+        launched, started = triton_calls(library.gpu, layers.attention.attend, *one), driver_calls(library)
+        # With PrefillFp8 upcast and attention are recorded separately, so only one may be a driver launch.
+        if isinstance(layers.attention, PrefillFp8):
             assert wanted and wanted in (launched + started, started + launched)
         else:
             assert wanted and (launched or started) == wanted
@@ -165,8 +164,9 @@ def test_driver_receives_what_triton_passes(library, layer_calls, without_relaun
 
 
 def test_pdl_kernels_launch_as_programmatic_dependents(library, decode_calls, make_layers):
-    """As programmatic dependents, on sm_90: attention of few rows and its merge, and the write before it, and EXTEND
-    where row tiles may be cut; not where Triton's option is off, as of EXTEND's whole ones.
+    """Kernels with PDL are launched with the programmatic dependent attribute, and other kernels without it.
+
+    KV write, decode attention, combine and splittable EXTEND have PDL; unsplit EXTEND has not.
     """
     layers, calls = decode_calls
     for one in calls[:12]:
@@ -194,7 +194,7 @@ def test_pdl_kernels_launch_as_programmatic_dependents(library, decode_calls, ma
 
 
 def test_one_capture_serves_every_batch_size(library, make_layers):
-    """Batches of sizes never seen are captured for no more, nor layers whose descriptors are known."""
+    """New batch sizes and known descriptors need no further capture."""
     chance, layers = random.Random(3), make_layers(Mode.RAGGED_VERIFY, 64)
     batches, cache = [layers.batch(chance) for _ in range(6)], layers.layer(chance)
     known = 0
@@ -211,16 +211,16 @@ def test_one_capture_serves_every_batch_size(library, make_layers):
 
 @pytest.mark.parametrize("lacks", ["cuFuncGetParamInfo", "cuGraphKernelNodeGetParams_v2"])
 def test_old_driver_falls_back_to_triton_launch(fake_gpu, decode_calls, monkeypatch, lacks):
-    """Nothing is launched but by Triton's call, and all of it."""
-    stand_in(Library(fake_gpu, [lacks]), monkeypatch)
+    """Without a required driver function every launch goes through Triton's launcher."""
+    use_library(Library(fake_gpu, [lacks]), monkeypatch)
     layers, calls = decode_calls
     for one in calls:
-        assert given_anew(fake_gpu, layers.attention.attend, *one)
+        assert triton_calls(fake_gpu, layers.attention.attend, *one)
     assert all(isinstance(step, TritonLaunch) for step in launches_of(layers.attention._relaunch))
 
 
 def test_driver_error_is_raised(library, decode_calls, monkeypatch):
-    """With the driver's code: no launch is lost in silence."""
+    """A failed cuLaunchKernelEx raises DriverError with the driver's code."""
     layers, calls = decode_calls
     monkeypatch.setattr(cuda_driver.driver(), "launch_ex", lambda *_: 700)
     with pytest.raises(DriverError, match="cuLaunchKernelEx: CUresult 700"):
@@ -229,7 +229,7 @@ def test_driver_error_is_raised(library, decode_calls, monkeypatch):
 
 
 def test_launch_failure_in_capture_is_a_driver_error(library):
-    """So that the kernel is left to Triton's own call, and the stream is no longer captured."""
+    """A launch that fails during capture raises DriverError and ends the capture."""
 
     def fails(stream):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -240,13 +240,13 @@ def test_launch_failure_in_capture_is_a_driver_error(library):
 
 
 def test_nothing_is_recorded_during_graph_capture(library, make_layers):
-    """What is captured is Triton's own launch; the first eager call behind it is noted."""
+    """During graph capture Triton launches the kernel; recording starts with the first eager call after capture."""
     library.capturing = True
     chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
     batch, cache = layers.batch(chance), layers.layer(chance)
     q, out = layers.rows(batch, chance)
     for _ in range(2):
-        assert given_anew(library.gpu, layers.attention.attend, q, cache, batch, out)
+        assert triton_calls(library.gpu, layers.attention.attend, q, cache, batch, out)
     assert not layers.attention._relaunch._cache
     library.capturing = False
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_nothing_is_recorded_during_graph_capture(library, make_layers):
 
 
 def test_empty_grid_is_not_launched(library, make_layers):
-    """The driver refuses it, and Triton does not launch it."""
+    """A grid without programs is skipped, since the driver rejects it and Triton does not launch it."""
     chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
     cache, (k, v, slots) = layers.layer(chance), layers.new_rows(0, chance)
     for _ in range(3):
@@ -264,7 +264,7 @@ def test_empty_grid_is_not_launched(library, make_layers):
 
 
 def test_evicted_descriptors_are_encoded_again(library, make_layers, without_relaunch, monkeypatch):
-    """K's is known and V's is not, when the room for both is full: neither is read where it was."""
+    """A full descriptor cache is cleared, and later launches encode the descriptors of K and V again."""
     monkeypatch.setattr(parameters, "MAX_DESCRIPTORS", 2)
     chance, layers = random.Random(2), make_layers(Mode.VERIFY, 16, sinks=True)
     batch, made = layers.batch(chance), [make_layers.new_tensor(4, 16, 2, 128) for _ in range(5)]
@@ -274,18 +274,18 @@ def test_evicted_descriptors_are_encoded_again(library, make_layers, without_rel
     for cache in calls:
         one = q, replace(cache, sinks=sinks), batch, out
         with without_relaunch():
-            wanted = given_anew(library.gpu, layers.attention.attend, *one)
-        assert (given_anew(library.gpu, layers.attention.attend, *one) or driver_calls(library)) == wanted
+            wanted = triton_calls(library.gpu, layers.attention.attend, *one)
+        assert (triton_calls(library.gpu, layers.attention.attend, *one) or driver_calls(library)) == wanted
 
 
 def test_kv_write_launches_through_the_driver(library, make_layers):
-    """write_kv too, with tensors that are parts of one projection."""
+    """A recorded write_kv launch passes the parameters of a new one, also for slices of one QKV projection."""
     chance, layers = random.Random(5), make_layers(Mode.DECODE, 16)
     cache = layers.layer(chance)
     for count in (3, 3, 16, 3):
         k, v, slots = layers.new_rows(count, chance)
         calls = k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots
-        wanted = given_anew(library.gpu, kv_write._launch, *calls)
-        launched, started = given_anew(library.gpu, kv_write.write_kv, *calls), driver_calls(library)
+        wanted = triton_calls(library.gpu, kv_write._launch, *calls)
+        launched, started = triton_calls(library.gpu, kv_write.write_kv, *calls), driver_calls(library)
         assert (launched or started) == wanted
     assert started

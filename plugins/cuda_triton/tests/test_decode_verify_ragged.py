@@ -1,4 +1,4 @@
-"""Batches whose rows the device decides, and whole draft blocks, against float64."""
+"""Ragged batches, with row counts read on the device, and draft blocks, against float64."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from draftmark.runtime import Causal, ForwardBatch, KVCache, Unknown
 
 HEADS, DIM, WORDS = (4, 2), 64, 3
 LENS, ROWS = (0, 40, 7, 130, 64, 5), (5, 1, 0, 33, 1, 12)
-"""Fresh prompts, decodes beside trees, a request without rows, masks of two words."""
+"""Empty prefixes, decode rows next to trees, a request without rows, and masks of two words."""
 
 
 def tail(rows, kind, chance):
-    """Who sees whom, bool ``[n, n]``, and depths, of one request's rows."""
+    """Return the visibility (bool ``[n, n]``) and depths of one request's rows."""
     seen, depth = torch.eye(rows, dtype=torch.bool), torch.arange(rows, dtype=torch.int32)
     for slot in range(1, rows):
         parent = chance.randrange(slot) if kind == "tree" else slot - 1
@@ -27,7 +27,7 @@ def tail(rows, kind, chance):
 
 
 def pack(seen):
-    """bool ``[n, n]`` → int32 ``[n, WORDS]``."""
+    """Pack bool ``[n, n]`` into int32 ``[n, WORDS]``."""
     bits = torch.zeros(len(seen), WORDS * 32, dtype=torch.int64)
     bits[:, : len(seen)] = seen
     packed = (bits.view(len(seen), WORDS, 32) << torch.arange(32)).sum(-1)
@@ -35,7 +35,7 @@ def pack(seen):
 
 
 def strided(pool, kind):
-    """The same contents as a view: K and V halves of one page, or interleaved by token."""
+    """Return equal contents as a strided view: K and V as halves of a page, or interleaved by token."""
     if kind == "contiguous":
         return pool
     pages, page, heads, dim = pool.shape
@@ -59,7 +59,7 @@ def run(
     layout="contiguous",
     page=16,
 ):
-    """Both launches of a batch of few rows over poisoned buffers; the worst error, and what was stored where."""
+    """Run metadata and attention over poisoned buffers, check the slots, and return the error of out."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -97,49 +97,49 @@ def run(
         helpers.poison(parts), out, None, indptr, kind == "block",
     )  # fmt: skip
     assert mapping.tolist() == slots + [-1] * (budget - total)
-    assert not out[total:].any(), "rows that belong to nobody are zero"
+    assert not out[total:].any(), "padding rows are zero"
     return helpers.error(out[:total], torch.cat(outs)) if outs else 0.0
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 7, 40])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_ragged_rows(helpers, kind, num_splits):
-    """Trees, chains, decodes and a request without rows in one launch, however the schedule cuts the batch."""
+    """Trees, chains, decode rows and a request without rows are right in one launch, for any number of splits."""
     assert run(helpers, kind, num_splits) < 1e-5
 
 
 @pytest.mark.parametrize("window_left", [0, 3, 50])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_window(helpers, kind, window_left):
-    """A window cuts by position, in a ragged batch too."""
+    """A window is measured in positions in a ragged batch too."""
     assert run(helpers, kind, 5, window_left=window_left) < 1e-5
 
 
 def test_soft_cap_and_odd_pages(helpers):
-    """cap · tanh(logit / cap), and pages of 5."""
+    """A soft cap with pages of 5 tokens gives right results."""
     assert run(helpers, "tree", 5, cap=2.0, page=5) < 1e-5
 
 
 def test_batch_without_rows(helpers):
-    """All requests wait: nothing is stored, every row of the budget is zero, and nothing hangs."""
+    """A batch without rows stores nothing, sets every padding row to zero, and ends."""
     assert run(helpers, "chain", 4, rows=(0,) * len(LENS), budget=3) == 0
 
 
 @pytest.mark.parametrize("num_splits", [1, 7])
 @pytest.mark.parametrize("window_left", [-1, 4])
 def test_block_rows_see_later_rows(helpers, num_splits, window_left):
-    """Every row of a draft block sees the later ones too, under a window as well."""
+    """Every row of a draft block sees later rows too, also under a window."""
     assert run(helpers, "block", num_splits, rows=(9,) * len(LENS), window_left=window_left) < 1e-5
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_strided_pages(helpers, layout):
-    """KV as views of pages that hold K and V in halves, or side by side for each token."""
+    """K and V in strided pages, as halves or interleaved by token, give right results."""
     assert run(helpers, "tree", 5, layout=layout) < 1e-5
 
 
 def test_slot_minus_one_stores_nothing(helpers):
-    """Slot -1 stores nothing; the other rows go where the engine says."""
+    """Rows with slot -1 are not stored; other rows are stored in their slots."""
     from draftmark_cuda_triton.kv_write import write_kv
 
     k, v = (torch.randn(4, 2, DIM, device=helpers.device) for _ in range(2))
@@ -154,7 +154,7 @@ def test_slot_minus_one_stores_nothing(helpers):
 
 @pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
 def test_window_larger_than_page_table_is_ignored(mode):
-    """At a page table's last token: a window that is one narrower hides the first key, from both modes' kernels."""
+    """A window that covers the page table has no effect; a window smaller by one hides the first key."""
     from draftmark_cuda_triton.launch.operands import AttentionParams
 
     page, last = 16, 63

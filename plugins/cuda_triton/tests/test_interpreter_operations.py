@@ -1,4 +1,4 @@
-"""Operations that are done again: the same bits as Triton's own interpreter, whatever the operands hold by then."""
+"""Recorded interpreter operations: bitwise equal to Triton's interpreter when repeated with other values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 16
 
 
 def products(x, y, out, BLOCK: tl.constexpr):
-    """One tensor given twice, and two of one type."""
+    """Use one tensor as both operands, and two tensors of one type."""
     cell = tl.arange(0, BLOCK)
     a, b = tl.load(x + cell), tl.load(y + cell)
     tl.store(out + cell, a * a)
@@ -26,13 +26,13 @@ def products(x, y, out, BLOCK: tl.constexpr):
 
 
 def counts(x, out, BLOCK: tl.constexpr):
-    """Additions whose results nobody reads, and which program it is."""
+    """Run atomic additions with unused results, and store the program id."""
     tl.atomic_add(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)))
     tl.store(out + BLOCK + tl.program_id(0), tl.program_id(0) + tl.num_programs(0))
 
 
 def reductions(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums and extremes along both axes, and of a vector."""
+    """Store sums and extremes along both axes, and of a vector."""
     row, col = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     block = tl.load(x + row[:, None] * COLUMNS + col[None, :])
     tl.store(out + row, tl.reduce(block, 1, tl.standard._elementwise_max))
@@ -44,7 +44,7 @@ def reductions(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 def conversions(x, out, BLOCK: tl.constexpr):
-    """Bits shifted with their sign, halves that are taken apart and put together, casts to and fro."""
+    """Store signed shifts, split and joined halves, casts and a matrix product."""
     cell = tl.arange(0, BLOCK)
     value = tl.load(x + cell)
     tl.store(out + cell, (value.to(tl.float32, bitcast=True).to(tl.bfloat16).to(tl.float32)).to(tl.int32, bitcast=True))
@@ -57,7 +57,7 @@ def conversions(x, out, BLOCK: tl.constexpr):
 
 
 def masked(x, pages, out, BLOCK: tl.constexpr):
-    """Lanes whose pointers lead nowhere, and are not live."""
+    """Load and store with masked lanes that have invalid pointers."""
     cell = tl.arange(0, BLOCK)
     page = tl.load(pages + cell)
     live = page >= 0
@@ -66,12 +66,12 @@ def masked(x, pages, out, BLOCK: tl.constexpr):
 
 
 def integers(seed: int, *shape: int) -> torch.Tensor:
-    """Random int32."""
+    """Return random int32 values."""
     return torch.randint(-(2**31), 2**31 - 1, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
 
 
 def both(function, grid: int, size: int, *inputs: torch.Tensor, **constants: int) -> None:
-    """Launch twice, with other inputs the second time, and compare with Triton's own launch."""
+    """Launch twice with different inputs, and compare each launch with Triton's own."""
     light, own = InterpretedKernel(InterpretedFunction(function)), InterpretedFunction(function)
     for turn in range(2):
         given = [one.roll(turn) for one in inputs]
@@ -85,18 +85,18 @@ def both(function, grid: int, size: int, *inputs: torch.Tensor, **constants: int
 
 
 def test_same_tensor_as_both_operands():
-    """What an operation comes to holds for any operands of these types, not for the pair it was noted of."""
+    """An operation recorded with one tensor as both operands is right for two different tensors."""
     both(products, 1, 4 * SIZE, integers(1, SIZE), integers(2, SIZE), BLOCK=SIZE)
 
 
 def test_memory_operations_run_in_every_program():
-    """Each addition happens once, the first time too, and a program knows its place each time."""
+    """Each atomic addition runs once in each program, and each program has its own id."""
     both(counts, 3, SIZE + 3, integers(3, SIZE), BLOCK=SIZE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64])
 def test_reductions_match_the_interpreter(dtype):
-    """Sums in one order, and extremes that pass over NaN."""
+    """Sums have the interpreter's order, and extremes ignore NaN."""
     values = integers(4, 4, 8) // 2**8 if not dtype.is_floating_point else integers(4, 4, 8).float() / 2**28
     values = values.to(dtype)
     if dtype.is_floating_point:
@@ -106,18 +106,18 @@ def test_reductions_match_the_interpreter(dtype):
 
 
 def test_unrecordable_operations_run_unchanged():
-    """Operations with several results, shifts and casts beside those that are done again."""
+    """Operations with several results, shifts and casts are right next to recorded operations."""
     both(conversions, 1, 4 * SIZE, integers(5, SIZE), BLOCK=SIZE)
 
 
 def test_masked_lanes_are_not_touched():
-    """A masked lane's pointer is not followed, in the first launch or in those that remember it."""
+    """The pointer of a masked lane is never dereferenced, in the first launch or in repeated ones."""
     pages = torch.tensor([0, -1, -3, 0, -1, 0, -(2**20), 0] * 2, dtype=torch.int32)
     both(masked, 1, SIZE, torch.tensor([42], dtype=torch.int32), pages, BLOCK=SIZE)
 
 
 def test_types_are_resolved_once(monkeypatch):
-    """The second launch of a kernel asks Triton's semantic for no type, whatever its operands hold."""
+    """The second launch of a kernel does not call Triton's type resolution."""
     kernel = InterpretedKernel(InterpretedFunction(products))
     x, y, out = integers(6, SIZE), integers(7, SIZE), torch.zeros(4 * SIZE, dtype=torch.int32)
     kernel[(1,)](x, y, out, BLOCK=SIZE)
@@ -129,7 +129,7 @@ def test_types_are_resolved_once(monkeypatch):
 
 @pytest.mark.parametrize("target", [tl.float16, tl.float32, tl.bfloat16])
 def test_fp8_upcast_matches_triton(target):
-    """All 256 codes of e4m3 come to the bits of the interpreter's own conversion."""
+    """All 256 values of e4m3 convert bitwise as in the interpreter's own conversion."""
     speed_up_interpreter()
     quick = interpreter._convert_float
     general = dict(zip(quick.__code__.co_freevars, quick.__closure__, strict=True))["convert"].cell_contents

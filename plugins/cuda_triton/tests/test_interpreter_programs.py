@@ -1,4 +1,4 @@
-"""Interpreted programs: the same bits as Triton's own launch, and a language that is as it was afterwards."""
+"""Interpreted programs: bitwise equal to Triton's own launch, and the language is restored afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 4, 8
 
 
 def mixed(x, y, out, counts, length, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Operations on operands of unlike types and shapes; a program takes one page of the inputs."""
+    """Combine operands of different types and shapes; each program takes one page of the inputs."""
     page = tl.program_id(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
     row, col = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     cells = page + row[:, None] * BLOCK_N + col[None, :]
@@ -31,7 +31,7 @@ def mixed(x, y, out, counts, length, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.
 
 
 def signs(out, factor):
-    """Numbers that are equal and not the same: zeros of both signs, one and True."""
+    """Store zeros of both signs, from constants that compare equal but differ."""
     one = tl.load(out) * 0.0
     tl.store(out + 1, one + 0.0)
     tl.store(out + 2, one - 0.0 + (-0.0))
@@ -40,19 +40,19 @@ def signs(out, factor):
 
 
 def unbounded(out):
-    """Results that are infinite on a GPU too."""
+    """Store results that are infinite on a GPU too."""
     none = tl.load(out) * 0.0
     tl.store(out + 1, tl.log2(none))
     tl.store(out + 2, tl.exp2(none + 500.0))
 
 
 def broken(out):
-    """A program that fails."""
+    """Fail, because a range of 3 is not a power of two."""
     tl.store(out + tl.arange(0, 3), 0.0)
 
 
 def run(kernel, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of `mixed` over three pages, poisoned before."""
+    """Return the outputs of `mixed` over three pages of poisoned outputs."""
     draw = torch.Generator().manual_seed(7)
     x = torch.randn(3, ROWS, COLUMNS, generator=draw).to(torch.float16)
     y = torch.randint(-9, 9, x.shape, generator=draw, dtype=torch.int16)
@@ -63,7 +63,7 @@ def run(kernel, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("length", [0, 5, COLUMNS])
 def test_fast_launch_is_bitwise_equal_to_tritons(length):
-    """Unlike types and shapes come to the same bits, in the first launch and in those that remember it."""
+    """Operands of different types and shapes give bitwise equal results, in the first launch and in repeated ones."""
     kernel = InterpretedFunction(mixed)
     expected = run(kernel, length)
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_equal_numbers_of_different_types_are_distinct():
 
 
 def test_language_is_restored_after_a_launch():
-    """A GPU's kernels find the language that they were written in, also after a program that failed."""
+    """The language's functions are restored after a launch, also after a program that failed."""
     before = (tl.load, tl.arange, tl.tensor.__add__, tl.reduce, tl.range)
     run(InterpretedKernel(InterpretedFunction(mixed)), COLUMNS)
     with pytest.raises(InterpreterError, match="power of 2"):
@@ -91,7 +91,7 @@ def test_language_is_restored_after_a_launch():
 
 
 def test_triton_launch_is_kept_when_private_names_are_gone(monkeypatch):
-    """What is private to Triton may go: kernels are then left as they are."""
+    """If a private name of the interpreter is missing, kernels keep Triton's own launch."""
     monkeypatch.delattr("triton.runtime.interpreter._implicit_cvt")
     kernel = InterpretedFunction(mixed)
     module = SimpleNamespace(mixed=kernel)
@@ -101,7 +101,7 @@ def test_triton_launch_is_kept_when_private_names_are_gone(monkeypatch):
 
 @pytest.mark.filterwarnings("error")
 def test_infinities_raise_no_warning():
-    """log2(0) and an exp2 that overflows are what a GPU makes of them, without a word."""
+    """log2(0) and an overflowing exp2 give infinities, as on a GPU, without a warning."""
     out = torch.zeros(3)
     for _ in range(3):
         InterpretedKernel(InterpretedFunction(unbounded))[(1,)](out)

@@ -1,4 +1,4 @@
-"""New keys and values land in their slots, and nowhere else."""
+"""New K and V rows are written to their slots only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_are_written_to_their_slots(helpers, dtype):
-    """K and V, strided inputs, one launch; every other byte stays."""
+    """K and V rows with strides are written to their slots in one launch, and every other byte is unchanged."""
     from draftmark_cuda_triton.kv_write import write_kv
 
     qkv = torch.randn(6, 5, 2, 80, device=helpers.device).to(dtype)
@@ -23,7 +23,7 @@ def test_rows_are_written_to_their_slots(helpers, dtype):
 
 
 def test_fp8_is_scaled_and_saturates(helpers):
-    """Stored value · scale is the value; beyond e4m3's range it is the largest, never NaN."""
+    """Stored value · scale is the real value; values outside e4m3's range become the largest value, never NaN."""
     from draftmark_cuda_triton.kv_write import write_kv
 
     k = torch.tensor([1.0, -3.0, 1000.0, 0.3], device=helpers.device).repeat(16).view(1, 1, 64).to(torch.bfloat16)
@@ -39,7 +39,7 @@ def test_fp8_is_scaled_and_saturates(helpers):
 
 
 def test_fp8_is_rounded_to_nearest_even(helpers):
-    """Normal and subnormal numbers, ties, and carries into the exponent, exactly as torch rounds them."""
+    """Normal and subnormal numbers, ties, and carries into the exponent are rounded exactly as in torch."""
     from draftmark_cuda_triton.kv_write import write_kv
 
     values = [torch.randn(2048) * scale for scale in (1.0, 0.01, 300.0)] + [torch.arange(-512, 512) * 2.0**-10]

@@ -1,4 +1,4 @@
-"""`launcher`: a launch that is like an earlier one starts the same compiled kernel; nothing else does."""
+"""`launcher`: a launch with an equal specialization reuses the compiled kernel, and no other launch does."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NUMBERS = (0, 1, 2, 15, 16, 17, 32, 2**31 - 1, 2**31, 2**31 + 16)
 
 @pytest.fixture
 def write_rows(fake_driver):
-    """The smallest kernel, compiled."""
+    """The smallest kernel, compiled by the fake driver."""
     return kernels.kv_write.write_kv_rows
 
 
 def arguments(rng):
-    """Of `write_rows`: tensors of any alignment and dtype, scales or none, integers of every kind."""
+    """Return random arguments of `write_rows`: alignments, dtypes, scales or None, and integers of every kind."""
 
     def tensor(*dtypes):
         whole = torch.empty(64, dtype=rng.choice(dtypes))
@@ -45,7 +45,7 @@ CONSTANTS = {
 
 
 def test_launcher_selects_the_kernel_triton_selects(fake_driver, write_rows):
-    """Of launches that differ in a few arguments, whatever the order in which they come."""
+    """For launches that differ in a few arguments, in any order, the launcher and Triton select the same kernel."""
     rng = random.Random(0)
     some = [arguments(rng) for _ in range(4)]
     mixed = [[rng.choice(pair) for pair in zip(*some, strict=True)] for _ in range(30)]
@@ -59,7 +59,7 @@ def test_launcher_selects_the_kernel_triton_selects(fake_driver, write_rows):
 
 
 def test_repeated_launch_skips_argument_binding(fake_driver, write_rows, monkeypatch):
-    """Triton's own call is not made a second time, also where rows are more: nothing is compiled for their number."""
+    """A repeated launch does not call Triton's `run`, also with another number of rows."""
     values = arguments(random.Random(1))
     values[7] = 1
     launch_kernel(write_rows, (1,), *values, **CONSTANTS)
@@ -71,7 +71,7 @@ def test_repeated_launch_skips_argument_binding(fake_driver, write_rows, monkeyp
 
 @pytest.mark.parametrize("name", ["HEAD_DIM", "PAGE_SIZE", "BLOCK"])
 def test_each_constant_has_its_own_kernel(fake_driver, write_rows, name):
-    """A launch with another constant is another kernel."""
+    """Launches with different constants use different kernels."""
     values = arguments(random.Random(2))
     launch_kernel(write_rows, (1,), *values, **CONSTANTS)
     launch_kernel(write_rows, (1,), *values, **CONSTANTS | {name: 64})

@@ -1,4 +1,4 @@
-"""`layouts`: asked once of an object, forgotten with it."""
+"""`layouts`: facts are cached for each object, and dropped with it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from draftmark_cuda_triton.launch.layouts import IdentityCache, layout_of_cache
 
 
 class Thing:
-    """An object that can be referred to weakly."""
+    """An object that supports weak references."""
 
     def __init__(self, number):
         self.number = number
 
 
 def test_identity_cache_computes_once_per_object():
-    """Of two that are equal, of each."""
+    """The function runs once for each object, also for two equal objects."""
     calls = []
     known = IdentityCache(lambda one: calls.append(one.number) or one.number)
     first, second = Thing(1), Thing(1)
@@ -27,7 +27,7 @@ def test_identity_cache_computes_once_per_object():
 
 
 def test_identity_cache_drops_dead_objects():
-    """It is not kept, and one that comes to lie where it was is asked itself."""
+    """The cache keeps no object alive, and a new object with a reused id is computed again."""
     known, seen = IdentityCache(lambda one: one.number), set()
     for number in range(200):
         one = Thing(number)
@@ -37,11 +37,11 @@ def test_identity_cache_drops_dead_objects():
         del one
         gc.collect()
         assert gone() is None and not known._cache
-    assert len(seen) < 200, "no identity came twice: the test shows nothing"
+    assert len(seen) < 200, "no id was reused, so the test shows nothing"
 
 
 def test_equal_layouts_are_one_object():
-    """Of caches anywhere in memory; another page size, pitch, dtype or number of pages is another."""
+    """Caches of equal layout share one object at any address; a different size, stride or dtype gives another one."""
 
     def cache(pages=4, size=16, heads=2, dtype=torch.bfloat16, joint=False):
         if joint:

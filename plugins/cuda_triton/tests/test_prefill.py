@@ -15,12 +15,16 @@ def run(
     helpers, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
     kv_dtype=None, scales=(None, None), attention=None, l2_keys=1 << 30, num_splits=1, programs=0,
 ):  # fmt: skip
-    """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
+    """Run write_metadata_prefill and attend_prefill of a random ragged batch, and check slots and header.
 
-    attention: its tile is what the hooks choose. l2_keys: keys of a head that L2 keeps. num_splits: of the row tiles of
-    a KV head, where those may be cut; on so many programs.
+    Args:
+        attention: shape for which the configuration is selected; None for a small fixed configuration.
+        l2_keys: keys of one head that fit into L2.
+        num_splits: splits of a KV head's row tiles; 1 to never split.
+        programs: resident CTAs for the split estimate; 0 for enough to split.
 
-    Returns the worse error of the output and of the log-sum-exp.
+    Returns:
+        The larger of the errors of out and lse.
     """
     from draftmark_cuda_triton import prefill
     from draftmark_cuda_triton.heuristics import common, select, split_kv
@@ -66,7 +70,7 @@ def run(
         shape, config, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks, split
     )
     assert mapping.tolist() == slots
-    # The agenda is as it was made, for the next layer: nothing taken, all row tiles, so many heads side by side.
+    # The header is as written, for the next layer: tiles taken (0), row tiles, concurrent heads, tiles of a request.
     number = sum(-(-t * 2 // config.block_m) for t in rows)
     longest = max(n + t for n, t in zip(lens, rows, strict=True) if t)
     tiles_per_request = int(tiles[1, 1])
@@ -80,8 +84,9 @@ def run(
 
 @pytest.mark.parametrize("block_m", [16, 48, 64])
 def test_prefill_and_chunks(helpers, block_m):
-    """Fresh prompts, chunks behind a prefix, single tokens and padded requests without rows, in one batch; row tiles of
-    no power of two too.
+    """Prompts, chunks after a prefix, single tokens and requests without rows are right in one batch.
+
+    block_m need not be a power of two.
     """
     assert run(helpers, (0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
 
@@ -92,7 +97,7 @@ def test_prefill_and_chunks(helpers, block_m):
     ((300,), (1,)), ((0, 40, 7, 0, 264), (37, 9, 1, 0, 20)), ((0, 0), (64, 5)), ((700, 3, 0, 90), (5, 0, 70, 1)),
 ])  # fmt: skip
 def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
-    """A few rows behind a long prefix beside prompts and single tokens, in pieces fewer and more than row tiles."""
+    """Split row tiles are right for long prefixes, prompts and single tokens, for any number of splits."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for options in ({"block_m": block_m}, {"sinks": sinks, "cap": 9.0, "window_left": 50, "block_m": block_m}):
         assert run(helpers, lens, rows, num_splits=num_splits, **options) < 1e-5
@@ -101,8 +106,9 @@ def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
 @pytest.mark.parametrize("heads", [1, 2, 5])
 @pytest.mark.parametrize(("head_dim", "window_left"), [(64, -1), (64, 300), (256, -1)])
 def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_left):
-    """Of lengths that it knows, whether row tiles are cut: for long prefixes of few rows, prompts, many requests. Of
-    more row tiles than programs the schedule cuts all lines that are not too short, for the host may say no before.
+    """Host and device make the same decision to split row tiles, if each CTA has at most one row tile.
+
+    With more row tiles the device splits every line that is long enough, since the host can decide against it before.
     """
     from draftmark_cuda_triton.heuristics import common, split_kv
     from draftmark_cuda_triton.launch import launches, operands
@@ -131,22 +137,24 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
             shape, config, sum(rows), prefix, indptr, table, slots, tiles, None, work, num_splits, device.num_sms * 2
         )  # fmt: skip
         host_pays = split_kv.splitting_pays(attention, device, config, rows, lens)
-        is_one = int(tiles[0, 1]) * heads <= device.num_sms * 2
-        found.add((is_one, host_pays))
+        one_tile_a_cta = int(tiles[0, 1]) * heads <= device.num_sms * 2
+        found.add((one_tile_a_cta, host_pays))
         spans = kv_ranges_of(tiles, lens, rows, window_left)
         line = sum(end - first + common.OVERHEAD_TILES for first, end in spans)
-        is_split = host_pays if is_one else line // split_kv.MIN_SPLIT_TILES > len(spans)
+        is_split = host_pays if one_tile_a_cta else line // split_kv.MIN_SPLIT_TILES > len(spans)
         assert bool(tiles[1, 1]) == is_split and is_split >= host_pays, (lens, rows)
-        assert_pieces_are_the_line(tiles, work, num_splits, lens, rows, window_left)
-    # Under a window more row tiles than programs have too few keys.
-    assert found | {(False, True)} == {(is_one, split) for is_one in (True, False) for split in (True, False)}
+        assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_left)
+    # With a window, batches of more row tiles than CTAs have too few keys to split.
+    assert found | {(False, True)} == {
+        (one_tile_a_cta, split) for one_tile_a_cta in (True, False) for split in (True, False)
+    }
     assert window_left >= 0 or (False, True) in found
 
 
 @pytest.mark.parametrize("l2_keys", [1 << 30, 0])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
-    """Of all requests where their keys have room together; else those of the longest request, then of the next."""
+    """The longest row tiles come first: over all requests if L2 holds their keys, else request by request."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -167,17 +175,17 @@ def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
             torch.ones(count, 200, dtype=torch.int32, device=helpers.device),
             helpers.poison(sum(rows), dtype=torch.int64), tiles,
         )  # fmt: skip
-        every = [(r, m) for r, t in enumerate(rows) for m in range(-(-t * group // 16))]
+        expected = [(r, m) for r, t in enumerate(rows) for m in range(-(-t * group // 16))]
         if l2_keys:
-            every.sort(key=lambda one: (-(lens[one[0]] * group + (one[1] + 1) * 16), one[0]))
+            expected.sort(key=lambda one: (-(lens[one[0]] * group + (one[1] + 1) * 16), one[0]))
         else:
-            every.sort(key=lambda one: (-lens[one[0]] - rows[one[0]], one[0], -one[1]))
+            expected.sort(key=lambda one: (-lens[one[0]] - rows[one[0]], one[0], -one[1]))
         found = [tuple(one) for one in tiles[common.SCHEDULE_HEADER_ROWS :].tolist()]
-        assert int(tiles[0, 1]) == len(every) and found == every + [(-1, 0)] * (number - len(every))
+        assert int(tiles[0, 1]) == len(expected) and found == expected + [(-1, 0)] * (number - len(expected))
 
 
 def kv_ranges_of(tiles, lens, rows, window_left):
-    """First tile of 32 keys that each row tile of 16 packed rows of a group of 2 sees, and the one past the last."""
+    """Return the KV tile range [first, end) of each row tile: 32 keys, 16 packed rows, group of 2."""
     from draftmark_cuda_triton.heuristics.common import SCHEDULE_HEADER_ROWS
 
     found = []
@@ -188,8 +196,8 @@ def kv_ranges_of(tiles, lens, rows, window_left):
     return found
 
 
-def assert_pieces_are_the_line(tiles, work, num_splits, lens, rows, window_left):
-    """Walking every piece as the kernels do meets each tile of keys of each row tile once; cuts name who has a part."""
+def assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_left):
+    """Assert that the splits read each KV tile of each row tile once, and that combine records name split row tiles."""
     from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES
 
     count, tiles_per_request = int(tiles[0, 1]), int(tiles[1, 1])
@@ -201,7 +209,7 @@ def assert_pieces_are_the_line(tiles, work, num_splits, lens, rows, window_left)
     firsts, ends = zip(*kv_ranges_of(tiles, lens, rows, window_left), strict=True)
     requests = count // tiles_per_request
     line = [number % requests * tiles_per_request + number // requests for number in range(count)]
-    met, held = [], {}
+    met, parts_of = [], {}
     for number, (item, start, length, _) in enumerate(options):
         half = 0
         while length > 0:
@@ -209,15 +217,15 @@ def assert_pieces_are_the_line(tiles, work, num_splits, lens, rows, window_left)
             here = [(item, t) for t in range(start, min(start + length, ends[one]))]
             met += here
             if here:
-                held.setdefault(item, []).append((number, half))
+                parts_of.setdefault(item, []).append((number, half))
             length -= ends[one] + OVERHEAD_TILES - start
             item, half = item + 1, 1
             start = firsts[line[item]] if item < count else 0
     assert met == [(item, t) for item in range(count) for t in range(firsts[line[item]], ends[line[item]])]
-    cuts = [(item, of[0][0], len(of), of[0][1]) for item, of in held.items() if len(of) > 1]
-    said = work[num_splits : num_splits + min(count, num_splits - 1)].tolist()
-    assert [tuple(one) for one in said[: len(cuts)]] == cuts
-    assert not any(parts for _, _, parts, _ in said[len(cuts) :])
+    expected = [(item, of[0][0], len(of), of[0][1]) for item, of in parts_of.items() if len(of) > 1]
+    records = work[num_splits : num_splits + min(count, num_splits - 1)].tolist()
+    assert [tuple(one) for one in records[: len(expected)]] == expected
+    assert not any(parts for _, _, parts, _ in records[len(expected) :])
 
 
 @pytest.mark.parametrize("window_left", [0, 5, 50])
@@ -228,36 +236,36 @@ def test_window(helpers, window_left):
 
 @pytest.mark.parametrize("page", [1, 5, 128])
 def test_pages(helpers, page):
-    """Any page size."""
+    """Any page size gives right results."""
     assert run(helpers, (3, 30), (20, 5), page=page, dim=80) < 1e-5
 
 
 def test_half_precision(helpers):
-    """bf16 stays within its rounding."""
+    """bf16 results stay within rounding."""
     assert run(helpers, (3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3
 
 
 @pytest.mark.parametrize("window_left", [-1, 5])
 def test_sinks(helpers, window_left):
-    """Each head's sink takes its part of every row, also of rows whose window is all they see."""
+    """Each head's sink takes its share of every row, also of rows with a window smaller than the prefix."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     assert run(helpers, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
 
 
 def test_soft_cap(helpers):
-    """cap · tanh(logit / cap)."""
+    """The soft cap is cap · tanh(logit / cap)."""
     assert run(helpers, (0, 30), (20, 5), cap=0.5) < 1e-5
 
 
 @pytest.mark.parametrize("scales", [(None, None), (0.5, None), (None, 2.0), (0.5, 2.0)])
 def test_fp8_k_and_v_scales(helpers, scales):
-    """One that is not there is 1; a factor of K changes the log-sum-exp, one of V the output alone."""
+    """A missing scale is 1; K's scale changes the lse, and V's scale only out."""
     assert run(helpers, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
 
 
 @pytest.mark.parametrize("num_splits", [1, 5])
 def test_launch_without_row_tiles_writes_nothing(helpers, num_splits):
-    """It is how kernels are compiled before they are needed (`Prefill._get_ready`)."""
+    """A launch without row tiles writes nothing, so `Prefill.warm_up` can compile kernels with it."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -292,7 +300,7 @@ E4M3 = torch.float8_e4m3fn
     ids=lambda value: str(value).removeprefix("torch."),
 )
 def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap):
-    """On a GPU: every warp group has full, partial and empty row tiles, over one tile of keys and over many."""
+    """On a GPU: selected configurations are right for full, partial and empty row tiles, with one KV tile and many."""
     names = [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
     attention = AttentionShape(4, 2, dim, page, *names)
     chance = random.Random(dim + page)
@@ -322,7 +330,7 @@ def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap)
 @pytest.mark.parametrize("l2_keys", [1 << 30, 1000, 1])
 @pytest.mark.parametrize(("dim", "page"), [(64, 16), (128, 1), (256, 64)])
 def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
-    """On a GPU: fewer items than programs and many more, one head after the other or side by side, empty requests."""
+    """On a GPU: each row tile is processed once, with fewer or more tiles than CTAs and several concurrent heads."""
     attention = AttentionShape(4, 2, dim, page)
     options = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "l2_keys": l2_keys}
     for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 12, (700,) * 12)):
@@ -337,7 +345,7 @@ def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
     ],
 )  # fmt: skip
 def test_concurrent_heads_fit_l2(helpers, num_kv_heads, lens, rows, l2_keys, together):
-    """Of the longest request; in rounds of about as many."""
+    """Concurrent heads keep the longest request's keys in L2, and each round has about the same number of heads."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 

@@ -1,4 +1,4 @@
-"""EXTEND over e4m3 whose K and V are widened first."""
+"""EXTEND over an e4m3 cache with K and V upcast before attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def geometry(page=16, reqs=8, context=4096, **attention):
 
 
 def batch_of(helpers, lens, rows, page, host=Exact, padded=0):
-    """A batch of requests with pages in any order, and of `padded` that have no rows."""
+    """Return a batch with shuffled pages, plus `padded` requests without rows."""
     count, width = len(lens) + padded, 1 + max(n + t for n, t in zip(lens, rows, strict=True)) // page
     generator = torch.Generator().manual_seed(sum(lens))
     table = (torch.randperm(count * width, generator=generator).view(count, width) + 1).int()
@@ -45,18 +45,22 @@ def batch_of(helpers, lens, rows, page, host=Exact, padded=0):
 
 
 def limit_pages(monkeypatch, pages, heads, dim):
-    """For so many pages, of K and of V, of so many heads."""
+    """Limit the upcast buffers to `pages` pages of K and V, with `heads` heads of `dim`."""
     monkeypatch.setattr(upcast, "UPCAST_BYTES", 2 * pages * upcast.UPCAST_PAGE_SIZE * heads * dim * 2)
 
 
 def upcast_error(
-    helpers, monkeypatch, options, lens, rows, *, page=16, scales=(None, None), sinks=None, apart=True, padded=0,
+    helpers, monkeypatch, options, lens, rows, *, page=16, scales=(None, None), sinks=None, interleaved=True, padded=0,
     parts=1, is_split=None,
 ):  # fmt: skip
-    """The error of a batch's output whose K and V were widened; slots that no token occupies are NaN.
+    """Return the error of a batch with upcast K and V, after checking slots, page table and upcast pages.
+
+    Unused slots hold NaN.
 
     Args:
-        is_split: whether row tiles are, by their keys; None where it does not matter.
+        interleaved: K and V are views of one interleaved pool instead of contiguous tensors.
+        parts: expected number of head groups.
+        is_split: whether row tiles must be split along the keys; None to skip the check.
     """
     monkeypatch.setattr(upcast, "UPCAST_MIN_ROWS", 0)
     monkeypatch.setattr(upcast, "UPCAST_LAUNCH_COST", 0)
@@ -66,9 +70,9 @@ def upcast_error(
     sizes = (1 + table.numel(), page, 2, a.num_kv_heads, a.head_dim)
     pool = torch.full(sizes, float("nan")).to(torch.float8_e4m3fn)
     q = torch.randn(sum(rows), a.num_qo_heads, a.head_dim, generator=generator).bfloat16()
-    # What pads the batch has no rows, and no token.
+    # Padding requests have no rows and no tokens.
     slots = helpers.fill_cache((pool[:, :, 0], pool[:, :, 1]), table[: len(lens)], lens, rows, generator)
-    k, v = (pool[:, :, one] if apart else pool[:, :, one].contiguous() for one in (0, 1))
+    k, v = (pool[:, :, one] if interleaved else pool[:, :, one].contiguous() for one in (0, 1))
     real = [one.double() * (1.0 if factor is None else factor) for one, factor in zip((k, v), scales, strict=True)]
     expected, _ = helpers.ragged_oracle(q, *real, lens, rows, table, a.window_left, a.logits_soft_cap, sinks)
     there = [one.to(helpers.device) for one in (q, k, v)]
@@ -90,30 +94,32 @@ def upcast_error(
         assert buffers[sizing.PARTIAL_LSE].isnan().all().item() == (not is_split)
     cells = buffers[sizing.UPCAST_TABLE][: batch.padded_reqs * each].view(-1, each).cpu().long()
     heads = a.num_kv_heads // parts
-    for name, narrow in zip((sizing.UPCAST_K, sizing.UPCAST_V), (k, v), strict=True):
-        wide = buffers[name].cpu().view(-1, upcast.UPCAST_PAGE_SIZE, heads, a.head_dim)
-        taken = _check_upcast(wide, cells, narrow[:, :, -heads:], table, lens, rows, a.window_left)
-    assert len(set(taken)) == len(taken) and max(taken) < how.pages <= wide.shape[0]
+    for name, fp8_kv in zip((sizing.UPCAST_K, sizing.UPCAST_V), (k, v), strict=True):
+        upcast_kv = buffers[name].cpu().view(-1, upcast.UPCAST_PAGE_SIZE, heads, a.head_dim)
+        taken = _check_upcast(upcast_kv, cells, fp8_kv[:, :, -heads:], table, lens, rows, a.window_left)
+    assert len(set(taken)) == len(taken) and max(taken) < how.pages <= upcast_kv.shape[0]
     return helpers.error(out, expected)
 
 
-def _check_upcast(wide, cells, narrow, table, lens, rows, window):
-    """Every token that a row may see is there, exactly, of the last heads; none behind a request's last was written.
-    Returns the pages of all.
+def _check_upcast(upcast_kv, cells, fp8_kv, table, lens, rows, window):
+    """Assert that the last head group's visible tokens are upcast exactly, with no write after a request's last token.
+
+    Returns:
+        The pages of all requests.
     """
-    page, taken = narrow.shape[1], []
+    page, taken = fp8_kv.shape[1], []
     for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
         first, stop = max(n - window, 0) if window >= 0 else 0, n + t
         if t:
             taken += cells[r, first // upcast.UPCAST_PAGE_SIZE : -(-stop // upcast.UPCAST_PAGE_SIZE)].tolist()
-            at, behind = (
+            at, after = (
                 torch.arange(first, stop),
                 torch.arange(stop, -(-stop // upcast.UPCAST_PAGE_SIZE) * upcast.UPCAST_PAGE_SIZE),
             )
             mine, rest = (
-                wide[cells[r, p // upcast.UPCAST_PAGE_SIZE], p % upcast.UPCAST_PAGE_SIZE] for p in (at, behind)
+                upcast_kv[cells[r, p // upcast.UPCAST_PAGE_SIZE], p % upcast.UPCAST_PAGE_SIZE] for p in (at, after)
             )
-            assert torch.equal(mine, narrow[table[r, at // page].long(), at % page].to(wide.dtype))
+            assert torch.equal(mine, fp8_kv[table[r, at // page].long(), at % page].to(upcast_kv.dtype))
             assert rest.isnan().all()
     return taken
 
@@ -121,23 +127,23 @@ def _check_upcast(wide, cells, narrow, table, lens, rows, window):
 @pytest.mark.parametrize(("lens", "rows", "padded"), [
     ((0,), (40,), 0), ((130, 0, 5), (9, 37, 1), 0), ((250, 128, 3), (6, 0, 30), 2), ((0, 0), (128, 127), 0),
 ])  # fmt: skip
-@pytest.mark.parametrize(("page", "apart"), [(16, True), (64, False), (1, True)])
-def test_prompts_and_chunks(helpers, monkeypatch, lens, rows, padded, page, apart):
-    """Of pages of any size, K and V in one page or apart; requests that bring nothing are widened with the others."""
-    assert upcast_error(helpers, monkeypatch, {}, lens, rows, page=page, apart=apart, padded=padded) < 1e-2
+@pytest.mark.parametrize(("page", "interleaved"), [(16, True), (64, False), (1, True)])
+def test_prompts_and_chunks(helpers, monkeypatch, lens, rows, padded, page, interleaved):
+    """Prompts and chunks are right for any page size, for contiguous and interleaved K and V, and with padding."""
+    assert upcast_error(helpers, monkeypatch, {}, lens, rows, page=page, interleaved=interleaved, padded=padded) < 1e-2
 
 
 @pytest.mark.parametrize("scales", [(0.25, 2.0), (3.0, None), (None, 0.1)])
 @pytest.mark.parametrize("options", [{}, {"window_left": 50, "logits_soft_cap": 9.0}, {"head_dim": 80}])
 def test_scales_windows_soft_caps_and_sinks(helpers, monkeypatch, scales, options):
-    """What is stored is widened, and scales are counted where they were; what lies before a window stays unread."""
+    """Scales, windows, soft caps and sinks apply as without upcasting, and keys before a window stay unread."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     assert upcast_error(helpers, monkeypatch, options, (600, 0, 299), (5, 20, 40), scales=scales, sinks=sinks) < 1e-2
 
 
 @pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 1), (2, 2), (1, 4)])
 def test_head_groups(helpers, monkeypatch, room, parts):
-    """Where not all have room: of four KV heads two, or one, at a time, with their own sinks."""
+    """If buffers are small, head groups of two or one KV head are upcast in sequence, each with its own sinks."""
     options, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
     limit_pages(monkeypatch, room, 4, 64)
     for scales in ((None, None), (0.5, 3.0)):
@@ -147,7 +153,7 @@ def test_head_groups(helpers, monkeypatch, room, parts):
 
 @pytest.mark.parametrize(("room", "parts"), [(25, 1), (13, 2)])
 def test_few_rows_are_split(helpers, monkeypatch, room, parts):
-    """Few row tiles behind a long prefix, which would leave most programs without any, where heads are in parts too."""
+    """Few row tiles after a long prefix are split, also with head groups."""
     limit_pages(monkeypatch, room, 2, 64)
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for scales in ((None, None), (0.5, 3.0)):
@@ -158,7 +164,7 @@ def test_few_rows_are_split(helpers, monkeypatch, room, parts):
 
 
 def test_upcast_needs_known_lengths_and_enough_rows(helpers):
-    """Long prompts are, and chunks of many rows; short ones, few rows and lengths that nobody knows are not."""
+    """Long prompts and large chunks are upcast; short ones, few rows and batches of unknown lengths are not."""
     large = geometry(reqs=4, context=32768, num_qo_heads=32, num_kv_heads=8, head_dim=128)
     plain = replace(large, attention=replace(large.attention, kv_dtype="bfloat16"))
     cases = [
@@ -172,7 +178,7 @@ def test_upcast_needs_known_lengths_and_enough_rows(helpers):
             assert sizing.plan_upcast(large, batch_of(helpers, lens, rows, 16, host)) == expected
         assert sizing.plan_upcast(large, batch_of(helpers, lens, rows, 16, Unknown)) is None
         assert sizing.plan_upcast(plain, batch_of(helpers, lens, rows, 16)) is None
-    # Under a window few rows see a key, however long a prompt is; and a long prefix takes no room.
+    # With a window few rows see each key, however long a prompt is, and a long prefix needs no pages.
     for heads, lens, rows, expected in (
         (8, (0,), (8192,), (64, 64, 1)), (32, (0,), (8192,), None), (8, (24000,), (2048,), (204, 20, 1)),
     ):  # fmt: skip
@@ -181,7 +187,7 @@ def test_upcast_needs_known_lengths_and_enough_rows(helpers):
 
 
 def test_upcast_pages_stay_within_the_host_bound():
-    """Whatever its prefix is, up to the one that the host knows of."""
+    """A request's upcast pages never exceed the host's bound, for any prefix up to the known one."""
     for window in (-1, 0, 1, 127, 128, 1000):
         shape = replace(geometry().attention, window_left=window)
         for rows in (1, 127, 128, 129, 500):
@@ -197,7 +203,7 @@ def test_upcast_pages_stay_within_the_host_bound():
 
 
 def test_upcast_buffers_are_bounded():
-    """128 MiB of K and V, or all that a geometry can have; and nothing over KV of the rows' dtype, or elsewhere."""
+    """Upcast buffers take 128 MiB, or less if the geometry needs less, and nothing if EXTEND never upcasts."""
     names = {sizing.UPCAST_K, sizing.UPCAST_V, sizing.UPCAST_TABLE}
     for reqs, context, heads, pages in ((256, 131072, 8, 256), (2, 1000, 8, 16), (256, 131072, 1, 2048)):
         one = geometry(reqs=reqs, context=context, num_qo_heads=32, num_kv_heads=heads, head_dim=128)
@@ -223,7 +229,7 @@ RANDOM = [
     ("options", "with_sinks"), RANDOM, ids=[f"{one['num_qo_heads']}x{one['head_dim']}" for one, _ in RANDOM]
 )
 def test_random_batches(helpers, monkeypatch, options, with_sinks):
-    """Of fresh lengths, rows, pages and scales; heads in parts, and row tiles that are cut, where it comes to that."""
+    """Random batches are right, with head groups and split row tiles where they occur."""
     chance, shape = random.Random(str(options)), geometry(**options).attention
     for _ in range(int(os.environ.get("DRAFTMARK_BATCHES", "10" if helpers.device == "cuda" else "1"))):
         lens = tuple(chance.choice((0, 1, 127, 128, 129, chance.randrange(3000))) for _ in range(chance.randint(1, 4)))
@@ -234,7 +240,7 @@ def test_random_batches(helpers, monkeypatch, options, with_sinks):
         found = upcast_error(
             helpers, monkeypatch, options, lens, rows,
             sinks=torch.randn(shape.num_qo_heads) * 2 if with_sinks else None, page=chance.choice((1, 16, 48, 64)),
-            scales=chance.choice(((None, None), (0.5, 2.0))), apart=chance.random() < 0.5,
+            scales=chance.choice(((None, None), (0.5, 2.0))), interleaved=chance.random() < 0.5,
             parts=upcast.num_head_groups(shape, pages, room),
         )  # fmt: skip
         assert found < 1e-2, (lens, rows)

@@ -1,4 +1,4 @@
-"""`relaunch`: a layer's launches are those of the layer before it, at its own addresses."""
+"""`relaunch`: a repeated launch equals a new launch with the addresses of its own tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = (8, 2)
 
 
 def plain(value):
-    """What a kernel gets: addresses for tensors, and what a box is made of for descriptors."""
+    """Return a comparable value: the address of a tensor, the fields of a descriptor, or the value itself."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
     if hasattr(value, "block_shape"):
@@ -30,15 +30,15 @@ def plain(value):
 
 
 def launched(gpu, call, *args):
-    """Kernels, grids and arguments that ``call(*args)`` launches."""
+    """Return the kernels, grids and arguments that ``call(*args)`` launches."""
     before = len(gpu.launched)
     call(*args)
-    # Behind the grid come stream, function and hooks.
+    # After the grid come stream, function and hooks.
     return [(source, [plain(one) for one in (*given[:3], *given[9:])]) for source, given in gpu.launched[before:]]
 
 
 def test_relaunch_equals_a_new_launch(fake_gpu, layer_calls, without_relaunch):
-    """Of all that is asked of layers."""
+    """Repeated attention launches equal new launches, for every kind of layer."""
     layers, calls = layer_calls
     again = [launched(fake_gpu, layers.attention.attend, *one) for one in calls]
     with without_relaunch():
@@ -48,7 +48,7 @@ def test_relaunch_equals_a_new_launch(fake_gpu, layer_calls, without_relaunch):
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_kv_write_relaunch_equals_a_new_launch(fake_gpu, make_layers, monkeypatch, fp8):
-    """Rows of K and V that are parts of one projection or not, to layers as above; scales that are there and not."""
+    """Repeated write_kv launches equal new ones, with and without QKV projections and scales."""
     chance, layers = random.Random(5), make_layers(Mode.DECODE, 16, fp8)
     caches, calls = [layers.layer(chance) for _ in range(6)], []
     for _ in range(40):
@@ -64,8 +64,9 @@ def test_kv_write_relaunch_equals_a_new_launch(fake_gpu, make_layers, monkeypatc
 @pytest.mark.parametrize("mode", [Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY])
 @pytest.mark.parametrize("given", [False, True], ids=["derived", "given"])
 def test_metadata_relaunch_equals_a_new_launch(fake_gpu, make_layers, without_relaunch, mode, given):
-    """Of steps of any sizes, with slots that the engine brings or not; from the second of a size on nothing is worked
-    out anew.
+    """Repeated metadata launches equal new ones, with slots of the engine or without.
+
+    Each size is recorded in its second use.
     """
     chance, layers = random.Random(6), make_layers(mode, 16)
     batches = [layers.batch(chance) for _ in range(8)]
@@ -80,7 +81,7 @@ def test_metadata_relaunch_equals_a_new_launch(fake_gpu, make_layers, without_re
 
 
 def test_layout_seen_once_is_not_recorded(fake_gpu, make_layers):
-    """Metadata of a size that no step has had: to remember it would cost more than the launch."""
+    """Metadata launches of a layout are recorded in its second use, since recording costs more than a launch."""
     chance, layers = random.Random(6), make_layers(Mode.DECODE, 16)
     batch = layers.batch(chance)
     for known in (0, 1, 1):
@@ -89,7 +90,7 @@ def test_layout_seen_once_is_not_recorded(fake_gpu, make_layers):
 
 
 def test_equal_layer_skips_argument_binding(fake_gpu, make_layers, monkeypatch):
-    """Of a second layer of the same layout nothing is bound, described or worked out."""
+    """A second layer of equal layout launches without binding arguments or making descriptors."""
     chance, layers = random.Random(2), make_layers(Mode.VERIFY, 16)
     batch = layers.batch(chance)
     first, second = ([make_layers.new_tensor(4, 16, HEADS[1], 128) for _ in range(2)] for _ in range(2))
@@ -100,12 +101,12 @@ def test_equal_layer_skips_argument_binding(fake_gpu, make_layers, monkeypatch):
     given = launched(fake_gpu, layers.attention.attend, q, KVCache(*second), batch, out)
     assert [source.fn.__name__ for source, _ in given] == ["attend_decode_verify", "combine_splits"]
     boxed = [one[0] for one in given[0][1] if isinstance(one, tuple) and torch.bfloat16 in one]
-    # Of whole heads the last keys have descriptors of their own.
+    # With full-head boxes K and V each have a second descriptor, for the last keys.
     assert boxed == 2 * [plain(one) for one in second]
 
 
 def test_tensor_with_new_storage_is_read_at_its_address(fake_gpu, make_layers):
-    """An address is asked for at every launch, of caches too, whatever objects they are in."""
+    """Each launch reads the current address of every tensor, also of a cache tensor with new storage."""
     chance, layers = random.Random(4), make_layers(Mode.DECODE, 16)
     batch, cache, other = (
         layers.batch(chance),
@@ -122,7 +123,7 @@ def test_tensor_with_new_storage_is_read_at_its_address(fake_gpu, make_layers):
 
 @pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
 def test_cache_keeps_no_tensor_alive(fake_gpu, make_layers, mode):
-    """What is remembered of a launch are numbers: the caller's memory goes when the caller lets it go."""
+    """The relaunch cache stores numbers only, so the caller's tensors are freed when the caller drops them."""
     chance, layers = random.Random(3), make_layers(mode, 16)
     batch, cache = layers.batch(chance), layers.layer(chance)
     q, out = layers.rows(batch, chance)
@@ -136,7 +137,7 @@ def test_cache_keeps_no_tensor_alive(fake_gpu, make_layers, mode):
 
 
 def test_first_prefill_compiles_every_split_kernel(fake_gpu, make_layers, monkeypatch):
-    """Over a cache of a layout that is new: EXTEND's whole row tiles, and both cuts with their merges."""
+    """The first EXTEND over a new cache layout compiles the unsplit kernel and both split kernels with combines."""
     layers, chance = make_layers(Mode.EXTEND, 16), random.Random(2)
     monkeypatch.setattr(layers.attention, "warm_up", layers.warm_up)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -152,7 +153,7 @@ def test_first_prefill_compiles_every_split_kernel(fake_gpu, make_layers, monkey
 
 
 def test_short_fp8_prompt_compiles_upcast_kernels(fake_gpu, make_layers, monkeypatch):
-    """With the first one over a cache of a layout that is new; but not while a graph is captured."""
+    """The first short prompt over a new cache layout compiles the upcast kernels, except during graph capture."""
     layers, chance, capturing = make_layers(Mode.EXTEND, 16, fp8=True), random.Random(2), [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(upcast, "upcast_pays", lambda *_: False)

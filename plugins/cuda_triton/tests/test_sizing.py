@@ -1,4 +1,4 @@
-"""Sizes, refusals, and what a step may use."""
+"""Buffer sizes, rejected geometries, and bytes that a batch may use."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_buffers_do_not_grow_with_requests_times_length(modes):
 @pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 128, 136, 160, 192, 256])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("q_len", [1, 4, 8, 24, 64, 4096])
-@pytest.mark.parametrize("narrow", [False, True])
-def test_tiles_fit_shared_memory(head_dim, dtype, q_len, narrow):
-    """The rows and the keys in flight fit what a multiprocessor has for the programs it is to hold."""
-    shape = AttentionShape(32, 8, head_dim, 64, dtype, "float8_e4m3fn" if narrow else dtype)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_tiles_fit_shared_memory(head_dim, dtype, q_len, fp8):
+    """q and the KV stages of the resident CTAs fit into an SM's shared memory."""
+    shape = AttentionShape(32, 8, head_dim, 64, dtype, "float8_e4m3fn" if fp8 else dtype)
     config = select.select_config(shape, H200, q_len, prefill=q_len > 64)
     columns = (
         sum(tma.tile_columns(config, head_dim, DTYPE_BYTES[shape.kv_dtype]))
@@ -51,10 +51,10 @@ def test_tiles_fit_shared_memory(head_dim, dtype, q_len, narrow):
         else common.next_power_of_two(head_dim)
     )
     row = columns * {"float32": 4}.get(dtype, 2)
-    narrow_row = common.next_power_of_two(head_dim) * 2 * config.num_fp8_stages * config.block_n
+    fp8_bytes = common.next_power_of_two(head_dim) * 2 * config.num_fp8_stages * config.block_n
     stage = config.block_n * row // (2 if config.fp8_swap_ab else 1)
     weights = config.block_m * config.block_n * 2 if config.fp8_swap_ab else 0
-    used = config.block_m * row + 2 * config.num_stages * stage + narrow_row + weights + 1024
+    used = config.block_m * row + 2 * config.num_stages * stage + fp8_bytes + weights + 1024
     assert used * config.ctas_per_sm <= 228 << 10
 
 
@@ -69,12 +69,12 @@ def test_tiles_fit_shared_memory(head_dim, dtype, q_len, narrow):
     ],
 )
 def test_refusals_name_the_value(change, word):
-    """What is not served is refused with a reason that names it."""
+    """A geometry that is not served is rejected with a reason that names the value."""
     assert any(word in reason for reason in reasons_against(geometry(**change)))
 
 
 def test_modes_decide_the_declared_buffers():
-    """A geometry without EXTEND has no row tiles; schedule and partial results are of any mode."""
+    """A geometry without EXTEND has no row tiles; every mode has schedule and partial results."""
     names = {spec.name for spec in sizing.buffers(geometry((Mode.EXTEND,)))}
     assert names == {"slot_mapping", "row_tiles", *sizing.SPLIT_BUFFERS}
     few = {spec.name for spec in sizing.buffers(geometry((Mode.DECODE,)))}
@@ -89,7 +89,7 @@ def test_modes_decide_the_declared_buffers():
     ],
 )
 def test_even_splits_keeps_equal_requests_whole(num_splits, num_reqs, expected):
-    """Pieces hold whole requests where that costs a twentieth of them at most."""
+    """Splits hold whole requests of equal length if that drops at most a twentieth of the splits."""
     assert split_kv.even_splits(num_splits, num_reqs) == expected
 
 
@@ -97,7 +97,7 @@ def test_even_splits_keeps_equal_requests_whole(num_splits, num_reqs, expected):
 @pytest.mark.parametrize("heads", [(32, 8), (28, 4), (40, 8), (64, 8), (12, 1), (16, 4)])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_sm90_serves_usual_pages_groups_and_head_dims(page_size, heads, head_dim):
-    """On sm_90 no usual page size, group or head_dim falls back to the kernels that load by pointer."""
+    """On sm_90 usual page sizes, groups and head_dims never fall back to the Triton kernels."""
     shape = AttentionShape(*heads, head_dim, page_size, "bfloat16", "bfloat16")
     assert all(select.select_config(shape, H200, q_len).num_consumer_wgs for q_len in (1, 16, 64, 4096))
     assert not any(
@@ -108,7 +108,7 @@ def test_sm90_serves_usual_pages_groups_and_head_dims(page_size, heads, head_dim
 @pytest.mark.parametrize("arch", [80, 89, 90, 100])
 @pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float8_e4m3fn")])
 def test_candidates_contain_every_selected_config(arch, dtypes):
-    """What a forward is cut into is among the tiles that the buffers have room for, or EXTEND's and taller than one."""
+    """Every selected configuration is a sizing candidate, except EXTEND's taller tiles with three warp groups."""
     device = DeviceProfile("cuda", arch, 132)
     for head_dim in (64, 80, 96, 128, 192, 256):
         for page_size in (1, 16, 48, 64):
@@ -118,15 +118,17 @@ def test_candidates_contain_every_selected_config(arch, dtypes):
                 assert replace(select.select_config(shape, device, q_len), gather_kv=False) in known
                 ragged = replace(select.select_config(shape, device, q_len, prefill=True), gather_kv=False)
                 own = [replace(one, num_stages=ragged.num_stages) for one in known]
-                taller = replace(ragged, block_m=128, num_consumer_wgs=2) if ragged.num_consumer_wgs == 3 else ragged
-                assert taller in (own if ragged.num_consumer_wgs == 3 else known)
+                two_groups = (
+                    replace(ragged, block_m=128, num_consumer_wgs=2) if ragged.num_consumer_wgs == 3 else ragged
+                )
+                assert two_groups in (own if ragged.num_consumer_wgs == 3 else known)
 
 
 @pytest.mark.parametrize(("head_dim", "q_len", "height"), [
     (128, 1, 16), (96, 4, 16), (128, 5, 32), (128, 16, 64), (128, 17, 0), (256, 8, 32), (256, 9, 0), (64, 1, 0),
 ])  # fmt: skip
 def test_few_fp8_rows_use_swap_ab(head_dim, q_len, height):
-    """As many packed rows as registers allow, of a head whose half wgmma has rows for; never EXTEND, nor other KV."""
+    """e4m3 decode upcasts in registers if its packed rows fit, above head_dim 64; EXTEND and other KV never do."""
     shape = AttentionShape(32, 8, head_dim, 16, "bfloat16", "float8_e4m3fn")
     config = select.select_config(shape, H200, q_len)
     assert (config.block_m if config.fp8_swap_ab else 0) == height

@@ -1,13 +1,13 @@
-"""No kernel is compiled anew for a batch of another size: that would take tenths of a second of somebody's round."""
+"""No kernel is compiled again for another batch size, which would stall a step by tenths of a second."""
 
 from __future__ import annotations
 
 COUNTS = ("num_reqs", "num_rows", "num_tiles", "count", "stride_table")
-"""What changes from one eager forward to the next. A page table's pitch is its engine's."""
+"""Kernel parameters that change from one eager forward to the next. A page table's stride is the engine's choice."""
 
 
 def test_batch_sizes_are_not_specialized(compiled_kernels):
-    """Triton compiles one kernel for 1, one for multiples of 16 and one for the rest, unless it is told not to."""
+    """Batch sizes are in do_not_specialize, so that 1 and multiples of 16 have no kernels of their own."""
     counted = [
         (kernel, p) for kernel in compiled_kernels for p in kernel.params if p.name in COUNTS and not p.is_constexpr
     ]

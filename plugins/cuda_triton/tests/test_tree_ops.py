@@ -1,4 +1,4 @@
-"""Tail, walk and compaction kernels give the bits of the core's torch operations."""
+"""Tail, verification and compaction kernels are bitwise equal to the core's torch operations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CONTEXT = 120
 
 @pytest.fixture(scope="module")
 def sides(helpers):
-    """Geometry → the torch operations, and ours."""
+    """Function from a geometry to the torch and the Triton tree operations."""
     from draftmark_cuda_triton.tree_ops import TritonTreeOps
 
     return lambda geometry: (TorchTreeOps(geometry), TritonTreeOps(geometry))
 
 
 def geometry_of(nodes: int, requests: int, shape: tuple[int, int, int] = (2, 64, 16), dtype: str = "float32"):
-    """A target's geometry; `shape` is KV heads, head_dim and page size."""
+    """Return the geometry of a target model; `shape` is KV heads, head_dim and page size."""
     heads, dim, page = shape
     q_dtype = "bfloat16" if dtype == "float8_e4m3fn" else dtype
     attention = AttentionShape(heads, heads, dim, page, q_dtype, dtype)
@@ -33,7 +33,7 @@ def geometry_of(nodes: int, requests: int, shape: tuple[int, int, int] = (2, 64,
 
 
 def batch_of(geometry: Geometry, device: str, chance: random.Random):
-    """A batch of full size with random lengths and pages; its tail is dirty."""
+    """Return a full batch with random lengths and pages, and a tail of -7."""
     requests = geometry.max_reqs
     buffers = BatchBuffers(geometry, device)
     for tensor in (buffers.mask, buffers.depth, buffers.positions):
@@ -49,7 +49,7 @@ def batch_of(geometry: Geometry, device: str, chance: random.Random):
 
 
 def tree(nodes: int, reach: int, chance: random.Random) -> list[int]:
-    """Parents at most `reach` before their children; 1 makes a chain."""
+    """Return random parents, each at most `reach` nodes before its child; 1 makes a chain."""
     return [-1] + [chance.randrange(max(0, node - reach), node) for node in range(1, nodes)]
 
 
@@ -57,7 +57,7 @@ def tree(nodes: int, reach: int, chance: random.Random) -> list[int]:
     ("nodes", "requests", "reach"), [(1, 2, 1), (2, 3, 1), (33, 2, 33), (64, 2, 1), (70, 2, 5), (1000, 1, 40)]
 )
 def test_tails_match_torch(helpers, sides, nodes, requests, reach):
-    """Mask words, depths and clamped positions, and not a word more; up to a thousand nodes, chains among them."""
+    """Mask words, depths and clamped positions equal torch's, and nothing else is written, for up to 1,000 nodes."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
     parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=helpers.device)
     buffers, batch = batch_of(geometry, helpers.device, chance)
@@ -73,7 +73,7 @@ def test_tails_match_torch(helpers, sides, nodes, requests, reach):
 
 @pytest.mark.parametrize(("nodes", "requests", "reach"), [(1, 2, 1), (2, 9, 1), (9, 40, 3), (64, 3, 1), (300, 3, 9)])
 def test_verify_results_match_torch(helpers, sides, nodes, requests, reach):
-    """Few distinct tokens, so that children agree and tie; a third of the nodes is unused."""
+    """Results equal torch's with few distinct tokens, so that children tie, and with a third of the nodes unused."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
     parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=helpers.device)
     tokens = [[chance.choice((-1, 3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)]
@@ -89,7 +89,7 @@ def test_verify_results_match_torch(helpers, sides, nodes, requests, reach):
 @pytest.mark.parametrize("shape", [(2, 64, 16), (3, 33, 1), (8, 128, 64)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("nodes", [2, 21])
 def test_compacted_pools_match_torch(helpers, sides, dtype, shape, nodes):
-    """Three layers, rows of an odd number of bytes too, and paths that land on each other's sources."""
+    """Compacted pools equal torch's for three layers, rows of odd byte counts, and overlapping sources and targets."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, 4, shape, dtype)
     _, batch = batch_of(geometry, helpers.device, chance)
     kept = [[0, *sorted(chance.sample(range(1, nodes), k))] for k in (0, nodes - 1, nodes // 2, nodes // 3)]
@@ -111,7 +111,7 @@ def test_compacted_pools_match_torch(helpers, sides, dtype, shape, nodes):
 
 @pytest.mark.device
 def test_compaction_beyond_int32_offsets(helpers, sides):
-    """A kept node moves in pages behind the first 2**31 words of a pool."""
+    """A kept node moves correctly in pages beyond the first 2**31 words of a pool."""
     geometry = geometry_of(4, 1, (8, 128, 64), "bfloat16")
     pages = 2**31 // (64 * 8 * 64) + 1 + geometry.max_pages_per_req
     pool = KVPool(geometry, 1, pages, 1, helpers.device)
