@@ -24,7 +24,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
     The bytes of partial results are an upper bound.
     """
-    # Names only: computing the size of every buffer for each batch dominated the sizing checks.
+    # Start from buffer names, since computing every buffer's size for each batch dominated the sizing checks.
     used = dict.fromkeys(sizing.SPLIT_BUFFERS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0

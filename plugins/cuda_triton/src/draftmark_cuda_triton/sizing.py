@@ -124,7 +124,7 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
         sizes.append(prefill_split_sizes(geometry))
     if not sizes:
         return []
-    # No term in requests or in length: a split holds parts of at most two unfinished requests, whatever the batch.
+    # Sizes do not grow with requests or lengths, because a split holds parts of at most two unfinished requests.
     num_splits, rows = maximum(*(one[0] for one in sizes)), maximum(*(one[1] for one in sizes))
     formula, dim = "2 · splits · KV heads · row tiles · block_m", geometry.attention.head_dim
     schedule = "2 · splits; splits = 2 · SMs / (KV heads · row tiles)"

@@ -24,7 +24,7 @@ SCHEDULE_CELLS = 8192
 PREFILL_CELLS = 2048
 """Maximum cells of each (row or row tile, request) comparison in a write_metadata_prefill program's registers."""
 SPLIT_TILE_SIZES = (32, 2 * MAX_SPLIT_ROW_TILES)
-"""Vector lengths for the row tiles of a split EXTEND batch; the bound counts one partial row tile more a request."""
+"""Vector lengths for the row tiles of a split EXTEND batch: small, and the maximum with one partial tile a request."""
 COMBINE_CELLS = 4096
 """Maximum fp32 values that one step of a combine program, a single warp, keeps in registers."""
 UPCAST_CELLS = 8192
