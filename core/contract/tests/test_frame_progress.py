@@ -1,0 +1,63 @@
+"""Tests of the progress of a run: item n of m, stage and time left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftmark_contract.runner import progress
+from draftmark_contract.runner.progress import JournalProgress, Progress
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list with the time in seconds, which the test sets."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_pipe_gets_a_line_a_minute(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """In a pipe a line a minute has the item, the stage and the time left at the pace so far."""
+    shown = Progress("draftmark contract")
+    for second in range(0, 150, 10):
+        clock[0] = float(second)
+        shown.show(second // 10, 100, "host tier, padding.rows")
+    assert capsys.readouterr().err.splitlines() == [
+        "draftmark contract: item 7 of 100, host tier, padding.rows, 16 min left",
+        "draftmark contract: item 13 of 100, host tier, padding.rows, 15 min left",
+    ]
+
+
+def test_terminal_gets_a_bar(clock: list[float], terminal: Callable[[str, int], Any]) -> None:
+    """On a terminal one line changes in place, and it is removed at the end."""
+    stderr = terminal("stderr", 100)
+    shown = Progress("draftmark judge")
+    shown.show(0, 8, "padding.rows")
+    clock[0] = 10.0
+    shown.show(2, 8, "padding.rows")
+    shown.stop()
+    assert "item 3 of 8" in stderr.plain and "padding.rows, 30 s left" in stderr.plain
+
+
+def test_progress_follows_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal gives the selected items, results of earlier runs, and the item under way; a torn line waits."""
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"item": "earlier"}\n')
+    shown: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(Progress, "show", lambda self, *what: shown.append(what))
+    read = JournalProgress(path)
+    assert not read.tick() and not shown
+    rows = [{"selected": 9, "left": 5}, {"started": "supports.mandatory_profile[a]"}]
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows) + '{"item": "supports')
+    assert read.tick()
+    with path.open("a") as file:
+        file.write('.mandatory_profile[a]"}\n')
+    assert read.tick() and not read.tick()
+    stage = "sizing tier, supports.mandatory_profile"
+    assert shown == [(4, 9, stage), (5, 9, stage), (5, 9, stage)]
