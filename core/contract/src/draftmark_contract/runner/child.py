@@ -50,7 +50,7 @@ class ChildEnd:
 
 
 def run_child(options: RunOptions, folder: Path, journal: Journal) -> ChildEnd:
-    """Run pytest to its end; show progress, forward Ctrl-C, and kill a child whose item makes no progress."""
+    """Run pytest to its end; show progress, forward Ctrl-C, and kill the child if an item makes no progress."""
     ended = folder / ENDED
     ended.unlink(missing_ok=True)
     progress = JournalProgress(journal.path)
@@ -135,7 +135,7 @@ class _Forwarded:
         Raises:
             OSError: this process's stdout is closed or full.
         """
-        self._thread.join(timeout=5.0)  # a process that the plugin left behind may keep the pipe open
+        self._thread.join(timeout=5.0)  # a process that the plugin started may keep the pipe open
         if self._error is not None:
             raise self._error
 

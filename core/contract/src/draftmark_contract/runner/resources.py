@@ -1,4 +1,4 @@
-"""Recognises errors of an item whose cause is this machine: a full disk, or memory that ran out."""
+"""Recognises errors that this machine causes in an item: a full disk, or memory that ran out."""
 
 from __future__ import annotations
 
