@@ -33,7 +33,7 @@ class DecodePlan:
     Attributes:
         extent: requests, rows and tail slots of the batch.
         config: tile shape, stages and warp groups (`heuristics.common.KernelConfig`).
-        num_splits: splits of the line of KV tiles.
+        num_splits: number of splits of the batch's sequence of KV tiles (`kernels.split_kv`).
     """
 
     extent: BatchExtent

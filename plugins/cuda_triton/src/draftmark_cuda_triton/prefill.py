@@ -151,7 +151,7 @@ class Prefill:
         batch: ForwardBatch,
         out: torch.Tensor,
     ) -> None:
-        """Compile every kernel that later batches over such pages may need, by launches without row tiles.
+        """Compile every kernel that later batches over pages of this layout may need, by launches without row tiles.
 
         Otherwise the first split batch would stall a server for seconds. Arguments are those of `attend_pages`.
         """

@@ -108,7 +108,7 @@ class UpcastPlan:
 
     Attributes:
         table: page table of the upcast K and V, int32 ``[R, pages each]``.
-        group: upcast and attention of a group of KV heads that fits into the buffers.
+        group: upcasts one group of KV heads into the buffers and runs attention over the result.
     """
 
     table: torch.Tensor
@@ -136,7 +136,7 @@ class PrefillFp8:
         self._layer_facts = layer_facts(geometry)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write the metadata of `Prefill.write_metadata` for the kernels that `attend` will launch."""
+        """Write KV slots and row tiles (`Prefill.write_metadata`) for the page size and heads that `attend` uses."""
         plan = self._plan(batch)
         (self._unconverted if plan is None else plan.group.prefill).write_metadata(batch)
 
@@ -175,7 +175,7 @@ class PrefillFp8:
         return UpcastPlan(cells.view(batch.padded_reqs, found.pages_per_request), self._head_group(found.head_groups))
 
     def _head_group(self, head_groups: int) -> UpcastHeads:
-        """Return the upcast and attention of one group, if the KV heads form `head_groups` equal groups."""
+        """Return the `UpcastHeads` of one of `head_groups` equal groups of KV heads, created in the first call."""
         if head_groups not in self._head_groups:
             self._head_groups[head_groups] = UpcastHeads(self._geometry, *self._prefill_args, head_groups)
         return self._head_groups[head_groups]

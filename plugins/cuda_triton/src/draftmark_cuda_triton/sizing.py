@@ -1,4 +1,4 @@
-"""Buffers of the plugin: names, shapes and bytes per batch. No torch; the prover also runs it on symbolic sizes.
+"""Buffers of the plugin: names, shapes and bytes per batch. No torch; most formulas also accept symbolic sizes.
 
 The kernels read page table, tail mask, depths and lengths from the batch in place. Only three things need buffers: the
 KV slot of each row, the tile schedule, and the partial results of split requests.
@@ -167,7 +167,7 @@ def prefill_shapes(geometry: Geometry) -> list[AttentionShape]:
 
 
 def prefill_config(geometry: Geometry) -> common.KernelConfig:
-    """Return the kernel configuration of every EXTEND batch of a geometry."""
+    """Return the kernel configuration of a geometry's EXTEND batches that are not split along the keys."""
     return select.select_config(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len, prefill=True)
 
 
@@ -181,7 +181,7 @@ def prefill_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 def max_row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
-    """Return the upper bound of row tiles of an EXTEND batch with num_rows rows of num_reqs requests."""
+    """Return the upper bound of row tiles of an EXTEND batch with num_rows rows in num_reqs requests."""
     device = geometry.device
     min_block_m = min(
         config.block_m for a in prefill_shapes(geometry) for config in select.config_candidates(a, device)

@@ -22,9 +22,9 @@ def interpreted_config(
 ) -> tuple[KernelConfig, int]:
     """Return the configuration and number of KV splits of a decode or verify batch for the interpreter.
 
-    Tiles are larger and splits fewer, because each interpreted program costs milliseconds. block_m doubles up to
-    INTERPRETED_ROWS while the partial results fit into the rows allocated for `config` and `num_splits`. One split is
-    used if every request fits into one KV tile.
+    Tiles are larger and splits fewer, because each interpreted program costs milliseconds. While a request has several
+    row tiles, block_m doubles, up to INTERPRETED_ROWS. It stops if the partial results would exceed the rows allocated
+    for `config` and `num_splits`. One split is used if every request fits into one KV tile.
     """
     block_n = _keys_in_page(shape, config) or _keys_across_pages(max_kv_len)
     larger_tiles = replace(config, block_m=min(config.block_m, 128), block_n=block_n, kv_heads_per_tile=1)
@@ -54,7 +54,7 @@ def interpreted_prefill_config(
 
 
 def _keys_in_page(shape: AttentionShape, config: KernelConfig) -> int:
-    """Return the keys of an interpreted tile that lies in one page, at most INTERPRETED_KEYS; 0 if tiles span pages."""
+    """Return the number of keys of an interpreted tile inside one page, or 0 if tiles span pages."""
     keys = config.block_n
     while shape.page_size % (2 * keys) == 0 and 2 * keys <= INTERPRETED_KEYS:
         keys *= 2
@@ -62,5 +62,5 @@ def _keys_in_page(shape: AttentionShape, config: KernelConfig) -> int:
 
 
 def _keys_across_pages(max_kv_len: int) -> int:
-    """Return the keys of an interpreted tile that spans pages: INTERPRETED_KEYS, or fewer if every request is short."""
+    """Return the number of keys of an interpreted tile that spans pages: at most INTERPRETED_KEYS."""
     return min(INTERPRETED_KEYS, max(MIN_BLOCK_M, next_power_of_two(max_kv_len)))

@@ -93,8 +93,8 @@ def prefill_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ke
 def fallback_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
     """Return a configuration with the tile shape of `config` for the Triton kernels in `kernels`.
 
-    It is used if the Hopper kernels cannot load a cache. Triton pads head_dim to a power of two, so num_stages is 2 if
-    two padded stages fit into shared memory, else 1.
+    It is used if the Hopper kernels cannot load a cache. Triton pads head_dim to a power of two, so num_stages is at
+    most 2, or 1 if two padded stages do not fit into shared memory.
     """
     row = 2 * next_power_of_two(shape.head_dim)
     fits = (config.block_m + 2 * 2 * config.block_n) * row <= SMEM_BYTES

@@ -117,8 +117,8 @@ def with_three_wgs(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
     """Return `config` with three consumer warp groups if it has two and at most 80 columns; else `config`.
 
     It is used for EXTEND, and for other batches that then need fewer row tiles. With head_dim 64 or 80 a row's softmax
-    takes as long as its MMAs, and three groups keep the tensor cores busier. Elsewhere tiles of 192 rows hold more
-    padding.
+    takes as long as its MMAs, and three groups keep the tensor cores busier. In other batches, tiles of 192 rows hold
+    more padding. e4m3 upcast by producer warps keeps two groups.
     """
     num_columns = sum(split_head_dim(shape.head_dim))
     if config.num_consumer_wgs == 2 and config.num_fp8_stages == 0 and num_columns <= 80:
@@ -130,16 +130,16 @@ def with_three_wgs(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
 def with_two_ctas(
     shape: AttentionShape, device: DeviceProfile, config: KernelConfig, rows: Any, request_heads: Any
 ) -> KernelConfig:
-    """Return two CTAs an SM, each with 64 packed rows and 64 keys, if they are faster; else `config`.
+    """Return the configuration with two CTAs an SM, 64 packed rows and 64 keys each, if it is faster; else `config`.
 
     One CTA works while the other loads q, masks or stores. The rules apply to 16-bit KV with 65 to 128 columns, and
     "filled" means that unsplit (request, KV head) pairs fill the CTAs (`_fills_ctas`):
 
-    * Up to 32 rows: two CTAs if they are filled, or if one CTA an SM is not filled either.
-    * 33 to 64 rows: the same rule, but only if there are pairs for 95 % of the CTAs. Fewer pairs than half of the SMs
-      take two CTAs for small pages, because a sole CTA waits longer for them.
-    * 65 to 128 rows: two CTAs for at most one pair an SM; above 112 rows only if one CTA an SM is not filled. Keys then
-      pass from L2 twice.
+    * Up to 32 rows: two CTAs an SM if they are filled, or if one CTA an SM is not filled either.
+    * 33 to 64 rows: the same rule, but only with pairs for 95 % of the CTAs. With small pages, two CTAs are also used for
+      at most one pair for every two SMs, because a sole CTA waits longer for small pages.
+    * 65 to 128 rows: two CTAs an SM for at most one pair an SM; above 112 rows only if one CTA an SM is not filled. Both
+      row tiles of a request then read the keys from L2.
 
     Args:
         rows: packed rows of a request.
@@ -175,8 +175,8 @@ def with_gather(
 
     * A head does not fill whole cache lines. TMA boxes fetch lines that the next head's CTA fetches again much later,
       while cp.async of 16 bytes a thread fetches fewer bytes of other heads.
-    * One CTA an SM with tiles of 128 keys has no next request, and pages are below GATHER_BELOW_PAGE_SIZE. It would
-      wait for eight boxes of 16 keys.
+    * Tiles have 128 keys, each SM has one CTA, and no CTA has a second request. Below GATHER_BELOW_PAGE_SIZE such a CTA
+      would wait for eight or more boxes a tile.
 
     `adapt_to_cache` returns to TMA where MMA is the limit, because the gathering warps slow the MMAs.
     """
@@ -198,7 +198,7 @@ def _merged_shape(shape: AttentionShape) -> AttentionShape:
 
 
 def merged_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Return the packed rows of the row tiles that process two KV heads as one; empty if heads are not merged.
+    """Return the sizes of row tiles that process two KV heads as one, in packed rows; empty if heads are not merged.
 
     The rows of both heads count. Heads are merged if their number is even and the merged head_dim is at most
     MAX_HEAD_DIM, for heads of up to 64 elements or heads that do not fill cache lines. Row tiles of 128 are included if
@@ -216,8 +216,8 @@ def merging_heads_pays(shape: AttentionShape, device: DeviceProfile, rows: Any, 
     """Check whether processing two KV heads as one is faster.
 
     A CTA then reads twice the adjacent bytes of a token, which suits DRAM, and a row tile holds less padding. The
-    rows of both heads must fit into one row tile. Up to 64 of them, the batch needs one (request, KV head) pair for
-    four SMs, since fewer pairs are split further. Above 64, unsplit merged pairs must fill the SMs.
+    rows of both heads must fit into one row tile. Up to 64 rows of both heads, the batch needs one (request, KV head)
+    pair for every four SMs, since fewer pairs are split further. Above 64, unsplit merged pairs must fill the SMs.
     """
     block_ms, request_heads = merged_block_ms(shape), num_reqs * shape.num_kv_heads
     if not block_ms or 2 * rows > block_ms[-1]:
@@ -249,7 +249,7 @@ def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig
 
 
 def fp8_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Return the packed rows of the row tiles that upcast e4m3 in registers; empty if no such kernel exists.
+    """Return the sizes of row tiles for e4m3 upcast in registers, in packed rows; empty if no such kernel exists.
 
     Larger row tiles lack registers. Two adjacent values form one element, and half of head_dim must fill the 64 rows
     that wgmma needs, so head_dim is above 64.
@@ -269,9 +269,9 @@ def fp8_config(shape: AttentionShape, rows: Any) -> KernelConfig:
 def overlaps_softmax(config: KernelConfig, head_dim: int) -> bool:
     """Check whether a consumer warp group overlaps its softmax with its own MMAs (FA3's intra-warpgroup overlap).
 
-    The registers must hold the weights of two tiles: two consumer warp groups, or one with 16-bit KV and at most 160
-    columns. One group does not overlap if two CTAs an SM gather, because their producer warps need registers. Without
-    this overlap, the softmax overlaps only with MMAs of other warp groups or CTAs.
+    The registers must hold the weights of two tiles. Two consumer warp groups have room for them, and one group with
+    16-bit KV and at most 160 columns. One group does not overlap if two CTAs an SM gather, because their producer warps
+    need registers. Without this overlap, the softmax overlaps only with MMAs of other warp groups or CTAs.
     """
     one = (
         config.num_consumer_wgs == 1

@@ -11,13 +11,13 @@ from .common import OVERHEAD_TILES, KernelConfig, row_tiles, visible_prefix
 from .sm90 import base_config
 
 MAX_WAVES = 3
-"""Maximum waves of CTAs of a batch with splits that do not fill one wave."""
+"""Maximum waves of CTAs that `choose_num_splits` considers, if one wave leaves too many CTAs idle."""
 MIN_REQUESTS_FOR_WAVES = 4
 """Minimum requests of a batch with more than one wave of CTAs."""
 MIN_SPLIT_TILES = 3
 """Minimum average length of an EXTEND split, in KV tiles, OVERHEAD_TILES included."""
 MAX_SPLIT_ROW_TILES = 128
-"""Maximum row tiles and requests of an EXTEND batch that is split: each schedule program holds all in one vector."""
+"""Maximum row tiles, and maximum requests, of a split EXTEND batch. Schedule programs hold row tiles in one vector."""
 MIN_KEYS_PER_SM = 400
 """Keys of all KV heads for each SM, from which loading keys only once outweighs two CTAs an SM."""
 
@@ -25,7 +25,7 @@ MIN_KEYS_PER_SM = 400
 def choose_num_splits(
     shape: AttentionShape, device: DeviceProfile, config: KernelConfig, q_len: Any, num_reqs: Any, max_kv_len: Any
 ) -> Any:
-    """Return the number of splits of the line of KV tiles of a decode or verify batch; at most the number of tiles.
+    """Return the number of splits of a decode or verify batch's sequence of KV tiles; at most the number of tiles.
 
     The splits of all row tiles and KV heads fill one wave of resident CTAs. If that leaves more than a tenth of the
     CTAs idle and the batch has MIN_REQUESTS_FOR_WAVES requests, the splits fill two waves, or three, if those leave at
@@ -57,13 +57,13 @@ def even_splits(num_splits: int, num_reqs: int) -> int:
 
 
 def partial_rows(shape: AttentionShape, config: KernelConfig, num_splits: Any, q_len: Any) -> Any:
-    """Return the packed rows of partial results: two unfinished requests for each split and CTA; 0 for one split."""
+    """Return the number of packed rows of partial results: two row tiles for each CTA of a split; 0 without splits."""
     unfinished = 2 * minimum(1, num_splits - 1)
     return unfinished * num_splits * _ctas_per_split(shape, config, q_len) * config.block_m
 
 
 def _ctas_per_split(shape: AttentionShape, config: KernelConfig, q_len: Any) -> Any:
-    """Return the CTAs that work on one split: row tiles times KV heads."""
+    """Return the number of CTAs that work on one split: row tiles times KV heads."""
     return row_tiles(config, q_len, shape.group_size * config.kv_heads_per_tile) * (
         shape.num_kv_heads // config.kv_heads_per_tile
     )
@@ -75,7 +75,7 @@ def prefill_splits(shape: AttentionShape, device: DeviceProfile, config: KernelC
 
 
 def prefill_partial_rows(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> Any:
-    """Return the packed rows of EXTEND's partial results: two unfinished row tiles a split; 0 for one split."""
+    """Return the number of packed rows of EXTEND's partial results: two row tiles a split; 0 without splits."""
     num_splits = prefill_splits(shape, device, config)
     return 2 * minimum(1, num_splits - 1) * num_splits * shape.num_kv_heads * config.block_m
 
@@ -90,8 +90,8 @@ def split_config(
     """Return the configuration of an EXTEND batch that may be split along the keys; None if it has too many row tiles.
 
     Requests of few rows take two CTAs an SM with 64 packed rows each (`with_two_ctas`): up to 64 packed rows, or up to
-    112 with at most one (request, KV head) pair an SM. The latter keep one CTA an SM if few requests have many keys
-    (`_one_cta_pays`), because one row tile of 128 rows loads the keys once and two of 64 load them twice.
+    112 with at most one (request, KV head) pair an SM. Above 64 packed rows, one CTA an SM stays if few requests have
+    many keys (`_one_cta_pays`): one row tile of 128 rows loads the keys once, and two of 64 load them twice.
 
     Args:
         config: configuration of unsplit batches.

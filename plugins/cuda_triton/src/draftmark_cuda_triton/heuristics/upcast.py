@@ -20,11 +20,11 @@ UPCAST_TABLE_CELLS = 1 << 16
 UPCAST_MIN_ROWS = 400
 """Average packed rows that see a key, from which upcasting the key once is faster than in each row tile.
 
-Upcasting moves 6 bytes an element, which take 1.5 ps at 4 TB/s. With 16-bit K and V each packed row saves 4 fs an
-element.
+For each K element and the matching V element, upcasting reads 2 bytes and writes 4, in 1.5 ps at 4 TB/s. With 16-bit K
+and V each packed row then saves 4 fs.
 """
 UPCAST_LAUNCH_COST = 1 << 30
-"""Cost of the upcast launch (4 µs), in packed rows x keys x elements of a token's K saved beyond UPCAST_MIN_ROWS."""
+"""Cost of the upcast launch (4 µs), as packed rows x keys x K elements of a key, beyond UPCAST_MIN_ROWS rows a key."""
 
 
 def upcasts(shape: AttentionShape, device: DeviceProfile) -> bool:
@@ -68,9 +68,13 @@ def request_upcast_pages(shape: AttentionShape, rows: int, prefix: int) -> int:
 
 
 def num_head_groups(shape: AttentionShape, pages: int, room: int) -> int:
-    """Return the fewest groups of KV heads so that `pages` pages of one group fit into `room` pages of all heads.
+    """Return the smallest number of equal groups of KV heads so that one group fits into the upcast buffers.
 
     The result is 0 if a single head does not fit.
+
+    Args:
+        pages: upcast pages that the batch needs.
+        room: allocated pages, each with all KV heads.
     """
     return next((head_groups for head_groups in head_group_counts(shape) if pages <= room * head_groups), 0)
 
