@@ -68,7 +68,7 @@ def combine_splits(
         request = tl.where(num_parts > 0, request, 0)
     first_packed = 0
     if SPLIT_KV:
-        # The record names a row tile.
+        # Here the record's first word is the position of a row tile in the sequence that was divided into splits.
         row_tile = row_tiles + HEADER_WORDS + split_order(request, tl.load(row_tiles + 1), tl.load(row_tiles + 3)) * 2
         first_packed = tl.load(row_tile + 1) * partial_rows
         request = tl.load(row_tile)

@@ -33,7 +33,7 @@ def compact_kv(
     """Copy K and V from the slot of position L + path[r, i] to the slot of position L + i, for i < counts[r].
 
     Args:
-        k, v: ``[layers, pages, P, row_words]``, the cache viewed as machine words.
+        k, v: ``[layers, pages, P, row_words]``, the cache viewed as words of 4 bytes, or of 1 byte if 4 do not fit.
         path: int64 ``[R, nodes]``, ascending up to counts[r].
         counts: int64 ``[R]``, accepted tokens of each request, the root included.
     """

@@ -96,7 +96,7 @@ def attend_decode_verify(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend the rows of a split's requests: out and lse of requests inside the split, partial results of the others.
+    """Attend the rows of a split's requests: store out and lse of unsplit requests, partial results of split requests.
 
     Args:
         q, out: ``[rows, heads, dim]``.
@@ -149,10 +149,10 @@ def attend_decode_verify(
             cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
             present = m * BLOCK_M < rows * group
         else:
-            # Computed before the loop, because inside it they would cost large tiles registers.
+            # These tensors do not change in the loop. Computing them inside it would cost large tiles registers.
             row_live, slot_of_row, cell_live, present = uniform_live, uniform_slot, uniform_cells, True
         first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
-        # Otherwise the split begins in the fixed overhead of a finished request, or this row tile has no rows.
+        # If False, the split begins in the fixed overhead of a finished request, or this row tile has no rows.
         if (tile < end) & present:
             stop = kv_tile_stop(
                 tile, tiles_left, end, prefix_len, tail_slots, rows, last_row, BLOCK_N, TAIL_KIND == BLOCK

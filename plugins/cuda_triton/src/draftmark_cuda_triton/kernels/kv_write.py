@@ -45,7 +45,7 @@ def write_kv_rows(
         slot_mapping: int64 ``[num_rows]``; a row with slot -1 is not stored.
     """
     if PDL:
-        # The attention kernel may start now; it waits until all rows are stored.
+        # Wait for the preceding grid, then let the attention kernel start. That kernel waits until all rows are stored.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
@@ -53,7 +53,7 @@ def write_kv_rows(
     slot = tl.load(slot_mapping + row, mask=row_live, other=0)
     page, offset = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
     element = tl.arange(0, BLOCK)
-    # Slot -1: the engine has no place for the row, or it is a padding row.
+    # Slot -1 marks a padding row, or a row without a place in the engine's cache.
     live = (row_live & (slot >= 0))[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
     head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
 

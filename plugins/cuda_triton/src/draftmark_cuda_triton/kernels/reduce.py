@@ -1,7 +1,7 @@
 """Sums, extremes and prefix sums along an axis, for Triton's compiler and its interpreter in one process.
 
-`tl.sum` and similar functions are either compiled or interpreted, as decided when Triton is imported. A process that
-serves a GPU and also interprets kernels on the CPU (the contract's tiers) needs the primitives below them.
+When Triton is imported, `tl.sum` and similar functions become either compiled or interpreted. A process that runs
+kernels on a GPU and also interprets kernels on the CPU needs the primitives that these functions call.
 """
 
 import triton.language as tl

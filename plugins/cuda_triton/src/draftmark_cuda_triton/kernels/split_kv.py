@@ -6,7 +6,7 @@
                                                         DRAM prefers. If a request lies in several splits, its
                                                         partial results are combined afterwards.
 
-A ragged batch is as balanced as a uniform one. A split leaves at most two unfinished requests, and the fixed cost of a
+A ragged batch is as balanced as a uniform one. A split leaves at most two unfinished requests. The fixed cost of a
 request (filling the pipeline, the masked tile, the store) counts as OVERHEAD_TILES further key tiles.
 Everything derives from prefix_lens on the device, without host lengths and without a sync (sglang#26738).
 """
@@ -23,7 +23,7 @@ def kv_tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WIND
     if RAGGED:
         end = tl.where(tail_len > 0, end, 0)
     if WINDOW:
-        # The row with the smallest position is at L, and its window begins first.
+        # No row is before position L, so no row's window begins before L - window_left.
         return tl.minimum(tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end), end
     else:
         return end * 0, end
@@ -80,8 +80,8 @@ def row_tile_kv_range(
 def split_order(index, tiles, tiles_per_request):
     """Return the row tile at position `index` of the sequence that is divided into splits.
 
-    The last row tiles of all requests come first, then the ones before them. Splits then begin at the same keys of a
-    request for all its row tiles, and read these keys at the same time.
+    The last row tiles of all requests come first, then the ones before them. Then all row tiles of a request are split
+    at the same keys, and their CTAs read these keys at the same time.
 
     Args:
         tiles: number of row tiles.

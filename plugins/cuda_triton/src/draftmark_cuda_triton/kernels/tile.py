@@ -98,7 +98,7 @@ def load_tile(
 ):
     """Load a K or V tile ``[BLOCK_N, BLOCK_D]``.
 
-    Keys from kv_len on are zeros. With USE_TMA they are whatever the page holds.
+    Keys from kv_len on are zeros. With USE_TMA they are the contents of the page.
     """
     if USE_TMA:
         # The descriptor views the cache as [slots, heads · dim]. A tile lies in one page, so one TMA box is one tile.
@@ -144,7 +144,7 @@ def sink_weight(sinks, heads, live, row_max):
 
 @inline
 def insert_mask_word(bits, i: tl.constexpr, first, shift, column, row_mask):
-    """Fill the mask of 32 keys from column 32i into `bits`: two neighbouring words of each row, shifted into one."""
+    """Fill the mask bits of columns 32i to 32i + 31 into `bits`: two neighbouring words a row, shifted into one."""
     index = (first >> 5) + i + row_mask.slot_of_row * 0
     there = row_mask.row_live & (index >= 0) & (index < row_mask.mask_words)
     low = tl.load(row_mask.row_words + index, mask=there, other=0)
@@ -229,7 +229,7 @@ def mainloop(
     acc, row_max, row_sum = state
     kv_len = row_mask.prefix_len + row_mask.tail_len
     unit = 1.4426950408889634 if CAP else scale
-    # Page ids load one tile ahead, outside Triton's software pipeline; inside it they would use half of its stages.
+    # Page ids load one tile ahead, outside Triton's software pipeline. Inside it they would use half of its stages.
     page = load_page_ids(page_row, first_loaded_tile, kv_len, PAGE_SIZE, BLOCK_N)
     for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
         k = load_tile(keys, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)

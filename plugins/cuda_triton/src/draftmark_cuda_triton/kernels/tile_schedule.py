@@ -44,7 +44,7 @@ def write_splits(work, split, start, split_length, num_splits, first, begin, len
 def write_combine_records(work, num_splits, is_split, index, first_split, num_parts, is_second):
     """Write one record for each item that lies in several splits, after the work records; unused records hold 0 parts.
 
-    A record: index of the item, its first split, its number of parts, and 1 if its first split begins with another one.
+    A record: index of the item, its first split, its number of parts, and 1 if another item comes first in that split.
     """
     record = work + (num_splits + running_total(is_split.to(tl.int32)) - 1) * 4
     tl.store(record, index, mask=is_split)
@@ -173,7 +173,7 @@ def longest_first_order(
     group,
     BLOCK_M: tl.constexpr,
 ):
-    """Return the position of each row tile in the schedule: the longest first, so that no long tile starts last.
+    """Return the position of each row tile in the schedule: longest row tiles first, so that none of them starts last.
 
     If the keys of all requests fit in L2, all row tiles are sorted together. Otherwise the row tiles of a request stay
     together, because they read the same keys, and the longest request comes first. Ties are sorted by request index.
@@ -209,8 +209,8 @@ def longest_first_order(
 def choose_num_splits(line, tiles, tiles_per_request, num_splits, MIN_SPLIT_TILES: tl.constexpr):
     """Return the number of splits for a sequence of row tiles.
 
-    If all requests have the same number of row tiles, the result is a multiple of it, unless that loses more than an
-    eighth of the splits (`split_kv.split_order`).
+    If all requests have the same number of row tiles, the result is a multiple of that number, unless that loses more
+    than an eighth of the splits (`split_kv.split_order`).
 
     Args:
         line: length of all row tiles of a KV head, in key tiles.
@@ -226,8 +226,8 @@ def choose_num_splits(line, tiles, tiles_per_request, num_splits, MIN_SPLIT_TILE
 def splitting_pays(line, longest, tiles, num_ctas, num_kv_heads, SPLIT_COST: tl.constexpr):
     """Return True if splitting the row tiles is estimated to be faster than whole row tiles.
 
-    The same rule as `heuristics.split_kv.splitting_pays`. With more row tiles than CTAs the host has decided already.
-    NOTES.md describes the measurements.
+    With at most one row tile a CTA, this repeats the rule of `heuristics.split_kv.splitting_pays` with true lengths.
+    With more row tiles the host has decided already, so the result is True.
 
     Args:
         line, longest: length of all row tiles of a KV head, and of the longest row tile, in key tiles.
@@ -287,16 +287,17 @@ def write_metadata_prefill(
     Request r has q_indptr[r+1] - q_indptr[r] rows.
 
     Args:
-        slot_mapping: int64 ``[num_rows]``, out.
+        slot_mapping: int64 ``[num_rows]``, out: page · P + offset of each row's position. With HAS_SLOTS it is a copy
+            of the engine's slots.
         row_tiles: int32 ``[2 + num_tiles, 2]``, out. Four header words: the counter of taken work tiles, set to 0; the
             number of row tiles; the KV heads that are processed at the same time; tiles_per_request of the split
             sequence (`split_kv.split_order`), or 0 if row tiles are not split. Then request and index of each row tile;
             request -1 for unused entries. Without SPLIT_KV the longest row tile comes first (`longest_first_order`);
             with SPLIT_KV the last row tile of each request does.
         work: int32 ``[2 · splits, 4]``, out, with SPLIT_KV only: the records of `write_metadata_decode_verify`, for row
-            tiles instead of requests; all idle if row tiles are not split. A split has at least MIN_SPLIT_TILES key
-            tiles, unless there are that many row tiles.
-        l2_keys: keys of one KV head that fit in L2, so that CTAs find keys there that other CTAs have read.
+            tiles instead of requests; all idle if row tiles are not split. Splits have at least MIN_SPLIT_TILES key
+            tiles on average.
+        l2_keys: keys of one KV head that fit in L2. A CTA then finds keys in L2 that other CTAs have read.
     """
     pid = tl.program_id(0)
     entry = pid * BLOCK + tl.arange(0, BLOCK)

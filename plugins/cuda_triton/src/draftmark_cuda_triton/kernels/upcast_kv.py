@@ -2,8 +2,8 @@
 
     grid (tokens of a request / BLOCK_TOKENS, requests): a program converts BLOCK_TOKENS tokens of all KV heads.
 
-The result is a paged cache of its own, with a new page table. It holds the keys of each request from the page in which
-the window of its first row begins; the pages of a request follow those of the request before it.
+The result is a paged cache of its own, with a new page table. For each request it holds the keys from the start of the
+first row's window on, rounded down to a multiple of ALIGN_KEYS. The pages of a request follow those of the one before.
 Worked size, one request of 32,768 tokens, 8 heads of 128, bf16: 64 MiB read, 128 MiB written, 50 µs at 4 TB/s.
 """
 
@@ -58,7 +58,7 @@ def upcast_pages(
     """Convert K and V of a batch to the dtype of upcast_k and upcast_v, and write their page table.
 
     Keys after a request's last token and before the window of its first row are not written. The first written key is
-    rounded down to a multiple of ALIGN_KEYS, where a key tile begins. Requests without rows have no pages.
+    rounded down to a multiple of ALIGN_KEYS, so that a key tile begins there. Requests without rows have no pages.
 
     Args:
         upcast_k, upcast_v: ``[pages, UPCAST_PAGE_SIZE, heads, dim]``, out.

@@ -29,7 +29,8 @@ def verify_tree(
     Args:
         drafts, parents: int64 ``[R, nodes]``: token of each node, and index of its parent.
         targets: int64 ``[R, nodes]``: the target's next token after each node.
-        tokens, path: int64 ``[R, nodes]``, out: accepted tokens and their nodes; then -1, and the node indices.
+        tokens: int64 ``[R, nodes]``, out: the target's token after each accepted node, then -1.
+        path: int64 ``[R, nodes]``, out: accepted nodes from the root on. After them each cell holds its own index.
         counts: int64 ``[R]``, out: number of accepted nodes, the root included.
     """
     request = tl.program_id(0).to(tl.int64)
