@@ -28,7 +28,7 @@ CHECKS = [
 
 
 def refused(call, rig, words):
-    """Require one sentence of draftmark's own, with the expected words, a limit and a remedy."""
+    """Require an error of draftmark with one sentence: the expected words, a limit and a remedy."""
     with pytest.raises(DraftmarkError) as error:
         call(rig)
     text = str(error.value)
@@ -37,21 +37,21 @@ def refused(call, rig, words):
 
 
 def test_at_least_122_calls_are_tried():
-    """The lists contain at least as many calls as the first survey of the API had."""
+    """The lists contain the 122 calls of the first survey of the API, and more."""
     assert len(FREE) >= 122 and len(GUARDED) >= 60
 
 
 @pytest.mark.parametrize("guard", ["0", "1"], ids=["plain", "guard"])
 @pytest.mark.parametrize("name", FREE)
 def test_bad_calls_are_refused_at_once(monkeypatch, name, guard):
-    """A wrong argument that the host sees is refused at once, in one sentence, with and without guard mode."""
+    """A wrong host value, shape or type raises one sentence at once, with and without guard mode."""
     monkeypatch.setenv(GUARD_VARIABLE, guard)
     refused(FREE[name][0], Rig(), FREE[name][1])
 
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_guard_mode_refuses_bad_calls(monkeypatch, name):
-    """With DRAFTMARK_GUARD=1 a wrong call is refused in one sentence where a step without guard would be slower."""
+    """With DRAFTMARK_GUARD=1 wrong contents of device tensors raise one sentence."""
     monkeypatch.setenv(GUARD_VARIABLE, "1")
     refused(GUARDED[name][0], Rig(), GUARDED[name][1])
 
@@ -72,7 +72,7 @@ def test_good_calls_pass(monkeypatch, guard):
 
 
 class Counter(TorchDispatchMode):
-    """Counts dispatched operators, and those that read a tensor on the host."""
+    """Counts dispatched operators, and operators that read a tensor on the host."""
 
     def __init__(self):
         super().__init__()

@@ -36,7 +36,7 @@ def assert_hook_error(error, hook, failure, *words):
 
 
 def load_error(name):
-    """Return the error that load raises."""
+    """Return the error that `load(name)` raises."""
     with pytest.raises(BackendLoadError) as caught:
         draftmark.load(name)
     return caught.value
@@ -45,7 +45,7 @@ def load_error(name):
 def test_an_unknown_name_lists_the_installed_backends():
     """An unknown name raises an error with the installed backends and a pip command."""
     error = load_error("no_such_backend")
-    assert_load_error(error, LoadFailure.ENTRY_POINT_MISSING, "reference", "pip install", "draftmark-no-such-backend")
+    assert_load_error(error, LoadFailure.ENTRY_POINT_MISSING, "reference", "install the package that provides this one")
 
 
 @pytest.mark.parametrize("name", ["refrence", "Reference", "references"])
@@ -332,7 +332,7 @@ def test_host_kernels_open_on_the_cpu(distribution, make_geometry):
 
 @pytest.mark.parametrize("device", ["meta", "warp_drive"])
 def test_a_device_that_torch_cannot_run_on_is_absent(make_geometry, reference, device):
-    """A device name without hardware, or unknown to torch, raises the same kind of error."""
+    """A device without hardware and a name unknown to torch raise errors with one failure kind."""
     with pytest.raises(BackendLoadError) as caught:
         reference.open(make_geometry(), device)
     assert_load_error(caught.value, LoadFailure.DEVICE_ABSENT, device)

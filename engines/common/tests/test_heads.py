@@ -69,3 +69,32 @@ def test_folders_that_fit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(Path(folders[2]).read_text()) == [{"a": 1}, {"b": 2}]
     with pytest.raises(EngineError, match="does not exist"):
         read_configs(tmp_path / "nowhere", tmp_path / "target")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ModuleNotFoundError("No module named 'safetensors'", name="safetensors"), "pip install safetensors"),
+        (KeyError("hidden_size"), "head.json or config.json has no 'hidden_size'"),
+        (RuntimeError("header too\nlarge"), "a file cannot be read (RuntimeError: header too large)"),
+    ],
+    ids=["package", "key", "damage"],
+)
+def test_other_errors_are_one_sentence(
+    error: Exception,
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An absent package, an absent field and a damaged file end the program without a traceback."""
+
+    def write(*_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["convert", *_folders(tmp_path, "{}", "{}")])
+    with pytest.raises(SystemExit) as ended:
+        write_from_command_line(__doc__, write)
+    printed = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert printed.startswith("convert: ") and cause in printed and printed.count("\n") == 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,15 @@ def test_an_absent_file_is_named(head: Path, tmp_path: Path) -> None:
     """The error names the absent file and the remedy."""
     with pytest.raises(EngineError, match=r"config.json does not exist; name a head's folder, then its target's"):
         convert(head, tmp_path, tmp_path / "out")
+
+
+def test_help_needs_no_safetensors(tmp_path: Path) -> None:
+    """Without safetensors, which vLLM brings, the program prints its help, and one sentence for an error."""
+    (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError('absent', name='safetensors')\n")
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "draftmark_vllm.heads.convert"]
+    how = {"env": os.environ | {"PYTHONPATH": paths}, "capture_output": True, "text": True}
+    assert subprocess.run([*command, "--help"], **how).returncode == 0
+    done = subprocess.run([*command, "a", "b", "c"], **how)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.endswith("safetensors is not installed; pip install safetensors\n")

@@ -101,9 +101,7 @@ def _find(name: str) -> md.EntryPoint:
 
     names = [row.name for row in installed]
     close = get_close_matches(name, names, n=1, cutoff=0.8)  # cuda_trtllm is not close to cuda_triton (0.73)
-    package = (
-        f"pip install its package, e.g. draftmark-{name.replace('_', '-') or 'NAME'}, or name an installed backend"
-    )
+    package = "name an installed backend (`draftmark list`), or install the package that provides this one"
     raise BackendLoadError(
         name,
         LoadFailure.ENTRY_POINT_MISSING,

@@ -25,7 +25,6 @@ SIZE = {
     "captured words": (("reference", "--capture-batch-sizes", "a,b"), 2, "is not a list of integers"),
     "NaN cap": (("reference", "--logits-soft-cap", "nan"), 2, "attention.logits_soft_cap is nan"),
     "unknown dtype": (("reference", "--dtype", "int4"), 2, "attention.q_dtype is 'int4'"),
-    "short dtype": (("reference", "--dtype", "bf16"), 2, "is an unknown dtype; write bfloat16 (or float16, float32)"),
     "misspelt backend": (("refrence",), 1, "did you mean reference?"),
     "no multiprocessor": (("reference", "--num-sms", 0), 2, "device.num_sms is 0"),
     "no device": (("reference", "--device", ""), 2, "--device is ''"),

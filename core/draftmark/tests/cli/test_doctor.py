@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata as md
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_an_unknown_backend_is_a_row(draftmark: Run) -> None:
     """An unregistered name becomes a row with a remedy."""
     done = draftmark("doctor", "atlantis")
     assert done.code == 1
-    assert "pip install its package, e.g. draftmark-atlantis" in done.out
+    assert "install the package that provides this one" in done.out and "pip install" not in done.out
 
 
 def test_an_empty_name_is_a_wrong_argument(draftmark: Run) -> None:
@@ -88,3 +89,56 @@ def test_the_timeout_must_be_positive(draftmark: Run) -> None:
     """A timeout of 0 is a wrong argument."""
     done = draftmark("doctor", "--timeout", 0)
     assert (done.code, done.err) == (2, "draftmark doctor: --timeout is 0, but it must be > 0; give seconds\n")
+
+
+ADAPTER = """class Range:
+    engine, distributions, oldest, below = "Ship", ("draftmark-anchor", "ship"), "0.9", "2"
+    def reason_against(self, version):
+        return None if version == "1.0" else f"Ship {version} is not served"
+RANGE = Range()
+"""
+
+
+def test_adapters_are_rows(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """Each adapter has a row with the engine's release and the tested releases; NAME prints backends only."""
+    entries = "[draftmark.engines]\nship = throwaway_draftmark_anchor:RANGE\n"
+    distribution("anchor", source=ADAPTER, entries=entries)
+    done = draftmark("doctor")
+    row = next(line for line in done.out.splitlines() if line.startswith("ship "))
+    assert row.split("  ")[0] == "ship" and ">=0.9,<2" in row and "draftmark-anchor 1.0" in row
+    assert any(line.startswith("vllm ") for line in done.out.splitlines())
+    rows = {one["name"]: one for one in draftmark("doctor", "--json").json["adapters"]}
+    assert rows["ship"]["tested"] == ">=0.9,<2" and rows["ship"]["note"] == ""
+    assert {"vllm", "sglang"} <= set(rows)
+    assert draftmark("doctor", "reference", "--json").json["adapters"] == []
+
+
+def test_a_broken_adapter_is_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """An adapter that raises during import gets a note, and the exit code is the backends'."""
+    entries = "[draftmark.engines]\nwreck = throwaway_draftmark_wreck:RANGE\n"
+    distribution("wreck", source="raise RuntimeError('\\x1b[31mleak\\x07')", entries=entries)
+    done = draftmark("doctor")
+    assert "wreck: throwaway_draftmark_wreck:RANGE raised RuntimeError: leak; reinstall it" in done.out
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "note"),
+    [("draftmark-vllm", {"vllm": "0.20.0"}, "vLLM 0.20.0 is not served"), ("draftmark-vllm", {}, "is not installed")],
+)
+def test_untested_and_absent_engines_have_a_note(monkeypatch: pytest.MonkeyPatch, name, installed, note) -> None:
+    """An engine's release outside the tested range, or an absent engine, is named in the adapter's note."""
+    pytest.importorskip("draftmark_vllm.versions")
+    from draftmark.cli import adapters
+
+    entry = md.EntryPoint("vllm", "draftmark_vllm.versions:VLLM", adapters.GROUP)
+
+    def version(one: str) -> str:
+        if one in installed:
+            return installed[one]
+        raise md.PackageNotFoundError(one)
+
+    monkeypatch.setattr(adapters.md, "version", version)
+    assert note in adapters._row("vllm", entry).note
+    absent = adapters._row("vllm", None).note
+    assert (f"install {name}" in absent) is bool(installed)

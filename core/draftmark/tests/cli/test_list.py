@@ -54,3 +54,18 @@ def test_list_works_with_a_broken_torch(run_python: Run, broken_torch: Path) -> 
     )
     done = run_python(code, broken_torch)
     assert (done.returncode, done.err) == (0, "")
+
+
+def test_narrow_terminals_cut_no_name(draftmark: Run, terminal: Callable[..., Any], distribution: Any) -> None:
+    """On a terminal of 40 columns every name is whole; the terminal wraps the lines."""
+    distribution("a_backend_with_a_rather_long_name")
+    shown = terminal("stdout", 40)
+    draftmark("list")
+    for name in ("a_backend_with_a_rather_long_name", "draftmark.reference:ReferencePlugin"):
+        assert name in shown.getvalue()
+
+
+def test_metadata_cannot_move_the_cursor(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """Control characters in a distribution's metadata are not printed."""
+    distribution("sly", metadata="Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\x1b[2J\n")
+    assert "\x1b" not in draftmark("list").out

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from draftmark import __version__
+from draftmark import DraftmarkError, __version__
 from draftmark.cli.commands import PARTS, command, installed
 from draftmark.cli.commands import list as list_command
 from draftmark.cli.errors import sentence
@@ -154,3 +154,12 @@ def test_a_full_disk_or_memory_is_no_bug(error: Exception) -> None:
     text = sentence(error)
     assert "this is a bug" not in text
     assert "free space" in text or (text.startswith("out of memory") and "use fewer requests" in text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07red", "r\x08e\x9bd", "\x1bcred", "red\x00\x1b[2J\x1b[1;1H"],
+)
+def test_errors_cannot_control_the_terminal(text: str) -> None:
+    """Escape sequences and control characters of an error, such as a plugin's, are removed."""
+    assert sentence(DraftmarkError(f"{text}; remedy")) == "red; remedy"

@@ -13,6 +13,7 @@ import torch
 from draftmark import DRAFT_MODES, TARGET_MODES, Geometry
 from draftmark.batch import BatchBuffers
 from draftmark.batch_tensors import batch_tensors
+from draftmark.cli.rendering import human_bytes
 from draftmark.geometry import DTYPE_BYTES
 
 Run = Callable[..., Any]
@@ -100,3 +101,41 @@ def test_output_of_a_plugin_does_not_damage_json(draftmark: Run, distribution: C
     distribution("chatty", extra="print('hello from the vendor')")
     done = draftmark("size", "chatty", "--json")
     assert done.json["backend"] == "chatty" and done.err == "hello from the vendor\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (("--num-draft-tokens", 1_000_000_000), "--num-draft-tokens is 1,000,000,000, but a request has at most 8,192"),
+        (("--device", "gpu"), "--device is 'gpu', but it must be a torch device type; write cuda"),
+        (("--device", "cuda:0"), "--device is 'cuda:0'"),
+        (("--page-size", -16), "attention.page_size is -16, but it must be >= 1; use the KV cache's tokens per page"),
+    ],
+)
+def test_impossible_sizes_are_refused(draftmark: Run, argv: Any, named: str) -> None:
+    """A draft longer than a request, an unknown device and a negative page size are one sentence and exit code 2."""
+    done = draftmark("size", "reference", *argv)
+    assert (done.code, done.out) == (2, "")
+    assert named in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("short", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
+def test_short_dtype_names_are_accepted(draftmark: Run, short: str, dtype: str) -> None:
+    """A common short name of a dtype means torch's."""
+    attention = draftmark("size", "reference", "--dtype", short, "--json").json["geometry"]["attention"]
+    assert (attention["q_dtype"], attention["kv_dtype"]) == (dtype, dtype)
+
+
+def test_the_geometry_shows_its_scale(draftmark: Run) -> None:
+    """The printed geometry contains softmax_scale, and sinks if there are any."""
+    assert "no window, softmax_scale 0.125\n" in draftmark("size", "reference", "--head-dim", 64).out
+    assert "softmax_scale 0.125 with sinks\n" in draftmark("size", "reference", "--head-dim", 64, "--sinks").out
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB"), (5 << 50, "5.0 PiB"), (7 << 70, "7,168.0 EiB")],
+)
+def test_every_number_of_bytes_has_a_unit(count: int, text: str) -> None:
+    """Numbers of bytes have a unit, also beyond terabytes."""
+    assert human_bytes(count) == text

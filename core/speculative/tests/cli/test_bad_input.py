@@ -29,6 +29,12 @@ GENERATE = {
     "no draft token": ((*IDS, "--num-draft-tokens", 0), 2, "draft.num_draft_tokens is 0"),
     "page size 0": ((*IDS, "--page-size", 0), 2, "attention.page_size is 0"),
     "page size -4": ((*IDS, "--page-size", -4), 2, "attention.page_size is -4"),
+    "tokens past int32": ((*IDS, "--max-new-tokens", 1 << 40), 2, "max_new_tokens is 1099511627776"),
+    "a draft longer than a request": (
+        (*IDS, "--num-draft-tokens", 40, "--max-context-len", 32),
+        2,
+        "--num-draft-tokens is 40, but a request has at most 32 tokens",
+    ),
     "no new token": ((*IDS, "--max-new-tokens", 0), 2, "max_new_tokens is 0"),
     "no context": ((*IDS, "--max-context-len", 0), 2, "limits.max_context_len is 0"),
     "no request": ((*IDS, "--max-num-reqs", 0), 2, "limits.max_num_reqs is 0"),
@@ -45,6 +51,7 @@ GENERATE = {
     "prompt longer than the model": (("--prompt-ids", ",".join(["7"] * 300)), 2, "the prompt has 300 tokens"),
     "token out of range": (("--prompt-ids", "1,16"), 2, "the prompt has token 16"),
     "negative token": (("--prompt-ids", "-1,3"), 2, "expected one argument"),
+    "negative token, with =": (("--prompt-ids=-1,3",), 2, "--prompt-ids has token -1"),
     "text without a tokenizer": (("--prompt", "hello"), 2, "pass --prompt-ids"),
     "missing prompt file": (("--prompts", "no-such-file.txt"), 2, "no-such-file.txt cannot be read"),
     "drafts not known": ((*IDS, "--speculate", "medusa"), 2, "invalid choice: 'medusa'"),
@@ -99,3 +106,28 @@ def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
     }
     for name, cause in causes.items():
         draftmark("generate", *IDS, "--model", tmp_path / name).assert_one_line_error(1, cause)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--prompt-ids=-1,3",),
+        (*IDS, "--max-context-len", 3),
+        (*IDS, "--max-new-tokens", 1 << 40),
+        (*IDS, "--num-draft-tokens", 40, "--max-context-len", 32),
+        (*IDS, "--top-p", 2),
+        (*IDS, "--device", "gpu"),
+        (*IDS, "--dtype", "int4"),
+    ],
+    ids=lambda argv: " ".join(map(str, argv)),
+)
+def test_bad_argument_is_refused_before_the_model_loads(draftmark: Run, argv: Any) -> None:
+    """An argument that no model can serve is refused before the model's files are looked for."""
+    done = draftmark("generate", "--model", "no-such-model", *argv)
+    assert done.code == 2 and "no-such-model" not in done.err
+
+
+def test_short_dtype_name_is_accepted(draftmark: Run, tiny: Path) -> None:
+    """`--dtype bf16` means bfloat16."""
+    found = draftmark("generate", "--model", tiny, *IDS, "--dtype", "bf16", "--max-new-tokens", 2, "--json").json
+    assert found["model"]["dtype"] == "bfloat16"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftmark.errors import ModelError
-from draftmark_speculative.models import CausalLM, load_model, loading
+from draftmark_speculative.models import CausalLM, load_model, loading, probe, wrap_model
 from draftmark_speculative.models.files import open_gguf, read_once
 from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
@@ -320,3 +320,32 @@ def test_truncated_bundled_file_is_one_sentence(tmp_path: Path) -> None:
     with whole.open("rb") as file:
         part.write_bytes(file.read(40_000_000))
     _refused(part, whole.name, "40,000,000 bytes", "not a whole GGUF file")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes.")],
+    ids=["python", "torch"],
+)
+def test_full_memory_is_not_a_damaged_file(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """If memory runs out while a model loads, the error says so and does not ask to download the model again."""
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", raised(error))
+    with pytest.raises(ModelError, match="memory ran out while the weights of tiny were read") as full:
+        load_model(folder)
+    assert "download" not in str(full.value) and "\n" not in str(full.value)
+
+
+def test_full_memory_of_the_probe_is_not_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If memory runs out while a model is probed, the error is not turned into a refusal of the model."""
+    monkeypatch.setattr(probe, "packed_forward", raised(MemoryError()))
+    with pytest.raises(MemoryError):
+        wrap_model(tiny_hf_model("llama"))
+
+
+def raised(error: Exception) -> Any:
+    """Return a function that raises `error`."""
+
+    def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    return call

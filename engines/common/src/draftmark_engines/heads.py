@@ -23,7 +23,8 @@ def read_configs(head: Path, target: Path) -> tuple[dict[str, Any], dict[str, An
 def write_from_command_line(doc: str | None, write: Callable[[Path, Path, Path], object]) -> None:
     """Call ``write(head, target, out)`` with the three folders from the command line.
 
-    If a folder is absent, does not fit or cannot be written, the program prints one sentence and exits with code 1.
+    If a package or folder is absent, or a file does not fit or cannot be read or written, the program prints one
+    sentence and exits with code 1.
     """
     parser = argparse.ArgumentParser(description=doc)
     for name in ("head", "target", "out"):
@@ -33,6 +34,13 @@ def write_from_command_line(doc: str | None, write: Callable[[Path, Path, Path],
         write(given.head, given.target, given.out)
     except (EngineError, OSError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+    except ModuleNotFoundError as error:
+        parser.exit(1, f"{parser.prog}: {error.name} is not installed; pip install {error.name}\n")
+    except KeyError as error:
+        parser.exit(1, f"{parser.prog}: head.json or config.json has no {error}; name a head, then its target\n")
+    except Exception as error:  # a damaged file raises SafetensorError, RuntimeError, …
+        cause = " ".join(str(error).split())
+        parser.exit(1, f"{parser.prog}: a file cannot be read ({type(error).__name__}: {cause}); copy it again\n")
 
 
 def _read(file: Path) -> dict[str, Any]:

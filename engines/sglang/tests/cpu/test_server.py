@@ -10,12 +10,17 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 START = 600
 """Seconds that the server may take to start."""
+PORTS = 3
+"""Ports that are tried."""
+IN_USE = ("address already in use", "is already in use", "is not available in")
+"""Words of a server's log about a port that another process has taken."""
 PROMPTS = (
     "The capital of France is",
     "One two three four five six",
@@ -27,25 +32,42 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def server(smollm2: str, folder: Path) -> Iterator[str]:
     """Address of a server with n-gram trees on pages of 16."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     arguments = ["--model-path", smollm2, "--attention-backend", "draftmark", "--page-size", "16"]
     arguments += ["--device", "cpu"]
     arguments += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6", "--dtype", "float32"]
     arguments += ["--max-total-tokens", "4096", "--max-running-requests", "4", "--mem-fraction-static", "0.6"]
-    arguments += ["--port", str(port), "--skip-server-warmup", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
-    log = folder / "server.log"
-    with log.open("wb") as out:
-        command = [sys.executable, "-m", "sglang.launch_server", *arguments]
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    arguments += ["--skip-server-warmup", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
+    process, address = _started(arguments, folder / "server.log")
+    try:
+        yield address
+    finally:
+        _end(process)
+
+
+def _started(arguments: list[str], log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server on a free port; another process may take the port first, so try again where the log says so."""
+    for _ in range(PORTS):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", "sglang.launch_server", *arguments, "--port", str(port)]
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        address = f"http://127.0.0.1:{port}"
         try:
-            address = f"http://127.0.0.1:{port}"
             _wait(address, process, log)
-            yield address
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            return process, address
+        except AssertionError:
+            _end(process)
+            if not any(words in log.read_text(errors="replace").lower() for words in IN_USE):
+                raise
+    raise AssertionError(f"{PORTS} ports were taken by others before the server bound them")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

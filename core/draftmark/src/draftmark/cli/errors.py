@@ -9,7 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from ..errors import DraftmarkError, GeometryError, RequestError
+from ..errors import DraftmarkError, GeometryError, RequestError, is_out_of_memory
+from .rendering import printable
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
@@ -29,7 +30,7 @@ def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         return INTERRUPTED
     except BrokenPipeError:
         return _broken_pipe()
-    except SystemExit as leaving:  # rich exits like this when its pipe is broken
+    except SystemExit as leaving:  # rich raises SystemExit when its pipe is broken
         return FAILURE if leaving.code else SUCCESS
     except Exception as error:
         if getattr(args, "debug", False):
@@ -41,23 +42,16 @@ def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 
 def sentence(error: BaseException) -> str:
     """Return one line for an exception; for an unexpected exception it includes how to report a bug."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, DraftmarkError):
         return text
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; check the path and its permissions"
+        return f"{printable(str(error.filename))}: {error.strerror}; check the path and its permissions"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "the output could not be written: no space left on the device; free space, or write elsewhere"
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return f"out of memory: {text}; use fewer requests, a shorter context or smaller pages (`draftmark size NAME`)"
     return f"{type(error).__name__}: {text}; this is a bug: run again with --debug and report the output"
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return True for errors of Python, of a device, or of torch's CPU allocator, which raises a plain RuntimeError."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _broken_pipe() -> int:

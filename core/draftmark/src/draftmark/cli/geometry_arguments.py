@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from ..geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits
+from ..geometry.checks import SHORT_DTYPES
 from ..hookspecs import BackendInfo
 from .errors import ArgumentError
 
 TYPICAL_DEVICES = {"cuda": DeviceProfile("cuda", 90, 132)}
 """Default device profile of --arch and --num-sms, by device type; commands do not access a driver."""
-KIND = re.compile("[a-z]+")
+DEVICES = ("cpu", "cuda", "npu", "xpu", "mps", "hpu", "mlu", "musa", "mtia", "xla", "privateuseone")
+"""Device types of torch and of its plugins; a backend's own device type is valid too."""
 
 
 def add_geometry_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +40,8 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--num-kv-heads", type=int, default=8, metavar="N", help="KV heads")
     group.add_argument("--head-dim", type=int, default=128, metavar="N", help="elements of one head")
     group.add_argument("--page-size", type=int, default=16, metavar="P", help="tokens per KV page")
-    group.add_argument("--dtype", default="bfloat16", help="dtype of queries: bfloat16, float16 or float32")
-    group.add_argument("--kv-dtype", metavar="DTYPE", help="dtype of the KV cache; default: --dtype")
+    group.add_argument("--dtype", type=dtype, default="bfloat16", help="dtype of queries: bfloat16, float16 or float32")
+    group.add_argument("--kv-dtype", type=dtype, metavar="DTYPE", help="dtype of the KV cache; default: --dtype")
     group.add_argument("--window-left", type=int, default=-1, metavar="W", help="visible positions left; -1 means all")
     group.add_argument("--logits-soft-cap", type=float, default=0.0, metavar="CAP", help="0 means no cap")
     group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
@@ -51,7 +52,7 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
 
     Raises:
         GeometryError: a value is out of range.
-        ArgumentError: --device or --arch is not valid.
+        ArgumentError: --device or --arch is not valid, or a draft is longer than a request.
     """
     attention = AttentionShape(
         args.num_qo_heads,
@@ -69,19 +70,36 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
     )
     draft = DraftShape(args.topk, args.num_steps, args.num_draft_tokens)
     modes = DRAFT_MODES if args.modes == "draft" else TARGET_MODES
-    return Geometry.create(attention, limits, draft, _device(args, info), modes)
+    geometry = Geometry.create(attention, limits, draft, _device(args, info), modes)
+    check_draft_tokens(args.num_draft_tokens, args.max_context_len)
+    return geometry
 
 
 def _device(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
     own = "cpu" if info.device == "any" else info.device
     kind = own if args.device is None else args.device
-    if not KIND.fullmatch(kind):
-        raise ArgumentError(f"--device is {kind!r}, but it must be a torch device type; write cpu, cuda or npu")
+    if kind not in (own, *DEVICES):
+        remedy = "write cuda" if kind.partition(":")[0] in ("gpu", "nvidia", "cuda") else "write cpu, cuda or npu"
+        raise ArgumentError(f"--device is {kind!r}, but it must be a torch device type; {remedy}")
     if args.arch is not None and args.arch < 0:
         raise ArgumentError(f"--arch is {args.arch}, but it must be >= 0; give the compute capability times ten")
     typical = TYPICAL_DEVICES.get(kind, DeviceProfile(kind))
     arch = typical.arch if args.arch is None else args.arch
     return DeviceProfile(kind, arch, typical.num_sms if args.num_sms is None else args.num_sms)
+
+
+def check_draft_tokens(num_draft_tokens: int, max_context_len: int) -> None:
+    """Raise `ArgumentError` if one draft is longer than the longest request."""
+    if num_draft_tokens > max_context_len:
+        raise ArgumentError(
+            f"--num-draft-tokens is {num_draft_tokens:,}, but a request has at most {max_context_len:,} tokens "
+            "(--max-context-len); lower it"
+        )
+
+
+def dtype(text: str) -> str:
+    """Return torch's name of a dtype, for argparse; ``"bf16"`` becomes ``"bfloat16"``."""
+    return SHORT_DTYPES.get(text, text)
 
 
 def integers(text: str) -> tuple[int, ...]:

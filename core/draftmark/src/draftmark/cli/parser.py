@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from .commands import PARTS, Command, Unusable, command, installed
 from .errors import WRONG_ARGUMENTS
+from .rendering import printable
 
 DESCRIPTION = """\
 Attention backends for LLM engines that decode speculatively: find the
@@ -30,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and the --help command to read; exit with code 2."""
-        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {printable(message)}; see `{self.prog} --help`\n")
 
 
 class CommandParser(Parser):

@@ -19,6 +19,7 @@ from ..errors import BackendHookError, BackendLoadError, DraftmarkError, LoadFai
 from ..geometry import AttentionShape, DraftShape, Geometry, Limits
 from ..loaded import LoadedBackend
 from ..registry import load
+from .rendering import printable
 
 
 class Verdict(StrEnum):
@@ -95,7 +96,7 @@ class Probe:
         self._write()
 
     def _end(self, verdict: Verdict, *reasons: str) -> None:
-        self.report.verdict, self.report.reasons = verdict, [" ".join(reason.split()) for reason in reasons]
+        self.report.verdict, self.report.reasons = verdict, [printable(" ".join(reason.split())) for reason in reasons]
         self.report.finished = True
         self._write()
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .probing import Report, Verdict
+from .rendering import printable
 
 
 def examine(name: str, timeout: float) -> Report:
@@ -70,5 +71,5 @@ def _how_it_ended(stage: str, code: int | None, timeout: float, stderr: str) -> 
 
 
 def _said(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in printable(stderr).splitlines() if line.strip()]
     return f", last line of stderr {lines[-1][:160]!r}" if lines else ""

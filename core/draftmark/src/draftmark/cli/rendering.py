@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Row = Sequence[object]
+
+LEAST_WRAPPED = 8
+"""Width below which a column that wraps is no longer readable."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,24 @@ def stdout_for_results() -> Iterator[None]:
         yield
 
 
+ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # a control sequence, such as a colour
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # an operating-system command, such as a window title
+    r"|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def printable(text: str) -> str:
+    """Return text without escape sequences and control characters, except tabs and line ends.
+
+    Text of a plugin, a file name or a model may contain them, and a terminal would act on them.
+    """
+    return ESCAPES.sub("", text)
+
+
 def show(text: str = "", style: str = "") -> None:
-    """Print a line of text without wrapping, and without colour in a pipe."""
-    out = console()
+    """Print a line of text without wrapping, control characters, and without colour in a pipe."""
+    out, text = console(), printable(text)
     if out.is_terminal:
         out.print(text, style=style or None, soft_wrap=True)
     else:
@@ -57,9 +76,13 @@ def show(text: str = "", style: str = "") -> None:
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> None:
-    """Print a table on stdout; `footer` is a separate last row."""
+    """Print a table on stdout; `footer` is a separate last row.
+
+    A terminal too narrow for the columns that do not wrap gets aligned plain lines, which it wraps itself.
+    """
     out = console()
-    if not out.is_terminal:
+    rows = [[printable(str(cell)) for cell in row] for row in rows]
+    if not out.is_terminal or _least_width(columns, rows, footer) > out.width:
         print(plain_table(columns, rows, footer))
         return
     from rich.box import SIMPLE_HEAD
@@ -79,6 +102,14 @@ def show_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | Non
     for row in rows:
         table.add_row(*map(str, row))
     out.print(table)
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None) -> int:
+    """Return the width below which a terminal's table would cut a cell."""
+    lines = [[column.title for column in columns], *rows, *([] if footer is None else [footer])]
+    widest = [max(len(str(line[i])) for line in lines) for i in range(len(columns))]
+    kept = [LEAST_WRAPPED if column.wrap else width for column, width in zip(columns, widest, strict=True)]
+    return sum(kept) + 2 * (len(columns) - 1)
 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> str:
@@ -109,11 +140,11 @@ def show_json(value: object) -> None:
 def human_bytes(count: int) -> str:
     """Return a number of bytes with its unit: 1536 becomes ``1.5 KiB``."""
     size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:,.1f} EiB"
 
 
 def shorten(text: str, width: int) -> str:

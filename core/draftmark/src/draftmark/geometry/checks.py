@@ -51,8 +51,9 @@ def check(geometry: Geometry) -> None:
 
 
 def _check_attention(a: AttentionShape) -> None:
-    for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size"):
+    for name in ("num_qo_heads", "num_kv_heads", "head_dim"):
         _at_least(f"attention.{name}", getattr(a, name), 1, f"set the model's {name}")
+    _at_least("attention.page_size", a.page_size, 1, "use the KV cache's tokens per page, such as 16 or 64")
     if a.num_qo_heads % a.num_kv_heads:
         raise GeometryError(
             "attention.num_qo_heads",

@@ -16,7 +16,7 @@ def check_contents(batch: ForwardBatch, geometry: Geometry, null_pages: int) -> 
     """Check the tensors of a batch that `validate` accepts; return the largest page id that the forward reads.
 
     Raises:
-        BatchError: the first tensor whose contents contradict the batch, with the value, the limit and the remedy.
+        BatchError: the first tensor that contradicts the batch, with the value, the limit and the remedy.
     """
     lens = _check_lengths(batch, geometry)
     rows = _check_rows(batch)

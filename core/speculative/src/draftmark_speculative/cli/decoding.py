@@ -70,7 +70,7 @@ class _Watch:
         return self.done > before
 
     def stand(self) -> str:
-        """Return the state of the run for the progress line."""
+        """Return the text of the progress line."""
         s, pages = self.engine.statistics, self.engine.pages
         return (
             f"{s.tokens} tokens · {s.tokens / self.seconds:.1f} tokens/s · accepted {s.mean_accepted:.2f} · "

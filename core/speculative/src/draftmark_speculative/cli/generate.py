@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from draftmark import DraftmarkError
 from draftmark.cli.errors import INTERRUPTED, SUCCESS
-from draftmark.cli.geometry_arguments import integers
+from draftmark.cli.geometry_arguments import dtype, integers
 from draftmark.cli.progress import progress_line
 from draftmark.cli.rendering import console, show, show_json
 
@@ -69,7 +69,7 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         help="a prompt as token ids; may be repeated",
     )
     group.add_argument("--raw", action="store_true", help="pass prompts without the model's chat template")
-    group.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    group.add_argument("--dtype", type=dtype, default="float32", help="float32, bfloat16 or float16")
 
 
 def _add_decoding(group: argparse._ArgumentGroup) -> None:

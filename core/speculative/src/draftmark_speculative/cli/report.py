@@ -106,7 +106,7 @@ def speeds(report: Report) -> list[str]:
 
 
 def check_lines(report: Report) -> list[tuple[str, bool]]:
-    """Return lines on each prompt, on near-ties and on logits, each with True if the result is right."""
+    """Return (line, True if right) for each prompt, for near-ties and for logits."""
     found = report.agreement
     lines = [(f"check {i + 1}: {_verdict(report, i)}", i not in found.wrong_texts) for i in range(len(report.prompts))]
     if found.gaps:

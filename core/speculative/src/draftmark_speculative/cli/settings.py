@@ -21,7 +21,9 @@ from draftmark import (
     load,
 )
 from draftmark.cli.errors import ArgumentError
+from draftmark.cli.geometry_arguments import check_draft_tokens
 from draftmark.cli.rendering import stdout_for_results
+from draftmark.geometry.checks import INT32_MAX
 from draftmark.registry import BACKEND_VARIABLE
 
 from .prompts import Prompt
@@ -53,8 +55,24 @@ def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
     )
     if args.model is not None and not args.model.strip():
         raise ArgumentError("--model is empty; name a folder or a .gguf file, or leave it out for the bundled model")
-    if args.max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens is {args.max_new_tokens}, but it must be >= 1; ask for at least one token")
+    if not 1 <= args.max_new_tokens <= INT32_MAX:
+        limit = "be >= 1; ask for at least one token" if args.max_new_tokens < 1 else "fit int32; lower it"
+        raise RequestError(f"max_new_tokens is {args.max_new_tokens}, but it must {limit}")
+    if args.num_draft_tokens is not None and args.max_context_len is not None:
+        check_draft_tokens(args.num_draft_tokens, args.max_context_len)
+    for ids in args.prompt_ids:
+        _check_ids(ids, args.max_context_len)
+
+
+def _check_ids(ids: Sequence[int], max_context_len: int | None) -> None:
+    wrong = next((one for one in ids if not 0 <= one <= INT32_MAX), None)
+    if wrong is not None:
+        raise RequestError(f"--prompt-ids has token {wrong}, but token ids are >= 0 and fit int32; use the tokenizer's")
+    if max_context_len is not None and len(ids) >= max_context_len:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens, but --max-context-len is {max_context_len} and one must be free for "
+            "the answer; shorten the prompt or raise it"
+        )
 
 
 def _draft_shape(args: argparse.Namespace) -> DraftShape:

@@ -16,7 +16,7 @@ class TextStream:
     """Writer of a run's texts to stdout while they are decoded.
 
     Prompts are decoded together. The first unfinished prompt is written as it grows; later prompts wait for it. So the
-    output equals that of a run that writes everything at the end.
+    output equals the output of a run that writes everything at the end.
 
     Args:
         names: names of the prompts, for the headlines.

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from draftmark import Q_DTYPES, ModelError
+from draftmark.errors import is_out_of_memory
 
 from .causal_lm import CausalLM
 from .files import MOST_OF_A_CAUSE, check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
@@ -198,6 +199,11 @@ def _read_tokenizer(folder: Path, shown: Path, source: dict[str, str]) -> Any:
 
 
 def _unreadable(shown: Path, what: str, error: Exception) -> ModelError:
+    if is_out_of_memory(error):
+        return ModelError(
+            f"memory ran out while the {what} of {shown.name} were read ({type(error).__name__}); the files are not at "
+            "fault: free memory, load in bfloat16, or take a smaller model"
+        )
     size = f" ({shown.stat().st_size:,} bytes)" if shown.is_file() else ""
     cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …").rstrip(". ")
     return ModelError(

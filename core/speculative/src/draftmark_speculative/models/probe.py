@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftmark import DraftmarkError, ModelError
+from draftmark.errors import is_out_of_memory
 
 from .attention import LayerAttention
 from .causal_lm import packed_forward
@@ -63,6 +64,8 @@ def probe(hf: Any, name: str) -> Probed:
     except DraftmarkError as error:
         raise _refusal(hf, name, str(error)) from None
     except Exception as error:  # a model may raise anything in a forward that it does not support
+        if is_out_of_memory(error):
+            raise
         cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …")
         raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
 

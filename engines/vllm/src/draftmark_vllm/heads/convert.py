@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from draftmark_engines import EngineError
 from draftmark_engines.heads import read_configs, write_from_command_line
@@ -46,6 +44,8 @@ def convert(head: Path, target: Path, out: Path) -> None:
     Raises:
         EngineError: a file is absent, or the head does not fit the target.
     """
+    from safetensors.torch import load_file, save_file  # vLLM's own dependency; this wheel does not need it
+
     head_config, target_config = read_configs(head, target)
     weights = load_file(head / "head.safetensors")
     d2t = weights.pop("d2t", None)
@@ -102,6 +102,8 @@ def _target_tensor(target: Path, *names: str) -> torch.Tensor:
     Raises:
         EngineError: they hold none of them.
     """
+    from safetensors import safe_open
+
     for name in names:
         for file in sorted(target.glob("*.safetensors")):
             with safe_open(file, "pt") as opened:

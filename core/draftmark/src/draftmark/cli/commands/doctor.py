@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...version import __version__
+from ..adapters import adapters
 from ..errors import FAILURE, SUCCESS, ArgumentError
 from ..rendering import Column, console, show, show_json, show_table
 
@@ -22,7 +23,8 @@ SCHEMA = 1
 SUMMARY = "test each backend in its own process: versions, device, reasons"
 EXAMPLES = """\
 Each backend is tested in its own process, so one that crashes, hangs or
-exits does not stop the others.
+exits does not stop the others. Without NAME, the adapters to vLLM and SGLang
+follow: the installed release, and the releases that were tested.
   ready    a sample geometry was opened on the device
   refuses  loads, but does not serve the sample geometry
   absent   loads, but its vendor packages or its device are absent
@@ -40,6 +42,13 @@ COLUMNS = (
     Column("torch"),
     Column("device"),
     Column("runtime", wrap=True),
+)
+
+ADAPTER_COLUMNS = (
+    Column("engine", style="bold"),
+    Column("adapter"),
+    Column("installed"),
+    Column("tested releases"),
 )
 
 
@@ -65,9 +74,13 @@ def run(args: argparse.Namespace) -> int:
         with _waiting(name):
             reports.append(examine(name, args.timeout))
     if args.json:
-        show_json({"schema": SCHEMA, **_machine(), "backends": [asdict(report) for report in reports]})
+        rows = [] if args.backend else [asdict(one) for one in adapters()]
+        backends = [asdict(report) for report in reports]
+        show_json({"schema": SCHEMA, **_machine(), "backends": backends, "adapters": rows})
     else:
         _show(reports, plugins)
+        if not args.backend:
+            _show_adapters()
     wanted = ("ready",) if args.backend else ("ready", "refuses", "absent")
     return SUCCESS if all(report.verdict in wanted for report in reports) else FAILURE
 
@@ -99,6 +112,15 @@ def _show(reports: Sequence[Report], plugins: dict[str, str]) -> None:
     for report in reports:
         for reason in report.reasons:
             show(f"{report.backend} {report.verdict.value}: {reason}")
+
+
+def _show_adapters() -> None:
+    found = adapters()
+    show()
+    show_table(ADAPTER_COLUMNS, [(a.name, a.adapter or "absent", a.engine or "absent", a.tested or "-") for a in found])
+    for one in found:
+        if one.note:
+            show(f"{one.name}: {one.note}")
 
 
 def _runtime(report: Report) -> str:

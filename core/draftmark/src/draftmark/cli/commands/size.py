@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...buffers import BufferSpec
-from ...geometry import Geometry
+from ...geometry import AttentionShape, Geometry
 from ..errors import SUCCESS
 from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
@@ -110,13 +110,18 @@ def _device(geometry: Geometry) -> str:
     return f"{device.kind} sm_{device.arch} with {device.num_sms} SMs" if device.kind == "cuda" else device.kind
 
 
+def _scale(a: AttentionShape) -> str:
+    assert a.softmax_scale is not None, "Geometry.create resolves it"
+    return f"softmax_scale {a.softmax_scale:.6g}" + (" with sinks" if a.sinks else "")
+
+
 def _shape(geometry: Geometry) -> str:
     a, d, limits = geometry.attention, geometry.draft, geometry.limits
     window = "no window" if a.window_left < 0 else f"window of {a.window_left} to the left"
     captured = ", ".join(map(str, limits.capture_batch_sizes)) or "none"
     return (
         f"{a.num_qo_heads} query heads over {a.num_kv_heads} KV heads × {a.head_dim}, {a.q_dtype} (KV {a.kv_dtype}), "
-        f"{window}\n"
+        f"{window}, {_scale(a)}\n"
         f"k = topk {d.topk}, S = num_steps {d.num_steps}, D = num_draft_tokens {d.num_draft_tokens}, "
         f"P = page_size {a.page_size}, C = max_context_len {limits.max_context_len}\n"
         f"max_num_reqs {limits.max_num_reqs}, max_extend_tokens {limits.max_extend_tokens}, captured {captured}, "
