@@ -28,7 +28,7 @@ class BatchShape:
     Attributes:
         mode, step: mode and draft step.
         groups: groups of equal requests.
-        given_requests, given_rows: sums over the groups, for proofs that know only bounds of the sums; None to add up.
+        given_requests, given_rows: sums over the groups, for proofs with bounds of the sums only; None to add up.
     """
 
     mode: Mode
@@ -74,11 +74,13 @@ def total(values: Iterable[Any]) -> Any:
 def brief(geometry: Geometry) -> str:
     """Return a geometry in one line, for messages."""
     a, d, m = geometry.attention, geometry.draft, geometry.limits
+    scale = "default" if a.softmax_scale is None else f"{a.softmax_scale:.6g}"
     return (
         f"k={d.topk} S={d.num_steps} D={d.num_draft_tokens} P={a.page_size} C={m.max_context_len} "
         f"max_num_reqs={m.max_num_reqs} capture={list(m.capture_batch_sizes)} extend={m.max_extend_tokens} "
         f"overlap={m.overlap} heads={a.num_qo_heads}/{a.num_kv_heads}x{a.head_dim} {a.q_dtype}/{a.kv_dtype} "
-        f"window={a.window_left} cap={a.logits_soft_cap} modes={'+'.join(mode.value for mode in geometry.modes)}"
+        f"scale={scale} window={a.window_left} cap={a.logits_soft_cap} "
+        f"modes={'+'.join(mode.value for mode in geometry.modes)}"
     )
 
 
