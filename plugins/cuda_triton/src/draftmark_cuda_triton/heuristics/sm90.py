@@ -136,8 +136,8 @@ def with_two_ctas(
     "filled" means that unsplit (request, KV head) pairs fill the CTAs (`_fills_ctas`):
 
     * Up to 32 rows: two CTAs an SM if they are filled, or if one CTA an SM is not filled either.
-    * 33 to 64 rows: the same rule, but only with pairs for 95 % of the CTAs. With small pages, also for at most one pair
-      for every two SMs, because a sole CTA waits longer for small pages.
+    * 33 to 64 rows: the same rule, but only with pairs for 95 % of the CTAs. With small pages, also for at most one
+      pair for every two SMs, because a sole CTA waits longer for small pages.
     * 65 to 128 rows: two CTAs an SM for at most one pair an SM; above 112 rows only if one CTA an SM is not filled. A
       request's two row tiles then both read its keys from L2.
 

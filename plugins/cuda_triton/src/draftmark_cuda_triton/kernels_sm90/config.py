@@ -72,7 +72,7 @@ def make_constants(**values):
 
 @gluon.constexpr_function
 def column_parts(CFG):
-    """Return the columns of each part of a tile: one power of two, or two where the head size is none."""
+    """Return the columns of each part of a tile: one part, or two if they need less padding (`sm90.split_head_dim`)."""
     return (CFG.BLOCK_D, CFG.BLOCK_D_REST) if CFG.BLOCK_D_REST else (CFG.BLOCK_D,)
 
 
@@ -98,7 +98,7 @@ def part_offset(CFG, part):
 def uses_pingpong(CFG):
     """Return True if two warp groups issue their products alternately.
 
-    Above 128 columns the products take so long that an explicit order brings nothing.
+    Above 128 columns the products take so long that a forced order does not help.
     """
     return CFG.NUM_CONSUMER_WGS == 2 and CFG.INTRA_WG_OVERLAP and sum(column_parts(CFG)) <= 128
 
@@ -132,9 +132,9 @@ def work_tile_words(CFG):
 
 @gluon.constexpr_function
 def num_empty_arrivals(CFG):
-    """Return the arrivals that complete an empty barrier.
+    """Return the number of arrivals that complete an empty barrier.
 
-    Every consumer thread arrives; with three warp groups, where that is slower, one thread of each group.
+    Every consumer thread arrives. With three warp groups that is slower, so one thread of each group arrives.
     """
     return CFG.NUM_CONSUMER_WGS if CFG.NUM_CONSUMER_WGS == 3 else 128 * CFG.NUM_CONSUMER_WGS
 
@@ -159,7 +159,7 @@ def row_io_layout(width):
 
 @gluon.constexpr_function
 def row_copy_layout(width, warps):
-    """Return the layout of rows that `warps` warps copy: 16 bytes a thread, neighbouring threads in one row."""
+    """Return the layout of rows that `warps` warps copy: 8 elements a thread, neighbouring threads in one row."""
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
 
 

@@ -80,7 +80,7 @@ def load_next_request(
     q, prefix_lens, q_indptr, request, exists, q_len, tail_len, head, row_tiles, group, inv_group, stride_row,
     stride_head, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr,
 ):  # fmt: skip
-    """Load a request's prefix length, first row, rows and tail tokens, and with `prefetches_q` its rows of q.
+    """Load a request's prefix length, first row, row and tail token counts, and with `prefetches_q` its rows of q.
 
     Args:
         exists: False if the split ends before this request; the request then has no rows.
@@ -248,8 +248,8 @@ def attend_decode_verify(
     Args:
         k_source, v_source: TMA descriptors of K and V ``[pages, P, heads, dim]``. With boxes of whole heads, their view
             is ``[pages, P / 8, 2 · heads, 8, dim / 2]``.
-        k_extra, v_extra: further descriptors of K and V, or None: of the second column part, if a tile has two; with
-            boxes of whole heads, of boxes that hold the last keys.
+        k_extra, v_extra: second descriptors of K and V, or None. If a tile has two column parts, they load the second
+            part. If boxes hold whole heads, they load a request's last keys.
         KV_HEADS_PER_TILE: if 2, each two KV heads form one head with twice the dim and the query heads of both.
     """
     CFG: gl.constexpr = make_constants(

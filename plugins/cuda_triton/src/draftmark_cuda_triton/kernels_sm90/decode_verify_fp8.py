@@ -102,7 +102,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                     row, _, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
                     depth = gl.load(depths + tail_slots - rows + row, mask=row_live, other=0)
                     max_position = prefix_len + gl.max(depth, 0)
-                # Every row has seen a key before the first unmasked tile.
+                # If masked tiles precede the first unmasked tile, every live row has seen a key in them.
                 first_unmasked_tile = gl.minimum(
                     gl.maximum(first_tile_in_window(max_position, window_left, CFG), tile), stop
                 )
@@ -202,7 +202,7 @@ def attend_decode_verify_fp8(
     """Attend decode or verify rows over e4m3 KV; arguments as in `decode_verify.attend_decode_verify`, except one.
 
     Args:
-        BLOCK_M: packed rows of a CTA, 8 to 64.
+        BLOCK_M: packed rows of a CTA: 16, 32 or 64.
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,

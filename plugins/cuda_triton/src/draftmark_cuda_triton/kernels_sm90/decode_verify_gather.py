@@ -1,7 +1,7 @@
 """Decode and verify on Hopper over pages of any size: `decode_verify` with a gathering producer (cp.async, not TMA).
 
-Bytes and floor are those of `decode_verify`: a key of 128 channels is 256 contiguous bytes. For each tile of 64 keys
-128 threads issue 16 `cp.async` each, where one thread of the TMA producer issues 4 boxes.
+Bytes and floor equal those of `decode_verify`: a key of 128 channels is 256 contiguous bytes. For a tile of 64 keys, K
+and V, each of 128 threads issues 16 `cp.async`. For pages of 64 tokens TMA needs at most 4 boxes.
 """
 
 from triton.experimental import gluon
@@ -68,7 +68,7 @@ def attend_decode_verify_gather(
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
-    # The last argument stands for num_pages, which only TMA needs.
+    # The last argument is a placeholder for num_pages, which only TMA needs.
     producer_args = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, pipeline, pipeline, q_len, tail_len, group,
         window_left, stride_table, num_reqs,

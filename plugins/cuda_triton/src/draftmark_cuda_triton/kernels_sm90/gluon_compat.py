@@ -1,4 +1,4 @@
-"""Gluon functions under the names of Triton 3.6 to 3.9, which differ between these releases."""
+"""Gluon functions with names that differ between Triton 3.6 and 3.9."""
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma

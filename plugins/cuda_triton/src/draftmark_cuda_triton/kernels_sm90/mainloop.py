@@ -60,7 +60,7 @@ def wait_full(full, phase, GATHER_KV: gl.constexpr):
     """Wait until a pipeline stage holds its tile and a matrix product may read it.
 
     GATHER_KV: cp.async wrote the tile through the generic proxy, and wgmma reads it through the async proxy. Only a
-    proxy fence orders the two, on either side of the barrier.
+    proxy fence orders these two accesses; here each consumer thread executes it after the barrier.
     """
     mbarrier.wait(full, phase)
     if GATHER_KV:
@@ -91,7 +91,7 @@ def compute_scores(q, pipeline, stage, phase, scale, cap, CFG: gl.constexpr):
 def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
     """Wait for the V tile of a stage and issue acc + weights · v; return the accumulators, not yet complete.
 
-    The layout of the operand names its column part, but all parts use the same registers for the weights. `wait_pv`
+    The operand's layout differs between column parts, but all parts read the weights from the same registers. `wait_pv`
     keeps these registers unchanged while the products run.
     """
     wait_full(pipeline.v.full.index(stage), phase, CFG.GATHER_KV)
@@ -125,7 +125,10 @@ def mainloop_overlapped(
     acc, row_max, row_sum, weights, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, MASKED: gl.constexpr,
     CFG: gl.constexpr, CONSUMER_WG: gl.constexpr,
 ):  # fmt: skip
-    """Process key tiles [first, stop): scores of each, and p·v of the tile before, for which `weights` holds p.
+    """Process key tiles [first, stop): compute the scores of each tile, next to p·v of the tile before.
+
+    Args:
+        weights: p of tile first - 1, with V in pipeline stage `stage`.
 
     Returns:
         The updated accumulators, row maxima and sums; p of tile stop - 1, not yet multiplied by v; its stage and phase.
@@ -185,8 +188,8 @@ def mainloop(
 ):
     """Attend 64 packed rows to key tiles [first, stop) of one request; `row_mask` holds what each row may see.
 
-    Masked and unmasked tiles share one loop, unless `has_unmasked_loop`. A second copy of the loop costs instruction
-    fetches, and requests of few tiles end before it pays (NOTES.md).
+    Masked and unmasked tiles share one loop, unless `has_unmasked_loop`. A second loop means more code to fetch, and
+    requests of few tiles end before it saves time (NOTES.md).
 
     Returns:
         acc, row_max, row_sum, stage, phase: unnormalised output, ``[64, width]`` float32 a column part; maximum and sum

@@ -31,7 +31,7 @@ class RowMask(NamedTuple):
         mask_words: trees only: int32 words of a row's mask.
         window_left: tokens before its own position that a row sees.
         max_position: largest `row_position`.
-        first_masked_tile: first key tile that the rows may see different parts of.
+        first_masked_tile: first key tile in which rows may see different keys, or that the request does not fill.
     """
 
     prefix_len: gl.tensor
@@ -62,8 +62,8 @@ def tree_bits(
 ):  # fmt: skip
     """Return the tree mask as bool ``[rows, BLOCK_N]``; columns outside the tail are False.
 
-    For each row, two neighbouring mask words are shifted so that bit c belongs to column c of a run. This needs
-    registers for each row instead of each (row, key). Words outside the mask read as zero.
+    For each row, two neighbouring mask words are shifted so that bit c belongs to column c of a run: 32 columns, or a
+    smaller box. This needs registers for each row instead of each (row, key). Words outside the mask read as zero.
     """
     RUN: gl.constexpr = 32 if CFG.BOX_KEYS > 32 else CFG.BOX_KEYS
     column = gl.arange(0, CFG.BLOCK_N, gl.SliceLayout(0, scores))
@@ -115,9 +115,10 @@ def low_bits(n):
 
 @gluon.jit
 def last_box(tile, row_mask, CFG: gl.constexpr):
-    """Return the keys left from the tile's first key on, and the hole before the keys of a last box that is not full.
+    """Return the number of keys from the tile's first key on, and the hole in a last box that is not full.
 
-    The hole consists of columns without a key. Returns: the keys left; first column of the hole; its width, 0 if none.
+    The hole is the columns without a key, before the keys of that box. Returns: number of keys; first column of the
+    hole; its width, 0 if none.
     """
     rest = row_mask.prefix_len + row_mask.tail_len - tile * CFG.BLOCK_N
     return rest, rest & -CFG.BOX_KEYS, gl.where(rest < CFG.BLOCK_N, -rest & (CFG.BOX_KEYS - 1), 0)
@@ -125,7 +126,7 @@ def last_box(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def first_tail_slot(tile, run: gl.constexpr, prefix_len, hole, width, CFG: gl.constexpr):
-    """Return the tail slot of the first of 32 columns, computed as if the 32 columns had no hole."""
+    """Return the tail slot of the first column of a run of 32, as if no hole lay inside the run (`last_box`)."""
     first = tile * CFG.BLOCK_N + run * 32 - prefix_len
     if CFG.BOX_KEYS >= 32:
         first -= gl.where(run * 32 >= hole, width, 0)
@@ -160,7 +161,7 @@ def mask_by_depth(s, tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def first_tile_in_window(max_position, window_left, CFG: gl.constexpr):
-    """Return the first key tile that every row up to `max_position` sees in full under the window."""
+    """Return a key tile from which on the window hides no key from rows up to `max_position`."""
     return gl.where(max_position > window_left, (max_position - window_left) // CFG.BLOCK_N + 1, 0)
 
 
@@ -175,7 +176,7 @@ def needs_mask(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def visible_words(tile, row_mask, CFG: gl.constexpr):
-    """Return the visibility of a tile for tree rows: one word for every 32 columns; bit c stands for column c."""
+    """Return the visibility of a tile for tree rows: one word for every 32 columns; bit c stands for their column c."""
     rest, hole, width = last_box(tile, row_mask, CFG)
     loaded = load_mask_words(tile, row_mask, CFG)
     words = ()

@@ -3,10 +3,10 @@
     K tile [keys, d]  ldmatrix  two fp16 operands [keys, d/2]      Sᵀ [keys, rows] = K · Qᵀ
     V tile [keys, d]  ldmatrix.trans  even, odd [d/2, keys]        Oᵀ [d/2, rows] += Vᵀ · Pᵀ, for even d, for odd d
 
-No upcast tile is written to shared memory; `producer_upcast.upcast_tiles` would move each tile through it three times.
-ldmatrix reads two e4m3 values as one 16-bit element. For K these are neighbours in d, the dimension that the product
-sums over, in any order. So one instruction converts them, and the columns of q are stored in the same order. For V they
-are neighbours in d too, which is the row dimension of this operand. So the bytes of two keys are sorted first.
+No upcast tile is written to shared memory, unlike in `producer_upcast.upcast_tiles`. ldmatrix reads two e4m3 values as
+one 16-bit element. For K they are neighbours in d, the dimension that the product sums over, in any order. So one
+instruction converts both, and the columns of q are stored in the same order. For V they are neighbours in d too, but d
+is the row dimension of this operand. So the bytes of two keys are sorted before the conversion.
 
 fp16 represents e4m3 exactly, NaN too. q is scaled by one power of two and rounded to fp16. The rounding error is 2**-39
 of its largest element, less than the error of fp32 sums. Weights are rounded to fp16, which is finer than bf16.
@@ -35,7 +35,7 @@ UNSEEN_MAX = gl.constexpr(-1e30)
 MAX_WEIGHT_LOG2 = gl.constexpr(15.0)
 """Base-2 logarithm of the largest weight, the largest power of two in fp16."""
 ROW_MAX_LOG2 = gl.constexpr(6.0)
-"""Base-2 logarithm of a row's largest weight after rescaling. A key 2**9 times heavier causes the next rescaling."""
+"""Base-2 logarithm of a row's largest weight after rescaling. A key more than 2**9 times heavier rescales again."""
 
 
 class RequestRows(NamedTuple):
@@ -142,7 +142,7 @@ def load_q_fp16(
     low = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.float32)
     high = gl.load(pointers + 2, mask=live[:, None] & there, other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
-    # An infinite row stays infinite and does not affect the scale of the others.
+    # A row with an infinity keeps it, and does not affect the scale of the other rows.
     largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
     # Scale so that the exponent of the largest value becomes 14.
     exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 15)
@@ -157,7 +157,7 @@ def load_q_fp16(
 
 @gluon.jit
 def partial_row_sums(p):
-    """Add the two weights of each row that one thread holds: ``[keys / 16, 8, rows]``, in half the registers."""
+    """Add the two weights of each (row, 16 keys) in a thread: ``[keys / 16, 8, rows]``, in half the registers."""
     return gl.sum(gl.reshape(p, [p.shape[0] // 16, 2, 8, p.shape[1]]), 1)
 
 
@@ -222,11 +222,11 @@ def mainloop_unmasked(
 ):  # fmt: skip
     """Process key tiles [first, stop) in which every row sees all keys; return the state, the stage and the phase.
 
-    The upcast of a tile's keys and its q·k product overlap p·v of the tile before. A stage is released only after a
-    product has consumed its registers, because an mbarrier arrival does not wait for outstanding loads.
+    The upcast of a tile's keys and its q·k product overlap p·v of the tile before. A stage is released only after the
+    product that takes its registers is issued, because an mbarrier arrival does not wait for outstanding loads.
 
     Args:
-        is_first_range: True if these are the first tiles of the rows; otherwise every row has seen a key.
+        is_first_range: True if `first` is the first tile of the rows in this split; otherwise every row has seen a key.
     """
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([CFG.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
@@ -277,7 +277,7 @@ def mainloop_fp8(
     state, q_smem, weights, flags, pipeline, stage, phase, first, stop, request_rows, scale, cap, CFG: gl.constexpr,
     MASKED: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """Process key tiles [first, stop) one after the other; without MASKED they must be the first tiles of the rows.
+    """Process key tiles [first, stop) one after the other; without MASKED, `first` is the first tile of the rows.
 
     V is read after the weights are computed. Together with a mask it would exceed the registers, and the compiler would
     reload the spilled registers in the loop of unmasked tiles too.

@@ -24,8 +24,8 @@ def opaque_zero():
 def split_packed_row(packed, group, inv_group):
     """Return the query row and the head within the group of packed row indices.
 
-    Exact for packed < 256 · group, which includes every row tile. An integer division by a launch argument would take a
-    dozen instructions for each row of a thread, in each request.
+    Exact for packed < 256 · group and packed · group < 2**23, which includes every row tile. An integer division by a
+    launch argument would take a dozen instructions for each row of a thread, in each request.
     """
     row = packed * inv_group >> 23
     return row, packed - row * group
@@ -78,7 +78,7 @@ def load_q_part(
 
 @gluon.jit
 def packed_cells(first, count, group, inv_group, part: gl.constexpr, CFG: gl.constexpr):
-    """Return the indices of 64 packed rows from `first`, the element index of each column, and a mask of both."""
+    """Return the indices of 64 packed rows from `first` on, each column's element index, and a mask of live cells."""
     WIDTH: gl.constexpr = part_width(CFG, part)
     packed = first + gl.arange(0, 64, gl.SliceLayout(1, row_io_layout(WIDTH)))
     col = part_offset(CFG, part) + gl.arange(0, WIDTH, gl.SliceLayout(0, row_io_layout(WIDTH)))

@@ -109,9 +109,10 @@ def make_pipeline(
 
 @gluon.jit
 def release(empty, CFG: gl.constexpr):
-    """Signal the empty barrier of a stage from every consumer thread, without a barrier within the warp group.
+    """Signal that the consumers no longer read a stage, without a barrier within the warp group.
 
-    This is the arrival of outstanding cp.async copies. A consumer thread has none, so it arrives at once.
+    Every consumer thread arrives by the mbarrier arrival of cp.async, which waits for the thread's copies; consumers
+    have none. With three consumer warp groups, one thread of each group arrives (`num_empty_arrivals`).
     """
     if num_empty_arrivals(CFG) == CFG.NUM_CONSUMER_WGS:
         mbarrier.arrive(empty, count=1)

@@ -38,10 +38,11 @@ def unrolls_boxes(CFG, boxes):
 
 @gluon.constexpr_function
 def boxes_per_batch(CFG):
-    """Return the boxes that one iteration of the producer loop issues.
+    """Return the number of boxes that one iteration of the producer loop issues.
 
-    With two consumer warp groups one box is best: short code with waits in between delays them least. Three groups
-    process a tile of small heads faster than one wait for every box takes.
+    Two consumer warp groups are delayed least by one box an iteration: short code with waits in between. Three groups
+    process a tile of small heads faster than a producer that waits for the page id of each box, so two boxes share one
+    wait.
     """
     return 1 if CFG.NUM_CONSUMER_WGS == 2 else 2
 
@@ -101,7 +102,7 @@ def load_partial_tiles(
     descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages,
     BOXES_PER_BATCH: gl.constexpr, CFG: gl.constexpr
 ):  # fmt: skip
-    """Load tiles that may be partly filled: BOXES_PER_BATCH full boxes an iteration, then the others singly."""
+    """Load tiles that may be partly filled: BOXES_PER_BATCH full boxes an iteration, then the rest one at a time."""
     tiles, full, empty = tensor_pipeline
     KEYS_OF_BOX: gl.constexpr = box_keys(descriptors[0].block_shape)
     BOXES: gl.constexpr = CFG.BLOCK_N // KEYS_OF_BOX
@@ -176,7 +177,7 @@ def issue_last_boxes(
         GROUPS: gl.constexpr = KEYS_OF_BOX // CFG.BOX_KEYS
         smem = tiles[0].index(stage)
         # The compiler unrolls a loop of constant length. With one consumer warp group there is room for that code. With
-        # more groups this bound, which never applies, keeps the loop.
+        # more groups, a minimum that never changes `end` hides the constant, so the loop is not unrolled.
         end = (b + 1) * GROUPS
         if CFG.NUM_CONSUMER_WGS > 1:
             end = gl.minimum(end, BOXES * GROUPS)

@@ -49,7 +49,7 @@ def upcast_tile(fp8, fp8_stage, fp8_phase, out, stage, phase, CFG: gl.constexpr)
     mbarrier.wait(fp8.full.index(fp8_stage), fp8_phase)
     values = ()
     for part in gl.static_range(num_column_parts(CFG)):
-        # Eight threads write one row of 128 bytes. With 16 values a thread, two threads would share each bank.
+        # Eight threads store one row of 128 bytes. With 16 values a thread, two threads would access the same bank.
         x = fp8.tiles[part].index(fp8_stage).load(row_copy_layout(part_width(CFG, part), gl.num_warps()))
         values = values + (upcast(x, out.tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(out.empty.index(stage), phase ^ 1)

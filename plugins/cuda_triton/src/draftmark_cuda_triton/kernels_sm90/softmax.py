@@ -1,7 +1,7 @@
 """Online softmax of 64 packed rows: the running state is `row_max` and `row_sum`.
 
-`row_max` moves up only when a tile's maximum exceeds it by more than 8 in base-2 units, or for the first key. Only then
-are the accumulators rescaled, which takes 64 instructions a thread for heads of 128. Most tiles need no rescaling.
+A warp raises the `row_max` of its rows only if a tile's maximum exceeds one of them by more than 8 in base-2 units, or
+for the first key. Only then are the accumulators rescaled, by 64 instructions a thread for heads of 128.
 """
 
 from triton.experimental import gluon
@@ -10,13 +10,13 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def apply_soft_cap(s, scale, cap, CAP: gl.constexpr):
-    """Apply the model's soft cap: return tanh(s · scale / cap) in natural units, or `s` unchanged if CAP is False.
+    """Apply the soft cap except its factor `cap`: return tanh(scaled score / cap), or `s` unchanged if CAP is False.
 
-    Mask the scores afterwards: the cap turns -inf into a finite number. tanh.approx has a relative error of at most
-    2**-11. Each further instruction here slows prefill by several percent (NOTES.md).
+    `score_unit` contains the factor. Mask the scores afterwards: tanh turns -inf into a finite number. tanh.approx has
+    a relative error of at most 2**-11. Each further instruction here slows prefill by several percent.
 
     Args:
-        scale: softmax scale in base-2 units (`score_unit`).
+        scale: softmax scale in base-2 units.
     """
     if CAP:
         s = gl.inline_asm_elementwise(
@@ -43,7 +43,7 @@ def partial_row_sums(p):
 
 @gluon.jit
 def tile_row_max(s):
-    """Return the maximum score of each row, reduced as a tree: pairs first, then groups of four.
+    """Return the maximum score of each row, reduced as a tree: pairs, then larger groups, then the threads of the row.
 
     A linear chain of comparisons would be longer, and every weight of the tile waits for its result.
     """
@@ -139,7 +139,7 @@ def order_before_wait(row_sum):
     """Return the sums unchanged, after a branch that is never taken because no sum is negative.
 
     Without the branch the compiler moves the wait for a matrix product before the exponentials that should overlap it.
-    It moves no instruction across a branch, and the sums depend on the exponentials (NOTES.md has the gain).
+    It moves no instruction across a branch, and the sums depend on the exponentials.
     """
     return gl.inline_asm_elementwise(
         """
@@ -163,8 +163,8 @@ def order_before_wait(row_sum):
 def pack_pairs(p, dtype: gl.constexpr, operand: gl.constexpr):
     """Convert weights to 16 bits, two neighbours in one register, in the layout of a wgmma operand.
 
-    The compiler's own conversion pairs other elements and needs one more instruction each to reorder them, between the
-    issue of one matrix product and the next.
+    The compiler's own conversion pairs other elements. One more instruction for each register would then reorder them,
+    between the issue of one matrix product and the next.
     """
     if dtype == gl.bfloat16:
         weights = gl.inline_asm_elementwise(

@@ -5,9 +5,9 @@ Dynamic (persistent CTAs, longest tiles first):
     row_tiles  │ tiles taken, tiles │ heads in L2, split │ tile 0 │ tile 1 │ …   written by `write_metadata_prefill`
     CTA        one partition takes a work tile and reads its record ──► publish ──► all other partitions receive it
 
-Row tiles differ in cost: the last one of a prompt sees all its keys, the first one few. A static round-robin order ends
-3 % later with 8 prompts of 4096 tokens and 27 % later with one of 1024, by tile count. The scheduling partition runs
-ahead by SCHEDULER_STAGES tiles, so a record is ready when the other partitions need it.
+Row tiles differ in cost: the last one of a prompt sees all its keys, the first one few. Counted in key tiles, a static
+round-robin order ends 3 % later for 8 prompts of 4096 tokens and 27 % later for one of 1024. The scheduling partition
+runs up to SCHEDULER_STAGES work tiles ahead, so a record is ready when the other partitions need it.
 
 Split (SPLIT_KV, if `write_metadata_prefill` chose it):
 
@@ -101,7 +101,7 @@ def make_tile_scheduler(NUM_RECEIVERS: gl.constexpr, CFG: gl.constexpr):
 def get_next_tile(row_tiles, count):
     """Take the next work tile from the global counter and return its index; an index of `count` or more means none.
 
-    CTA i starts with tile i and needs no counter for it. Each CTA continues until the counter passes the end, so the
+    CTA i starts with tile i and needs no counter for it. Each CTA continues until its index passes the end, so the
     counter is incremented exactly `count` times a launch. The last increment resets it to 0 for the next layer.
     """
     taken = gl.atomic_add(row_tiles, 1, sem="relaxed")
@@ -116,7 +116,7 @@ def load_work_tile(
 ):
     """Load the work tile with this index; past the last one, return a work tile with 0 rows.
 
-    Order: all row tiles of the first `heads_in_l2` KV heads, then of the next ones. Keys of so few heads fit in L2.
+    Order: all row tiles of the first `heads_in_l2` KV heads, then of the next ones. Keys of one such group fit in L2.
     """
     request, head, row, head_offset, q_begin = (
         tile_index * 0,
