@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
 INNER_METHODS = ("binary_op", "cast_impl", "ternary_op", "unary_op")
-"""Builder methods in which most public methods end; some take a NumPy function as an argument."""
+"""Builder methods that most public methods call to compute; some take a NumPy function as an argument."""
 
 
 class BuilderCall(NamedTuple):
@@ -32,8 +32,8 @@ class BuilderCall(NamedTuple):
 class CallRecord:
     """Builder calls of one operation.
 
-    A call that only delegates to recorded calls is replaced by these. A call is recorded itself if its result comes
-    from elsewhere, such as NumPy, or if it has no result because it stores.
+    A call that returns the result of an inner recorded call is not recorded, because the inner calls cover it. A call
+    is recorded itself if its result comes from elsewhere, such as NumPy, or if it stores and so has no result.
 
     Args:
         operands: distinct handles of the operation's operands.
@@ -61,8 +61,8 @@ class CallRecord:
         elif made is None and name.startswith("create_"):
             kept = self._keep(before, BuilderCall(name, args, None), kwargs)
         else:
-            kept = not isinstance(made, (list, tuple))  # a type, or an option
-        # An outer call, if there is one, covers a handle that was made outside of the builder.
+            kept = not isinstance(made, (list, tuple))  # types and options need no record
+        # If an inner call cannot be repeated, the outer call may still be recorded in its place.
         self.complete = self.complete and (kept or self._depth > 0)
         return made
 

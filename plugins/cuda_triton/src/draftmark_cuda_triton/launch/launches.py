@@ -24,7 +24,7 @@ SCHEDULE_CELLS = 8192
 PREFILL_CELLS = 2048
 """Maximum cells of each (row or row tile, request) comparison in a write_metadata_prefill program's registers."""
 SPLIT_TILE_SIZES = (32, 2 * MAX_SPLIT_ROW_TILES)
-"""Vector lengths for the row tiles of a split EXTEND batch: small, and the maximum with one partial tile a request."""
+"""Vector lengths for the row tiles of a split EXTEND batch: one for small batches, and the bound of `max_row_tiles`."""
 COMBINE_CELLS = 4096
 """Maximum fp32 values that one step of a combine program, a single warp, keeps in registers."""
 UPCAST_CELLS = 8192
@@ -93,7 +93,7 @@ def write_metadata_prefill(
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, PREFILL_CELLS // block_r))
-    # Each program keeps all row tiles in one vector. Two lengths limit the number of compiled kernels.
+    # Each program keeps all row tiles in one vector. It has one of two lengths, so that few kernels are compiled.
     block_tiles = (
         next((size for size in SPLIT_TILE_SIZES if num_tiles <= size), SPLIT_TILE_SIZES[-1]) if num_splits > 1 else 1
     )
@@ -424,7 +424,7 @@ def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
 
 
 def _stride_align(q: torch.Tensor, out: torch.Tensor) -> int:
-    """Return the common divisor of q's and out's row and head strides: the elements of a 16-byte access, or 1."""
+    """Return a common divisor of q's and out's row and head strides: the elements of a 16-byte access, or 1."""
     elements = 16 // q.element_size()
     return elements if all(stride % elements == 0 for stride in (*q.stride()[:2], *out.stride()[:2])) else 1
 

@@ -29,7 +29,7 @@ class AttentionParams:
         window_left: tokens that a row sees to its left; -1 without a window, or if the window hides no token.
         pdl: launch attention and combine as programmatic dependents (sm_90 and newer). A dependent grid starts while
             the previous grid runs, and waits for its stores.
-        l2_keys: keys of one KV head with K and V that fit into L2_BYTES.
+        l2_keys: number of keys that fit into L2_BYTES, with K and V of one KV head.
         kv_heads_per_tile: KV heads of the cache that count as one of `num_kv_heads`. `group` then counts the query
             heads of all of them (`merge_heads`).
     """

@@ -91,7 +91,11 @@ class LaunchTemplate:
         return self._descriptor_params[arg] if arg in self._descriptor_params else self._param_of_arg[arg]
 
     def encode_descriptors(self, addresses: dict[int, int]) -> None:
-        """Encode the argument descriptors of tensors at other addresses, for `encoded_descriptors`."""
+        """Encode the descriptor arguments for tensors at other addresses, and store them for `encoded_descriptors`.
+
+        Args:
+            addresses: tensor address of each descriptor argument, by argument index.
+        """
         args = [with_address(one, addresses[n]) if n in addresses else one for n, one in enumerate(self._args)]
         params = self._capture(args).params
         for arg, address in addresses.items():
@@ -138,7 +142,7 @@ class LaunchTemplate:
 
     @staticmethod
     def _marker(arg: int, value: Any) -> Any:
-        """Return a value that is unique among the arguments; integers of 31 bits also serve as addresses."""
+        """Return a value that is unique among the arguments. Integers have 31 bits, so they also serve as addresses."""
         if type(value) is int:
             return 0x50000000 + ALIGNMENT * arg
         return 1024.5 + arg if type(value) is float else value

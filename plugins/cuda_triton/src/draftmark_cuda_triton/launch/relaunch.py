@@ -95,7 +95,7 @@ class RelaunchCache:
             return
         stream = driver.active.get_current_stream(device)
         with self._lock:
-            recorded.addresses[:] = addresses  # type: ignore[assignment]  # whose elements may be words too
+            recorded.addresses[:] = addresses  # type: ignore[assignment]  # the array also accepts int
             for launch_again in recorded.launches:
                 launch_again(addresses, stream)
 
@@ -146,7 +146,7 @@ class RelaunchCache:
             tensor = self._tensor_index.get(name)
             if isinstance(value, torch.Tensor):
                 if tensor is None or tensors[tensor] is None:
-                    # A placeholder pointer of another tensor stands here, because this tensor is None.
+                    # The parameter's tensor is None, so the pointer of another tensor is passed as a placeholder.
                     tensor = next((i for i, one in enumerate(tensors) if one is value), None)
             elif not is_descriptor(value):
                 continue
