@@ -324,7 +324,7 @@ class PagedScene:
     Attributes:
         batch: the forward, over buffers that start with invalid numbers.
         cache: KV of prefix and older tail slots; the rows of this forward are not stored yet.
-        k, v: expected KV, one ``[L + T, num_kv_heads, head_dim]`` tensor per request.
+        k, v: expected KV, one ``[prefix + tail, num_kv_heads, head_dim]`` tensor per request.
     """
 
     def __init__(self, scene: Scene, k: list[torch.Tensor], v: list[torch.Tensor]) -> None:
@@ -494,7 +494,7 @@ def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields
 
 
 def _beams(rng: random.Random, k: int, step: int) -> tuple[Slot, ...]:
-    """Return k slots per level, each with a random parent in the level before, like a beam search."""
+    """Return k tail slots per draft step, each with a random parent in the step before, like a beam search."""
     parents: list[int | None] = [None] * k
     for level in range(1, step + 1):
         parents += [rng.randrange((level - 1) * k, level * k) for _ in range(k)]

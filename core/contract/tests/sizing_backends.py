@@ -49,7 +49,7 @@ def subject_of(
 
 
 def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:
-    """Return a function that makes a level in which every buffer is named after its role."""
+    """Return a function that makes an attention pass (`Level`) with every buffer named after its role."""
     return lambda specs: Level(layout, lengths, {spec.role.value: spec.name for spec in specs}, masked=True)
 
 
@@ -95,7 +95,7 @@ def page_table(g: Geometry) -> list[BufferSpec]:
 
 
 def two_levels(g: Geometry) -> list[BufferSpec]:
-    """Return buffers for two levels: the prefix by pages, the tail by tokens."""
+    """Return buffers for two attention passes: the prefix by pages, the tail by tokens."""
     tail = g.max_reqs * g.max_tail
     prefix_pages = ceil_div(g.max_prefix_len, g.attention.page_size)
     return [

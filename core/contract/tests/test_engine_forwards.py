@@ -50,7 +50,7 @@ def _padding_rows_are_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _bounds_for_facts(patch: pytest.MonkeyPatch) -> None:
-    """Lay rows out by the host's upper bounds, as if every request had that many rows."""
+    """Lay rows out as if each request had the number of rows in the host's upper bound."""
     whole = reference.ReferenceBackend.write_metadata
 
     def write(self: Any, batch: Any) -> None:

@@ -17,7 +17,7 @@ def _wrong(item: Item, lines: int = 8) -> Result:
 
 
 def test_everything_wrong_takes_one_screen() -> None:
-    """The first failed checks are printed in full, the next in one line each, and the rest are counted."""
+    """The first failed checks are printed in full, the next checks in one line each, and the rest are counted."""
     lines = failure_lines(verdict(_wrong))
     checks = {item.check.name for item in all_items() if item.tier.value != "device"}
     assert len(lines) <= SCREEN + LISTED + 2

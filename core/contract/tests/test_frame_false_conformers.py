@@ -1,6 +1,6 @@
 """Tests that wrong or almost empty backends do not get the verdict "conforms".
 
-The items that decide a test really run. All other items get the best outcome that the backend could have.
+The items that decide a test run on the backend. All other items get the best outcome that the backend could have.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _zeros(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, 
 
 
 def test_declared_core_failure_does_not_conform() -> None:
-    """An attend that writes zeros does not conform, even if every failure is declared: one core item decides."""
+    """An attend that writes zeros does not conform, even if every failure is declared, because a core item fails."""
     ended = _end(_plugin(_zeros), DECODE, EVERYTHING)
     assert ended.outcome is Outcome.DECLARED
     judged = verdict(lambda item: ended if item.id == DECODE else None)

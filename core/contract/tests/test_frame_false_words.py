@@ -1,4 +1,4 @@
-"""Tests that no run says a false word: a run that the backend did not end gives no verdict and records nothing."""
+"""Tests of runs that end for a reason outside the backend: they give no verdict and record nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Plugin = Callable[[str], Folder]
 
 @pytest.fixture
 def plugin(tmp_path: Path, distribution: Callable[..., Path]) -> Plugin:
-    """Return a function that makes the plugin "odd"; its `act` runs in supports() of one item."""
+    """Return a function that makes the plugin "odd", which runs the given code in supports() of one item."""
 
     def make(act: str) -> Folder:
         body = f"{act}\n@hookimpl\ndef draftmark_supports(geometry):\n"
@@ -178,7 +178,7 @@ def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
 
 
 def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
-    """While a run holds the journal, a second one ends with one sentence; afterwards it works."""
+    """A second run on a locked journal ends with one sentence; it works after the first run has ended."""
     command = ("reference", "--tier", "sizing", "-k", ONE, "--journal", "run.jsonl")
     with Journal(folder.path / "run.jsonl").locked():
         code, text = folder.run(*command)
@@ -189,7 +189,7 @@ def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
-    """SIGKILL comes from the system, not from the backend; the line names the out-of-memory killer."""
+    """A run ended by SIGKILL gives no verdict; the line names the out-of-memory killer of the system."""
     folder = plugin("import os, signal\ndef act():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--workers", workers, *FILES)
     assert code == 2 and "odd has no verdict" in text, text
@@ -214,7 +214,7 @@ def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
     ids=["memory", "disk", "torch"],
 )
 def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: str) -> None:
-    """An item that fails because memory or disk ran out says nothing about the backend."""
+    """An item that fails because memory or disk ran out gives no verdict on the backend."""
     folder = plugin(f"def act():\n    raise {error}\n")
     code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, *FILES)
     assert code == 2 and f"because in {ONE}[padded] {words}" in text, text
@@ -290,7 +290,7 @@ def test_first_failure_ends_the_run_with_x(plugin: Plugin) -> None:
 
 
 def _only_core_sizes(item: Item) -> Outcome | None:
-    """Return the outcomes of a backend that refuses every shape except the core's, and serves overlap in that one."""
+    """Return the outcome of an item on a backend that serves only the core's shape, with and without overlap."""
     return Outcome.REFUSED if item.needs & SHAPES or item.needs - {Profile.OVERLAP} else None
 
 

@@ -99,7 +99,7 @@ def test_damaged_journal_is_rejected(tmp_path: Path, row: dict[str, object]) -> 
 
 
 def test_unfinished_item_of_earlier_run_runs_again(journal: Journal) -> None:
-    """An item that an interrupted run started is not failed; an unfinished item of the current run is."""
+    """An unfinished item of an interrupted run runs again; an unfinished item of the current run has failed."""
     first, second = (item.id for item in all_items()[:2])
     journal.note({"started": first})
     with journal.path.open("a") as file:

@@ -151,7 +151,7 @@ def test_newer_check_is_upcoming() -> None:
 
 
 def test_newer_case_of_an_old_check_is_upcoming() -> None:
-    """An item is as new as the newer one of its check and its case."""
+    """An item belongs to the newer contract of its check and its case."""
     assert _end(_raise(ValueError("x")), case_since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_raise(ValueError("x")), since=(1, 1), case_since=(1, 0)).outcome is Outcome.UPCOMING
     assert _end(_pass, case_since=(1, 1)).outcome is Outcome.PASSED

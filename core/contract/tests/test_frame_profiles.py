@@ -109,9 +109,9 @@ FEATURES = st.lists(st.frozensets(st.sampled_from([one for one in Profile if one
 def test_no_unmet_item_needs_only_named_profiles(
     met: list[frozenset[Profile]], unmet: list[frozenset[Profile]]
 ) -> None:
-    """An unmet item needs some profile that the verdict does not name. A named profile has a passed item as evidence.
+    """No unmet item needs only named profiles, and each named profile has a passed item as evidence.
 
-    That item needs the named profile, and no profile that the verdict does not name.
+    The passed item needs the named profile, and no profile that the verdict does not name.
     """
     named = set(served_in_full(met, unmet)) - {Profile.CORE}
     assert not [one for one in unmet if one and one <= named]

@@ -71,7 +71,7 @@ def test_runs_in_a_project_with_its_own_settings(tmp_path: Path) -> None:
     done = _pytest(tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", ONE, "--attn-json=v.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
-    assert "reference has no verdict on" in done.stdout  # five items are no verdict
+    assert "reference has no verdict on" in done.stdout  # a selection of five items gives no verdict
     assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "has no verdict"
 
 
@@ -154,7 +154,7 @@ def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], b
 def test_plugin_that_ends_the_process_fails_one_item(
     contract: Judged, distribution: Callable[..., Path], code: int, workers: int, words: str
 ) -> None:
-    """os._exit in a hook fails one item, whatever the exit code, and later items still run."""
+    """A hook that calls os._exit with any exit code fails one item, and later items still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
     status, text, items = contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)

@@ -33,7 +33,7 @@ def short() -> dict[str, Any]:
 
 
 def test_both_forms_read_back(tmp_path: Path) -> None:
-    """Both forms can be read back: the full one has every item, the short one counts of every check."""
+    """Both records can be read back: the full record has every item, the short record the counts of every check."""
     made = verdict(lambda item: Outcome.REFUSED if Profile.FP8 in item.needs else None)
     (tmp_path / "full.json").write_text(as_text(full_record(made)))
     (tmp_path / "short.json").write_text(as_text(short_record(made)))
@@ -55,7 +55,7 @@ def _many(item: Item) -> Result | None:
 
 
 def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
-    """The short record lists what did not pass by check and reason, in at most 30 KB."""
+    """The short record lists items that did not pass, by check and reason, in at most 30 KB."""
     worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
     made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
     found = short_record(made)

@@ -45,7 +45,7 @@ def test_vague_refusal_is_a_violation() -> None:
 
 
 def test_exact_lengths_with_overlap_are_refused() -> None:
-    """A refusal by the core on the backend's behalf counts as a refusal."""
+    """The core refuses exact host lengths with overlap, and the item ends as refused."""
     subject = subject_of(csr_pages, LEVEL, requirements=Requirements(HostLengthsNeed.EXACT))
     _run(subject, "supports.answers_alike", "target-mha")
     with pytest.raises(Refused, match="overlap=False"):

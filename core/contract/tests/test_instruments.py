@@ -1,4 +1,4 @@
-"""Tests of helpers of the checks: host reads, storages that a backend holds, and tolerances of outputs."""
+"""Tests of helpers of the checks: host reads, storages that a backend references, and tolerances of outputs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_attention_of_one_key_is_its_value() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_missing_key_exceeds_the_tolerance(dtype: str) -> None:
-    """A missing key among 84 changes some element by more than rounding can."""
+    """A missing key among 84 changes some element by more than the allowed rounding error."""
     torch.manual_seed(0)
     shape = AttentionShape(2, 1, 64, 1, dtype, dtype)
     k, v = torch.randn(2, 84, 1, 64)

@@ -53,13 +53,13 @@ def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
 @pytest.mark.parametrize("kind", staging.RIGHT)
 @pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in CHECKS])
 def test_fenced_staging_passes(layout: str, kind: str, check: Check) -> None:
-    """Plans staged through pinned memory pass with fences, or with blocking copies, for every kind of copy."""
+    """A plan that sends numbers through pinned memory passes if it waits by fences or by blocking copies."""
     run(check, Mutant("none", "", "", staging.HOOKS, patch=staging.staged(staging.RIGHT[kind])).build(layout))
 
 
 @pytest.mark.parametrize(("mutant", "layout"), PAIRS)
 def test_late_mutants_fail_the_late_checks(mutant: Mutant, layout: str) -> None:
-    """Each mutant fails one of the checks with a remedy, and not because of a wait."""
+    """Each mutant fails a check with a remedy in the message, and does not fail because the host waited."""
     backend = mutant.build(layout)
     found = next(suite.failures(backend, CHECKS, True), None) or next(suite.failures(backend, CHECKS), None)
     assert found, f"{mutant.id} survives in {layout}: {mutant.what}"

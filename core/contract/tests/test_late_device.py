@@ -41,7 +41,7 @@ def ends(backend: LoadedBackend, check: Check, case: Case) -> None:
 
 
 def wrong(backend: LoadedBackend) -> str:
-    """Return the first failing item of a few, or ""."""
+    """Return the first failing item among the `late` cases of a target, or ""."""
     for check in CHECKS:
         for case in check.cases():
             if case.id in TELLING:

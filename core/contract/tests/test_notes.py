@@ -38,7 +38,7 @@ def end(item: str, subject: BackendUnderTest) -> Outcome:
 
 
 def item_of(check: str) -> str:
-    """Return the first item of a check for a target."""
+    """Return the id of the first item of a check on a target's geometry."""
     return next(name for name in ITEMS if name.startswith(f"{check}[") and "target" in name)
 
 

@@ -82,7 +82,7 @@ def test_csr_tokens() -> None:
 
 @pytest.mark.parametrize("layout", [Layout.CSR_PAGES, Layout.CSR_TOKENS, Layout.PAGE_TABLE])
 def test_two_levels(layout: Layout) -> None:
-    """An unmasked prefix level and a masked tail level are merged; a tail may begin inside a page."""
+    """An unmasked pass over the prefix and a masked pass over the tail are merged; a tail may begin inside a page."""
     prefix = Level(Layout.PAGE_TABLE, PREFIX, {"kv_lens": "lens"})
     names = {"kv_indptr": "p", "kv_indices": "i", "kv_last_page_len": "last"}
     tail = Level(layout, TAIL, {} if layout is Layout.PAGE_TABLE else names, masked=True)
@@ -104,7 +104,7 @@ def test_packed_mask_in_bytes() -> None:
 
 
 def test_strided_mask_with_dummy_rows() -> None:
-    """With staged queries qo_indptr counts six rows per request; its last four are queries. Mask words are int16."""
+    """With staged queries, qo_indptr counts six rows per request, of them four queries at the end. Words are int16."""
     rows = [[1, 0], [1, 0], [0b1, 0], [0b11, 0], [0b101, 0], [0b1011, 0]]
     flat = [word for _ in range(3) for row in rows for word in row]
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask", "qo_indptr": "qo"}, masked=True)

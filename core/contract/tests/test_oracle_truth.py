@@ -8,7 +8,7 @@ from draftmark_contract.oracle.truth import enumerate_truth
 
 
 def test_token_slot_follows_the_page_table() -> None:
-    """Page 7 holds tokens 0 and 1, page 3 holds token 2, and the request ends inside page 3."""
+    """Tokens 0 and 1 are in page 7 and token 2 is in page 3, in which the request ends."""
     request = Request(prefix=2, pages=(7, 3), parents=chain(1), rows=1)
     assert kv_slots(request, 2) == [14, 15, 6]
 
@@ -50,7 +50,7 @@ def test_window_of_zero_contains_the_row_itself() -> None:
 
 
 def test_empty_prefix_leaves_the_tail() -> None:
-    """A live request may have an empty prefix."""
+    """The row of a live request with an empty prefix sees only the tail."""
     assert enumerate_truth([Request(0, (4,), chain(2), 2)], 2, -1).visible == {(0, 0): (8,), (0, 1): (8, 9)}
 
 

@@ -88,7 +88,7 @@ def test_plugin_error_on_symbols_is_undecided() -> None:
 
 
 def test_divisor_that_may_be_zero_is_refuted() -> None:
-    """Dividing by S - 1 is refuted, since S = 1 would make every claim vacuous."""
+    """A division by num_steps - 1 is refuted, since num_steps = 1 would make every claim vacuous."""
     proofs = _prove(_lens(lambda g: g.max_reqs + g.draft.topk // (g.draft.num_steps - 1)))
     divisors = [proof for proof in proofs if "divisors" in proof.theorem]
     assert {proof.status for proof in divisors} == {Status.REFUTED}
@@ -147,7 +147,7 @@ def test_overrunning_query_is_unknown(effort: int, cpu_seconds: int) -> None:
 
 
 def test_answers_do_not_depend_on_earlier_queries() -> None:
-    """A query has the same model in a new worker and in a used one."""
+    """A query has equal answers and models in a new worker and in a worker with earlier queries."""
     query, names = "(declare-const x Int)(declare-const y Int)(assert (< 3 x (* y y) 90))", ["x", "y"]
     with Solver() as solver:
         first = solver.ask(query, names, prover.SHORT)
@@ -181,7 +181,7 @@ def test_proof_finds_what_sweeps_miss() -> None:
 
 
 def test_extend_tail_is_bounded_by_its_rows() -> None:
-    """A tail level sized only for graph modes is refuted for EXTEND, by a batch within the limits."""
+    """Tail buffers sized only for graph modes are refuted for EXTEND, by a batch within the limits."""
 
     def graph_modes_only(g: Geometry) -> list[BufferSpec]:
         return [

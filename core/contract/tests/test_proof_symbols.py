@@ -101,7 +101,7 @@ def test_impossible_branches_are_pruned() -> None:
 
 
 def test_endless_branching_is_rejected() -> None:
-    """A loop over a symbol's values ends with an error that names the remedy."""
+    """A loop with a symbolic bound, which would branch without end, raises an error that names the remedy."""
 
     def run(context: Context) -> int:
         x, n = context.variable("x", 1), 0

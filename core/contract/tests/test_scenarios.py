@@ -16,7 +16,7 @@ TURNS = [forward for geometry in behaviours().values() for forward in all_forwar
 
 
 def test_no_equality_hides_a_factor() -> None:
-    """Page tables are wide, D ≠ S + 1, k > 1 occurs with page_size > 1, and max_num_reqs is no captured size."""
+    """Sizes that could hide a missing factor differ: draft tokens and num_steps + 1, topk and 1, page size and 1."""
     trees = [g for g in behaviours().values() if g.draft.topk > 1]
     assert len(trees) > 5
     for geometry in trees:
@@ -27,7 +27,7 @@ def test_no_equality_hides_a_factor() -> None:
 
 
 def test_large_pages_are_crossed_by_trees() -> None:
-    """With pages of 128, some prefixes cross a page boundary, and some tails do in every mode except DECODE."""
+    """With pages of 128, some prefixes cross a page boundary. Some tails cross one in every mode except DECODE."""
     size = 128
     for name in LARGE_PAGES:
         geometry = behaviours()[name]
@@ -108,7 +108,7 @@ def test_replays_grow_and_shrink() -> None:
 
 
 def test_steps_of_a_round_share_their_prefix() -> None:
-    """An earlier draft step's tail is the beginning of a later one's, on the same pages."""
+    """The tail of an earlier draft step is the beginning of a later step's tail, on equal pages."""
     forward = next(one for one in TURNS if one.mode is Mode.DRAFT and one.step == 2)
     earlier = forward.at_step(1)
     for one, other in zip(forward.requests, earlier.requests, strict=True):

@@ -25,7 +25,7 @@ def backend(**info: Any) -> LoadedBackend:
 
 
 def verdict(ending: Ending = lambda item: None, tier: Tier = Tier.HOST, **info: Any) -> Verdict:
-    """Return the verdict of a run up to `tier`; `ending` returns an item's outcome, and None means passed."""
+    """Return the verdict of a run up to `tier`; `ending` returns an item's outcome, or None for passed."""
     results = []
     for item in all_items(tier.includes):
         ended = ending(item) or Outcome.PASSED

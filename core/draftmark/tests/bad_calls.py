@@ -92,7 +92,7 @@ class Rig:
         return self
 
     def forward(self, **changes) -> torch.Tensor:
-        """Run one layer; `changes` replaces q, k, v, out, cache or the batch of one call."""
+        """Run one layer, with `changes` as other values of q, k, v, out, cache or one call's batch."""
         batch = changes.get("batch", self.batch)
         self.backend.plan(changes.get("planned", batch))
         self.backend.write_metadata(changes.get("written", batch))
@@ -492,7 +492,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
     "accepted slots past the tree": (
         lambda rig: rig.tree_ops.compact(rig.pool, rig.batch, rig.accepted([[0, 1, 2, 9]] * 2)), "accept_index[0, 3]"
     ),
-    # -- lies about lengths and rows
+    # -- wrong lengths and rows in the device tensors
     "exact lengths too long": (host(Exact, 7, 2), "prefix_lens[0] is 5"),
     "exact lengths too short": (host(Exact, 4, 2), "prefix_lens[0] is 5"),
     "exact lengths swapped": (host(Exact, 2, 5), "prefix_lens[0] is 5"),

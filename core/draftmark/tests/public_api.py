@@ -45,7 +45,7 @@ def _name(name: str, value: Any) -> str:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Yield the members that the class defines itself; inherited members and hooks are listed elsewhere."""
+    """Yield the members that the class itself defines, without inherited members and hooks."""
     fields = getattr(kind, "_fields", ())
     if fields:
         yield f"fields: {', '.join(fields)}"

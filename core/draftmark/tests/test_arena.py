@@ -200,7 +200,7 @@ def test_an_unknown_name_lists_the_buffers(arena):
 
 @pytest.mark.parametrize(("value", "guarded"), [(None, False), ("", False), ("0", False), ("1", True)])
 def test_the_environment_turns_guards_on(monkeypatch, value, guarded):
-    """DRAFTMARK_GUARD=1 turns guards on; unset, empty and 0 do not."""
+    """DRAFTMARK_GUARD=1 turns guards on; they are off when it is unset, empty or 0."""
     if value is None:
         monkeypatch.delenv(GUARD_VARIABLE, raising=False)
     else:

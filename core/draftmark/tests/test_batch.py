@@ -184,7 +184,7 @@ def test_an_extend_batch_of_padding_only_has_no_rows(geometry):
 
 
 def test_positions_are_clamped_to_the_context(geometry):
-    """Positions never exceed C - 1, the end of the model's rotary tables."""
+    """Positions never exceed max_context_len - 1, the end of the model's rotary tables."""
     batch = extend_batch(geometry, (4,), (30,))
     assert batch.positions.tolist() == [30, 31, 31, 31]
 
@@ -223,7 +223,7 @@ def test_a_batch_cannot_be_made_without_host_lengths(verify):
 
 
 def test_stale_memory_after_the_live_part_is_not_in_the_batch(geometry):
-    """A batch of three over buffers that held six has three requests: no tensor reaches the other rows."""
+    """A batch of three requests over buffers of six contains three requests: no tensor includes the other rows."""
     buffers = BatchBuffers(geometry, "cpu")
     full = buffers.uniform(Mode.VERIFY, 0, 6, 6, Exact((0,) * 6), tree=True)
     for tensor in (full.prefix_lens, full.page_table, full.positions, full.tail.mask, full.tail.depth):

@@ -130,7 +130,7 @@ def test_a_move_reads_everything_before_it_writes(pool, source, target):
 
 
 def test_random_overlapping_moves_equal_a_copy_by_hand(pool):
-    """Two hundred random moves equal the same moves on Python lists."""
+    """Two hundred random moves give the result of these moves on Python lists."""
     dice = random.Random(0)
     want = by_slot(pool.k)
     for _ in range(200):

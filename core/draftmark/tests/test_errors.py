@@ -26,7 +26,7 @@ KINDS = sorted(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_error_survives_pickling(kind: type[DraftmarkError]) -> None:
-    """A pickled error has the same class, message and attributes."""
+    """An unpickled error has the class, message and attributes of the original."""
     error = kind(*ARGUMENTS.get(kind.__name__, ("pages is 3, but 2 are free; wait",)))
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind

@@ -90,7 +90,7 @@ def test_indivisible_heads_name_both_counts(make_geometry):
 
 
 def test_positions_above_int32_are_refused_with_the_tail(make_geometry):
-    """A context that fits int32 only without its tail is refused; one that is 3 · max_tail shorter is accepted."""
+    """A context that fits int32 only without its tail is refused; a context shorter by 3 · max_tail is accepted."""
     make_geometry(max_context_len=2**31 - 1 - 3 * 8, num_draft_tokens=8)
     with pytest.raises(GeometryError, match="int32"):
         make_geometry(max_context_len=2**31 - 8, num_draft_tokens=8)
@@ -98,7 +98,7 @@ def test_positions_above_int32_are_refused_with_the_tail(make_geometry):
 
 @pytest.mark.parametrize("value", [0.0, 30.0, 50])
 def test_a_soft_cap_of_zero_or_more_is_accepted(make_geometry, value):
-    """0 means no cap; integers are accepted."""
+    """A soft cap of 0 (none) or more is accepted, also as an integer."""
     assert make_geometry(logits_soft_cap=value).attention.logits_soft_cap == value
 
 
@@ -152,7 +152,7 @@ FACTS = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dtype": "float32"
     ],
 )
 def test_a_draft_geometry_must_match_its_model(make_geometry, difference, field):
-    """A geometry made from another model than the one that runs, e.g. the target, is refused with the field's name."""
+    """A draft geometry with other values than its model's configuration is refused with the field's name."""
     GeometryPair(make_geometry(), make_geometry(), ModelFacts(**FACTS), ModelFacts(**FACTS))
     with pytest.raises(GeometryError) as caught:
         GeometryPair(make_geometry(), make_geometry(), ModelFacts(**FACTS), ModelFacts(**FACTS | difference))

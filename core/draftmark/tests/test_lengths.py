@@ -51,7 +51,7 @@ def test_an_advance_in_flight_is_a_bound_until_it_settles(lengths):
 
 
 def test_two_dispatches_settle_one_by_one(lengths):
-    """A row two steps ahead adds both bounds, and each settle subtracts one."""
+    """With two dispatches in flight the host's bound includes both, and each settle removes one."""
     commit(lengths, [1], [2], at_most=4)
     commit(lengths, [1], [3], at_most=5)
     assert lengths.upper_bound([1]).lens == (9,)
@@ -75,7 +75,7 @@ def test_the_bound_never_exceeds_the_geometry_limit(lengths):
 
 
 def test_unknown_is_the_limit_for_every_row(lengths):
-    """The weakest view has an upper bound for each request."""
+    """Unknown lengths have the geometry's limit as each request's upper bound."""
     assert lengths.unknown([0, 3]) == Unknown(2, LIMIT)
     assert lengths.unknown([0, 3]).upper_bound() == (LIMIT, LIMIT)
     assert Unknown(0, LIMIT).upper_bound() == ()
@@ -83,7 +83,7 @@ def test_unknown_is_the_limit_for_every_row(lengths):
 
 @pytest.mark.parametrize("kind", [Exact, UpperBound])
 def test_every_kind_gives_an_upper_bound(kind):
-    """Callers that need only a bound do not need to check the type of the view."""
+    """Exact, UpperBound and Unknown all return an upper bound of each request's length."""
     assert kind((3, 0)).upper_bound() == (3, 0)
 
 

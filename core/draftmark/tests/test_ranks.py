@@ -110,7 +110,7 @@ def _rank(rank, port, results):
 
 
 def test_a_guard_names_the_rank_the_part_and_the_step():
-    """Two processes raise nothing while they agree, and both raise the same error when one differs."""
+    """Two processes raise nothing while their steps agree, and both raise an equal error when one step differs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -12,7 +12,7 @@ from draftmark.registry import BACKEND_VARIABLE, available
 
 
 def rows(name):
-    """Return the entries with one name."""
+    """Return the rows of available() with this name."""
     return [row for row in available() if row.name == name]
 
 

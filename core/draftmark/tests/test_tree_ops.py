@@ -1,4 +1,4 @@
-"""Tree operations: the core's own, and those that a backend returns from the optional hook."""
+"""Tree operations: the core's own, and a backend's operations from the optional hook."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ ERROR = LogitError(0.4, 0.1)
     [(ERROR, 1.0, 0.8), (ERROR, 0.3, 0.6), (LogitError(math.nan, math.nan), 0.3, 0), (LogitError(math.inf, 1), 0.3, 0)],
 )
 def test_the_bound_has_a_cap(rounding, cap, bound):
-    """A model with huge rounding errors excuses gaps up to the cap. A model that overflows excuses no gap."""
+    """A model with huge rounding errors allows gaps up to the cap. A model that overflows allows no gap."""
     found = Agreement({(0, "a"): 3}, "float16", rounding, cap, gaps={(0, "a"): 0.59}, choices={0: (3, 0.7)})
     assert found.bound == bound
     assert found.excuses(0, "a") is (bound > 0)

@@ -44,7 +44,7 @@ def test_branches_are_distinct():
 
 
 def test_a_repeating_text_is_continued_past_its_end():
-    """A match that runs into the newest token continues with its own copy, as in a periodic text."""
+    """A continuation that reaches the newest token goes on with the copied tokens, as in a periodic text."""
     assert Ngram(1, 6, 3, 1).begin(0, [1, 2, 1, 2, 1, 2]).propose().tokens == [2, 1, 2, 1, 2, 1]
 
 
@@ -56,7 +56,7 @@ def test_no_match_gives_only_the_root():
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(st.integers(1, 4), st.integers(1, 9), st.lists(token, min_size=1, max_size=40), st.lists(token, max_size=6))
 def test_every_branch_starts_with_an_earlier_follower(topk, nodes, prompt, more):
-    """Every branch starts with a token that followed the newest token before; trees keep their limits."""
+    """Each branch starts with a token that followed an earlier copy of the newest token; trees keep their limits."""
     drafter = Ngram(topk, nodes, 3, 1).begin(0, prompt)
     drafter.extend(more)
     text = prompt + more

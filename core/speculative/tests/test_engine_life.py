@@ -23,13 +23,13 @@ def test_requests_join_between_steps(make_model, plain_text, prompts):
 
 @pytest.mark.parametrize("late", [{}, {"overlap": True, "host_lengths": HostKind.UNKNOWN}], ids=["in step", "late"])
 def test_host_syncs_are_counted(make_model, prompts, late):
-    """The engine waits once a round and once for a prefill that ends a prompt; overlap sends no extra round."""
+    """The engine waits once a round, and once for a prefill that ends a prompt; overlap sends no extra round."""
     _, engine = generate(make_model("llama"), prompts(1, 9), 8, EngineConfig(max_context_len=32, **late))
     assert (engine.statistics.rounds, engine.statistics.late, engine.statistics.host_syncs) == (7, 0, 8)
 
 
 def test_drafting_adds_no_wait(markov, prompts):
-    """A draft head adds no wait: one a round, and one for a prefill that ends a prompt."""
+    """With a draft head the engine still waits once a round, and once for a prefill that ends a prompt."""
     model, head = markov(0.01)
     _, engine = generate(model, prompts(1, 9), 8, EngineConfig(speculate=Eagle(head, 2, 3, 6), max_context_len=32))
     assert engine.statistics.host_syncs == engine.statistics.rounds + 1
@@ -133,7 +133,7 @@ def test_engine_beyond_device_memory_is_rejected(make_model):
 
 
 def test_request_beyond_the_pool_is_rejected(make_model):
-    """A request that the whole pool cannot hold is rejected on submit, so an admitted request always finishes."""
+    """A request with more KV than the whole pool is rejected on submit, so an admitted request always finishes."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=64, page_size=4, num_pages=6))
     with pytest.raises(CacheExhausted, match="are free; finish or cancel"):
         engine.submit([1] * 10, 30)

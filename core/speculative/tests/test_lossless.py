@@ -1,4 +1,4 @@
-"""Drafts change the speed, never the text: float32 texts equal transformers' own greedy decoding, token for token.
+"""Drafts change the speed, never the text: float32 texts equal transformers' greedy decoding, token for token.
 
 Every test runs several drafting methods: known texts mixed with wrong guesses, a head, and adaptive rounds of either.
 Adaptive rounds are plain if drafts do not pay.
@@ -220,7 +220,7 @@ LIVES = [seed if seed < 8 else pytest.param(seed, marks=pytest.mark.slow) for se
 
 @pytest.mark.parametrize("seed", LIVES)
 def test_random_request_lives(monkeypatch, markov, seed):
-    """Random settings, joins, stops, cancels, walls and small pools always give plain texts (a small soak test)."""
+    """Random settings, joins, stops, cancels, context limits and small pools always give plain texts."""
     monkeypatch.setattr(soak, "REQUESTS", (4, 8))
     model, head = markov(STRENGTH, vocab_size=soak.VOCAB)
     assert soak.one_life(seed, model, head, "reference", Counter()) == []

@@ -1,4 +1,4 @@
-"""Attention sinks in the loop: models with sinks decode to transformers' own texts, and drop none on the way."""
+"""Attention sinks in the loop: models with sinks give transformers' texts, and every layer's cache has its sinks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_gpt_oss_gives_transformers_text(make_model, texts, random_head, oracle,
 
 
 def test_every_layer_has_its_own_sinks(make_model):
-    """Each layer's cache holds that layer's sinks, in layers of both windows."""
+    """Each layer's cache contains that layer's own sinks, in layers with and without a window."""
     model = make_model("gpt_oss")
     layers = Engine(model, EngineConfig(max_context_len=32))._layers
     assert [one.window_left for one in model.layers] == [8, -1, 8, -1]

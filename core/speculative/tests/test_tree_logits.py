@@ -16,7 +16,7 @@ from draftmark_speculative.config import HostKind
 from draftmark_speculative.engine import Engine
 from draftmark_speculative.models.tiny import FAMILIES, WINDOW
 
-PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # D = 7, three branches, depth 3
+PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # parents of a tree of seven nodes, three branches and depth 3
 PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
 
 
@@ -49,7 +49,7 @@ def test_tree_logits_equal_path_logits(make_model, family, page_size):
     ids=str,
 )
 def test_other_window_cap_or_sinks_change_logits(make_model, monkeypatch, family, change):
-    """A changed window, soft cap or sinks change the logits, so the comparison would detect a wrong one."""
+    """A changed window, soft cap or sink changes the logits, so the comparison would detect a wrong value."""
     model = make_model(family)
     windowed = "window_left" in change
     with monkeypatch.context() as patch:

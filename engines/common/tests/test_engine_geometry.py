@@ -15,7 +15,7 @@ MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY)
 
 
 def test_longest_request_is_the_engines() -> None:
-    """No position past max_model_len is addressed, so the engine's own page table is wide enough."""
+    """The geometry addresses no position past max_model_len, so the engine's own page table is wide enough."""
     geometry = geometry_for(load("reference"), SHAPE, LIMITS, DeviceProfile(), MODES, tuple(Form))
     assert geometry.max_kv_len == geometry.max_prefix_len == 256
     assert geometry.max_pages_per_req == 16 and geometry.max_rows(Mode.RAGGED_VERIFY) == 16

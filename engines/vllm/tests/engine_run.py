@@ -124,7 +124,7 @@ def import_engine() -> None:
     os.environ.update(ENVIRONMENT)
     for name in ENGINE:
         importlib.import_module(name)
-    # vLLM inspects a model's class in a subprocess, because of CUDA. On a CPU that only costs ten seconds.
+    # vLLM inspects a model's class in a subprocess, because of CUDA. On a CPU the subprocess only costs ten seconds.
     importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
     gc.collect()
     gc.freeze()  # vLLM collects garbage several times at startup, and the imports left none

@@ -1,4 +1,4 @@
-"""Handmade steps in vLLM's form, and dense float64 attention that shares no code with the adapter."""
+"""Handmade steps as vLLM's tensors, and dense float64 attention that shares no code with the adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_REQS, MAX_LEN, MAX_TOKENS = 6, 96, 160
 
 @dataclass(frozen=True)
 class Request:
-    """L committed tokens, then this step's rows. unstored: rows with KV already stored, so their slot is -1."""
+    """Committed tokens, then this step's rows. unstored: rows with KV already stored, so their slot is -1."""
 
     prefix: int
     rows: int
@@ -54,7 +54,7 @@ class Problem:
 
 
 def limits(verify_rows: int) -> EngineLimits:
-    """Return limits that hold for every problem."""
+    """Return limits that are large enough for every problem."""
     return EngineLimits(MAX_REQS, MAX_LEN, MAX_TOKENS, verify_rows, host_lag=verify_rows > 1)
 
 
@@ -101,7 +101,7 @@ def random_problem(seed: int, **attention: object) -> Problem:
 
 
 class StepData:
-    """A problem's tensors in vLLM's form, and the right answer.
+    """A problem's tensors as vLLM passes them, and the right answer.
 
     Attributes:
         step: input of the adapter. pages: vLLM's KV memory ``[pages, 2 · KV heads, page_size, head_dim]``.
@@ -193,14 +193,14 @@ class StepData:
 def bound_backends(
     problem: Problem, backend: str = "reference", device: str = "cpu", forms: tuple[Form, ...] = tuple(Form)
 ) -> BoundBackends:
-    """Bind backends for a problem, with at most `forms` of vLLM's own forms."""
+    """Bind backends for a problem. forms: the vLLM input formats (`Form`) to use."""
     loaded = copy(load(backend))
     loaded.info = replace(loaded.info, forms=tuple(one for one in loaded.info.forms if one in forms))
     return BoundBackends(loaded, [problem.shape], limits(problem.verify_rows), DeviceProfile(), torch.device(device))
 
 
 def separate_halves(pages: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
-    """Return the same KV in memory that has K of all pages before V of all pages."""
+    """Return a copy of the KV in memory that has K of all pages before V of all pages."""
     halves = [one.transpose(1, 2).flatten(2) for one in (pages[:, :num_kv_heads], pages[:, num_kv_heads:])]
     return torch.stack(halves).transpose(0, 1)
 

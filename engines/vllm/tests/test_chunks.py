@@ -120,6 +120,6 @@ def test_chunks_refuse_a_backend_with_exact_lengths(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_layers_keep_their_limits() -> None:
-    """Layers without a chunk get the same limits object back."""
+    """Layers without chunked attention keep their limits."""
     limits = EngineLimits(4, 512, 64)
     assert limits_of_chunks(limits, None) is limits

@@ -61,7 +61,7 @@ def test_texts_equal_vllms_own(folder: Path, page_size: int, drafts: dict[str, o
 
 
 def test_whole_prompts_in_one_step(folder: Path) -> None:
-    """Texts are equal if a step holds whole prompts and prefixes are not cached."""
+    """Texts are equal if a step contains whole prompts and prefixes are not cached."""
     result = ours(tiny(folder), 16, max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config=NGRAM)
     assert result.tokens == plain(tiny(folder)).tokens
 
@@ -77,9 +77,10 @@ def test_texts_without_the_debug_mode(folder: Path) -> None:
 def test_backend_with_few_engine_forms(
     folder: Path, monkeypatch: pytest.MonkeyPatch, forms: tuple[Form, ...], drafts: dict[str, object] | None
 ) -> None:
-    """Texts are equal for a backend without vLLM's forms.
+    """Texts are equal for a backend that accepts none of vLLM's input formats (`Form`).
 
-    vLLM keeps separate K and V for it. Its page table has draftmark's width, and without ENGINE_SLOTS it derives slots.
+    vLLM then keeps K and V separate. The page table has draftmark's width, and without ENGINE_SLOTS the backend derives
+    slots.
     """
     monkeypatch.setattr(ReferencePlugin, "info", replace(ReferencePlugin.info, forms=forms))
     result = ours(tiny(folder), 16, speculative_config=drafts)

@@ -53,7 +53,7 @@ class Engine:
         assert self.graphs.prepare(self.step, run) is None, "nothing was captured"
         batch = self.buffers.forward(self.step, run, geometry)
         self.ours.prepare(batch)
-        for _ in range(2):  # vLLM warms a size up before it captures it
+        for _ in range(2):  # vLLM runs a size once before its capture
             self.graphs.capture(self.step, run, batch)
 
     def bring(self, prefixes: tuple[int, ...], seed: int) -> StepData:

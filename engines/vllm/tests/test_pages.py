@@ -49,7 +49,7 @@ def test_fp8_pages_may_have_dtype_uint8() -> None:
 
 
 def test_triton_can_load_pages_by_tma() -> None:
-    """TMA can load draftmark's pages, because their rows have one pitch. It cannot load K next to V of each head."""
+    """TMA can load draftmark's pages, because their rows have one pitch, but no pages with K next to V."""
     pytest.importorskip("triton")
     from draftmark_cuda_triton.prefill import has_uniform_row_stride
 

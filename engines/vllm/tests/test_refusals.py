@@ -138,13 +138,13 @@ def test_constructor_checks_the_layers_own_dtype(config: SimpleNamespace) -> Non
 
 @pytest.mark.parametrize("kind", ["EncoderOnlyAttention_", "StaticSink_", "FastPrefill_", "Another"])
 def test_special_kinds_of_layers_are_refused(kind: str) -> None:
-    """vLLM derives a backend for layers with other masks without any predicate, so the subclass itself is refused."""
+    """Subclasses that vLLM derives for layers with other masks are refused, because no predicate rejects them."""
     with pytest.raises(EngineError, match=f"kind {kind.strip('_')}, which is not served; use another backend"):
         theirs.subclass_attention_backend(kind, DraftmarkBackend, DraftmarkBackend.get_builder_cls())
 
 
 def test_chunked_layers_are_accepted() -> None:
-    """Chunked layers only turn a step into one with more requests."""
+    """Layers with chunked attention are accepted, because they only split requests into more requests."""
     theirs.subclass_attention_backend("ChunkedLocalAttention_8192_", DraftmarkBackend, builder.DraftmarkBuilder)
 
 
@@ -156,7 +156,7 @@ def test_non_causal_step_is_refused(causal: object) -> None:
 
 
 def test_k_and_v_have_heads_of_one_size() -> None:
-    """Only the layer's spec holds the size of V's heads, so `customize_spec` refuses unequal sizes."""
+    """`customize_spec` refuses V heads of another size than K heads, because only the layer's spec has V's size."""
     with pytest.raises(EngineError, match="heads of K have 64 elements and heads of V have 32"):
         DraftmarkBackend.customize_spec(SimpleNamespace(head_size=64, head_size_v=32))
 
@@ -165,12 +165,12 @@ def test_k_and_v_have_heads_of_one_size() -> None:
 def test_sleep_mode_needs_vllm_0_29(
     config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
 ) -> None:
-    """Up to 0.28, sleep mode discards the builders' memory together with KV."""
+    """Sleep mode is refused up to 0.28, because it discards the builders' memory together with KV."""
     monkeypatch.setattr(type(VLLM), "installed", lambda self: ("vllm", version))
     config.model_config.enable_sleep_mode = True
     assert any("--enable-sleep-mode" in one for one in DraftmarkBackend.validate_configuration(**USUAL)) is refused
 
 
 def test_no_context_parallelism() -> None:
-    """vLLM reads from the class whether it returns the log-sum-exp that ranks need to combine results."""
+    """The class declares that it returns no log-sum-exp, so vLLM refuses context parallelism."""
     assert not impl.DraftmarkImpl.can_return_lse_for_decode

@@ -27,7 +27,7 @@ def config(
 
 
 def test_without_settings_the_defaults_hold() -> None:
-    """An empty additional_config, and one that is not a table, give the defaults."""
+    """An additional_config that is empty or not a table gives the defaults."""
     assert Settings.read({}) == Settings.read(None) == Settings() == Settings(None, False)
 
 

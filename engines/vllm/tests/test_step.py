@@ -64,10 +64,10 @@ def test_layers_with_sinks_match_dense_attention(backend: str) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_backend_without_engine_forms_is_served(seed: int) -> None:
-    """A backend without vLLM's forms computes the same attention, and stores KV at vLLM's slots.
+    """A backend that accepts none of vLLM's input formats gives right outputs, and stores KV at vLLM's slots.
 
-    Its page table has draftmark's width, it derives slots itself, and K and V are separate. With drafts it takes vLLM's
-    slots.
+    The page table has draftmark's width, the backend derives slots itself, and K and V are separate. With drafts the
+    backend takes vLLM's slots.
     """
     problem = random_problem(seed)
     requests = tuple(replace(one, unstored=()) for one in problem.requests)
@@ -95,7 +95,7 @@ def test_backend_without_engine_forms_is_served(seed: int) -> None:
 
 
 def test_drafts_need_engine_slots() -> None:
-    """A page table does not show that vLLM stores no drafts past the longest context."""
+    """With drafts a backend must accept vLLM's slots: only they mark drafts past the longest context as not stored."""
     problem = next(one for one in map(random_problem, range(99)) if one.verify_rows > 1)
     with pytest.raises(EngineError, match="backend reference derives KV slots itself"):
         bound_backends(problem, forms=(Form.ENGINE_TABLE, Form.STRIDED_KV))
@@ -169,7 +169,7 @@ def test_device_refresh_equals_a_build() -> None:
 
 
 def test_a_captured_batch_keeps_its_addresses() -> None:
-    """Two steps of one padded size use the same memory, whatever their lengths."""
+    """Two steps of one padded size use equal addresses, whatever their lengths."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=1, surplus=0)
     ours, kept = bound_backends(problem), buffers()
     batches = []

@@ -76,7 +76,7 @@ def test_comb_is_a_chain_with_leaves() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_look_up_equals_the_ngram_index(seed: int) -> None:
-    """The search returns the same tree as the index of `draftmark.speculative`."""
+    """The search returns the tree of the n-gram index of `draftmark_speculative`."""
     rng = random.Random(seed)
     tokens, branches = [rng.randrange(5) for _ in range(rng.randrange(2, 60))], rng.choice((1, 2, 3))
     settings = Ngram(topk=branches, num_draft_tokens=8, max_ngram=MAX_NGRAM, min_ngram=MIN_NGRAM)
@@ -158,7 +158,7 @@ def test_walk_accepts_the_targets_branch() -> None:
 
 
 def test_accepted_kv_moves_to_chain_slots() -> None:
-    """In every layer K and V of accepted nodes move, and all other slots stay."""
+    """In every layer K and V of accepted nodes move, and all other slots stay unchanged."""
     generator = torch.Generator().manual_seed(0)
     pages = [torch.randn(4, 2, 4, 3, generator=generator).transpose(1, 2).contiguous().transpose(1, 2) for _ in "ab"]
     before = [one.clone() for one in pages]

@@ -59,7 +59,7 @@ def test_texts_with_ngram_trees_equal_plain_texts(model: str, plain: RunResult) 
 def test_second_branch_is_accepted_and_its_kv_moves(model: str, plain: RunResult, page_size: int) -> None:
     """Drafts have a wrong first branch and a right second one. Most are accepted.
 
-    Later tokens read the moved KV, and they are right too.
+    Later tokens read the moved KV, and are right too.
     """
     result = trees(model, ORACLE, page_size, environment={"DRAFTMARK_ORACLE": repr(plain.tokens)})
     assert result.tokens == plain.tokens
@@ -123,7 +123,7 @@ def test_drafts_by_other_methods_are_refused(model: str) -> None:
     ],
 )
 def test_unsupported_runners_are_refused(runner: dict[str, bool], sentence: str) -> None:
-    """Each unsupported runner is refused in one sentence. vLLM's CPU runner is none of these."""
+    """Each unsupported runner is refused in one sentence. vLLM's CPU runner is supported."""
     methods = {"_prepare_inputs": None, "propose_draft_token_ids": None} if runner else {}
     with pytest.raises(EngineError, match=sentence):
         with_trees(SimpleNamespace(**methods, **runner))

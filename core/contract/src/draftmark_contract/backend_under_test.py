@@ -37,7 +37,8 @@ class BackendUnderTest:
         backend: the loaded plugin.
         device: ``"cpu"`` in the sizing and host tiers, the real device in the device tier.
         tier: tier of the item that runs.
-        marks: notes of this item for the verdict: ``"interpreted"`` and ``"opaque"``.
+        marks: notes of this item for the verdict: ``"interpreted"`` (the suite computed an output) and ``"opaque"``
+            (a metadata layout could not be decoded).
         attended: True after the backend's own attention kernels ran.
         refused: refusals of this item that came from `supports`; no other refusal counts.
         current: the forward or geometry that the item runs now; every error message includes it.
@@ -52,7 +53,7 @@ class BackendUnderTest:
     current: object = None
 
     def for_item(self, tier: Tier) -> BackendUnderTest:
-        """Return a fresh subject for the next item, with the same backend and device."""
+        """Return a new `BackendUnderTest` for the next item, with this backend and device."""
         return BackendUnderTest(self.backend, self.device, tier)
 
     @property
@@ -86,7 +87,7 @@ class BackendUnderTest:
 
     @property
     def unjudged(self) -> str:
-        """Reason why an item without a violation still decides nothing; empty when the item decides."""
+        """Reason why an item without a violation does not count as met; empty when it counts."""
         if "opaque" in self.marks and not self.attended:
             return OPAQUE
         return INTERPRETED if "interpreted" in self.marks else ""
@@ -115,13 +116,13 @@ class BackendUnderTest:
             raise self.refusal(reasons)
 
     def refusal(self, reasons: Sequence[str]) -> Refused:
-        """Return a refusal that counts, and record it. The reasons come from `supports`, perhaps from several calls."""
+        """Return a `Refused` with these reasons of `supports`, and record it, so that the item may end as refused."""
         made = Refused(reasons)
         self.refused.append(made)
         return made
 
     def _reasons(self, geometry: Geometry) -> tuple[str, ...]:
-        """Return the reasons of supports(), else the core's own reason: exact lengths from a host that lags."""
+        """Return the reasons of supports(), or the core's own reason: exact host lengths cannot be had with overlap."""
         try:
             reasons = self.backend.supports(geometry)
         except BackendRefusal as refusal:

@@ -1,8 +1,8 @@
 """The registry of checks.
 
 A check is a function ``run(subject, value)`` in a module of `draftmark_contract.checks`, decorated with `check`.
-Every backend runs the same cases. When a backend refuses a geometry, the item stays: it then tests that every entry
-point refuses alike (`Refused`).
+Every backend runs the same cases. For a geometry that the backend refuses, the item checks that every entry point
+refuses it with the same reasons (`Refused`).
 
 Modules in `checks/` must import without torch, so they import it inside functions only.
 """

@@ -46,7 +46,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class TooSmall:
-    """Extent of a buffer that is too small for a batch; both sizes are in `unit`."""
+    """Extent of a buffer that is too small for a batch. `declared` and `needed` are sizes in `unit`."""
 
     batch: BatchShape
     buffer: str
@@ -141,7 +141,7 @@ def _full(forward: ForwardCase, number: int, wrong: Wrong) -> Drawing:
 
 
 def _line(prefix: int, drawn: range, seen: dict[str, list[int]]) -> Drawing:
-    """Return the keys of one row: those it must see, those missing from its metadata, and those it sees in error.
+    """Return the keys of one row: keys it must see, keys missing from its metadata, and keys it sees in error.
 
     Keys of the result: ``keys``, ``missing`` and ``extra``, with ``"1"`` or ``"0"`` for each drawn tail slot;
     ``prefix_keys``, ``prefix_missing`` and ``prefix_extra``, the number of prefix tokens of each kind. Empty kinds are

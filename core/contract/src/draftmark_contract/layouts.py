@@ -15,7 +15,7 @@ from draftmark import Geometry, Mode
 
 
 class Layout(StrEnum):
-    """Format of the KV positions of one level. A new format needs a new contract major version."""
+    """Format of the KV positions of one level (attention pass). A new format needs a new contract major version."""
 
     PAGE_TABLE = "page_table"
     """A row of page ids per request, from the batch's own table unless a `page_table` buffer is declared."""
@@ -30,7 +30,7 @@ class Layout(StrEnum):
 
 
 class LengthConvention(StrEnum):
-    """Meaning of a level's KV lengths: number of prefix tokens, of tail tokens, or of both."""
+    """Tokens that the KV lengths of a level (attention pass) count: prefix tokens, tail tokens, or both."""
 
     PREFIX = "prefix"
     PREFIX_PLUS_TAIL = "prefix_plus_tail"
@@ -88,7 +88,7 @@ UNDECLARED = MetadataSpec(())
 
 
 def over_page_table(geometry: Geometry, **buffers: str) -> dict[Mode, MetadataSpec]:
-    """Return the most common declaration for every mode: one masked level over the batch's page table.
+    """Return the most common declaration for every mode: one attention pass, with mask, over the batch's page table.
 
     The lengths include the tail.
 

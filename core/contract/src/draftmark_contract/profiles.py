@@ -1,4 +1,4 @@
-"""Profiles: named sets of features that a backend can serve. "conforms" names the profiles that it serves in full.
+"""Profiles: named sets of features that a backend can serve. A "conforms" verdict lists those served in full.
 
 An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full under two
 conditions (`served_in_full`). Every item that needs nothing outside the set was met. At least one item of each profile
@@ -129,7 +129,7 @@ def served_in_full(
     """
     met, unmet = set(met), set(unmet)
     named = set(Profile) - {Profile.CORE} - _dropped(unmet)
-    while True:  # drop a profile that no met item shows, and then every profile that was shown only together with it
+    while True:  # Drop profiles that no met item needs, then profiles that met items need only with a dropped one.
         shown = frozenset().union(*(one - in_core_shape if one & SHAPES else one for one in met if one <= named))
         if shown == named:
             break

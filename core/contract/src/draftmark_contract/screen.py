@@ -40,7 +40,7 @@ def in_full(
     Args:
         screen: number of lines. The first group is shown whatever its length, up to `LONGEST`.
         also: label for the other findings of a group.
-        named_at_most: maximum number of other findings that are named.
+        named_at_most: maximum number of other findings to print by name.
     """
     lines: list[str] = []
     for number, group in enumerate(groups):

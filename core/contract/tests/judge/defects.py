@@ -160,7 +160,7 @@ class NeedsContiguousRows(PagedDriver):
 
 
 class KeepsAnAddress(PagedDriver):
-    """The query's address of the first step is used in all later steps."""
+    """The query's address of the first step is used in every later step."""
 
     kept: torch.Tensor | None = None
 
@@ -171,7 +171,7 @@ class KeepsAnAddress(PagedDriver):
 
 
 class SmallestGraphWins(PagedDriver):
-    """Each capture allocates new buffers, so that earlier graphs read stale ones."""
+    """Each capture allocates new buffers, so that earlier graphs read stale buffers."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         self.slots, self.lens = self.slots.clone(), self.lens.clone()

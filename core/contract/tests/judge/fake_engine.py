@@ -104,7 +104,7 @@ class FakeEngine:
         return "fake 1.0"
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Return the backends, and one that lacks a module."""
+        """Return the backends, and one backend with a missing module."""
         absent = TargetInfo("ABSENT", "needs more", needs=("no-such-module",), modules=("no_such_module",))
         names = ("RIGHT", "MIXED", "BROKEN", "EMPTY", "STOPPED")
         return [*(TargetInfo(name, f"backend {name.lower()}", ("cpu", "cuda")) for name in names), absent]

@@ -27,7 +27,7 @@ def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[s
 
 
 def test_declared_e4m3_products_are_right() -> None:
-    """Every item with fp8 KV passes if the driver declares rounded queries; without it TRITON_ATTN on H200 fails 17."""
+    """Every item with fp8 KV passes if the driver declares rounded queries; else TRITON_ATTN on H200 fails 17."""
     assert len(KV8) > 20
     assert run(InEightBits, "kv8") == []
 

@@ -31,7 +31,7 @@ def test_item_ids_are_unique_and_rules_are_numbered() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_correct_backend_passes(rule: str) -> None:
-    """Every seventh item of each rule passes on a correct backend, or is not served."""
+    """Every seventh item of each rule passes on a correct backend, or the backend does not serve it."""
     mine = [one for one in questions(caps()) if one.rule == rule]
     ended = []
     for one in mine[::7]:

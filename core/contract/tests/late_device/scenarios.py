@@ -177,7 +177,7 @@ def _add(x: torch.Tensor, number: float) -> None:
 
 def dropped(m: Memories) -> list[Any]:
     doubled = m.up(1)
-    m.staging = m.arrived  # torch's allocator keeps the block until torch's own copy from it has finished
+    m.staging = m.arrived  # torch's allocator reuses the block only after torch's own copy from it has finished
     torch.full((4,), 9.0, pin_memory=m.device.type == "cuda")
     return [doubled]
 

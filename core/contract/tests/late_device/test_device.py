@@ -72,7 +72,7 @@ def test_nothing_runs_before_a_wait() -> None:
 
 @contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Look at memory without a wait."""
+    """Read memory in this block without a wait for the device."""
     token = LATE.set(None)
     yield
     LATE.reset(token)
@@ -95,7 +95,7 @@ def test_freed_pinned_memory_is_overwritten() -> None:
 
 
 def test_kept_pinned_memory_is_not_overwritten() -> None:
-    """References of a finished task do not count, so memory with a living owner is not taken for freed memory."""
+    """References of a finished task are not counted, so memory that still has an owner is not treated as freed."""
     staging, outs = torch.full((4,), 7.0), [torch.zeros(4) for _ in range(5)]
     mark_pinned(staging)
     with LateDevice() as device:
@@ -106,7 +106,7 @@ def test_kept_pinned_memory_is_not_overwritten() -> None:
 
 
 def test_arena_memory_has_its_declared_kind() -> None:
-    """Pinned buffers are read late, host buffers are read when queued, and work on device buffers is queued."""
+    """Pinned buffers are read when the device runs, host buffers when queued; work on device buffers is queued."""
     specs = [BufferSpec(m.value, Role.WORKSPACE, (4,), "int32", Unit.BYTES, "by hand", memory=m) for m in Memory]
     with LateDevice():
         arena = Arena.allocate(specs, "cpu", guard=True)

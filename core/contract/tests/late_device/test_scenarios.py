@@ -45,14 +45,14 @@ def outcome(device: torch.device, scenario: Scenario) -> list[float]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_late_device_shows_early_host_writes(name: str) -> None:
-    """A scenario with a wait or separate memory is right; without it the device reads the later number."""
+    """A scenario with a wait or separate memory is right; otherwise the device reads a number written too early."""
     scenario, expected = ALL[name]
     assert outcome(CPU, scenario) == expected
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_early_host_writes_pass_without_lateness(name: str) -> None:
-    """Wrong scenarios do not give their wrong results on a plain CPU."""
+    """On a plain CPU, without a late device, the wrong scenarios do not give their wrong results."""
     memories = Memories(CPU)
     made = WRONG[name][0](memories)
     assert [float(one.flatten()[0]) if isinstance(one, torch.Tensor) else one for one in made] != WRONG[name][1]

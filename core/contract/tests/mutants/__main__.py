@@ -1,9 +1,9 @@
 """Runs mutants against the contract suite. Run as ``python -m core.contract.tests.mutants``.
 
-A row is one mutant in one layout. The program runs the rows that the current suite has not judged, stores each result
-in kills.json, and writes the page of kills to build/. An interrupted run continues. A row first runs the checks that
-killed it before, and the other checks only if none of these fails. A new row of a mutant by an outside author starts
-with the check for its class of defects.
+A row is one mutant in one metadata layout. The program runs the rows that the current suite has not judged. It stores
+each result in kills.json, and writes the page of kills to build/. An interrupted run continues. A row first runs the
+checks that killed the mutant before, and the other checks only if none of these fails. A new row of a mutant by an
+outside author starts with the check for its class of defects.
 ``python -m core.contract.tests.mutants W X01`` runs only mutants with ids that begin with W or X01. `--anew` also runs
 rows that the current suite has judged, and ignores the record (after a change of the mutants, or of the core).
 """

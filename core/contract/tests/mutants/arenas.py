@@ -43,7 +43,7 @@ def _pageable(backend: Any) -> None:
 def _strays(entry: Callable[[torch.Tensor], int]) -> Callable[[Any], None]:
     """Return a patch that zeroes one entry outside a buffer, at an index relative to the buffer's start.
 
-    It writes only where the arena's storage has room.
+    The patch writes only if the index is inside the arena's storage.
     """
 
     def write(backend: Any, batch: ForwardBatch) -> None:

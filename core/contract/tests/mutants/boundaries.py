@@ -1,4 +1,4 @@
-"""Mutants that break one boundary: full pages, a third mask word, many requests, long contexts, odd heads, window 0."""
+"""Mutants that fail at a boundary: full pages, a third mask word, many requests, long contexts, odd heads, window 0."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _siblings(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _late_chain(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Read the tree of a batch with one live request as a chain."""
+    """Treat the tree of a batch with one live request as a chain."""
     return replace(batch, tail=Causal()) if batch.mode is Mode.VERIFY and batch.num_reqs == 1 else batch
 
 

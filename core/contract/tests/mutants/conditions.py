@@ -22,7 +22,7 @@ IN_PLACE = "it reads the batch's table and mask in place"
 
 
 def _live_at_capture(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """At capture, write metadata only for the requests that are live then. Eager forwards write all."""
+    """Write metadata only for the requests that are live at capture, also in every replay; eager forwards write all."""
     return live_only(backend, batch) if is_recording() else batch
 
 

@@ -61,7 +61,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Declare one level of pages over prefix and tail, and the tail mask for modes that have one."""
+    """Declare one attention pass over prefix and tail by pages, and the tail mask for modes with a tree."""
     found = {}
     for mode in geometry.modes:
         extra = {"tail_mask": "tail_mask", "tail_depth": "tail_depth"} if mode in MASKED else {}

@@ -45,7 +45,7 @@ def _levels(**fields: Any) -> dict[str, Any]:
 
 
 def _unnamed(role: str) -> dict[str, Any]:
-    """Return a `layouts` hook that removes the buffer of one role from every level."""
+    """Return a `layouts` hook that removes the buffer of one role from every attention pass."""
 
     def change(geometry: Geometry, found: Declared) -> Declared:
         return {
@@ -150,7 +150,7 @@ def _twice(state: Any) -> None:
 
 
 def _typed(**values: Any) -> dict[str, Any]:
-    """Return a `graph_state` hook with properties that return wrong values."""
+    """Return a `graph_state` hook for a state with properties that return wrong values."""
 
     def change(state: Any) -> None:
         state.__class__ = type("Lies", (type(state),), {k: property(lambda self, v=v: v) for k, v in values.items()})

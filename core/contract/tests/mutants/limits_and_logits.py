@@ -1,6 +1,6 @@
 """Mutants R01 … R28, by outside authors: fixed limits, logits, cached tensors and the order of events.
 
-24 of them survived the suite of contract 1.2. The checks that kill them now test a whole class of defects, not one
+24 of these mutants survived the suite of contract 1.2. The checks that kill them now test a class of defects, not one
 mutant; kills.json lists them.
 """
 
@@ -123,7 +123,7 @@ def _exponential_cap(scores: Tensor, cap: float) -> Tensor:
 
 
 def _from(start: float) -> Parts:
-    """Clamp the row maximum of the softmax at `start` or above. Rows with smaller logits then underflow."""
+    """Clamp the row maximum of the softmax to at least `start`. Rows with smaller logits then underflow."""
 
     def weights(scores: Tensor, shape: Any) -> Tensor:
         power = torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=start))

@@ -54,8 +54,8 @@ class Mutant:
         id: ``M01`` … ``M33`` as in the collection of known bugs; other first letters name the author's group (`KINDS`).
         what: one sentence that says what the wrong code does, without a full stop.
         source: a public thread about such a bug, or the reason for the mutant.
-        hooks: hook name (without prefix), ``layouts`` or ``usage`` → function of (geometry, result) that returns the
-            broken result. A function with three parameters also receives the hook's second argument.
+        hooks: hook name without ``draftmark_``, ``layouts`` or ``usage`` → function of (geometry, result) that returns
+            the broken result. A function with three parameters also receives the hook's second argument.
         patch: function that changes an opened backend in place.
         layouts: keys of `LAYOUTS` in which the defect is possible.
         absent: the reason why the defect is impossible in the other layouts.
@@ -120,7 +120,7 @@ def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callab
 
 
 class BrokenMutant(BaseException):
-    """A mutant changes a method that no longer exists. Not an Exception, because the suite counts those as kills."""
+    """A mutant changes a method that no longer exists. Not an `Exception`, because the suite counts that as a kill."""
 
 
 def _method(owner: Any, name: str) -> Any:
@@ -130,7 +130,7 @@ def _method(owner: Any, name: str) -> Any:
 
 
 def after(backend: Any, method: str, then: Callable[..., None]) -> None:
-    """Replace a method by one that also runs `then`, with the same arguments, after it."""
+    """Make a method run `then` with its arguments after its own body."""
     original = _method(backend, method)
 
     def changed(*args: Any) -> None:

@@ -82,7 +82,7 @@ def _plan_by_size(backend: Any) -> None:
 
 
 def _device_width(backend: Any) -> None:
-    """Plan with the lengths that are on the device at the time of the plan."""
+    """Read the exact lengths from the device in plan(), instead of using the host's lengths."""
 
     def call(original: Any, batch: ForwardBatch) -> None:
         lens = tuple(batch.prefix_lens[: batch.num_reqs].tolist())

@@ -18,7 +18,7 @@ NO_INDPTR = "no indptr"
 
 
 def _short_if(condition: Callable[[Geometry], Any], by: int = 1) -> Callable[[Geometry, Shape], Shape]:
-    """Return a shape function: `by` rows too few where `condition` holds."""
+    """Return a shape function that gives `by` rows too few for geometries with the condition."""
     return lambda g, s: (s[0] - by, *s[1:]) if condition(g) else s
 
 

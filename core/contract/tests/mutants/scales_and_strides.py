@@ -123,7 +123,7 @@ def _half_offsets(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _mask_of_the_last(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """For more than 8 requests with more than 32 slots each, use the mask of the previous request."""
+    """In a batch of more than 8 requests with more than 32 slots each, use the previous request's mask."""
     if batch.mode is not Mode.VERIFY or not isinstance(batch.tail, Tree):
         return batch
     slots = batch.tail_lens[0]

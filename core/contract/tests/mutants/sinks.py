@@ -108,7 +108,7 @@ def _once_per_split(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _without_row_maximum(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Add exp(sink) without subtracting the row maximum, which the keys' sum does subtract."""
+    """Add exp(sink) without subtracting the row maximum, although the sum over the keys subtracts it."""
     mass = (scores - scores.amax(-1, keepdim=True)).exp()
     return mass / (mass.sum(-1, keepdim=True) + sinks[:, None, None].exp())
 

@@ -2,8 +2,8 @@
 
 plan() writes the number of live requests and the host's length bound of each request to a pinned slot, and enqueues
 its copy to the device. write_metadata then clamps each prefix length to its bound. With the numbers of the same round
-the clamp changes nothing. With the numbers of another round it makes lengths too short. Slots alternate, each has a
-fence, and they stay alive until their copies end.
+the clamp changes nothing. With the numbers of another round the clamp makes lengths too short. Slots alternate. Each
+slot has a fence and stays alive until its copies end.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ class IncrementalTable(Mapped):
     """Copies only new page-table columns while a row's first page is unchanged and its length did not shrink.
 
     A preempted request can return to its row with the same first page from the prefix cache and other pages after it.
-    Another request with the same prompt does the same.
+    Another request with the same prompt has the same first page too.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -437,7 +437,7 @@ def pack(bits: torch.Tensor, words: int) -> torch.Tensor:
 
 
 class IdleRank(Backend):
-    """Returns without writing `out` when a batch has no live request; a later all-to-all reads those rows."""
+    """Returns without writing `out` when a batch has no live request, although a later all-to-all reads `out`."""
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         if batch.num_reqs:

@@ -45,7 +45,7 @@ def checks_for(mutant: Mutant | None = None) -> list[Check]:
     """Return the checks that can see a mutant's defect, quick ones first."""
     hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
-    # This check's pool of 2**31 elements makes a backend that does not gather in place copy a gigabyte.
+    # This check has a pool of 2**31 elements. A backend that does not gather in place copies a gigabyte of it.
     wanted = [one for one in wanted if mutant is None or mutant.id in FAR or one.name != "numerics.reach_past_int32"]
     if mutant is not None:
         # Only the tree_ops checks call tree operations, and tree operations call no other hook.

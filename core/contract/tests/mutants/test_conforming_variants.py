@@ -1,4 +1,4 @@
-"""Tests that a backend's free choices, such as its declarations, never fail it."""
+"""Tests that a correct backend passes with any allowed declaration: own workspaces, null pages, host lengths."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_interpreted_metadata_passes(layout: str) -> None:
     ids=["unique-slots", "upper-bound", "exact"],
 )
 def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
-    """Unique null pages and stricter needs for host lengths change the test batches and cause no failure.
+    """A backend passes if it declares unique null pages or stricter host lengths, which change the test batches.
 
     A backend that needs exact lengths must refresh its graphs in a replay. These two backends do not, so the graph
     checks are left out for them.

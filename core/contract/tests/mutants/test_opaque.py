@@ -1,4 +1,4 @@
-"""Tests with a backend that declares an opaque layout: what the suite cannot decode counts as unjudged."""
+"""Tests with a backend that declares an opaque layout: metadata that the suite cannot decode counts as unjudged."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python -m core.contract.tests.source_mutants --backend reference --workers 2
 
-The mutants in `mutants` are hand-made defects. These are made by rule, so a survivor shows a case that no author
-thought of. Modules, in the order of the work:
+The mutants in the package `mutants` are hand-made defects. Here a program makes them by rule, so a survivor shows a
+case that no author thought of. Modules, in the order of the work:
 
 * `sites` finds the places of a source that can change, `operators` the changes, and `mutation` lists all mutants.
 * `copies` imports a changed copy of the package in memory.

@@ -87,7 +87,7 @@ def _work(target: Target, mutation: Mutation, items: Sequence[str], known: basel
 
 
 def _ended(mutation: str, rows: list[dict[str, object]], code: int) -> Ended:
-    """Return the result that a process sent, or a result made from the way in which the process ended."""
+    """Return the result that a process sent, or a result made from its exit code."""
     if rows and "ended" in rows[-1]:
         return Ended.from_json(rows[-1]["ended"])  # type: ignore[arg-type]
     items = [str(row["started"]) for row in rows if "started" in row]

@@ -35,7 +35,7 @@ class Journal:
         return self.folder / f"{self.target}.baseline.json"
 
     def begin(self, identity: dict[str, str]) -> None:
-        """Continue with results of the same sources and suite. Otherwise keep only the numbers of kills."""
+        """Keep the journal's results if its sources and suite equal `identity`; else keep only the numbers of kills."""
         self.folder.mkdir(parents=True, exist_ok=True)
         rows = list(self._rows())
         if rows and rows[0].get("identity") == identity:
@@ -65,7 +65,7 @@ class Journal:
         return found
 
     def killers(self) -> dict[str, str]:
-        """Return the item that killed each mutant, also under an earlier suite: it is likely to kill it again."""
+        """Return the last item that killed each mutant, also under an earlier suite: it is likely to kill again."""
         found: dict[str, str] = {}
         for row in self._rows():
             found.update(row.get("killers", {}))

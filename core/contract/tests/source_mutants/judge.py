@@ -53,11 +53,11 @@ class Ended:
     Attributes:
         mutation: id of the mutant.
         status: see `Status`.
-        item: the item that killed it, or in which it hung.
+        item: the item that killed the mutant, or in which the mutant hung.
         message: message of that item, shortened.
         changed: for a survivor, ``"passed → refused"`` → number of items that end differently than on the original.
-        met: number of items that ran on it.
-        of: number of items that reach its statement.
+        met: number of items that ran on the mutant.
+        of: number of items that reach the mutant's statement.
         sample: number of cases of each check to run, 0 for all.
     """
 

@@ -1,6 +1,6 @@
 """Runs jobs in forked processes, a fixed number at a time, and continues if a job crashes its process.
 
-A fork inherits torch, the suite and its cases. Changes in its memory end with it.
+A forked process inherits torch, the suite and its cases. Its changes of memory end with the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hand-made reviews of survivors, in reviewed.toml.
 
 Each entry names mutants and gives their kind. A run fails on a survivor without an entry. It also fails on an entry
-for a mutant that is killed or no longer made, because a review holds only for one text of a statement.
+for a mutant that is killed or no longer made, because a review applies only to one text of a statement.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Review:
-    """Kind and reason that one entry gives to each of its mutants."""
+    """Kind of a survivor, and the reviewer's reason."""
 
     kind: Kind
     reason: str

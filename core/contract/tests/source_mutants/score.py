@@ -21,7 +21,7 @@ class Score:
     Attributes:
         made: all mutants.
         judged: mutants that were run.
-        stillborn: mutants that are not backends; they do not count.
+        stillborn: mutants that cannot be loaded as backends; they do not count.
         killed: mutants with a failing item, hung ones included.
         kinds: survivors by the kind in their review; None for survivors without a review.
     """
@@ -39,12 +39,12 @@ class Score:
 
     @property
     def raw(self) -> float:
-        """Share of killed mutants among those that load."""
+        """Share of killed mutants among the mutants that load."""
         return self.killed / max(1, self.judged - self.stillborn)
 
     @property
     def reviewed(self) -> float:
-        """Share of killed mutants among those that load, without survivors that a review found harmless."""
+        """Share of killed mutants among the mutants that load, without survivors that a review found harmless."""
         harmless = sum(count for kind, count in self.kinds.items() if kind is not None and kind.harmless)
         return self.killed / max(1, self.judged - self.stillborn - harmless)
 

@@ -39,12 +39,12 @@ class Site:
     Attributes:
         node: the node itself; must not be changed in place.
         path: steps from the module to the node.
-        scope: qualified name of the function or class around it, "" at module level.
-        statement: number, in document order, of the statement that evaluates it. None if that happens at import or in
-            a cached function, because then no single item reaches it.
-        top: number of steps of `path` to the innermost statement, function or class around the node, or to itself.
-        parents: nodes from the module down to its parent.
-        names: names that the function around it binds.
+        scope: qualified name of the function or class around the node, "" at module level.
+        statement: number, in document order, of the statement that evaluates the node. None at import or in a cached
+            function, because no single item reaches the node there.
+        top: number of steps of `path` to the innermost statement, function or class that contains or is the node.
+        parents: nodes from the module down to the node's parent.
+        names: names that the function around the node binds.
         modules: names that the file imports.
     """
 

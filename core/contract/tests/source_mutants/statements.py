@@ -24,7 +24,7 @@ def drop(site: Site) -> Iterator[ast.AST]:
 
 
 def _exists(target: ast.expr, site: Site) -> bool:
-    """Return True if the target is an element, an attribute or a name bound before, so it can be read anyway."""
+    """Return True if the target exists without the statement: an element, an attribute or a name bound before."""
     match target:
         case ast.Subscript() | ast.Attribute():
             return True

@@ -14,9 +14,9 @@ class Target:
     """Some source files of one installed backend.
 
     Attributes:
-        name: heading of its part of the page; value of ``--backend``.
+        name: heading of the target on the page; value of ``--backend``.
         backend: the backend's name.
-        package: its package, as installed.
+        package: the backend's package, as installed.
         alias: package name of a changed copy. A copy next to the original resolves its relative imports.
         modules: paths of the mutated files, relative to the package, without ending.
         shared: modules that a copy takes unchanged from the original: they change state of the whole process, or are

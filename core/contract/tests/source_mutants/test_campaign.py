@@ -61,7 +61,7 @@ def test_a_mutants_result_matches_its_defect(text: str, tmp_path: Path) -> None:
 
 
 def test_an_endless_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item that takes far more CPU time than on the original is stopped, and its mutant counts as hung."""
+    """An item that takes far more CPU time on a mutant than on the original is stopped; the mutant counts as hung."""
     monkeypatch.setattr(judge, "LEAST_S", 0.1)
     monkeypatch.setattr(judge, "TIMES", 0.0)
     (one,) = _run(tmp_path, _with_first_statement("while True: pass"))

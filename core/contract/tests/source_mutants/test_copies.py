@@ -24,7 +24,7 @@ GEOMETRY = Geometry.create(
 
 
 def _one(module: str, operator: str, before: str, after: str) -> Mutation:
-    """Return the only mutant of the reference with such a change."""
+    """Return the only mutant of the reference with this operator and change."""
     found = [
         one
         for one in REFERENCE.mutations()
@@ -96,7 +96,7 @@ def f(a):
     ("given", "lines"), [(1, {4, 5, 11, 13}), (None, {4, 6, 7, 11, 13}), (0, {4, 6, 9, 10, 11, 13})]
 )
 def test_reach_records_the_statements_that_run(given: object, lines: set[int]) -> None:
-    """Statements that run are recorded; branches not taken and functions not called are not."""
+    """Only statements that run are recorded, no branches not taken and no functions not called."""
     tree = ast.parse(SOURCE)
     reach = Reach(["m"])
     scope: dict[str, object] = {}

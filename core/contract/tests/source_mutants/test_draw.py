@@ -24,7 +24,7 @@ def test_a_draw_has_its_size_and_grows(number: int) -> None:
 
 
 def test_each_seed_has_its_own_draw() -> None:
-    """Another seed draws other mutants of the same number, and always the same ones."""
+    """Each seed draws a fixed set of mutants; two seeds draw different sets of equal size."""
     default, other = drawn(EVERY, FEW + 8), drawn(EVERY, FEW + 8, seed=1)
     assert len(other) == len(default) and other != default
     assert other == drawn(EVERY, FEW + 8, seed=1)

@@ -15,7 +15,7 @@ TRITON = TARGETS["cuda_triton"]
 
 
 def test_the_tests_run_on_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant with another minimum tile height fails the test of it, even if the original was imported before."""
+    """A mutant with another minimum tile height fails the tile test, even if the original was imported before."""
     import draftmark_cuda_triton.heuristics.common as original
 
     mutations = [one for one in TRITON.mutations() if one.module == "heuristics/common"]

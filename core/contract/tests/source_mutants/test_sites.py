@@ -32,13 +32,13 @@ def g(a):
 
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_left_out(what: str) -> None:
-    """No mutant changes a part that no run can see; `swap` and `argument` of such a call are allowed."""
+    """No mutant changes code without effect on results, e.g. texts for people or a `device` argument."""
     made = [one for one in mutations("m", LEFT_OUT[what]) if one.operator not in ("swap", "argument")]
     assert [(one.before, one.after) for one in made] == []
 
 
 def test_an_error_is_only_dropped() -> None:
-    """A raise statement has one mutant, which drops it; its text is not changed."""
+    """A raise statement has one mutant, which drops the statement. No mutant changes the error's text."""
     made = mutations("m", "def f(a):\n    raise ValueError(f'{a + 1} is wrong', 2)\n")
     assert [(one.operator, one.after) for one in made] == [("drop", "pass")]
 
@@ -51,7 +51,7 @@ def test_ids_do_not_depend_on_lines_or_neighbours() -> None:
 
 
 def test_an_id_changes_with_its_statement() -> None:
-    """Another text of a statement changes the ids of its mutants, so a review no longer holds."""
+    """A changed text of a statement changes the ids of its mutants, so a review no longer applies."""
     before, after = (
         {one.id for one in mutations("m", text)} for text in (SOURCE, SOURCE.replace("a + b", "a + b + 0"))
     )

@@ -66,7 +66,7 @@ def rounding(site: Site) -> Iterator[ast.AST]:
 
 
 def extremum(site: Site) -> Iterator[ast.AST]:
-    """The smallest for the largest, or only one argument"""
+    """A minimum instead of a maximum or the reverse, or only one of the arguments"""
     if not isinstance(site.node, ast.Call) or called(site.node) not in OTHER_EXTREMUM:
         return
     function, other = site.node.func, OTHER_EXTREMUM[called(site.node)]

@@ -1,8 +1,8 @@
 """Attention backends for LLM engines that decode speculatively: geometry, buffer sizes, plugin class and registry.
 
 This module and `draftmark.runtime` are the public API; every other module is internal and may change in any release.
-The names of this module hold integers only and do not import torch. `draftmark.runtime` contains everything that holds
-tensors.
+The objects of this module contain only integers and text, and do not import torch. `draftmark.runtime` has the names
+that use tensors.
 """
 
 from importlib import import_module

@@ -161,7 +161,7 @@ def _check_pool(geometry: object, num_layers: object, num_pages: object, null_pa
 
 
 def _as_integers(pool: torch.Tensor) -> torch.Tensor:
-    """Return a view of the pool as integers of equal width, because some operations do not support fp8."""
+    """Return a view of the pool as integers of the element size, because some operations do not support fp8."""
     return pool.view(_INTEGERS[pool.element_size()])
 
 

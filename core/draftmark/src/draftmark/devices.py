@@ -46,7 +46,8 @@ def present_device(owner: str, device: torch.device | str) -> torch.device:
     """Return `device` as torch's object.
 
     Raises:
-        BufferError: torch knows no such device, or sees none of that type; `owner` names the tensors' owner.
+        BufferError: the name is not a torch device, or no device of that type is present. `owner` is the tensors'
+            owner in the message.
     """
     import torch
 

@@ -41,7 +41,7 @@ class UpperBound:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Prefix lengths unknown to the host, except for one bound that holds for all `num_reqs` live requests."""
+    """Prefix lengths unknown to the host, except for one common upper bound of all `num_reqs` live requests."""
 
     num_reqs: int
     bound: int

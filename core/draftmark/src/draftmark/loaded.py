@@ -267,7 +267,7 @@ class LoadedBackend:
     def _offer(self, hook: str, **arguments: Any) -> Any:
         """Call a hook; return None for an optional hook that the plugin does not implement.
 
-        A wrong geometry is the caller's error, so it is refused here and never blamed on the plugin.
+        A wrong geometry is the caller's error, so it raises here, not as an error of the plugin.
         """
         geometry = arguments.get("geometry")
         if "geometry" in arguments and not isinstance(geometry, Geometry):

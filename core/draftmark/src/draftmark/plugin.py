@@ -1,6 +1,6 @@
 """Base class of backend plugins, with a default for every hook except `buffers` and `open_backend`.
 
-pluggy finds the ``draftmark_*`` methods. Each calls the plain method of the same name, which a subclass overrides.
+pluggy finds the ``draftmark_*`` methods. Each calls the method without the prefix, which a subclass overrides.
 A plugin may be imported without torch installed, so it imports torch and vendor packages only inside `open_backend`,
 `graph_state` and `tree_ops`.
 """

@@ -3,7 +3,7 @@
 Each rank schedules its own steps. Two ranks may disagree on whether to draft (vllm#49027), or on the number of rows
 (9 and 10 in sglang#33289). The next collective then hangs or, worse, returns a wrong result. The digest takes a few
 kernel launches and no host read. The guard's all-gather has a fixed size, so ranks that disagree do not make it hang.
-The guard reads the result one step later, so no step waits for it. Both are cheap enough for production.
+The guard reads the result one step later, so no step waits for the result. Both are cheap enough for production.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 * Ranks: `step_digest`, and `RankGuard`, which compares digests between ranks.
 * Host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
 
-This module imports torch. The names in `draftmark` hold integers only and do not.
+This module imports torch. The module `draftmark` does not.
 """
 
 from .arena import Arena

@@ -1,8 +1,8 @@
 """Copies between host and device that do not wait: pinned memory to the device, copies with a fence to the host.
 
-torch's caching host allocator keeps a pinned block until torch's own copies from it are done, so these functions need
-no lifetime management. Memory that is *rewritten* is different: a copy reads the memory when the device executes
-it. The owner of a staging buffer must wait for a `Fence` before the next write::
+torch's caching host allocator keeps a pinned block until torch's own copies from the block are done, so these functions
+need no lifetime management. Memory that is *rewritten* is different: the memory is read when the device executes the
+copy. The owner of a staging buffer must wait for a `Fence` before the next write::
 
     fence.synchronize()                          # the device has read the previous contents (vllm#25279, sglang#28034)
     staging.copy_(numbers)
@@ -106,7 +106,7 @@ class AsyncHostCopy:
         device = tensors[0].device
         self._arrived = fence(device)
         if not _only_enqueues(device):
-            # A copy is needed although nothing is asynchronous: a later replay overwrites the graph's outputs.
+            # On a CPU too a copy is needed: a later replay overwrites the graph's outputs.
             self._hosts = [tensor.to("cpu", copy=True) for tensor in tensors]
             return
         self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=device.type in QUEUED) for t in tensors]

@@ -34,7 +34,7 @@ def ancestors(parents: torch.Tensor) -> torch.Tensor:
     nodes = parents.shape[1]
     node = torch.arange(nodes, device=parents.device)
     reach = (parents[:, :, None] == node) | (node[:, None] == node)
-    # n squarings reach 2^n generations; the depth is at most D - 1.
+    # Each squaring doubles the generations that are reached; the depth is at most nodes - 1.
     for _ in range((nodes - 1).bit_length()):
         reach = torch.matmul(reach.float(), reach.float()) > 0
     return reach
@@ -160,7 +160,7 @@ class TreeOps(Protocol):
         """
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
-        """Move K and V of accepted node i from position L + accept_index[i] to L + i, in every layer. Capturable.
+        """Move K and V of the i-th accepted node to tail slot i, from slot accept_index[i], in every layer. Capturable.
 
         The target position of one node may be the source position of another: all reads happen before all writes. No
         other byte in pages of a request changes.

@@ -1,7 +1,8 @@
 """Recorded graphs compared with CUDA graphs: every scenario must have the same outcome in both.
 
 A scenario is a step with its static tensors, and the caller's changes between replays. `outcome` runs a scenario on one
-graph state. The host tests check the outcome of recorded graphs; the device tests require it of `CudaGraphState`.
+graph state. The host tests check the outcomes of recorded graphs. The device tests require equal outcomes of CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def test_a_good_step_equals_eager_in_a_recorded_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", STALE)
 def test_a_stale_step_differs_from_eager_in_a_recorded_graph(name: str) -> None:
-    """A step that depends on Python state captures, and its replays differ from eager mode."""
+    """A step that depends on Python state can be captured, but its replays differ from eager mode."""
     recorded = outcome(RecordedGraphState(), CPU, STALE[name])
     assert recorded != "refused"
     assert not same(recorded, eager(STALE[name]))
@@ -174,7 +175,7 @@ def test_a_stale_step_differs_from_eager_in_a_recorded_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_forbidden_step_is_refused_by_a_recorded_graph(name: str) -> None:
-    """A step with a host read or a pageable copy does not capture."""
+    """A step with a host read or a pageable copy cannot be captured."""
     assert outcome(RecordedGraphState(), CPU, REFUSED[name]) == "refused"
 
 
@@ -183,7 +184,7 @@ def test_a_forbidden_step_is_refused_by_a_recorded_graph(name: str) -> None:
 @on_device
 @pytest.mark.parametrize("name", [*GOOD, *STALE, *REFUSED])
 def test_a_cuda_graph_behaves_like_a_recorded_graph(name: str) -> None:
-    """Both graphs refuse a step, or both give the same tensors in every replay."""
+    """Both graphs refuse a step, or both give equal tensors in every replay."""
     step = {**GOOD, **STALE, **REFUSED}[name]
     recorded = outcome(RecordedGraphState(), CPU, step)
     real = outcome(graph_state_for(CUDA), CUDA, step)
@@ -220,7 +221,7 @@ def test_cuda_graphs_share_a_pool_and_keep_outputs_separate() -> None:
 @pytest.mark.device
 @on_device
 def test_cuda_misuse_raises_the_errors_of_the_cpu() -> None:
-    """An unknown key and a key captured twice raise the same text as a recorded graph state."""
+    """An unknown key and a key captured twice raise the error texts of a recorded graph state."""
     for misuse in (lambda s: s.replay(KEY), lambda s: [s.capture(KEY, lambda: None) for _ in range(2)]):
         sentences = []
         for state in (RecordedGraphState(), graph_state_for(CUDA)):

@@ -1,4 +1,4 @@
-"""Errors that a recorded graph does not detect, as tests, so that the list stays correct.
+"""Steps that are wrong on a device and that a recorded graph accepts, as tests that keep the documented list correct.
 
 A device would refuse each of these steps or give wrong results. If one of these tests fails, the limit is gone: add
 a rule for the step instead.
@@ -40,12 +40,12 @@ ESCAPES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_known_escape_captures_silently(name: str) -> None:
-    """The step captures, although a device would refuse it or keep the value of the capture."""
+    """The capture succeeds, although a device would refuse the step or keep the value of the capture."""
     RecordedGraph(ESCAPES[name])
 
 
 def test_known_escape_a_tensor_in_a_closure_is_not_restored() -> None:
-    """record_call sees arguments only: writes of a closure are neither undone nor checked."""
+    """record_call tracks only arguments: writes to tensors in a closure are neither undone nor checked."""
     kernel = Closure()
     RecordedGraph(lambda: record_call(kernel))
     assert kernel.x.tolist() == [2, 2]

@@ -29,7 +29,7 @@ def tiny_llama() -> Any:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_llama_decodes_in_replays_like_eager(mode: Callable[[], Any]) -> None:
-    """Greedy steps over a static window of tokens, each fed by the last, give eager mode's logits bit for bit."""
+    """Greedy decoding over a static window of tokens gives eager mode's logits bit for bit in every replay."""
     model, length = tiny_llama(), 12
     tokens = torch.zeros(2, length, dtype=torch.int64)
     column = torch.zeros(1, dtype=torch.int64)

@@ -115,7 +115,7 @@ STEPS: dict[str, Callable[[SimpleNamespace], Any]] = {
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("name", STEPS)
 def test_replays_equal_eager_bit_for_bit(name: str, mode: Callable[[], Any]) -> None:
-    """After each of several replays, outputs and static tensors equal an eager run on the same contents."""
+    """After each of several replays, outputs and static tensors equal an eager run on equal contents."""
     step = STEPS[name]
     with mode():
         captured, eager = statics(), statics()

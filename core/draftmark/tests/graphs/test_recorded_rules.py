@@ -74,7 +74,7 @@ def test_a_captured_slice_keeps_its_batch_size() -> None:
 
 
 def test_a_reallocated_tensor_is_not_seen() -> None:
-    """The graph still reads the tensor of the capture while another reference holds it."""
+    """The graph still reads the tensor of the capture while another reference keeps that tensor alive."""
     holder = {"lens": torch.ones(2)}
     old = holder["lens"]
     graph = RecordedGraph(lambda: holder["lens"] * 10)
@@ -126,7 +126,7 @@ def test_a_static_tensor_that_grew_is_an_error_at_replay() -> None:
 
 
 def test_growing_a_static_tensor_inside_the_region_is_refused() -> None:
-    """An out= tensor of the caller that is too small would be re-allocated in the graph's pool."""
+    """A step that grows the caller's out= tensor is refused: the new memory would be in the graph's pool."""
     x, out = torch.ones(64), torch.ones(1)
     refusal = r"aten\.add\.out cannot be captured: it re-allocates"
     with pytest.raises(CaptureError, match=refusal), pytest.warns(UserWarning):
@@ -134,7 +134,7 @@ def test_growing_a_static_tensor_inside_the_region_is_refused() -> None:
 
 
 def test_random_numbers_advance_with_each_replay() -> None:
-    """Each replay draws from the default generator: numbers differ, and follow the seed."""
+    """Each replay draws new numbers from the default generator, which depend on the seed."""
     graph = RecordedGraph(lambda: torch.rand(8))
     torch.manual_seed(1)
     graph.replay()
@@ -179,7 +179,7 @@ def test_an_error_in_the_step_restores_all_state() -> None:
 
 
 def test_a_caught_refusal_still_ends_the_capture() -> None:
-    """A step that catches the CaptureError is refused anyway."""
+    """A step that catches the CaptureError is still refused."""
     x = torch.ones(2)
 
     def step() -> torch.Tensor:

@@ -87,7 +87,7 @@ def test_capturing_a_key_twice_is_an_error() -> None:
 
 
 def test_a_failed_capture_leaves_its_key_free() -> None:
-    """After a step has raised, the same key can be captured."""
+    """After a step has raised, its key can be captured again."""
     state = RecordedGraphState()
     with pytest.raises(ZeroDivisionError) as caught:
         state.capture(KEY, lambda: 1 / 0)

@@ -1,6 +1,6 @@
 """Keys that each row sees in the reference backend, read from its output and compared with brute force.
 
-With q = 0 every visible key has the same weight, and V encodes its key as two one-hots: position and request. A row's
+With q = 0 all visible keys have equal weights, and V encodes its key as two one-hots: position and request. A row's
 output then contains exactly the keys that the row sees, through all four methods and without private functions. The
 contract tests numerics and the memory that each call writes (`numerics`, `purity`).
 """
@@ -112,7 +112,7 @@ def test_mask_bits_31_and_32_are_different_slots(make_geometry, scene_types, ope
 
 
 def test_unused_tree_rows_see_prefix_root_and_themselves(make_geometry, scene_types, open_reference):
-    """Unused rows of an n-gram miss have parent root and depth 1; a window applies to them like to any depth-1 row."""
+    """Unused tree rows are children of the root at depth 1, and a sliding window applies to them as to other rows."""
     geometry = make_geometry(
         num_draft_tokens=6,
         window_left=3,
@@ -132,7 +132,7 @@ def test_unused_tree_rows_see_prefix_root_and_themselves(make_geometry, scene_ty
 @pytest.mark.parametrize("host", ["exact", "upper_bound", "unknown"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_chunk_up_to_the_context_limit_fits_the_page_table(make_geometry, scene_types, open_reference, host, overlap):
-    """EXTEND has n tokens with L + n <= C; a host with only a bound on L must not use pages for bound + n."""
+    """A chunk that ends at the context limit fits, also if the host's upper bound plus the chunk exceeds the limit."""
     geometry = make_geometry(
         num_draft_tokens=2, overlap=overlap, num_qo_heads=1, num_kv_heads=1, head_dim=KEYS + REQUESTS, page_size=1
     )
@@ -180,7 +180,7 @@ def test_a_first_token_without_prefix_returns_its_own_value(
 
 
 def test_an_empty_prefix_contributes_nothing(make_geometry, scene_types, open_reference):
-    """A request with L = 0 gets the same bits next to a request with a long prefix as in a batch of one."""
+    """A request without prefix gets equal bits next to a request with a long prefix and in a batch of one."""
     geometry = make_geometry(num_draft_tokens=3)
     tail = scene_types.tree([None, 0, 0])
     short, long = scene_types.Request(0, tail, 3), scene_types.Request(29, tail, 3)

@@ -116,7 +116,7 @@ def test_a_backend_with_exact_lengths_is_refused_with_overlap(distribution, make
 
 
 def needy(distribution, need):
-    """Load a backend that declares `need` of host lengths for every geometry."""
+    """Load a backend that declares the host-lengths need `need` for every geometry."""
     distribution(
         "needy",
         extra="from draftmark import HostLengthsNeed, Requirements\n@hookimpl\ndef draftmark_requirements(geometry):\n"

@@ -160,7 +160,7 @@ def test_a_capture_with_different_code_fails_the_check(check_graph, backend):
 
 
 def test_one_write_metadata_serves_eager_and_capture(check_graph):
-    """The same method runs in the warm-up and in the captured region, and never at replay."""
+    """One write_metadata method runs in the warm-up and in the captured region, and never at replay."""
     calls = []
 
     class Counted(ReferenceBackend):

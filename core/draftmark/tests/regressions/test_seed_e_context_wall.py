@@ -49,7 +49,7 @@ MODES = [Mode.DECODE, Mode.DRAFT, Mode.VERIFY, Mode.DRAFT_EXTEND]
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_a_request_at_the_context_limit_has_room_for_its_tail(check_wall, mode, overlap):
-    """At L = C (plus one step with overlap) every mode's tail fits the page table, and attention is correct."""
+    """At the longest prefix (one step past the context limit with overlap) every mode's tail fits the page table."""
     check_wall(mode, overlap)
 
 

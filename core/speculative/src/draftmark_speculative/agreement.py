@@ -8,7 +8,7 @@ measured **without the backend**: transformers' own forward in the model's dtype
 same weights, on the same texts. Three checks use this error:
 
 * Every token of a greedy text: its float32 logit lies less than `Agreement.bound` below the best logit of its row.
-* A first difference from a baseline: the baseline's token also lies within that bound.
+* A first difference from a baseline: the baseline's token also lies within this bound.
 * The backend's logits of the texts, from one prefill each: their error is at most `SLACK` times transformers' own.
 
 A tolerance derived from the backend would accept every backend, because a wrong backend has a large error. The module

@@ -75,7 +75,7 @@ class Drafter(Protocol):
         """Append tokens that were verified and given to the request."""
 
     def propose(self) -> DraftTree:
-        """Return a tree with the newest token as its root, within the speculation's limits; a root only: no guess."""
+        """Return a tree below the newest token, within the speculation's limits; without a guess only the root."""
 
 
 class Round(NamedTuple):
@@ -216,7 +216,7 @@ class Drafting:
         raise NotImplementedError("this drafting has no row budgets, so it cannot admit trees; use VERIFY rounds")
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep what `draft_extend` needs of a verified batch; features ``[R · D, width]``, of all nodes. Captured."""
+        """Store a verified batch's data for `draft_extend`; features ``[R · D, width]``, of all nodes. Captured."""
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
         """Process the tokens that the round accepted; `host` bounds the lengths before the round."""

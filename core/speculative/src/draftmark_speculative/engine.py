@@ -25,7 +25,7 @@ from .statistics import Statistics
 
 
 class Engine:
-    """Decoder of many requests, which join and leave between steps.
+    """Speculative decoder of many requests, which join and leave between steps.
 
     Args:
         wrap_tree_ops: for measurements only: wraps the backend's `TreeOps`, which verify and compact. If the wrapper
@@ -82,7 +82,7 @@ class Engine:
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes that all captured graphs hold; 0 without graphs."""
+        """Bytes that all captured graphs keep allocated; 0 without graphs."""
         return 0 if self._runner.graphs is None else self._runner.graphs.pool_bytes
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = ()) -> int:
@@ -130,7 +130,7 @@ class Engine:
         return self._request(request_id).output
 
     def release(self, request_id: int) -> None:
-        """Forget a request and its tokens. An unfinished request is cancelled first."""
+        """Delete a finished request and its tokens. An unfinished request is cancelled first."""
         self.cancel(request_id)
         del self._requests[request_id]
 
@@ -193,7 +193,7 @@ class Engine:
         return True
 
     def _reserve(self) -> list[Request]:
-        """Return running requests that have pages for a round and do not end with the tokens in flight."""
+        """Reserve pages for a round; return the running requests with pages that do not end with tokens in flight."""
         limit = self.geometry.limits.max_context_len
         wanting = [request for request in self._scheduler.running if not request.will_finish(limit)]
         bounds = self._state.lengths.upper_bound(by_row(wanting)).lens

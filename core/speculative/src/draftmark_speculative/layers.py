@@ -86,7 +86,7 @@ class AttentionLayers:
 
     Attributes:
         model: the model or draft head.
-        geometry: the first group's; batch-level formulas are equal in every group.
+        geometry: geometry of the first layer group; batch-level formulas are equal in every group.
         host_need: the strongest need for host lengths over all groups.
         pages: the page ids of every pool.
         tree_ops: tree operations of a round, from the backend or torch; equal in every group.
@@ -125,7 +125,7 @@ class AttentionLayers:
         """Return the host lengths of null rows with which `plan` runs before a capture.
 
         Decisions of `plan` on the host are frozen in the graph. So it plans for requests of the longest possible
-        length. A backend that needs exact lengths gets the null rows' own, which are 0.
+        length. A backend that needs exact lengths gets the null rows' lengths, which are 0.
         """
         if self.host_need is HostLengthsNeed.EXACT:
             return Exact((0,) * padded_reqs)

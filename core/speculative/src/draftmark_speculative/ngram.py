@@ -1,4 +1,4 @@
-"""Drafting by prompt look-up: propose the tokens that followed the same n-gram earlier in the text."""
+"""Drafting by prompt look-up: propose the tokens that followed the text's newest n-gram at an earlier place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_NGRAM = 64
 
 @dataclass(frozen=True)
 class Ngram(Speculation):
-    """Drafts by prompt look-up (Saxena 2023): copy the tokens that followed the same n-gram earlier in the text.
+    """Drafts by prompt look-up (Saxena 2023): copy the tokens that followed the newest n-gram at an earlier place.
 
     Attributes:
         topk: branches of the draft tree; 1 is a chain.
@@ -99,7 +99,7 @@ class NgramIndex:
         return path
 
     def _matches(self) -> Iterator[tuple[int, int]]:
-        """Yield each earlier end of the current suffix and the suffix's length, best first."""
+        """Yield (end of an earlier occurrence of the newest n-gram, length of the n-gram), best match first."""
         end = len(self._tokens)
         for size in self._sizes:
             if size <= end:

@@ -1,4 +1,4 @@
-"""Forwards in flight to the host, and the lengths that the host may assume meanwhile."""
+"""Forwards with results not on the host yet, and the prefix lengths that the host may use until then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PendingForward:
     """Results of one forward, from the moment the forward is enqueued.
 
     Attributes:
-        at_most: most tokens that the forward committed for a request; 0 for a prefill, whose count is exact.
+        at_most: most tokens that the forward committed for a request; 0 for a prefill, which has exact counts.
         sent: the round that was enqueued; None for a prefill.
         report: values of `Drafting.report`, set by `wait`; None if the round has no report.
     """
@@ -71,7 +71,7 @@ class PendingForward:
 class HostView:
     """Host's view of prefix lengths, in the precision of `HostKind`.
 
-    A round's committed tokens are settled at once or one round late.
+    The host adds a round's committed tokens at once, or one round later.
 
     Args:
         lengths: the engine's lengths; only this class changes their host half.
@@ -99,10 +99,10 @@ class HostView:
         self._lengths.dispatched(rows, at_most)
 
     def settle(self, finished: FinishedForward, at_most: int) -> None:
-        """Settle the tokens that a round committed; with inexact lengths and no overlap, one round late."""
+        """Add a round's committed tokens to the host's lengths: one round later for inexact lengths without overlap."""
         request, count = finished.request, len(finished.tokens)
         if request.row is None:
-            return  # the request was preempted; it gets a row again only after this result
+            return  # the request was preempted and has no row
         if self._at_once:
             self._lengths.settle([request.row], [count], at_most)
             return
@@ -112,5 +112,5 @@ class HostView:
         self._unsettled[request.id] = (request.assignment, count, at_most)
 
     def forget(self, request: Request) -> None:
-        """Drop the unsettled count of a request that has ended."""
+        """Drop the count of an ended request that is not yet in the host's lengths."""
         self._unsettled.pop(request.id, None)

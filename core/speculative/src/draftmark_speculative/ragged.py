@@ -1,6 +1,6 @@
 """Mapping between the rows of a RAGGED_VERIFY batch and the nodes of its draft trees.
 
-All of it runs on the device and can be captured.
+The whole mapping runs on the device and can be captured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rows_of_nodes(batch: ForwardBatch, nodes: torch.Tensor) -> torch.Tensor:
     """Return the row of each node.
 
     Args:
-        nodes: int64 ``[R, n]``, counted from each request's root. A node past its request's rows gets some valid row.
+        nodes: int64 ``[R, n]``, counted from each request's root. A node past its request's rows gets any valid row.
     """
     return (batch.q_indptr[:-1, None] + nodes).clamp(max=batch.num_rows - 1)
 
@@ -79,7 +79,7 @@ class RaggedRows:
         return placed
 
     def _all_nodes(self, batch: ForwardBatch) -> ForwardBatch:
-        """Return a VERIFY batch of the same requests with all D nodes each, over separate tensors."""
+        """Return a VERIFY batch of the batch's requests with all D nodes each, over separate tensors."""
         tree = isinstance(batch.tail, Tree)
         full = self._uniform_buffers.uniform(Mode.VERIFY, 0, batch.padded_reqs, batch.num_reqs, batch.host, tree=tree)
         return replace(full, prefix_lens=batch.prefix_lens, page_table=batch.page_table)

@@ -43,7 +43,7 @@ class Request:
         stop: token ids that end the request.
         drafter: guesses the next tokens on the host; None without host drafts.
         row: row in the engine's device state; None while waiting.
-        assignment: number of times that the request got a row. It identifies the row of a count not yet settled.
+        assignment: number of times that the request got a row; tells results of an earlier row from the current row's.
         in_flight: number of forwards with results not on the host yet; each yields at least one token.
         pages: KV pages owned, in order of position.
     """
@@ -67,7 +67,7 @@ class Request:
         return tuple(self.tokens[len(self.prompt) :])
 
     def will_finish(self, max_context_len: int) -> bool:
-        """Return True if the forwards in flight reach a length limit even at one token each."""
+        """Return True if one token from each forward in flight is enough to reach a length limit."""
         at_least = len(self.tokens) + self.in_flight
         return at_least >= min(max_context_len, len(self.prompt) + self.max_new_tokens)
 

@@ -34,13 +34,13 @@ class Scheduler:
         return bool(self.waiting or self.prefilling or self.running)
 
     def pages_at_worst(self, total_tokens: int) -> int:
-        """Return the pages needed by a request of `total_tokens` when the host lags one round."""
+        """Return the most pages that a request of `total_tokens` needs, if the host's lengths lag by one round."""
         grown = min(total_tokens + self._geometry.draft.num_draft_tokens, self._geometry.max_prefix_len)
         pages: int = self._geometry.pages_for(grown, self._geometry.max_tail)
         return pages
 
     def admit(self) -> None:
-        """Give rows and pages to waiting requests, in order, until either runs out."""
+        """Give rows and pages to waiting requests, in order, until rows or pages run out."""
         while self.waiting and self._free_rows:
             request = self.waiting[0]
             try:

@@ -21,7 +21,7 @@ class DeviceState:
 
     Attributes:
         lengths: the committed length of every row.
-        page_table: int32 ``[2 · max_reqs, max_pages_per_req]``; null rows hold null pages only.
+        page_table: int32 ``[2 · max_reqs, max_pages_per_req]``; null rows contain null pages only.
         batch: the static batch tensors of captured forwards.
         rows: int64 ``[max_reqs]``, row of each batch entry.
         pending: int64 ``[2 · max_reqs]``, newest token of every row: the next root. Its KV is not stored yet.

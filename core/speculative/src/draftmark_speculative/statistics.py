@@ -21,7 +21,7 @@ class Statistics:
         extends: prefill forwards.
         verified: number of live requests, summed over rounds; accepted / verified is the mean accepted length.
             A request that ended while the round ran is not counted.
-        accepted: tokens that the rounds gave those requests, the target's own token included. Tokens after the end
+        accepted: tokens that the rounds gave these requests, the target's own token included. Tokens after the end
             of a request are not counted.
         plain: rounds that were plain decoding.
         rows: query rows that all rounds computed, padding included.

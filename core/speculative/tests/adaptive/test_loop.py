@@ -33,7 +33,7 @@ def test_triton_kernels_decode_adaptive_rounds(markov, run, shape, graph):
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_good_drafts_are_used_and_bad_ones_dropped(markov, prompts, run, strength):
-    """A right head decodes several tokens a round; with a wrong head at equal costs, rounds become plain."""
+    """Right drafts of a head give several tokens a round. With wrong drafts at equal costs, rounds become plain."""
     model, head = markov(strength)
     got, engine = run(model, Eagle(head, 1, 4, 5), SOME, prompts(4, 9, seed=2), count=50, graph=True)
     want, _ = run(model, None, 0, prompts(4, 9, seed=2), count=50)
@@ -60,7 +60,7 @@ def test_batch_beyond_graphs_and_budgets_decodes_plainly(markov, prompts, run):
 
 
 def test_request_without_drafts_uses_one_row(make_model, oracle, plain_text, prompts, table):
-    """Only one request of four has drafts: the budget holds its rows and one root for each of the others."""
+    """If one request of four has drafts, the budget is this request's rows and one root for each other request."""
     starts = prompts(4, 20, seed=6)
     want = [plain_text("llama", tuple(prompt), 24) for prompt in starts]
 
@@ -123,7 +123,7 @@ class Scripted:
 
 @functools.cache
 def _texts_and_trees(overlap, plain_rounds):
-    """Return both requests' texts, and each tree by (request, length); three drafted rounds precede the plain ones."""
+    """Return both requests' texts, and each tree by (request, length); three drafted rounds come first."""
     model, head = tiny_pair(1.0)
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     config = EngineConfig(
@@ -150,7 +150,7 @@ def _texts_and_trees(overlap, plain_rounds):
 
 @pytest.mark.parametrize(("overlap", "plain_rounds"), quick(itertools.product([False, True], [1, 7, 40]), together=1))
 def test_head_catches_up_after_plain_rounds(overlap, plain_rounds):
-    """After any number of plain rounds, the head drafts the trees that it drafts without plain rounds."""
+    """Plain rounds do not change the trees that the head drafts afterwards."""
     text, never = _texts_and_trees(overlap, 0)
     rested_text, rested = _texts_and_trees(overlap, plain_rounds)
     assert text == rested_text

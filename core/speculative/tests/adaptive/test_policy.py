@@ -36,7 +36,7 @@ def loads(draw):
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(table=tables(), load=loads(), chances=st.lists(st.floats(0, 1), max_size=40))
 def test_chosen_round_is_never_slower_than_plain(table, load, chances):
-    """With any costs and drafts, the chosen round has at least plain decoding's tokens a second, and at best more."""
+    """With any costs and drafts, the chosen round's expected tokens a second are at least plain decoding's."""
     gains = [0.0, *accumulate(sorted(chances, reverse=True))]
     budgets = sorted(table.verify)
 
@@ -118,7 +118,7 @@ def test_costly_rows_get_a_smaller_budget():
 
 
 def test_long_contexts_favour_drafts():
-    """With much KV, drafting pays earlier: each round reads the KV once, whatever its number of rows."""
+    """With long contexts drafts pay at lower acceptance, because a round reads the KV once for all its rows."""
     table = CostTable({8: Cost(1.0, 1e-5)}, {32: Cost(2.5, 1e-5)})
     policy, tokens = Policy(table, (32,), 0), lambda budget: 16.0
     assert policy.decide(Load(8, 8, 0), tokens) is None
@@ -127,14 +127,14 @@ def test_long_contexts_favour_drafts():
 
 @pytest.mark.parametrize("load", [Load(64, 64, 0), Load(40, 64, 0), Load(32, 32, 0)])
 def test_a_batch_that_no_budget_holds_decodes_plainly(load):
-    """A batch decodes plainly if no budget holds its padded requests and at least one draft."""
+    """A batch decodes plainly if no budget has rows for its padded requests and at least one draft."""
     policy = Policy(flat(), (8, 16, 32), 0.01)
     assert policy.start(load) is None
     assert policy.decide(load, lambda budget: 1e9) is None
 
 
 def test_first_round_has_the_largest_budget():
-    """The first round has the largest budget, if that holds the batch."""
+    """The first round has the largest budget, if this budget has a row for each request."""
     policy = Policy(flat(), (2, 3, 8, 16), 0.01)
     assert [policy.start(Load(n, n, 0)) for n in (1, 2, 15, 16)] == [16, 16, 16, None]
 
@@ -164,7 +164,7 @@ def test_budgets_ascend_in_small_steps(reqs, nodes):
 
 
 def test_forecast_follows_reports_and_acceptance():
-    """A new forecast expects one token a request; later it follows the reports, scaled by the share that came true."""
+    """A new forecast expects one token a request. Later it follows the reports, scaled by the accepted share."""
     forecast = Forecast(grid(4))
     assert forecast.tokens(8, 4) == 4
     for _ in range(400):
@@ -177,7 +177,7 @@ def test_forecast_follows_reports_and_acceptance():
 
 
 def test_one_round_of_a_large_batch_changes_the_forecast():
-    """A successful probe of a large batch raises the forecast at once; two rounds without accepted drafts end it."""
+    """A successful probe of a large batch raises the forecast at once; two rounds without acceptance lower it."""
     forecast = Forecast(grid(4))
     points = len(forecast.points)
     for _ in range(5):

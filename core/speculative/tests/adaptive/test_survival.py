@@ -25,7 +25,7 @@ def batches(draw):
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(batch=batches(), spare=st.integers(0, 50))
 def test_admission_keeps_budget_and_parents(batch, spare):
-    """Admission takes every live root, keeps to the budget, includes parents, and skips padding and hopeless nodes."""
+    """Admission takes all live roots, keeps to the budget, includes parents, and skips padding and impossible nodes."""
     chances, parents, live = batch
     alive = survival(chances, parents, chances.shape[1])
     budget = int(live.sum()) + spare
@@ -46,7 +46,7 @@ def test_admission_keeps_budget_and_parents(batch, spare):
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(batch=batches())
 def test_survival_decreases_along_a_path(batch):
-    """No node has a higher survival than its parent, and siblings together have no higher one either."""
+    """Neither a node nor all siblings together have a higher survival than their parent."""
     chances, parents, _ = batch
     alive = survival(chances.clone(), parents, chances.shape[1])
     assert (alive[:, 0] == 1).all()
@@ -88,7 +88,7 @@ def test_expected_tokens_by_rows():
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(batch=batches(), spare=st.integers(0, 12), seed=st.integers(0, 1000))
 def test_compaction_keeps_tokens_paths_and_order(batch, spare, seed):
-    """Compaction keeps each admitted node's token, parent and order; unused entries match nothing below the root."""
+    """Compaction keeps each admitted node's token, parent and order; unused entries have token -1 and no children."""
     chances, parents, live = batch
     tokens = torch.randint(0, 9, parents.shape, generator=torch.Generator().manual_seed(seed))
     alive = survival(chances, parents, chances.shape[1])
@@ -105,7 +105,7 @@ def test_compaction_keeps_tokens_paths_and_order(batch, spare, seed):
 
 
 def test_compacted_tree_verifies_like_the_full_tree():
-    """Verification of a compacted tree accepts the path of the full tree up to the budget's cut."""
+    """Verification of a compacted tree accepts the full tree's path up to the first node that was not admitted."""
     tokens, parents = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[-1, 0, 1, 2]])
     admitted = torch.tensor([[True, True, True, False]])
     trees = compacted(tokens, parents, admitted)

@@ -87,7 +87,7 @@ def test_json_holds_everything(generate: Run) -> None:
 
 
 def test_default_context_fits_the_longest_prompt(generate: Run) -> None:
-    """The default context is prompt and output in whole pages; a smaller --max-context-len ends requests earlier."""
+    """The default context has whole pages for prompt and output; a smaller --max-context-len ends requests earlier."""
     assert generate("--json", "--page-size", 4).json["config"]["max_context_len"] == 36
     ended = generate("--json", "--max-context-len", 12, "--check").json
     assert [output["finish"] for output in ended["outputs"]] == ["context"] * 3
@@ -161,7 +161,7 @@ def test_near_ties_pass_in_bfloat16(draftmark: Run, close: Path, monkeypatch: py
     from draftmark_speculative.cli import checking
 
     def other(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
-        # Use our own text: transformers' rounding would make it differ at near-ties before token 5.
+        # The baseline is draftmark's text: transformers' text may differ at near-ties before token 5.
         outputs, _ = generate(model, [prompt], most, EngineConfig(max_context_len=64))
         tokens = outputs[0].tokens
         return (*tokens[:5], tokens[5] ^ 1, *tokens[6:])

@@ -1,4 +1,4 @@
-"""Forced acceptance, as the benchmarks use it: it keeps its profile, and has no effect when it is off."""
+"""Forced acceptance, which the benchmarks use: the accepted lengths follow the given profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def accepted(make_model, random_head, prompts, shape, profile, **more):
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (4, 4, 16)])
 def test_accepted_length_equals_the_profile(make_model, random_head, prompts, shape):
-    """The mean accepted length equals that of the profile: 1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round.
+    """The mean accepted length equals the profile's: 1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round.
 
     The tolerance is 0.15. A tree may give less, because its likeliest path may be short.
     """

@@ -18,7 +18,7 @@ from draftmark_speculative.eagle.installed import installed_head
 @pytest.mark.parametrize(("features", "vocab"), [((2,), None), ((0, 1, 2), None), ((1, 2), 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saved_head_loads_unchanged(random_head, tmp_path, features, vocab, dtype):
-    """A saved and loaded head has the same configuration, weights and draft vocabulary, in any dtype."""
+    """A loaded head has the configuration, weights and draft vocabulary of the saved head, in any dtype."""
     head = deepcopy(random_head(features, 1, vocab)).to(dtype)
     head.save(tmp_path / "head")
     again = DraftHead.load(tmp_path / "head", dtype=torch.float32)

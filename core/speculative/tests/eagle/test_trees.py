@@ -1,6 +1,6 @@
 """Trees that the engine drafts, compared with the head run densely over each path: no cache, no mask, no graph.
 
-The heads are random, so the tests need no training. A mistake in the head's inputs, cache or masks shows in the tokens.
+The heads are random, so the tests need no training. A mistake in the head's inputs, cache or masks changes the tokens.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_trees_are_right_after_long_paths_with_overlap(markov, random_head, prom
 
 
 def mixed(head, noise):
-    """Return a head that guesses well and still depends on attention and features."""
+    """Return a head with mostly right drafts that still depends on attention and features."""
     mixture = deepcopy(head)
     for (name, mine), other in zip(mixture.named_parameters(), noise.parameters(), strict=True):
         if mine.dim() > 1:

@@ -120,7 +120,7 @@ def test_packed_weights_share_storage_with_the_model() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_models_return_float32_logits(dtype: str) -> None:
-    """Half-precision models wrap, and their logits are float32, also for chosen rows."""
+    """Wrapped half-precision models return float32 logits, for all rows and for chosen rows."""
     model = tiny_model("gemma2", dtype=dtype)
     assert model.dtype is getattr(torch, dtype)
     assert model.layers == tiny_model("gemma2").layers

@@ -60,7 +60,7 @@ def geometry_for(
 
     Args:
         modes: modes that the engine runs. RAGGED_VERIFY is dropped if the backend does not declare it.
-        forms: forms of the engine's batches that differ from draftmark's own.
+        forms: engine-specific formats of batches and caches (`Form`) that the engine uses.
 
     Raises:
         EngineError: a number is out of range, or the backend refuses the geometry; the text has its reasons.

@@ -1,6 +1,6 @@
 """The bound backends of one builder. Each shape of layer has one for decode and verify, and one for EXTEND.
 
-A mixed step needs the metadata of both at the same time, so each is opened separately and sized for its own modes.
+A mixed step needs the metadata of both backends at one time, so each is opened separately and sized for its own modes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHER_BACKEND = "use another backend of vLLM"
 
 
 def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
-    """Return the forms of vLLM's batches (`FORMS`) that the backend accepts."""
+    """Return the input formats of vLLM's batches (`FORMS`) that the backend accepts."""
     return tuple(form for form in FORMS if form in backend.info.forms)
 
 
@@ -98,7 +98,7 @@ class BoundBackends:
 
     @property
     def any(self) -> Geometries:
-        """Geometries of one shape. Lengths and modes are the same for every shape."""
+        """Geometries of one shape. Lengths and modes are equal for every shape."""
         return next(iter(self.geometries.values()))
 
     def of(self, mode: Mode) -> dict[AttentionShape, AttentionBackend]:

@@ -54,7 +54,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._require_decodes_first()
         self._debug = Settings.read(vllm_config.additional_config).debug
         layers = self._layers()
-        # From the layers, not the spec: a group of full-attention layers may share its pages with chunked layers.
+        # Read from the layers, not the spec: full-attention layers may share their pages with chunked layers.
         (self._chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
         self._limits = limits = limits_of_chunks(engine_limits(vllm_config), self._chunk)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag

@@ -31,7 +31,7 @@ def engine_limits(config: Any) -> EngineLimits:
         max_model_len=config.model_config.max_model_len,
         max_num_tokens=max(rows, *captured, 1),
         num_draft_tokens=verify_rows,
-        # With drafts the host learns the accepted number late: in asynchronous steps, and while drafting.
+        # With drafts the host has only length bounds in asynchronous steps and while drafting.
         host_lag=draft is not None,
         branches=Settings.read(config.additional_config).branches if serves_trees(config) else 1,
     )
@@ -47,7 +47,7 @@ def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
     """
     if chunk is None:
         return limits
-    # The first and the last chunk of a request may hold fewer rows than a chunk has positions.
+    # The first and the last chunk of a request may have fewer rows than a chunk has positions.
     pieces = 2 * limits.max_num_reqs + limits.max_num_tokens // chunk
     return replace(limits, max_num_reqs=pieces, max_model_len=chunk)
 

@@ -1,8 +1,8 @@
 """CUDA graphs of metadata launches, replayed next to vLLM's own graphs of the model.
 
 vLLM captures the model once for each batch size, over tensors at fixed addresses. Before each replay the builder
-launches kernels that compute lengths, slots and a schedule for each shape of layer. They read only these tensors.
-So the builder captures its launches too: a step then costs the host one launch instead of three or more.
+launches kernels that compute lengths, slots and a schedule for each shape of layer. They read only tensors at fixed
+addresses. So the builder captures its launches too: a step then costs the host one launch instead of three or more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM options that would give wrong steps or a late error, and that not every vLLM release checks itself."""
+"""vLLM options that would give wrong results or an error after loading, and that not every vLLM release rejects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .versions import VLLM
 def refused_option(config: Any) -> str | None:
     """Return a sentence about the first unsupported option of a `VllmConfig`, with its remedy; None if there is none.
 
-    Two options need this before 0.30. vLLM does not check them itself: R-SWA, which adds the whole prompt to each row's
-    window. And decode context parallelism, which vLLM checks only after it has loaded the weights.
+    Before 0.30, two options need this check. R-SWA adds the whole prompt to each row's window. Decode context
+    parallelism is checked by vLLM only after it has loaded the weights.
     """
     model, parallel = config.model_config, config.parallel_config
     if getattr(config.cache_config, "kv_sharing_fast_prefill", False):

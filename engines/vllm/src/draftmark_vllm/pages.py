@@ -22,7 +22,7 @@ def head_slots(num_kv_heads: int) -> int:
 
 
 def has_separate_kv(pages: torch.Tensor, num_kv_heads: int) -> bool:
-    """Return whether a layer's pages hold K and V in separate halves, with all heads of a token as one row."""
+    """Return whether a layer's pages contain K and V in separate halves, with all heads of a token as one row."""
     return pages.shape[1] != head_slots(num_kv_heads)
 
 

@@ -22,7 +22,7 @@ class Step:
     """vLLM's metadata of one step. vLLM owns every tensor.
 
     Attributes:
-        query_start: int32 ``[R + 1]``, first query row of each request. query_start_host: the same on the host.
+        query_start: int32 ``[R + 1]``, first query row of each request. query_start_host: its copy on the host.
         seq_lens: int32 ``[R]``, KV tokens of each request, including rows of this step.
         page_table: int32 ``[R, columns]``, in vLLM's width.
         slots: int64 ``[rows]``, the KV slot of each row, -1 for a row that stores nothing.
@@ -53,7 +53,7 @@ class StepBuffers:
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
         positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        # The same views are needed in many steps, and a look-up is cheaper than a new view.
+        # Views are cached: many steps need equal views, and a look-up is cheaper than a new view.
         self._prefix_lens, self._positions = (
             lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
         )
@@ -63,7 +63,7 @@ class StepBuffers:
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
     def forward(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
-        """Return a run as a batch. It launches at most five small kernels, and does not wait for the device."""
+        """Return a run as a batch, by at most five small kernel launches and no wait for the device."""
         first, reqs, row, rows = run.first_req, run.padded_reqs, run.first_row, run.num_rows
         batch = ForwardBatch(
             mode=run.mode,
@@ -132,7 +132,7 @@ def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
         return Unknown(run.num_reqs, geometry.max_prefix_len)
     bounds = step.seq_bounds[run.first_req : run.first_req + run.num_reqs]
     # A bound that assumes every draft accepted may exceed the maximum prefix, where vLLM trims drafts. The maximum is
-    # a formula: to evaluate it for each of 256 requests took half a millisecond a step.
+    # computed once: its formula for each of 256 requests took half a millisecond a step.
     longest = geometry.max_prefix_len
     lens = tuple([max(0, min(n - rows, longest)) for n, rows in zip(bounds, run.q_lens, strict=False)])
     return Exact(lens) if step.exact else UpperBound(lens)

@@ -1,4 +1,4 @@
-"""The judge on vLLM's CPU backend: items that pass on it, and fail on the same backend with a defect.
+"""The judge on vLLM's CPU backend: items pass on the backend, and fail on a copy with a defect.
 
 Whole runs are `draftmark judge vllm:CPU_ATTN`; docs/judge.md has their counts.
 """
@@ -75,7 +75,7 @@ def test_a_defect_in_vllms_backend_is_found(name: str) -> None:
     except NotServed as refused:
         if "AVX-512" not in str(refused):
             raise
-        pytest.skip(str(refused))  # this processor lacks what vLLM's e4m3 needs
+        pytest.skip(str(refused))  # this processor lacks instructions that vLLM's e4m3 kernels need
     with pytest.raises(ContractViolation) as caught:
         item(backend, found_by).run()
     assert caught.value.details["batch"] is not None

@@ -117,7 +117,7 @@ def of_the_device() -> list[Case]:
 
 
 def captures() -> list[Case]:
-    """Return lists of forwards of one size: the first is captured, and the others are replayed on its graph."""
+    """Return lists of forwards of equal size: the first is captured, and its graph replays the others."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
@@ -154,7 +154,7 @@ def blocks() -> list[Case]:
 
 
 def forms() -> list[Case]:
-    """Return each engine form by itself and all forms together, in every mode. Some engine slots are -1: not stored."""
+    """Return cases with one engine input form each (`Form`) and with all forms, in every mode. Some slots are -1."""
     sets = {one.value: (one,) for one in Form} | {"all": tuple(Form)}
     found = []
     for name, chosen in sets.items():

@@ -17,7 +17,7 @@ TREES = ("random", "unused", "chain", "masks")
 
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
-    """Return prefix lengths by name: empty, around a page boundary, and at the context limit ("wall")."""
+    """Return prefix lengths by name: empty, around a page boundary, and at the context limit (named "wall")."""
     size, wall = geometry.attention.page_size, max_prefix(geometry)
     near = sorted({1, max(size - 1, 1), size, size + 1})
     return {
@@ -77,7 +77,7 @@ def forward_cases(*names: str, few: bool = False) -> list[Case]:
     """Return forwards of the shapes that every check runs and of the named shapes.
 
     Args:
-        few: for a shape marked `brief`, return only its representative forwards.
+        few: for a shape with `Shape.brief`, return only its representative forwards.
     """
     return [
         shape.case(forward, forward.name)
@@ -87,7 +87,7 @@ def forward_cases(*names: str, few: bool = False) -> list[Case]:
 
 
 def few_forwards(shape: Shape) -> Sequence[ForwardCase]:
-    """Return a shape's forwards for rules without host lengths: representative ones if the shape is marked `brief`."""
+    """Return a shape's forwards for rules without host lengths: only representative ones if `Shape.brief` is set."""
     return representative_forwards(shape.geometry) if shape.brief else all_forwards(shape.geometry)
 
 

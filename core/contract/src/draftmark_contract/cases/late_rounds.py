@@ -33,7 +33,7 @@ def in_flight(geometry: Geometry) -> tuple[ForwardCase, ...]:
 
 
 def _end(rounds: list[ForwardCase]) -> int:
-    """Return the first page that no round names."""
+    """Return the first page id that no round uses."""
     return rounds[-1].num_pages if rounds else 1
 
 

@@ -63,7 +63,7 @@ def make_round(geometry: Geometry, seed: int, first_page: int = 1) -> Round:
 
 
 def _agree(request: Request, drafts: list[int], targets: list[int], node: int) -> None:
-    """Make the target agree with the drafts on the way to `node`, as far as its nodes are used."""
+    """Set the target's tokens so that they accept the drafts from the root to `node`, except unused drafts."""
     for child in request.lineage(node)[:-1]:
         if drafts[child] >= 0:
             targets[request.parents[child]] = drafts[child]

@@ -98,7 +98,7 @@ def keep_target_and_draft_apart(target: Harness, draft: Harness) -> None:
     verify = [one for one in all_forwards(target.geometry) if one.mode is Mode.VERIFY and one.name.endswith("edges")]
     forward = target.place(verify[0])
     for other in map(draft.place, spanning_forwards(draft.geometry)):
-        batch = target.load(forward, "exact")  # exact lengths, so that the plan depends on this batch
+        batch = target.load(forward, "exact")  # exact host lengths, so that the plan depends on this batch
         expected = target.expected(forward)
         target.prepare(batch)
         draft.assert_forward(other, draft.load(other, "exact"), "the draft model's output")

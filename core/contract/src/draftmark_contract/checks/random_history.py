@@ -93,7 +93,7 @@ class _Runs:
         self._left = SHRINKS
 
     def run(self, history: Sequence[Draw]) -> None:
-        """Run one sequence on a fresh backend. When no shrink runs are left, only known failures are raised again."""
+        """Run one sequence on a fresh backend. After `SHRINKS` runs, raise only failures that are recorded."""
         engine = Engine(self.geometry)
         steps = engine.steps(history)
         key = "\n".join(map(str, steps))

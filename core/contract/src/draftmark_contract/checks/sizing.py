@@ -147,7 +147,7 @@ def assert_covered(
     """Raise `ContractViolation` for the first extent of the first buffer that is too small for some batch.
 
     Args:
-        counts: adds batches at the context wall with these numbers of requests.
+        counts: adds batches at the context limit with these numbers of requests.
         quick: calls usage() only for the longest and the empty batches, because it may query the vendor's runtime.
     """
     specs = subject.backend.buffers(geometry)

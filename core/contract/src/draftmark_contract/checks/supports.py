@@ -75,7 +75,7 @@ def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> Non
 
 
 def _claims() -> Sequence[Case]:
-    """Return a case for every mode, every form and sinks. EXTEND and the mandatory shape stand for the rest."""
+    """Return a case for every mode, every form and sinks, each on the mandatory shape and with EXTEND."""
     modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
     forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
     sinks = Case("sinks", claim(replace(MANDATORY, sinks=True), (Mode.EXTEND,)), (1, 4))
@@ -119,7 +119,7 @@ def _once() -> Sequence[Case]:
 def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
     """supports() gives the same answers in a fresh process without torch and the backend's runtime."""
     if subject.backend.name not in {row.name for row in available()}:
-        return  # no other process knows an object that a test registered
+        return  # another process cannot load a backend object that a test registered
     subject.open(mandatory())
     cases, device = odd_geometries(), subject.profile
     command = [sys.executable, "-c", _ELSEWHERE, subject.backend.name]

@@ -83,7 +83,7 @@ def tail_follows_the_parents(trees: TreeHarness, geometry: Geometry) -> None:
 def walk_follows_the_target(trees: TreeHarness, geometry: Geometry) -> None:
     """`verify_tree` accepts exactly the nodes that the target agrees with, on trees of every kind.
 
-    Among equal children the first one wins. Cases include unused nodes, padding and 64-bit tokens.
+    Among children with equal tokens the first is accepted. Cases include unused nodes, padding and 64-bit tokens.
     """
     for seed in range(4):
         one = make_round(geometry, seed)

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_overview(args: argparse.Namespace) -> None:
-    """Reject options that need a target: without one the command judges nothing."""
+    """Reject options that need a target when no target is given."""
     from draftmark.cli.errors import ArgumentError
 
     names = ("device", "release", "list", "json", "html", "stop_at_first", "k", "sample", "item")

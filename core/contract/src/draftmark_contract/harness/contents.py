@@ -42,7 +42,7 @@ def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
 
 
 def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Set each key to one direction times one of two levels, and each query to that direction or a shorter opposite."""
+    """Set each key to a sign vector times one of two sizes (`LEVELS`). Queries point along or against it."""
     dice, query = torch.Generator().manual_seed(seed + 3), level_query(forward.geometry.attention)
     low, high = LEVELS
     signs = torch.randint(0, 2, (tensors.q.shape[-1],), generator=dice) * 2.0 - 1

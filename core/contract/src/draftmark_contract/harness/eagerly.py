@@ -1,4 +1,4 @@
-"""Notes that tell, after a failed capture or replay, whether the same batch is right when it runs eagerly."""
+"""Error notes for a failed capture or replay: they state whether the batch is right when it runs eagerly."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class EngineHarness:
             self.assert_loaded(loaded)
 
     def assert_within_usage(self, case: EngineForward) -> None:
-        """Run a forward on poison, and check that no byte changes after those that `usage()` declares for it."""
+        """Run a forward on poisoned buffers, and check that no byte after the bytes that `usage()` declares changes."""
         own = judged_own_buffers(self.subject, self.arena.specs)
         loaded = self.load(case)
         self.arena.poison()
@@ -186,7 +186,7 @@ class EngineHarness:
         """Check the cache, the output, and the bytes around the buffers after a forward.
 
         Raises:
-            ContractViolation: for the first that is wrong.
+            ContractViolation: the cache, the output or a guard byte is wrong.
         """
         if self.subject.kernels:
             self._assert_cache(loaded)
@@ -220,7 +220,7 @@ class EngineHarness:
             pool[slots // size, slots % size] = values.to(pool.device)
 
     def _batch(self, case: EngineForward, kind: str) -> ForwardBatch:
-        """Return the forward's batch as an engine passes it: over static buffers, in the forms of the geometry."""
+        """Return the forward's batch as an engine passes it: over static buffers, with the geometry's input forms."""
         forward, b, reqs = case.forward, self.buffers, len(case.forward.requests)
         b.prefix_lens[:reqs] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         self._fill_table(case)
@@ -273,7 +273,7 @@ class EngineHarness:
             depths = [[one.depth(s) if one.live else 0 for s in range(one.tail)] for one in forward.requests]
             tail.depth.copy_(torch.tensor(depths, dtype=torch.int32))
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- assertions ---------------------------------------------------------------------------------------
 
     def _assert_cache(self, loaded: Loaded) -> None:
         case = loaded.case

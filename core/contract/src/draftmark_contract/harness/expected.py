@@ -34,7 +34,7 @@ def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | No
     """Return the expected result of a forward with rows and cache on the tensors. Call it before the backend runs.
 
     Args:
-        after: expected result of the forward before, when this one reads KV that the other stores.
+        after: expected result of the previous forward, if this forward reads KV that the previous one stores.
     """
     truth, pools = truth_of(forward), stored_pools(forward, tensors, after)
     live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
@@ -60,7 +60,7 @@ def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCas
 
 
 def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the values that the cache holds for some rows: value / scale in kv_dtype."""
+    """Return rows as the cache stores them: value / scale in kv_dtype."""
     return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
 
 
@@ -81,5 +81,5 @@ def truth_of(forward: ForwardCase) -> Truth:
 
 @lru_cache(maxsize=64)
 def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
-    """Compute the sets once, because a check needs the same forward many times."""
+    """Return the slot sets of some requests. They are cached, because checks run a forward many times."""
     return enumerate_truth(requests, page_size, window_left)

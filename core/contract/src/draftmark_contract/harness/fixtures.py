@@ -124,7 +124,7 @@ def _far_trees(subject: BackendUnderTest, geometry: Geometry) -> Iterator[Opened
 
 
 def pool_pages(geometry: Geometry) -> int:
-    """Return the number of pages that any forward of a geometry fits in."""
+    """Return a number of pool pages that is enough for every forward of a geometry."""
     return max(forward.num_pages for forward in all_forwards(geometry))
 
 

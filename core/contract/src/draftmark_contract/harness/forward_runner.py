@@ -61,7 +61,7 @@ class ForwardRunner:
 
     @property
     def bounded(self) -> bool:
-        """True when the backend works with upper bounds: it needs no more, or reads the rest from the device itself."""
+        """True when upper bounds of the lengths are enough for plan(): the backend requires no exact lengths."""
         return self.subject.backend.requirements(self.geometry).host_lengths is not HostLengthsNeed.EXACT
 
     def load(

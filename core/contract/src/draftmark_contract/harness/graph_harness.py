@@ -63,7 +63,7 @@ class GraphHarness:
         harness.tensors = self.step_tensors[0]
 
     def fresh(self) -> GraphHarness:
-        """Return a harness with the same backend opened once more, and nothing captured."""
+        """Return a harness that opens this backend again, without captured graphs."""
         return GraphHarness(self.harness.fresh())
 
     # -- start-up: warm-up and capture --------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Harness(ForwardRunner):
     """Runs forwards and judges them. Raises `Refused` if the backend refuses the geometry."""
 
     def fresh(self) -> Harness:
-        """Return a harness with the same backend opened once more, on its own tensors."""
+        """Return a harness that opens this backend again, on new tensors."""
         num_pages = self.tensors.cache.k.shape[0] - self.null_pages + 1
         return Harness(self.subject, self.geometry, num_pages)
 

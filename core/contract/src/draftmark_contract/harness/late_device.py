@@ -1,6 +1,6 @@
 """Delay of a device's queued work while the host continues: a queue on a CPU, a spinning kernel on a GPU.
 
-No decision depends on a clock.
+The order of the work does not depend on time.
 """
 
 from __future__ import annotations

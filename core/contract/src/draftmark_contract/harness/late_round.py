@@ -24,7 +24,7 @@ PROGRAMS = {mode: program for program, mode in MODES.items()}
 
 @dataclass
 class Round:
-    """A round with all of its inputs in its own device memory, so that nothing comes from the host later.
+    """A round with all of its inputs in its own device memory, so that the host copies no input later.
 
     Attributes:
         forwards: one forward, or the steps of a draft round.
@@ -49,7 +49,7 @@ class Round:
 
     @property
     def is_ragged(self) -> bool:
-        """True for a prefill: no graph holds it, and its batch is made from its inputs."""
+        """True for a prefill, which is not captured; its batch is built from its own inputs."""
         return self.forwards[0].mode is Mode.EXTEND
 
     def stage(self, harness: Harness, seed: int, last: Expected | None) -> Expected | None:
@@ -94,7 +94,7 @@ def key_of(forward: ForwardCase) -> GraphKey:
 
 
 def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBatch:
-    """Return a forward's batch over the static tensors, whatever they contain, with host lengths of a kind."""
+    """Return a forward's batch over the static tensors, without filling them. kind: see `host_lengths`."""
     b, size, lens = live.buffers, len(forward.requests), host_lengths(forward, kind)
     if forward.mode is Mode.EXTEND:
         rows = tuple(one.rows for one in forward.requests)

@@ -59,7 +59,7 @@ class LayerHarness:
 
     @property
     def capture_host(self) -> str:
-        """Kind of host lengths at capture: unknown, so that the plan serves every replay, unless exact is needed."""
+        """Kind of host lengths at capture: exact if needed, else unknown, so that the plan fits every replay."""
         return "unknown" if all(harness.bounded for harness in self.harnesses) else "exact"
 
     @property

@@ -1,4 +1,4 @@
-"""Memory of an opened backend that is poisoned for a while and must stay untouched."""
+"""Memory of an opened backend that is poisoned while another backend runs, and must not change."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class CaseTensors:
         self.dirty(num_pages - 1)
 
     def set_row_form(self, form: RowForm) -> None:
-        """Make q, k and v views of new memory in this form. Each head is contiguous in every form."""
+        """Make q, k and v views of new memory in this layout. Each head is contiguous in every layout."""
         heads = [self.q.shape[1], self.k.shape[1], self.v.shape[1]]
         rows, dim = self.q.shape[0], self.q.shape[2]
         fused = self.q.new_full((rows, sum(heads), dim), float("nan"))
@@ -91,7 +91,7 @@ class CaseTensors:
             tensor.zero_()
 
     def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
-        """Fill the static buffers with a forward's batch, and only the part that belongs to the forward."""
+        """Fill the forward's part of the static buffers, and leave the rest unchanged."""
         b, r = self.buffers, len(forward.requests)
         b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         b.page_table[:r] = torch.tensor(_table(forward, b.page_table.shape[1]), dtype=torch.int32)

@@ -69,7 +69,7 @@ class TreeHarness:
         counts = torch.tensor([len(kept) for kept in paths], device=device)
         self.ops.compact(self.tensors.pool, self.tensors.batch(), VerifyResult(torch.full_like(path, -1), counts, path))
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- assertions ---------------------------------------------------------------------------------------
 
     def assert_tail(self, batch: ForwardBatch, requests: list[Request], what: str) -> None:
         """Check that mask, depth and positions follow the parents, and that the elements after them are still dirty."""

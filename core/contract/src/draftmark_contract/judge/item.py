@@ -31,7 +31,7 @@ class Item:
         rule: name of the contract's rule, e.g. ``"numerics.match_float64"``.
         case: short stable name of the input.
         run: runs the backend and checks its result; raises `ContractViolation`, `NotServed` or `NotAsked`.
-        asks: one sentence about how the rule is checked on this backend; "" if the rule's own text fits.
+        asks: one sentence that says how this item checks the rule; "" if the rule's own text fits.
     """
 
     rule: str

@@ -39,7 +39,7 @@ def finding_lines(results: Sequence[Result]) -> list[str]:
 
 
 def _nothing(verdict: Verdict) -> list[str]:
-    """Return the line of a run that judged nothing; the reasons stand above it."""
+    """Return the line for a run in which no item ran. The lines above it contain the reasons."""
     if verdict.ran:
         return []
     why = "none of the items could run here" if verdict.results else "the target has no item"

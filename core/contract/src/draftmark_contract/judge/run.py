@@ -101,7 +101,7 @@ def judge(
         run, stopped = _Run(engine, request), ""
         try:
             run.all()
-        except KeyboardInterrupt:  # finished items are shown; they are no verdict
+        except KeyboardInterrupt:  # the finished items are printed, but there is no verdict
             stopped = INTERRUPTED
         except RunStopped as error:
             stopped = str(error)
@@ -143,7 +143,7 @@ class _Run:
         """Run all items; an item that ends its process is wrong, and a new process runs the rest.
 
         Raises:
-            RunStopped: a process ended for a reason that is not the backend's.
+            RunStopped: a process ended for a reason that the backend did not cause.
         """
         while True:
             before = len(self.log.results)
@@ -158,7 +158,7 @@ class _Run:
                 if self.request.stop_at_first:
                     return
             elif code == 0 or not self.log.about or len(self.log.results) == before:
-                return  # finished, or the process ended outside an item: the verdict counts what did not run
+                return  # finished, or the process ended outside an item: the verdict counts the items that did not run
 
     def _died(self, begun: str, code: int) -> Result:
         one = next(one for one in self.log.about["items"] if one["id"] == begun)

@@ -21,12 +21,12 @@ class TargetInfo:
     """Description of a backend that can be judged, as `draftmark judge` lists it.
 
     Attributes:
-        name: the engine's name for it, e.g. ``"TRITON_ATTN"``.
+        name: the engine's name for the backend, e.g. ``"TRITON_ATTN"``.
         what: description of one line.
         devices: kinds of torch devices that it can be judged on, the default first.
         needs: packages that it needs in addition to the engine, as arguments of `pip install`.
         modules: modules of these packages; a module that cannot be found counts as missing. None is imported.
-        install: command that installs another build of the engine than `Engine.install` does; "" for the same build.
+        install: command for this target, if it needs another build of the engine than `Engine.install`; else "".
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Simulation of a device that runs late, on the CPU, for the `late` checks and for tests of plugins."""
+"""Simulation, on the CPU, of a device that runs its work late; for the `late` checks and tests of plugins."""
 
 from .device import LateDevice
 from .task_queue import FAILED

@@ -1,4 +1,4 @@
-"""Simulation of a late device on the CPU: work sent to the device runs only when the host waits for it.
+"""Simulation of a late device on the CPU: queued work runs only when the host waits for it.
 
 Inside a `LateDevice`, an operator that touches device memory is queued instead of run. Its result holds poison until it
 has run. The host continues at once. If the host rewrites pinned memory before the device has read it, the device reads
@@ -19,7 +19,7 @@ Memory belongs to one of these kinds:
 A launch by `record_call` and a replay of a `RecordedGraph` are queued as one piece of work.
 
 Not detected: memory accessed without torch (numpy views, `data_ptr`); arguments of a launch that are no tensors, which
-it reads when it runs; a second stream; and ``x[i] = 5.`` for one element, for which CUDA waits.
+the simulation reads when the launch runs; a second stream; and ``x[i] = 5.`` for one element, for which CUDA waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .task_queue import TaskQueue
 
 
 class LateDevice:
-    """A context manager that makes this thread's device work late. Leaving it waits for all work.
+    """A context manager that queues this thread's device work until the host waits. Leaving the context waits.
 
     Attributes:
         waits: reasons for which the host waited, in order: a call's name, or "a fence".
@@ -89,7 +89,7 @@ class LateDevice:
 
     @contextmanager
     def on_time(self) -> Iterator[None]:
-        """Wait for all work, and run the block's work immediately."""
+        """Wait for all queued work, and run the block's work at once instead of queueing it."""
         self._queue.run(self._queue.sent)
         token = LATE.set(None)
         try:

@@ -78,7 +78,7 @@ class LateOperators(TorchDispatchMode):
         up = to is Place.DEVICE or (to is Place.UNKNOWN and of is Place.PINNED and non_blocking)
         if not up and not down:
             return func(target, source, non_blocking)
-        if up and (down or source.dim() == 0):  # a scalar is passed as a kernel argument
+        if up and (down or source.dim() == 0):  # a scalar becomes a kernel argument, read at launch
             return self._send(func, (target, source, non_blocking), {})
         if not non_blocking and Place.UNKNOWN not in (to, of):
             self._device.wait(f"{func} between host and device")
@@ -96,7 +96,7 @@ class LateOperators(TorchDispatchMode):
         self._send_copy(target, source if late else source.clone())
 
     def _send_down(self, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-        """Copy to the host. An unknown target of a blocking copy counts as device memory, with an equal result."""
+        """Copy to the host. A blocking copy to memory of unknown kind is treated as a copy within the device."""
         if self._places.of(target) is Place.UNKNOWN:
             (self._places.landing if non_blocking else self._places.on_device)(target)
         self._device.owns([source])

@@ -1,4 +1,4 @@
-"""Kind of memory of each storage, as a real device would have it: on a CPU all memory looks equal."""
+"""Kind of memory of each storage (device, pinned or host), which on a CPU cannot be read from the tensor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Residency:
         return Place.HOST if storage in self._host else Place.UNKNOWN
 
     def is_pageable(self, tensor: Tensor) -> bool:
-        """Return True for memory declared by `mark_host`: even an asynchronous copy has read it on return."""
+        """Return True for memory declared by `mark_host`. Asynchronous copies read it before they return."""
         return tensor.untyped_storage() in HOST_STORAGES
 
     def on_device(self, tensor: Tensor) -> None:

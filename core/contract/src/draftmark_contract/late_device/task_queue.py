@@ -1,4 +1,4 @@
-"""Simulated stream that is late: queued work runs, in order, only when the host waits."""
+"""Simulated stream of a late device: queued work runs, in order, only when the host waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Task:
     Attributes:
         name: name for error notes.
         run: runs the operation.
-        pinned: aliases of the pinned tensors that it reads or writes.
+        pinned: aliases of the pinned tensors that the operation reads or writes.
         borrows: True if torch does not see these tensors, so that its allocator may reuse their memory too early.
     """
 
@@ -41,7 +41,7 @@ class TaskQueue:
     """Queue of operations in order of sending.
 
     Attributes:
-        sent: number of operations ever queued; also the mark of the current end.
+        sent: number of operations queued so far; the mark of the queue's current end.
         done: number of operations that have run.
     """
 
@@ -90,7 +90,7 @@ class TaskQueue:
         self.done += 1
 
     def _give_away(self, pinned: Sequence[Tensor]) -> None:
-        """Overwrite memory that only this queue references: its allocator has already given it to a new owner."""
+        """Overwrite pinned memory that only this queue references: an allocator would already reuse it."""
         for tensor in pinned:
             if references(tensor) <= self._own[storage_key(tensor)]:
                 storage_bytes(tensor).fill_(GIVEN_AWAY)

@@ -20,7 +20,7 @@ _SHAPES: dict[Signature, Any] = {}
 def unwritten(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of ``func(*args, **kwargs)`` before it has run.
 
-    An operand that the operator writes is returned itself. Every other tensor is new and filled with poison.
+    An operand that the operator writes in place is returned as is. Every other tensor is new, filled with poison.
 
     Raises:
         NotImplementedError: torch cannot compute shapes for this operator.

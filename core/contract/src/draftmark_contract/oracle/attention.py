@@ -141,7 +141,7 @@ def _keys_of(
 def real_values(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Return the values of some slots ``[slots, kv_heads, dim]`` in float64."""
     whole = pool.element_size() > 1
-    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch cannot index fp8
+    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch cannot index fp8 tensors
     found = found.to(exact_device(found.device)).double()
     return found if scale is None else found * scale.to(found.device).double()
 
@@ -160,7 +160,8 @@ def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor
       because a merge is a convex combination. Products of two such numbers are exact in float32.
     * float32: 2**-15 of Σ p|v| (512 roundoffs), for sums over a context and for the hardware's approximation of exp.
     * All dtypes: exp turns the absolute error of a logit into a relative error of its weight. A float32 sum of terms of
-      size scale · Σ|q·k| has an error of up to 8 roundoffs of that size: below logits of 60, less than the above.
+      size scale · Σ|q·k| has an error of up to 8 roundoffs of that size. For logits below 60 this is less than the
+      errors above.
     * A soft cap adds 2 · cap · 2**-11 for low-precision inputs: tanh.approx.f32 has an error of 2**-11 (PTX ISA, tanh).
 
     One extra or missing key among n moves an output by about |v| / n. The cases keep n small enough to show this error,

@@ -29,7 +29,7 @@ class Decoded:
     Attributes:
         visible: KV slots of each row, sorted, with repetitions if the metadata repeats a slot.
         writes: slot that each row is stored in; None when the kernel computes it and no buffer contains it.
-        opaque: True when some level cannot be decoded; `visible` is then empty.
+        opaque: True when the layout of some attention pass cannot be decoded; `visible` is then empty.
     """
 
     visible: dict[Row, tuple[int, ...]]
@@ -117,7 +117,7 @@ def _check_rows(
 def _depths(
     spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request]
 ) -> list[list[int]]:
-    """Return the depth of each tail slot: from the backend's buffer, else from the batch, else of a chain."""
+    """Return the depth of each tail slot: from the backend's buffer, else from the batch, else as in a chain."""
     name = next((level.buffers["tail_depth"] for level in spec.levels if "tail_depth" in level.buffers), None)
     tree = getattr(batch.tail, "depth", None)
     source = arena[name] if name is not None and tree is not None else tree

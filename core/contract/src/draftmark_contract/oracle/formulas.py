@@ -30,13 +30,13 @@ def max_tail(geometry: Geometry) -> Any:
 
 
 def max_prefix(geometry: Geometry) -> Any:
-    """Return the longest committed prefix of any forward: C, and with overlap one round that the host has not seen."""
+    """Return the longest committed prefix of any forward: the context limit, plus one unseen round with overlap."""
     unseen = max_tail(geometry) if geometry.limits.overlap else 0
     return geometry.limits.max_context_len + unseen
 
 
 def max_requests(geometry: Geometry) -> Any:
-    """Return the requests of the largest batch. Padding may exceed the limit of live requests (sglang#25124)."""
+    """Return the number of requests of the largest batch. With padding it may exceed max_num_reqs (sglang#25124)."""
     return maximum(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes)
 
 
@@ -52,7 +52,7 @@ def pages(tokens: Any, page_size: Any) -> Any:
 
 
 def max_pages(geometry: Geometry) -> Any:
-    """Return the pages of the longest request with its longest tail, which one row of the page table must hold."""
+    """Return the number of pages of the longest request with its longest tail: the columns of the page table."""
     return pages(max_prefix(geometry) + max_tail(geometry), geometry.attention.page_size)
 
 

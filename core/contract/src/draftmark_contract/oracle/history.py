@@ -55,7 +55,7 @@ class Request:
 
     @cached_property
     def _depths(self) -> tuple[int, ...]:
-        """Depth of every tail slot, computed once, because a prefill of 900 rows would walk its chain too often."""
+        """Depth of every tail slot. Cached, because following the parents for each row is quadratic in the rows."""
         found: list[int] = []
         for parent in self.parents:
             found.append(0 if parent == NO_PARENT else found[parent] + 1)

@@ -24,7 +24,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """One level, and everything that is needed to read it.
+    """One level (attention pass), and all inputs for decoding it.
 
     Attributes:
         level: declaration of the level.
@@ -58,7 +58,7 @@ class Reading:
         return self.level.buffers.get(role)
 
     def head(self, name: str, count: int) -> list[int]:
-        """Return the first `count` entries of a buffer."""
+        """Return the first `count` entries of the buffer `name`."""
         found: list[int] = self.arena[name].flatten()[:count].tolist()
         if len(found) < count:
             raise DecodeProblem(f"{name} is shorter than the batch", len(found), count)
@@ -66,7 +66,7 @@ class Reading:
 
 
 def read_level(reading: Reading) -> dict[int, Tokens]:
-    """Return the tokens that the level names for each request in `reading.bases`."""
+    """Return the KV slots that the attention pass covers, for each request in `reading.bases`."""
     _check_lengths(reading)
     if reading.level.layout is Layout.PAGE_TABLE:
         return _by_table(reading)

@@ -42,7 +42,7 @@ class Failures:
 
 
 def what_to_fix(groups: Sequence[Failures]) -> str:
-    """Return one folded section for each group. The first one is open; groups after `LISTED` are in a common one."""
+    """Return one folded section for each group. The first is open; groups after `LISTED` share one section."""
     found = [_group(number, group) for number, group in enumerate(groups, 1)]
     rest = "".join(found[LISTED:])
     first = "<p>Begin with the first one: later failures are often the same mistake.</p>" if len(found) > 1 else ""

@@ -35,7 +35,7 @@ class Message:
 
 
 def read(text: str) -> Message:
-    """Split a message. A message of another form becomes a sentence without a rule."""
+    """Split a message into its parts. A message in another format becomes a sentence without a rule."""
     head: list[str] = []
     values: dict[str, str] = {}
     label = ""

@@ -2,8 +2,8 @@
 
 Per-request lemma: a sum over R requests is at most R times its largest term. A batch of R requests equal to the
 largest one is within the limits. So a claim about every batch follows from the claim about batches of R equal requests.
-In a ragged EXTEND batch there are at most min(R, rows) live requests. With a prefix of L tokens and n new tokens each,
-terms in L + n are largest with n = 1, and terms in n only are bounded by the rows.
+In a ragged EXTEND batch there are at most min(R, rows) live requests. Let each have a prefix of length L and n new
+tokens. Terms in the sum L + n are largest with n = 1, and terms in n only are bounded by the rows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchS
     requests, prefix = model["R"], model["L"]
     if mode is Mode.EXTEND:
         live, new = min(requests, model["rows"]), model["n"]
-        if live * new > model["rows"]:  # an equal L + n with n = 1, which is within max_extend_tokens
+        if live * new > model["rows"]:  # an equal total with one new token, within max_extend_tokens
             prefix, new = prefix + new - 1, 1
         return BatchShape(mode, 0, (Group(live, prefix, new, new),), requests, model["rows"])
     step = model.get("step", 0)

@@ -98,7 +98,7 @@ def prove_plan(subject: BackendUnderTest, plan: Plan, workers: int = 2) -> list[
 
 
 class _Batches:
-    """Cache of whether any batch satisfies a claim's assumptions, shared by the buffers of one path and mode."""
+    """Cache of satisfiable assumptions: whether any batch satisfies them. The buffers of one path and mode share it."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
@@ -173,7 +173,7 @@ def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int,
 
 
 def _question(claim: Claim, encoding: str, hinted: bool, within: Within) -> str:
-    """Return the claim's negation as SMT-LIB text. The caller must hold `_Z3`, since z3 terms are made and freed."""
+    """Return the claim's negation as SMT-LIB text. The caller must have locked `_Z3`: z3 terms are not thread-safe."""
     context = relevant(claim.context, [*claim.goals, *claim.assumed])
     facts = _facts(context, claim, encoding, within)
     return smt2([*facts, *(hints(context) if hinted else []), z3.Not(z3.And(*claim.goals))])

@@ -55,7 +55,7 @@ class Context:
         self.facts.append(fact.term)
 
     def divide(self, a: Any, b: Any) -> Any:
-        """Return the variable of the quotient a // b; equal operands share one."""
+        """Return the variable of the quotient a // b. Equal operands share one variable."""
         key = (a.get_id(), b.get_id())
         if key not in self._quotients:
             self._quotients[key] = self.fresh("quotient")

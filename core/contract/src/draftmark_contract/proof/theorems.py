@@ -141,7 +141,7 @@ def _state(
     conditions: list[Any],
     answers: _Answers,
 ) -> None:
-    """Add this path's claims about one mode, in a copy of the context, since each mode has its own batch."""
+    """Add this path's claims about one mode. They use a copy of the context, because each mode has its own batch."""
     own = context.copy()
     geometry = _rebound(answers.geometry, own)
     batch = symbolic_batch(geometry, mode, own)

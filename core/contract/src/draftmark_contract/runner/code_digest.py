@@ -84,5 +84,5 @@ def _write(node: object, words: list[str]) -> None:
 
 
 def _is_text(node: object) -> bool:
-    """Return True for a statement of only a string: a docstring, also of an attribute."""
+    """Return True for a statement that is only a string: a docstring of a definition or an attribute."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -26,7 +26,7 @@ ENDS_S = 10.0
 
 
 class Collector:
-    """Collects one record per item, decides whether the run was whole, and writes the verdict.
+    """Collects one record per item, decides whether the run was complete, and writes the verdict.
 
     Attributes:
         records: result of each item as JSON; ``{"item": …, "died": text}`` for an item that ended its worker.
@@ -134,7 +134,7 @@ class Collector:
 
         stopped = self.stopped or self._why_partial(session.exitstatus)
         self.verdict = conclude(self._session, self.records, stopped)
-        if self._on_one_screen:  # the verdict has the reason; pytest's own line about it would be a second one
+        if self._on_one_screen:  # the verdict prints the reason, so pytest must not print it again
             terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
             terminal._report_keyboardinterrupt = lambda: None
 

@@ -49,5 +49,5 @@ def _reasons(results: Iterable[Result], outcome: Outcome) -> list[str]:
 
 
 def _reason(result: Result) -> str:
-    """Return the reason in one line; for an upcoming item only the check's name, since its message has one batch."""
+    """Return the reason in one line. For an upcoming item it is the check's name, so that equal checks are counted."""
     return result.check if result.outcome is Outcome.UPCOMING else result.message.partition("\n")[0]

@@ -40,8 +40,8 @@ class Part:
         name: ``"plugin"``, ``"core"``, ``"suite"``, or the name of a sibling backend.
         root: folder; all other names are relative to it.
         only: files and folders that belong to the part; () for all.
-        without: folders that do not belong to it.
-        but: files in those folders that belong to it.
+        without: folders that do not belong to the part.
+        but: files in the folders of `without` that still belong to the part.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def paths(self) -> list[Path]:
-        """Folders and files that hold the part; they need not exist."""
+        """Folders and files of the part. They need not exist."""
         named = [self.root / name for name in self.only] or [self.root]
         return [path if path.is_dir() else path.with_suffix(".py") for path in named]
 

@@ -56,7 +56,7 @@ def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[It
 
 
 def targeted_minor(backend: LoadedBackend) -> int:
-    """Return the contract minor that the plugin targets; an impossible one fails `load.describes_itself`."""
+    """Return the contract minor that the plugin targets, or the newest for an invalid value."""
     minor = backend.info.contract_minor
     return minor if type(minor) is int and 0 <= minor <= CONTRACT_MINOR else CONTRACT_MINOR
 

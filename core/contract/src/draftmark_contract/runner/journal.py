@@ -1,4 +1,4 @@
-"""Journal of a run: one JSON line per event, so that an interrupted run can resume, also on another machine.
+"""Journal of a run: one JSON line per event. An interrupted run resumes from it, also on another machine.
 
 The first line is ``{"journal": …}`` and describes the judged code. Further lines are ``{"run": …}`` (machine of the
 lines that follow), ``{"selected": items, "left": items}``, ``{"started": item}``, and results of items. The processes
@@ -35,7 +35,7 @@ class JournalError(ValueError):
 
 
 class ForeignJournal(JournalError):
-    """The file belongs to other code than the installed one, or is no journal."""
+    """The file is the journal of a run on other code than the installed code, or is no journal."""
 
 
 class JournalInUse(JournalError):
@@ -79,7 +79,7 @@ class Journal:
         try:
             was = self.judged
             self.ended(), self.source()
-        except (AttributeError, KeyError, TypeError, ValueError):  # valid JSON of another kind, or no JSON
+        except (AttributeError, KeyError, TypeError, ValueError):  # not JSON, or JSON without a journal's keys
             raise ForeignJournal(NO_JOURNAL.format(self.path)) from None
         if not was:
             if self.path.is_file() and self.path.stat().st_size:
@@ -117,7 +117,7 @@ class Journal:
         return {row["item"]: Result.from_json(row) for row in self._rows() if "item" in row}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return the runs that have the latest result of at least one item, each with the number of such results."""
+        """Return the runs that gave the latest result of some item, each with the number of these items."""
         last: dict[str, int] = {}
         runs: list[dict[str, Any]] = []
         for row in self._rows():

@@ -42,7 +42,7 @@ def judge(
     core = [one for one in unmet if one.item in suite.due and not suite.needs[one.item]]
     # A newer item cannot remove the core profile: the verdict line names the older contract and the newer failures.
     gaps = [suite.needs[one.item] for one in unmet if one.item in suite.due or suite.needs[one.item]]
-    # Sizes do not show that a kernel works: as soon as the host tier ran, only items of later tiers show a profile.
+    # Sizes do not prove that a kernel works. If the host tier ran, only items of later tiers prove a profile.
     showing = [one for one in met if scope is Scope.SIZING or one.tier != Tier.SIZING]
     profiles = served_in_full([suite.needs[one.item] for one in showing], gaps, suite.in_core_shape)
     verdict = Verdict(
@@ -81,7 +81,7 @@ class _Suite:
 
     @classmethod
     def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
-        """Return the items for a backend's targeted contract; for None, those of the newest contract."""
+        """Return the items for a backend's targeted contract, or for the newest contract if `backend` is None."""
         items, minor = all_items(), targeted_minor(backend) if backend else CONTRACT_MINOR
         since = {item.id: item.since for item in items}
         due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
@@ -142,7 +142,7 @@ def _scope(backend: LoadedBackend | None, tiers: Sequence[str]) -> Scope:
 
 
 def _split(results: Sequence[Result], scope: Scope) -> tuple[list[Result], list[Result]]:
-    """Return the results that meet their item, and those that do not; inconclusive results are in neither list.
+    """Return the results that count as met, and the results that do not. Inconclusive results are in neither list.
 
     An unjudged item of the host tier is decided by the equivalent item of the device tier, if that item ran. If no
     kernel runs, the verdict covers sizes and metadata, and items with output computed by the suite count as met.

@@ -39,5 +39,5 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if before[0]:  # restore an earlier alarm, e.g. that of pytest-timeout
+        if before[0]:  # restore an earlier alarm, e.g. the alarm of pytest-timeout
             signal.setitimer(signal.ITIMER_REAL, *before)

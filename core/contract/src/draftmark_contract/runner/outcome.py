@@ -76,7 +76,7 @@ class Counts:
 
     @classmethod
     def of(cls, results: Iterable[Result], items: int) -> Counts:
-        """Count the results of a run that has `items` items in all tiers."""
+        """Count the results of a run with `items` items over the tiers."""
         found = Counter(result.outcome.value for result in results)
         return cls(**found, not_run=items - found.total())
 

@@ -1,7 +1,7 @@
 """pytest plugin of the suite: options, the loaded backend, and the verdict at the end.
 
-pytest loads it in every environment with draftmark installed. It therefore imports neither torch nor a backend before
-an item of the suite is collected. Its options begin with ``--attn-``.
+pytest loads this module in every environment with draftmark installed. The module therefore imports neither torch nor a
+backend before an item of the suite is collected. All options begin with ``--attn-``.
 """
 
 from __future__ import annotations

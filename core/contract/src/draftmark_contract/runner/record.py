@@ -93,14 +93,14 @@ def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
     for (outcome, reason), checks in groups.items():
         counts = {check: len(cases) for check, cases in checks.items()}
         row: dict[str, Any] = {"outcome": outcome, "reason": reason, "items": sum(counts.values()), "checks": counts}
-        if most and reason != INTERPRETED[:LONGEST]:  # a whole tier without kernels is only counted
+        if most and reason != INTERPRETED[:LONGEST]:  # items that the suite computed without kernels are only counted
             row["cases"] = {check: " ".join(cases[:most]) for check, cases in checks.items()}
         rows.append(row)
     return rows
 
 
 def _reason(result: Result) -> str:
-    """Return why an item did not pass: a failure's line after the rule, else the first line of the message."""
+    """Return why an item did not pass: for a failure the message line after the rule, else the first line."""
     first, _, rest = result.message.partition("\n")
     return first if result.outcome in (Outcome.DECLARED, Outcome.UNJUDGED) else rest.partition("\n")[0] or first
 

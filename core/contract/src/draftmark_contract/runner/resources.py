@@ -17,7 +17,7 @@ def exhausted(error: BaseException) -> str:
 
     A request for more memory than the machine has is an error of the backend.
     """
-    for one in reversed(list(_chain(error))):  # the cause first: it has the words of the system
+    for one in reversed(list(_chain(error))):  # the cause first: it has the operating system's message
         if isinstance(one, OSError) and one.errno in _DISK:
             return f"a file cannot be written ({one.strerror}: {one.filename or 'unnamed'}); free space there"
         if _out_of_memory(one):

@@ -106,7 +106,7 @@ def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
         if end.code == NO_ITEMS and not item:
             raise WrongArguments(f"-k {options.k!r} selects no item")
         progressed = len(journal.ended()) > done
-        if end.code == DEVICE_LOST and progressed:  # without progress, the plugin itself exited with this code
+        if end.code == DEVICE_LOST and progressed:  # without progress, the plugin exited with this code
             continue
         if reason := _not_the_backends(end, options, item):
             return _no_verdict(options, reason, journal)

@@ -92,7 +92,7 @@ class ContractSession:
 
     @property
     def device(self) -> str:
-        """Device given by the caller, else the backend's own, else the accelerator that torch finds; "" for none."""
+        """Device given by the caller, else the backend's device type, else torch's accelerator, else ""."""
         if self._device or self.backend is None:
             return self._device or ""
         if self.backend.info.device != "any":
@@ -105,7 +105,7 @@ class ContractSession:
     def run(self, item_id: str) -> Result:
         """Run one item, unless the journal already contains its result.
 
-        An item can destroy its process's device context: every call fails after an illegal access. No later item could
+        An item can destroy its process's device context. After an illegal access every call fails, so no later item can
         be judged in this process. With a journal the process then exits with `DEVICE_LOST`.
         """
         if item_id in self.ended:
@@ -164,7 +164,7 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]], stopp
 
     Args:
         session: session of the process that collected the records.
-        records: results as JSON by item; one with the key ``died`` belongs to an item that ended its process.
+        records: results as JSON by item; the key ``died`` marks an item that ended its process.
         stopped: reason why the run gives no verdict, as a clause; "" for a run to its end.
     """
     results = []

@@ -1,4 +1,4 @@
-"""Checks whether recorded verdicts still apply to today's code, so that a release may include them.
+"""Checks whether recorded verdicts still apply to the installed code, so that a release may include them.
 
     python -m draftmark_contract.runner.staleness benchmarks/results/contract-*.json [--strict]
 

@@ -1,4 +1,4 @@
-"""Reasons that end a run without a verdict, because the backend did not cause them."""
+"""Faults of the machine, not of the backend, that end a run without a verdict."""
 
 from __future__ import annotations
 

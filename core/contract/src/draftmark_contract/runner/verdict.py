@@ -38,8 +38,8 @@ class Newer:
 
     Attributes:
         items: number of newer items that ran.
-        failing: number of these that failed.
-        newest: newest contract among them, e.g. ``"1.4"``; "" for none.
+        failing: number of newer items that failed.
+        newest: newest contract of these items, e.g. ``"1.4"``; "" for none.
     """
 
     items: int = 0
@@ -68,7 +68,7 @@ class Verdict:
         known: entries of the plugin's `contract.toml`.
         error: reason why the run gives no verdict, as a clause: "it does not load: …"; "" for a run to its end.
         runs: machine, date and number of items of each run.
-        tried: number of items that ran, and of all items, among those that need a profile, by profile.
+        tried: profile → (number of its items that ran, number of its items).
     """
 
     backend: str
@@ -122,7 +122,7 @@ class Verdict:
     def exit_code(self, allow_known: bool = False) -> int:
         """Return 0 for a backend that conforms, or for a selection of items without a failure; else 1.
 
-        A selection in which every item was refused judged nothing and also returns 1. A run that gives no verdict for
+        A selection in which every item was refused also returns 1. A run that gives no verdict for
         a reason outside the backend returns 2.
 
         Args:

@@ -1,7 +1,7 @@
 """Geometries that every backend is judged on: edge values of draft shape, page size, limits and overlap.
 
-They avoid the special values that hide sizing bugs: k > 1, P > 1, D != S + 1, and a captured batch is larger than
-max_num_reqs. Contexts end one token before, at, and one token after a page boundary.
+They avoid the special values that hide sizing bugs. So topk > 1, page_size > 1, num_draft_tokens != num_steps + 1, and
+a captured batch is larger than max_num_reqs. Contexts end one token before, at, and one token after a page boundary.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def odd_geometries() -> Sequence[Case]:
 
 
 def odd_trees() -> Sequence[Case]:
-    """Return heads and trees on pages of 128, for kernels without other pages, and trees deeper than their window."""
+    """Return heads and trees on pages of 128, the only page size of some kernels, and trees deeper than the window."""
     tree = DraftShape(2, 3, 7)
     found = {
         "page128-mqa": (replace(MANDATORY, num_kv_heads=1), tree),

@@ -1,8 +1,8 @@
 """Sizing oracle: the size that a batch needs in every buffer.
 
-It is written from the meaning of each role and shares no code with plugins. It uses only the limits that bound a batch,
-not `Geometry`'s formulas for request lengths. It works on integers or symbolic integers, without torch and without
-branches on values.
+The formulas follow the meaning of each buffer role and share no code with plugins. They use only the limits that bound
+a batch, not `Geometry`'s formulas for request lengths. They work on integers or symbolic integers, without torch and
+without branches on values.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def required_sizes_of(
 
 
 def kv_entries(batch: BatchShape, level: Level, page_size: Any) -> Any:
-    """Return the entries of a CSR level: pages or tokens of each request, over the positions that its lengths count."""
+    """Return the entries of a CSR attention pass: pages or tokens of all requests, over the positions it covers."""
     if batch.mode is Mode.EXTEND and level.layout is Layout.CSR_TOKENS and level.lengths is LengthConvention.TAIL:
-        return batch.rows  # the tail of an EXTEND request is its rows, and only their sum is bounded
+        return batch.rows  # an EXTEND request has a tail slot per row, and only the sum of rows is bounded
     return total(group.count * _positions(group, level, page_size) for group in batch.groups)
 
 
 def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
-    """Return the level that names this buffer; otherwise the strictest level, and a text that mentions the guess."""
+    """Return the attention pass that names this buffer, else the strictest pass and a text that mentions the guess."""
     for level in meta.levels:
         if level.buffers.get(spec.role.value) == spec.name:
             return level, ""
@@ -102,7 +102,7 @@ def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
 
 
 def is_used(spec: BufferSpec, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
-    """Return True if `mode` writes this buffer: the mode's levels name it, or no mode's levels do."""
+    """Return True if `mode` writes this buffer: its attention passes name the buffer, or no mode's passes do."""
     named = {one: {n for level in meta.levels for n in level.buffers.values()} for one, meta in metadata.items()}
     return spec.name in named[mode] or not any(spec.name in names for names in named.values())
 
@@ -117,7 +117,7 @@ def _positions(group: Group, level: Level, page_size: Any) -> Any:
     }[level.lengths]
     if level.layout is Layout.CSR_TOKENS:
         return counted
-    if level.lengths is LengthConvention.TAIL:  # pages touched by [L, L + T), which may begin inside a page
+    if level.lengths is LengthConvention.TAIL:  # pages of the T tail positions, which may begin inside a page
         return pages(group.prefix + group.tail, page_size) - group.prefix // page_size
     return pages(counted, page_size)
 

@@ -100,7 +100,7 @@ def _check_numbers(batch: ForwardBatch) -> None:
     check_integers("tail_lens", batch.tail_lens, "take the batch from BatchBuffers or ragged")
     if not batch.q_lens:
         raise BatchError("q_lens is (), but a batch has at least one request; skip the forward")
-    for name, least in (("step", -1), ("num_rows", 0), ("num_reqs", -1)):  # -1 has sentences of its own below
+    for name, least in (("step", -1), ("num_rows", 0), ("num_reqs", -1)):  # -1 has its own error message below
         check_integer(name, getattr(batch, name), least, INT32_MAX, "take the batch from BatchBuffers or ragged")
     check_kind("tail", batch.tail, (Causal, Tree, Block), "Causal, Tree or Block", "take the batch from BatchBuffers")
 

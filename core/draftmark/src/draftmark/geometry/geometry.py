@@ -87,7 +87,7 @@ class Geometry:
 
     @property
     def max_prefix_len(self) -> int:
-        """Largest L in any forward: C, plus one tail when lengths may overshoot."""
+        """Largest prefix length in any forward: max_context_len, plus one tail when lengths may overshoot."""
         return self.limits.max_context_len + self.max_tail * int(self.limits.overshoots)
 
     @property
@@ -170,11 +170,11 @@ class Geometry:
 
     @property
     def num_draft_steps(self) -> int:
-        """DRAFT forwards of one round: S - 1."""
+        """DRAFT forwards of one round: num_steps - 1."""
         return self.draft.num_steps - 1
 
     def last_step(self, mode: Mode) -> int:
-        """Return the step of the largest forward of `mode`: S - 2 in DRAFT (0 if there is none), 0 in other modes."""
+        """Return the step of the largest forward of `mode`: num_steps - 2 in DRAFT (at least 0), 0 in other modes."""
         return maximum(0, self.num_draft_steps - 1) if mode == Mode.DRAFT else 0
 
     # -- bytes --------------------------------------------------------------------------------------------

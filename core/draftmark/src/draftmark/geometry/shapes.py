@@ -25,7 +25,7 @@ KV_DTYPES = (*Q_DTYPES, "float8_e4m3fn")
 
 
 class Mode(StrEnum):
-    """Kind of a forward. All modes have one form: queries attend to a prefix and a masked tail."""
+    """Kind of a forward. In every mode, queries attend to a prefix and a masked tail."""
 
     EXTEND = "extend"
     """Prefill, whole or chunked: n causal rows per request, n differs by request. Writes KV at [L, L+n)."""
@@ -50,7 +50,7 @@ DRAFT_MODES = (Mode.EXTEND, Mode.DRAFT, Mode.DRAFT_EXTEND)
 
 
 class Form(StrEnum):
-    """Engine-specific form of a batch or cache, instead of the core's. A backend declares the forms it accepts."""
+    """Engine-specific format of a batch or cache, instead of the core's. A backend declares the forms it accepts."""
 
     ENGINE_SLOTS = "engine_slots"
     """The engine gives `ForwardBatch.slots`, the KV slot of each row; -1 stores nothing."""

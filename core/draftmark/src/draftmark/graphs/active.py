@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LateDevice(Protocol):
-    """A device simulated on the CPU that runs work later than the host; `draftmark_contract.late_device` has one."""
+    """A device simulated on the CPU that runs work later than the host, as in `draftmark_contract.late_device`."""
 
     def owns(self, tensors: Iterable[Tensor]) -> None:
         """Mark tensors as device memory."""

@@ -26,7 +26,7 @@ class Recording(Protocol):
 class KeyedGraphState(ABC):
     """Base class of graph states; a subclass implements `_record`, which captures one step on its device.
 
-    A vendor plugin (e.g. for an NPU) derives from it, so that errors are the same on every device.
+    A vendor plugin (e.g. for an NPU) derives from this class, so that errors are equal on every device.
     """
 
     def __init__(self) -> None:
@@ -72,5 +72,5 @@ class KeyedGraphState(ABC):
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes that all captures hold; see `GraphState.pool_bytes`."""
+        """Bytes that all captures keep allocated; see `GraphState.pool_bytes`."""
         return sum(recording.pool_bytes for recording in self._recordings.values())

@@ -53,8 +53,8 @@ class OutsideStorage:
 class StorageLedger:
     """Record of *outside* storages, which existed before the capture, and *inside* storages, which it allocated.
 
-    The end of a capture restores the contents of outside storages. Each replay checks that the caller still holds
-    them. Inside storages form the graph's memory pool and are poisoned at the end of the capture.
+    The end of a capture restores the contents of outside storages. Each replay checks that the caller still has
+    references to them. Inside storages form the graph's memory pool and are poisoned at the end of the capture.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class StorageLedger:
             self._before[key] = storage_bytes(tensor).clone()
 
     def moved(self, tensor: Tensor) -> bool:
-        """Return True if an operator re-allocated an outside storage."""
+        """Return True if the tensor's storage existed before the capture and was re-allocated since."""
         outside = self._outside.get(storage_key(tensor))
         return outside is not None and outside.moved
 

@@ -16,7 +16,7 @@ A recorded graph is not faster than eager mode, and it is not a proof. It does n
   step on Python objects, which capture cannot undo.
 
 Random operators use torch's default generator. Each replay advances it, as in a CUDA graph; capture restores its state.
-The random numbers differ from those on a device.
+The random numbers differ from a device's random numbers.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Recorder:
         return operands
 
     def _adopt(self, leaves: Sequence[Any]) -> list[Tensor | None]:
-        """Return an alias of each result that the capture allocated; None for views of known storages, non-tensors."""
+        """Return an alias of each result that the capture allocated; None for other values and known storages."""
         fresh = [isinstance(leaf, Tensor) and not self.ledger.contains(leaf) for leaf in leaves]
         return [self.ledger.made(leaf) if is_fresh else None for leaf, is_fresh in zip(leaves, fresh, strict=True)]
 
@@ -144,14 +144,14 @@ class _Operators(TorchDispatchMode):
         if sentence is not None:
             raise self._recorder.refuse(sentence)
         if is_composite(func):
-            # inference_mode does not split composites; run the parts here so that e.g. an .item() inside is seen.
+            # inference_mode does not split composites; run their parts here, so that an .item() inside is found.
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self._recorder.record_operator(func, args, kwargs)
 
 
 class _Calls(TorchFunctionMode):
-    """Function mode that checks Python-level calls, for the few that never reach the dispatcher."""
+    """Function mode that checks Python-level calls that never reach the dispatcher."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
 """Operations that a captured region must not contain, and the error text for each.
 
-The rules are those of CUDA stream capture (CUDA programming guide, "Prohibited and unhandled operations"; PyTorch's
+The rules follow CUDA stream capture (CUDA programming guide, "Prohibited and unhandled operations"; PyTorch's
 "CUDA semantics", section CUDA graphs). Two rules are stricter, for graphs of other devices: `one_hot` is refused even
 with ``num_classes``. An explicit `torch.Generator` is refused, although CUDA accepts one registered with the graph.
 
-Two checks are needed. Most operations reach torch's dispatcher, and tags mark those that read data on the host. Some
-(`tolist`, `numpy`, `repr`) copy in C++ without a dispatched operator and are visible only as Python calls.
+Two checks are needed. Most operations reach torch's dispatcher, and operator tags mark reads of data on the host. Some
+operations (`tolist`, `numpy`, `repr`) copy in C++ without a dispatched operator and are visible only as Python calls.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 
 def is_judged(func: Callable[..., Any]) -> bool:
-    """Return True if `refused_call` refuses some call of `func`, depending on its arguments."""
+    """Return True if `refused_call` must check calls of `func`: it refuses some of them."""
     return func in _CALLS or func in _BUILDERS or func in _SPLITS or func is torch.Tensor.to
 
 
@@ -84,7 +84,7 @@ def refused_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         return rule.sentence(name)
     if func in _SPLITS and any(isinstance(value, torch.Tensor) for value in (*args[1:], *kwargs.values())):
         return HOST_READ.sentence("tensor_split by a tensor")
-    # A literal "cpu" is a host copy on any device. A torch.device is not refused: in a CPU test q.device is the CPU.
+    # A literal "cpu" copies to the host on any device. A torch.device is allowed: in a CPU test q.device is the CPU.
     if func is torch.Tensor.to and "cpu" in (*_strings(args), *_strings(kwargs.values())):
         return HOST_READ.sentence('Tensor.to("cpu")')
     if func in _BUILDERS and kwargs.get("device") is not None and not isinstance(args[0], torch.Tensor):
@@ -115,7 +115,7 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     if torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_size(func, args, kwargs):
         return DYNAMIC_SIZE
     if packet in (aten.index_put, aten.index_put_, aten._index_put_impl_) and _has_mask(args[1]):
-        # `x[mask] = 0.` is a masked fill. A tensor of values has one per selected element, so the host needs a count.
+        # `x[mask] = 0.` is a masked fill. A tensor of values needs the number of selected elements on the host.
         return DYNAMIC_SIZE if args[2].dim() > 0 else None
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         return OWN_GENERATOR

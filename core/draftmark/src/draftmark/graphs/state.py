@@ -73,7 +73,7 @@ class GraphState(Protocol):
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes that all captures hold: intermediates and outputs, without the caller's static tensors."""
+        """Bytes that all captures keep allocated: intermediates and outputs, without the caller's static tensors."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A backend with checked calls: their order, the batch's contents, and the tensors of each layer."""
+"""Wrapper of a backend that checks calls: their order, the batch's contents, and the tensors of each layer."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ class GuardedBackend:
 
 
 def _key(batch: ForwardBatch) -> Hashable:
-    """Return what identifies a forward: its host numbers, and the addresses of its tensors."""
+    """Return an identifier of a forward: its host numbers, and the addresses of its tensors."""
     numbers = (batch.mode, batch.step, batch.num_reqs, batch.q_lens, batch.tail_lens, batch.num_rows, batch.host)
     return (*numbers, type(batch.tail), batch.prefix_lens.data_ptr(), batch.page_table.data_ptr())

@@ -12,7 +12,7 @@ GUARD_VARIABLE = "DRAFTMARK_GUARD"
 
 
 def guarding() -> bool:
-    """Return True if DRAFTMARK_GUARD turns guard mode on; unset, empty and 0 do not."""
+    """Return True if DRAFTMARK_GUARD turns guard mode on. It is off when unset, empty or 0."""
     return os.environ.get(GUARD_VARIABLE, "0") not in ("", "0")
 
 

@@ -33,7 +33,7 @@ def check_parents(parents: object, shape: tuple[int, int], device: torch.device)
     """Check the parents of each tail slot: shape, dtype and device always; the values in guard mode.
 
     Raises:
-        BatchError: no tensor of that form, or a parent that is not an earlier slot or -1.
+        BatchError: a wrong shape, dtype or device, or a parent that is not an earlier slot or -1.
     """
     if parents is None:
         raise BatchError(

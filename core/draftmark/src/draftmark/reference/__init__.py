@@ -1,6 +1,6 @@
 """The reference backend: attention in plain torch, for any device.
 
-It is the default backend and the one that tests the contract suite. A vendor can start from a copy: `sizing` declares
+This backend is the default, and the suite's own tests run on it. A vendor can start from a copy: `sizing` declares
 the buffers, `backend` fills and reads them, `attention` specifies the attention, and `contract` contains notes for the
 conformance suite only.
 """

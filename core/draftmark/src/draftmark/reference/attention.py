@@ -54,7 +54,7 @@ def block_visibility(kv_lens: torch.Tensor, q_len: int, width: int, window_left:
     """Return the key positions that each row sees with a block tail, in which all rows see each other.
 
     Args:
-        kv_lens: int32 ``[R]``, L + q_len.
+        kv_lens: int32 ``[R]``, prefix length plus q_len.
         q_len: rows of each request.
         width: number of key positions.
         window_left: visible positions left of the row's own, -1 for all.
@@ -75,11 +75,11 @@ def tree_visibility(
 ) -> torch.Tensor:
     """Return the key positions that each row sees with a tree tail: the prefix, and tail slots with their bit set.
 
-    The window counts positions (L + depth), not slots: siblings have the same position.
+    The window counts positions (prefix length + depth), not slots: siblings have equal positions.
 
     Args:
-        prefix_lens: int32 ``[R]``, L.
-        width: number of key positions, at least L + T.
+        prefix_lens: int32 ``[R]``, prefix length L of each request.
+        width: number of key positions, at least the prefix length plus the tail slots T.
         bits: bool ``[R, q, T]``, visible tail slots. Row j is tail slot T - q + j.
         depth: int32 ``[R, T]``, depth of each tail slot.
         window_left: visible positions left of the row's own, -1 for all.
@@ -112,7 +112,7 @@ def attend_block(
 
     Args:
         q: ``[R, q, num_qo_heads, head_dim]``; query head h reads KV head h // group_size.
-        keys: gathered KV of the same requests.
+        keys: gathered KV of these requests.
         seen: bool ``[R, q, width]``, visible keys. Every row sees itself, so no row is empty.
         shape: shape of the attention layer.
         out: shape and dtype of q; written.

@@ -29,7 +29,7 @@ class ReferenceBackend:
         self._widths = tuple(min(n, self.geometry.max_pages_per_req) for n in pages)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write kv_lens[r] = L + T, and the KV slot of each row: position L + T - q + j."""
+        """Write each request's KV length (prefix + tail), and each row's KV slot: rows are the last tail slots."""
         page_size = self.geometry.attention.page_size
         q_lens = batch.q_indptr.diff()
         extent = batch.uniform
@@ -46,12 +46,12 @@ class ReferenceBackend:
         self._slots[: batch.num_rows].copy_(torch.where(owned, slots, -1))
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots; a row with slot -1 repeats the write of the first row that has a slot."""
+        """Write the rows to their slots. A row with slot -1 repeats the write of the first row that has a slot."""
         slots, page_size = self._slots[: batch.num_rows], self.geometry.attention.page_size
         stores = slots >= 0
         first = stores.int().argmax()
         source = torch.where(stores, torch.arange(len(slots), device=slots.device), first)
-        target = slots[source].clamp(min=0)  # slot 0 if no row has a slot; it then gets its own contents
+        target = slots[source].clamp(min=0)  # slot 0 if no row has a slot; it keeps its contents
         at = target // page_size, target % page_size
         for rows, pages in ((k, cache.k), (v, cache.v)):
             pages.index_put_(at, torch.where(stores.any(), rows.to(pages.dtype)[source], pages[at]))

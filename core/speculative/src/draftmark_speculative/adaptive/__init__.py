@@ -2,12 +2,12 @@
 
 Modules in the order of a round:
 
-* `survival`: probability that a draft is accepted.
+* `survival`: probability that verification accepts a draft.
 * `policy`, `forecast`, `costs`: choice of a row budget.
 * `candidates`: admission of the likeliest drafts.
 * `calibration`, `forecast`, `grounds`: learning from the result.
 
-`speculation` holds the configuration. `head` and `host` run it.
+`speculation` contains the configuration. `head` (drafts of a model) and `host` (drafts on the host) run the rounds.
 """
 
 from .costs import Cost, CostTable

@@ -1,4 +1,4 @@
-"""Backlog of the draft head: tokens and features of plain rounds that the head has not processed."""
+"""Rows of rounds without drafts that the draft head has not processed yet: their tokens and features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..request import Request
 
 
 class Backlog:
-    """Rows that wait for the head, by state row and in order of position.
+    """Tokens and features that the draft head has not processed, by state row and in order of position.
 
-    The device appends rows and the host counts them. A plain round adds one row to each request, so the host needs no
-    copy from the device. A request with dropped rows has *lapsed*: the head lacks a part of its text. Nothing is
-    drafted for such a request until it is prefilled again.
+    A plain round (without drafts) adds one row to each request. The device appends rows, and the host counts them
+    without a copy from the device. A request with dropped rows has *lapsed*: the head lacks a part of its text. Nothing
+    is drafted for such a request until it is prefilled again.
 
     Attributes:
         room: rows that fit for each request.
@@ -63,12 +63,12 @@ class Backlog:
                 self._waiting.pop(request.id, None)
 
     def waiting(self, request: Request) -> int:
-        """Return the number of rows that wait for a request; 0 after a new prefill or a lapse."""
+        """Return the number of waiting rows of a request; 0 after a new prefill or a lapse."""
         assignment, count = self._waiting.get(request.id, (request.assignment, 0))
         return count or 0 if assignment == request.assignment else 0
 
     def lapsed(self, request: Request) -> bool:
-        """Return True if rows of a request were dropped since its prefill."""
+        """Return True if the request has lapsed: some of its rows were dropped since its prefill."""
         assignment, count = self._waiting.get(request.id, (request.assignment, 0))
         return count is None and assignment == request.assignment
 
@@ -78,7 +78,7 @@ class Backlog:
         self._lapsed.index_fill_(0, rows, True)
 
     def current(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return bool, one a row: True unless the request in that state row has lapsed. Capturable."""
+        """Return bool ``[R]``: True unless the request in the state row has lapsed. Capturable."""
         return ~self._lapsed.index_select(0, rows.clamp(max=self._null))
 
     def full(self, requests: Sequence[Request]) -> bool:

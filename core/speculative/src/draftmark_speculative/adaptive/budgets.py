@@ -1,4 +1,4 @@
-"""Row budgets to capture. Integers only, no torch."""
+"""Row budgets (rows verified in one forward over all requests) to capture. Integers only, no torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def row_budgets(max_num_reqs: int, num_draft_tokens: int) -> tuple[int, ...]:
     """Return row budgets for batches of 1 to max_num_reqs requests, ascending.
 
     Budgets are powers of two and the midpoints between them; from DENSE_FROM on, also the quarter points. A budget
-    holds the roots of a batch and some drafts. The largest is `MOST_ROWS` or twice the largest batch, but not more than
-    all requests can fill.
+    has rows for the roots of a batch and some drafts. The largest budget is `MOST_ROWS` or twice the largest batch,
+    but not more than all requests can fill.
     """
     most = min(max_num_reqs * num_draft_tokens, max(MOST_ROWS, 2 * max_num_reqs))
     found, power = {most}, 2

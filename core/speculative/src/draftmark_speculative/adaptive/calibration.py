@@ -27,7 +27,7 @@ class Calibration:
         self._all = torch.zeros(2, levels, device=device)
 
     def ratios(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the factor on a head's chances at each depth, float32 ``[R, levels]``."""
+        """Return the factors that correct a head's chances at each depth, float32 ``[R, levels]``."""
         levels, above = [], torch.ones(1, device=rows.device)
         for expected_there, accepted_there in zip(*self._all[:, :, None].unbind(), strict=True):
             above = (accepted_there + PRIOR * above) / (expected_there + PRIOR)
@@ -37,7 +37,7 @@ class Calibration:
         return (accepted + PRIOR * whole) / (expected + PRIOR)
 
     def update(self, rows: torch.Tensor, live: torch.Tensor, expected: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Add a round's evidence. Capturable.
+        """Add a round's expected and accepted drafts. Capturable.
 
         Args:
             rows: int64 ``[R]``, distinct state rows.
@@ -46,7 +46,7 @@ class Calibration:
             accepted: float32 ``[R, levels]``, 1 where one of these children was kept, else 0.
         """
         tried = live[:, None] & (expected > 0)
-        # A depth without verified drafts keeps its evidence; else its ratio would drift to the depth above.
+        # A depth without verified drafts keeps its sums; else its ratio would drift to the ratio of the depth above.
         kept, kept_of_all = 1 - (1 - KEPT) * tried, 1 - (1 - KEPT) * tried.any(0)
         for evidence, seen, total in zip(
             (self._expected, self._accepted), (expected, accepted), self._all, strict=True

@@ -20,8 +20,8 @@ class Candidates:
         chances: float32 ``[max_reqs, D]``, chance of each node once its parent is kept, before calibration; 0 for an
             unused node. Written before the round, by batch entry.
         levels: int64 ``[max_reqs, D]``, depth below the root; read only with a calibration.
-        points: rows a request at which `report` has a value.
-        report: float32 ``[len(points)]``, expected tokens a request of the round that was admitted last.
+        points: numbers of rows a request at which `report` has a value.
+        report: float32 ``[len(points)]``, expected tokens a request in the latest round.
 
     Args:
         depth: depth of the deepest node.
@@ -39,7 +39,7 @@ class Candidates:
         self._admitted: Admitted | None = None
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """Return the nodes of the state's trees that are admitted to a RAGGED_VERIFY batch."""
+        """Return the likeliest nodes of the state's trees, up to the row budget of a RAGGED_VERIFY batch."""
         size = batch.padded_reqs
         rows, live = self._live(size)
         chances, parents = self.chances[:size], self._state.parents[:size]
@@ -52,7 +52,7 @@ class Candidates:
         return self._admitted
 
     def observe(self, result: VerifyResult) -> None:
-        """Update the calibration with the result of the trees that were admitted last. Runs in the same round."""
+        """Update the calibration with the verification result of the trees from the latest `admit`."""
         if self._calibration is None:
             return
         trees = self._admitted

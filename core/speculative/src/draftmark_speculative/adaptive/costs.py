@@ -1,4 +1,4 @@
-"""Cost of a round: seconds of each program by its size and the KV that it reads. Numbers only, no torch."""
+"""Cost of a round: seconds of each captured program by size and KV tokens read. Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class CostTable:
     """Costs by program and size.
 
     Costs between two sizes are interpolated. Above the largest size they grow in proportion to the size. Below the
-    smallest size they are the smallest size's.
+    smallest size the cost of the smallest size applies.
 
     Attributes:
         plain: cost of DECODE, by padded requests.
-        verify: cost of RAGGED_VERIFY and the DRAFT_EXTEND after it, by rows: the graph's budget.
-        drafting: cost of DRAFT before it, by padded requests; empty for drafts of the host.
+        verify: cost of RAGGED_VERIFY with the following DRAFT_EXTEND, by row budget.
+        drafting: cost of DRAFT, by padded requests; empty for drafts of the host.
         catching_up: cost of the head's forward over rows of plain rounds, by requests; `per_token` is the seconds that
             each row adds. Empty for drafts of the host.
 

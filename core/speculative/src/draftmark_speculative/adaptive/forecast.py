@@ -37,7 +37,7 @@ def grid(num_draft_tokens: int) -> tuple[float, ...]:
 
 
 class Forecast:
-    """Expected tokens a request by rows a request, averaged over rounds, and the share that came true.
+    """Expected tokens a request by rows a request, averaged over rounds, corrected by the share that was accepted.
 
     The function is concave, because the likeliest drafts get the first rows. So a straight line between two points
     underestimates it. Beyond the last point it is constant.
@@ -54,7 +54,7 @@ class Forecast:
 
     @property
     def known(self) -> bool:
-        """True once enough was drafted for a forecast."""
+        """True once past rounds contain enough drafts for a forecast."""
         return self._reports >= FIRST_ROUNDS and self._trees >= FIRST_DRAFTED
 
     @property
@@ -89,7 +89,7 @@ class Forecast:
         self._promised, self._came, self._seen = kept * self._promised, kept * self._came, kept * self._seen
 
     def tokens(self, rows: int, requests: int) -> float:
-        """Return the tokens that `rows` rows yield for `requests` requests; one each before the first report."""
+        """Return the expected tokens of a round; one token a request before the first report."""
         each = self._at(self._values, rows / requests) if self._values else 1.0
         return requests * (1.0 + (each - 1.0) * self.trust)
 

@@ -1,4 +1,4 @@
-"""Acceptance of host drafts by their grounds (evidence class), learned online. Numbers only, no torch."""
+"""Acceptance rates of host drafts by their ground (class of evidence), learned online. Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DEEPEST = 4
 
 
 class Grounds:
-    """Chances of drafts by ground (for n-grams, the number of matched tokens), by level, and by request.
+    """Chances of drafts by ground (for n-grams, the number of matched tokens), by depth in the tree, and by request.
 
-    A node that is not its parent's first child is a second guess and belongs to a separate class.
+    Nodes that are not their parent's first child form separate classes.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Grounds:
         """Learn from a verified tree.
 
         Args:
-            tokens: tokens of the round: the target's tokens along the kept path, and the one after it.
+            tokens: the round's tokens: the target's tokens along the kept path, and the token after the path.
 
         Children of a kept node count as tried, although they may not have been admitted. So a class without admitted
         drafts looks worse than it is until a probe tries it.
@@ -75,7 +75,7 @@ class Grounds:
 
 
 def _classes(tree: DraftTree) -> list[tuple[int, int, bool]]:
-    """Return each node's ground, level, and True if it has an earlier sibling."""
+    """Return each node's class: ground, depth, and True if the node has an earlier sibling."""
     levels, seen, found = [0], set[int](), [(0, 0, False)]
     for node in range(1, len(tree)):
         parent = tree.parents[node]

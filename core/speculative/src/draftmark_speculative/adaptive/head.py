@@ -56,8 +56,8 @@ When they are full and drafting is off, the head processes them in one forward i
 class AdaptiveHeadDrafter(HeadDrafter):
     """A `HeadDrafter` that drafts when it pays, and verifies the nodes that a row budget admits.
 
-    In plain rounds the head does not run. It processes their rows in one forward when drafting resumes or when the
-    backlog is full.
+    In rounds without drafts the head does not run, and their rows are appended to a `Backlog`. The head processes the
+    backlog in one forward when drafting resumes or when the backlog is full.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         return self._sent
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """Return the nodes of the head's trees that the budget admits."""
+        """Return the likeliest nodes of the head's trees, up to the row budget."""
         return self._candidates.admit(batch)
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
@@ -168,7 +168,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         return None if self._sent.mode is Mode.DECODE else self._candidates.report
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Compare a round's forecast with its result."""
+        """Add a round's report and its accepted tokens to the forecast."""
         if report is not None:
             accepted = sum(len(one.tokens) for one in finished)
             self._forecast.learn(report, sent.size, len(finished), accepted)
@@ -234,7 +234,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._backlog.caught_up(requests)
 
     def _read_backlog(self, numbers: Sequence[int], counts: tuple[int, ...], bound: UpperBound) -> None:
-        """Run the head over the first `counts` backlog entries of state rows `numbers`: their newest tokens."""
+        """Run the head over the first `counts` backlog entries of state rows `numbers`."""
         state, device, room = self._state, self._state.device, self._backlog.room
         rows = to_device(numbers, device)
         prefix_lens = state.lengths.device.index_select(0, rows) - to_device(counts, device, torch.int32)

@@ -67,7 +67,7 @@ class AdaptiveHostDrafting(Drafting):
         return Round(Mode.RAGGED_VERIFY, budget)
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """Return the nodes of the host's trees that the budget admits."""
+        """Return the likeliest nodes of the host's trees, up to the row budget."""
         return self._candidates.admit(batch)
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
@@ -78,7 +78,7 @@ class AdaptiveHostDrafting(Drafting):
             self._grounds.only({one.request.id for one in finished})
 
     def _decide(self, requests: Sequence[Request], padded: int, chances: Sequence[Sequence[float]]) -> int | None:
-        """Return the budget with the most tokens a second, roots first and then the likeliest drafts; None: plain."""
+        """Return the row budget with the most expected tokens a second, or None if plain decoding is better."""
         live = len(requests)
         alive = sorted(
             (s for tree, mine in zip(self._trees, chances, strict=True) for s in _survival(tree, mine)[1:]),
@@ -97,7 +97,7 @@ class AdaptiveHostDrafting(Drafting):
 
 
 def _survival(tree: DraftTree, chances: Sequence[float]) -> list[float]:
-    """Return the product of the chances on each node's path; 1 for the root. The device computes it the same way."""
+    """Return the product of the chances on each node's path, as `survival` does on the device; 1 for the root."""
     alive = [1.0]
     for node in range(1, len(tree)):
         alive.append(chances[node] * alive[tree.parents[node]])

@@ -39,7 +39,7 @@ class Rehearsal:
     """Requests that fill every row of the engine's empty state for a measurement; `clear` removes them.
 
     Args:
-        seat: writes the inputs that drafting needs; its argument is the number of committed tokens of each request.
+        seat: function that writes the inputs of drafting, from the number of committed tokens of each request.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Rehearsal:
         self._tokens_of_pool = own * geometry.attention.page_size
 
     def longest(self, requests: int) -> int:
-        """Return the most committed tokens that each of `requests` requests can hold in its own pages."""
+        """Return the most committed tokens that fit into the pages of each of `requests` requests."""
         return max(0, min(self.geometry.limits.max_context_len - 1, self._tokens_of_pool // requests))
 
     def seconds(self, requests: int, load: int, run: Callable[[HostLengths], None]) -> float:
-        """Return the seconds of `run` for `requests` requests of `load` committed tokens; a warm-up is not timed."""
+        """Return the seconds of `run` for `requests` requests with `load` committed tokens each, after a warm-up."""
         host = UpperBound((load,) * requests)
         self._fill(requests, load)
         run(host)

@@ -21,7 +21,7 @@ class Load:
 
     Attributes:
         live: number of requests.
-        padded: size of the captured batch that the requests fit into.
+        padded: smallest captured batch size for the requests.
         kv_tokens: upper bound, known to the host, of the committed tokens of all requests.
     """
 
@@ -74,10 +74,10 @@ Without this limit, switches near the break-even point would pay that cost again
 
 
 class Policy:
-    """Policy that chooses each round. While drafts do not pay off, it probes them within `probe_share` of the time.
+    """Policy that chooses each round. While drafts do not pay off, some rounds (probes) still try them.
 
-    A probe yields at least one token a request, like a plain round. So it costs at most the difference of both rounds'
-    times, plus the time of the head's backlog. Each plain round adds time to the allowance for probes.
+    A probe yields at least one token a request, like a plain round. So a probe costs at most the difference of both
+    rounds' times, plus the head's time for its backlog. Each plain round adds time to the allowance for probes.
 
     Args:
         budgets: numbers of rows that can be verified, ascending.
@@ -89,9 +89,9 @@ class Policy:
         self._saved = self._upkeep = 0.0
 
     def start(self, load: Load) -> int | None:
-        """Return the budget of a first round without a forecast: the largest one, so that every depth is tried.
+        """Return the largest row budget, for a first round without a forecast, so that drafts of every depth are tried.
 
-        Returns None if no budget holds the batch.
+        Returns None if no budget has a row for each request.
         """
         return max((b for b in self.budgets if b >= load.padded and b > load.live), default=None)
 

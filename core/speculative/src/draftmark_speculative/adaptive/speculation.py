@@ -1,4 +1,4 @@
-"""`Adaptive`: drafts only when they pay, and only the number that pays."""
+"""`Adaptive`: drafts only when they increase the tokens a second, and chooses their number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .host import AdaptiveHostDrafting
 
 @dataclass(frozen=True)
 class Adaptive(Speculation):
-    """Drafts of another speculation, limited to the likeliest by a row budget over all requests.
+    """Speculation that verifies only the likeliest drafts of another speculation, up to a row budget over all requests.
 
     Each round is plain decoding, or verifies the budget that yields the most tokens a second. Expected tokens come from
     the drafts' survival. Seconds come from a cost table, measured when the engine starts.

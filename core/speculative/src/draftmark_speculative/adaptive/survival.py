@@ -1,8 +1,8 @@
-"""Probability that drafts are accepted, and admission of the likeliest to a row budget. Torch, capturable.
+"""Probability that drafts are accepted, and selection of the likeliest drafts for a row budget. Torch, capturable.
 
 A node's **survival** is the probability that verification keeps it: the product of the chances along its path. A
-node's chance is the probability that it is kept once its parent is. No chance is above 1, so no child survives more
-likely than its parent. Parents come first among equals, so the best nodes of all requests include their own parents.
+node's chance is the probability that it is kept once its parent is. No chance is above 1, so a child's survival
+is at most its parent's. Parents come first among equals, so the best nodes of all requests include their parents.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
     """Multiply chances along each path.
 
     Args:
-        chances: float32 ``[R, D]``, chance of each node once its parent is kept; 0 for an unused node. The root's is
-            not read. Siblings exclude each other, so a sum of siblings above 1 is scaled down to 1.
+        chances: float32 ``[R, D]``, chance of each node once its parent is kept; 0 for an unused node. The root's entry
+            is not read. Siblings exclude each other, so a sum of siblings above 1 is scaled down to 1.
         parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root.
         levels: number of levels below the root, at least the depth of the deepest used node.
 
@@ -46,10 +46,10 @@ def of_children(values: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
 
 
 class Ranked(NamedTuple):
-    """Nodes of a batch in order of admission: roots first, then by survival; equals keep their order.
+    """Nodes of a batch in order of admission: roots first, then by survival; ties keep their order.
 
     Attributes:
-        values: float32 ``[R · D]``, survival in that order, descending; 0 for nodes that must not be admitted.
+        values: float32 ``[R · D]``, survival in this order, descending; 0 for nodes that must not be admitted.
         places: int64 ``[R · D]``, index of each node in the flattened ``[R, D]``.
     """
 

@@ -1,8 +1,8 @@
 """Drafter with an EAGLE head: prefill, DRAFT_EXTEND over the accepted path, and drafting of the next tree.
 
-A row of the head at position p reads the target's feature of p and the token of p + 1. With L committed tokens and a
-root (token L), rows 0 … L - 1 are complete, and the newest one predicts the root's children. The head keeps its KV in
-a separate pool under the target's page ids. One page table and one set of lengths serve both models.
+A row of the head at position p reads the target's feature of p and the token of p + 1. Let L tokens be committed, so
+that the root is token L. Then rows 0 … L - 1 are complete, and the newest row predicts the root's children. The head
+keeps its KV in a separate pool under the target's page ids. One page table and one set of lengths serve both models.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Accepted:
 class HeadDrafter(Drafting):
     """Drafting with a head: runs its EXTEND, DRAFT_EXTEND and DRAFT over the engine's state, eagerly or captured.
 
-    Between rounds it keeps the output of each request's newest complete row: the hidden state and the topk most
-    probable next tokens. So a request that has just been prefilled drafts like any other.
+    Between rounds this object keeps the output of each request's newest complete row: the hidden state and the topk
+    most probable next tokens. So the first round after a prefill drafts like every other round.
 
     Args:
         layers: attention layers of the head.

@@ -23,7 +23,7 @@ trained on its own outputs (EAGLE-3 calls this training-time test)::
     logits = head.logits(g, target_lm_head_weight)
 
 In step j ≥ 1 of that chain, the row of position p + j sees two kinds of rows: the step-0 rows of positions 0 … p (from
-the target's features), and the rows of steps 1 … j of its own chain. The KV cache holds these rows in decoding.
+the target's features), and the rows of steps 1 … j of its own chain. In decoding the KV cache contains these rows.
 `attend` implements this mask. `dense_attention` is plain causal attention for step 0.
 
 Attention is the callable `attend(q, k, v) -> out`. A trainer passes dense attention over
@@ -84,13 +84,13 @@ class DraftHead(nn.Module):
 
     @property
     def layers(self) -> tuple[LayerAttention, ...]:
-        """Attention parameters of the head's only layer, in the form of `CausalLM.layers`."""
+        """Attention parameters of the head's only layer, as in `CausalLM.layers`."""
         c = self.config
         return (LayerAttention(c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.head_dim**-0.5),)
 
     @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:
-        """Attention sinks of the only layer: it has none."""
+        """Attention sinks of the head's only layer: none."""
         return (None,)
 
     @property

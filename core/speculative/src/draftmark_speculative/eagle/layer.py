@@ -45,7 +45,7 @@ class Attention(nn.Module):
         return self
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Attend, ``[…, rows, hidden_size]`` → the same shape, without the residual.
+        """Apply attention, ``[…, rows, hidden_size]`` to an output of equal shape, without the residual.
 
         Args:
             positions: int64 ``[…, rows]`` or ``[rows]``.
@@ -82,7 +82,7 @@ class SwiGLU(nn.Module):
         self.packed, self.kernels = Packed(self.gate_proj, self.up_proj), kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the feed-forward part, ``[…, size]`` → the same shape, without the residual."""
+        """Apply the feed-forward part, ``[…, size]`` to an output of equal shape, without the residual."""
         if self.packed is not None:
             let_through = self.kernels.swiglu(self.packed(x))
         else:

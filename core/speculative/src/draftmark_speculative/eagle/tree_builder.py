@@ -99,7 +99,7 @@ class DraftTreeBuilder:
 def best_tokens(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `topk` most probable entries of each row.
 
-    NaN scores become -inf: a draft may be wrong, but the tree must stay a tree.
+    NaN scores become -inf: a draft may be wrong, but the parents must stay valid.
 
     Args:
         logits: ``[rows, vocab]``.

@@ -92,7 +92,7 @@ def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        sinks: torch.Tensor | None = None,  # `Layered.sinks` holds them in the form that backends read
+        sinks: torch.Tensor | None = None,  # ignored: backends read `Layered.sinks`
     ) -> torch.Tensor:
         if called != layers[layer]:
             raise ModelError(
@@ -108,8 +108,8 @@ def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
 def attention_of(config: Any) -> Iterator[None]:
     """Run a model with draftmark's attention inside the context, and restore its own attention afterwards.
 
-    It writes two attributes of the model's (text) `config` and does no device work, so it may stand in a captured
-    region.
+    This function writes two attributes of the model's (text) `config` and does no device work, so a captured region may
+    contain the context.
     """
     own = config._attn_implementation
     config._attn_implementation = NAME

@@ -129,7 +129,7 @@ class CausalLM:
 def packed_forward(
     hf: Any, token_ids: torch.Tensor, positions: torch.Tensor, run: Run, logits_rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Run the model with `run` as its attention; arguments and result are those of `CausalLM.forward`.
+    """Run the model with `run` as its attention; for arguments and result see `CausalLM.forward`.
 
     ``use_cache`` and ``position_ids`` must be explicit. Otherwise transformers would make its own cache, and positions
     that ignore packed rows.

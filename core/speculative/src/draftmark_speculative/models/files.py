@@ -41,7 +41,7 @@ _PATCHING = threading.Lock()
 
 
 def check_folder(path: Path) -> None:
-    """Raise `ModelError` unless `path` holds a readable config.json and complete *.safetensors files."""
+    """Raise `ModelError` unless `path` contains a readable config.json and complete *.safetensors files."""
     _check_config(path / "config.json")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -100,7 +100,7 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
     import gguf  # imported here because a model folder does not need the package
 
     class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
-        """GGUFReader over a plain array: slicing a memmap costs one microsecond more, a million times."""
+        """GGUFReader over a plain array: each of about a million slices of a memmap would cost one microsecond more."""
 
         data: Any
 

@@ -7,7 +7,7 @@ modules make 40 launches a layer: eight for an RMSNorm, ten for rotary positions
 * q, k and v are one matrix product. gate and up are another.
 * The products that compute a residual also add it.
 
-Rounding differs from transformers' own by the last bit in half precision. `probe` compares the logits of both before
+In half precision the last bit may differ from transformers' result. `probe` compares the logits of both paths before
 this path is used.
 """
 
@@ -59,7 +59,7 @@ class FusedDecoder:
         logits_rows: torch.Tensor | None = None,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run the model; arguments and logits are those of `CausalLM.forward`.
+        """Run the model; for arguments and logits see `CausalLM.forward`.
 
         Args:
             taps: hidden states to keep, counted as in `FeatureTaps`.

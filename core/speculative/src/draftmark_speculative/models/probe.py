@@ -1,4 +1,4 @@
-"""Check that draftmark's attention reproduces the model's own, by running the model on a few tokens.
+"""Check that draftmark's attention reproduces the model's own attention, by running the model on a few tokens.
 
 Three short forwards run:
 
@@ -6,8 +6,8 @@ Three short forwards run:
 2. transformers' own attention over the same requests;
 3. draftmark's attention again, with the second request moved to the end of the context.
 
-They show that every layer calls the registry exactly once, that only attention mixes rows, and that positions reach
-the model.
+The forwards prove that every layer calls the registry exactly once, that only attention mixes rows, and that positions
+reach the model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Probed(NamedTuple):
 
     Attributes:
         layers: attention parameters.
-        sinks: the sinks in the form of `Layered.sinks`.
+        sinks: attention sinks, as in `Layered.sinks`.
     """
 
     layers: tuple[LayerAttention, ...]
@@ -58,7 +58,7 @@ def probe(hf: Any, name: str) -> Probed:
         with torch.inference_mode():
             attention = _probe(hf)
         layers = attention.layers(int(hf.config.get_text_config().num_hidden_layers))
-        # Outside of inference mode, so that a converted tensor is an ordinary one.
+        # Outside of inference mode, so that a converted tensor is no inference tensor.
         sinks = [attention.sinks[layer] for layer in range(len(layers))]
         return Probed(layers, tuple(None if one is None else one.detach().float().contiguous() for one in sinks))
     except DraftmarkError as error:
@@ -144,7 +144,7 @@ class ProbeAttention:
         v: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend in float32, as transformers' softmax does; arguments and result are those of `attention.Run`."""
+        """Attend in float32, as transformers' softmax does; for arguments and result see `attention.Run`."""
         dtype = q.dtype
         self.calls.append((layer, called))
         self.sinks[layer] = sinks

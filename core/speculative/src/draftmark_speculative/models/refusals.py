@@ -97,8 +97,8 @@ def rope_types(config: Any) -> set[str]:
 def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[LayerAttention, ...]:
     """Return `called` if the text `config` has equal parameters for every layer.
 
-    A window or a cap that is configured but never reaches the attention function is in a mask or unused. draftmark
-    would drop it.
+    A configured window or cap that never reaches the attention function is in a mask or unused. draftmark would
+    ignore such a window or cap.
 
     Raises:
         ModelError: the first layer and field that differ.

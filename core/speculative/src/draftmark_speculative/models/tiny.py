@@ -1,6 +1,6 @@
 """Tiny random-weight models for tests and examples, made offline in milliseconds.
 
-Their text is meaningless, but they run the real modelling code of their families. Embeddings are not tied and weights
+Their text is meaningless, but the models run the real code of their families. Embeddings are not tied and weights
 are wide, so that greedy text does not fall into a loop at once. Tied random embeddings repeat one token, and a
 comparison of such texts shows nothing.
 """

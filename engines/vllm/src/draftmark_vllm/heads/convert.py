@@ -39,7 +39,7 @@ NAMES = {
 def convert(head: Path, target: Path, out: Path) -> None:
     """Write `out`: config.json, and model.safetensors with the head's weights and some of the target's.
 
-    From the target come its final norm, and the output rows of the head's vocabulary.
+    The target's final norm, and its output rows for the head's vocabulary, are copied.
 
     Raises:
         EngineError: a file is absent, or the head does not fit the target.
@@ -64,7 +64,7 @@ def convert(head: Path, target: Path, out: Path) -> None:
     output = _target_tensor(target, "lm_head.weight", "model.embed_tokens.weight")
     if d2t is not None:
         output, first = output[d2t], torch.arange(len(d2t))
-        tensors["d2t"] = d2t - first  # vLLM adds the draft token's index to this
+        tensors["d2t"] = d2t - first  # vLLM adds the draft token's index to each entry
     tensors["lm_head.weight"] = output.contiguous()
     tensors["target_norm.weight"] = _target_tensor(target, "model.norm.weight")
     out.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,10 @@ def _renamed(name: str) -> str:
 
 
 def _target_tensor(target: Path, *names: str) -> torch.Tensor:
-    """Return the first of these tensors that the target's files hold.
+    """Return the first of these tensors that the target's files contain.
 
     Raises:
-        EngineError: they hold none of them.
+        EngineError: the files contain none of the tensors.
     """
     from safetensors import safe_open
 

@@ -105,7 +105,7 @@ class RunnerBuffers:
             "is_prefilling": prefixes == 0,
             "seq_lens_cpu_upper_bound": self.bounds[:requests],
             # None if the host has only bounds, as in vLLM's runners. A builder that reads lengths then copies them from
-            # the device. FlashInfer plans from these: given a bound, it read KV after a request's last token.
+            # the device. FlashInfer plans from these lengths: with a bound, it read KV after a request's last token.
             "_seq_lens_cpu": self.bounds[:requests] if self.known else None,
             "_num_computed_tokens_cpu": computed if self.known else None,
             # Older releases have only these two fields for lengths on the host.

@@ -29,7 +29,7 @@ class Memory:
 
     Args:
         cache: tensor that is bound to the layer.
-        axis: its axis that counts pages.
+        axis: axis of `cache` that counts pages.
         geometry: geometry of the layer.
     """
 

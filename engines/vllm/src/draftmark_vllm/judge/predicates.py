@@ -1,4 +1,4 @@
-"""Results of vLLM's own capability predicates for a geometry. A refusal is a reason, not a failure."""
+"""Reasons of vLLM's own capability predicates against a geometry. A refused geometry counts as not served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
 
 
 def page_step(backend: Any) -> int:
-    """Return the smallest supported page size in tokens. Page sizes are multiples of it."""
+    """Return the smallest supported page size in tokens; all supported sizes are multiples."""
     return min(_sizes(backend), default=16)
 
 

@@ -4,8 +4,8 @@ vLLM's scheduler sees a tree as a list of drafts, parents before children, and a
 vLLM's runner change:
 
 * A row gets the depth of its node as its position, and the backend gets the parents.
-* Acceptance walks the tree where vLLM would reject drafts.
-* KV of the accepted nodes moves to where a chain would have put it.
+* Acceptance follows the tree's branches, where vLLM would reject drafts.
+* KV of the accepted nodes moves to the slots that a chain of drafts would have used.
 
 Trees need runner V1, which takes draft models and workers by configuration. Runner V2 creates speculators from a closed
 list (`init_speculator`) and rejects `custom_class`.

@@ -1,4 +1,4 @@
-"""Moves of KV: accepted nodes of a tree go to where a chain would have put them."""
+"""Moves of KV: accepted nodes of a tree move to the slots that a chain of drafts would have used."""
 
 from __future__ import annotations
 

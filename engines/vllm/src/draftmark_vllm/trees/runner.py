@@ -109,7 +109,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         *given: Any,
         **more: Any,
     ) -> Any:
-        """Propose drafts after the accepted tokens, with features moved to where a chain's would be."""
+        """Propose drafts after the accepted tokens, with the features moved to the rows of a chain."""
         order = self._chain_order(len(hidden_states))
         if order is not None:
             hidden_states = hidden_states[order]

@@ -40,7 +40,7 @@ class Program:
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return items for each program by itself, for all programs in turn, and for both orders of capture."""
+    """Return items for each program by itself, for all programs in alternation, and for both orders of capture."""
     found = []
     for name, shape in SHAPES.items():
         geometry = fitted(caps, shape)

@@ -20,7 +20,7 @@ SMALL = AttentionShape(4, 2, 64, page_size=16, q_dtype="float32", kv_dtype="floa
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return items for every shape in every mode, for windows near page bounds, and for logits of every size."""
+    """Return items for every shape in every mode, for windows near page bounds, and for small and large logits."""
     found = []
     for shape in numerics():
         geometry = fitted(caps, shape.geometry.attention)
