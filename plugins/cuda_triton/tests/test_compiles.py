@@ -420,7 +420,7 @@ def test_row_max_is_a_balanced_reduction(fake_gpu, case, tmp_path):
     ids=str,
 )
 def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp_path):
-    """Every consumer thread releases the stages of K and V, without a barrier of its warp group before it."""
+    """Every consumer thread releases the stages of K and V; no barrier of its warp group precedes the release."""
     # The e4m3 kernel has barriers of 128 threads (0x80) for other reasons: two a tile for the weights, one or two where
     # a row maximum moves, and one for masks.
     for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
@@ -434,8 +434,10 @@ def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp
     ids=str,
 )
 def test_register_upcast_spills_almost_nothing(fake_gpu, case, tmp_path):
-    """The loops for masked and unmasked tiles spill nothing, except one value of a tree with Triton 3.7."""
-    # Pages of 64 are loaded in boxes of 32 keys (`tma.MAX_FP8_BOX_KEYS`).
+    """The loops for masked and unmasked tiles spill nothing, except one value of a tree with Triton 3.7.
+
+    With pages of 64, boxes hold 32 keys (`tma.MAX_FP8_BOX_KEYS`); larger boxes would need more registers.
+    """
     most = int(triton.__version__.startswith("3.7."))
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert len(loops) == 2
@@ -464,8 +466,8 @@ MAX_WARPS = 32
 )
 def test_partition_ids_are_published_between_cta_barriers(fake_gpu, case):
     """All threads of a CTA pass barrier 1 between a write of partition ids and the read of them."""
-    # racecheck reports these bytes, because it does not see this barrier (NOTES.md, "Checks on the device"). The code
-    # reads the ids in one place. It writes them to start the partitions, and to end the CTA after all have ended.
+    # racecheck reports these writes and this read, because it does not see barrier 1 (NOTES.md, "Checks on the
+    # device"). Ids are read in one place. They are written twice: to start the partitions, and to end the CTA.
     code = [line.strip() for line in attention_of(case).asm["ptx"].splitlines()]
     barriers = [(at, found[1]) for at, line in enumerate(code) if (found := BARRIER.match(line))]
     ((read, first),) = [(at, int(found[1])) for at, line in enumerate(code) if (found := PARTITION_ID_READ.match(line))]

@@ -279,7 +279,7 @@ def test_evicted_descriptors_are_encoded_again(library, make_layers, without_rel
 
 
 def test_kv_write_launches_through_the_driver(library, make_layers):
-    """A recorded write_kv launch passes the parameters of a new one, also for slices of one QKV projection."""
+    """A recorded write_kv launch passes the parameters of a new launch, also for slices of one QKV projection."""
     chance, layers = random.Random(5), make_layers(Mode.DECODE, 16)
     cache = layers.layer(chance)
     for count in (3, 3, 16, 3):

@@ -387,7 +387,7 @@ def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left,
         k, v = torch.randn(2, 1 + len(lens) * width, page, heads[1], dim, generator=generator).to(kv_dtype)
         q = torch.randn(padded_rows, heads[0], dim, generator=generator).bfloat16()
         nodes = [j for n in rows for j in range(n)] + [0] * (padded_rows - total)
-        # Slots of the second mask word: the last row sees its own slot, and no row sees a later slot.
+        # No row sees a slot after its own, in either mask word. Row 32 sees its own slot, in the second word.
         mask = torch.tensor([[(1 << (j % 31 + 1)) - 1, j >= 32] for j in nodes]).int()
         depth = torch.arange(padded_rows, dtype=torch.int32) % 7
         starts = torch.tensor([0, *rows]).cumsum(0).int()

@@ -35,7 +35,7 @@ def pack(seen):
 
 
 def strided(pool, kind):
-    """Return equal contents as a strided view: K and V as halves of a page, or interleaved by token."""
+    """Return equal contents as a strided view: one of two halves of each page, or one of two tensors in each token."""
     if kind == "contiguous":
         return pool
     pages, page, heads, dim = pool.shape
@@ -134,7 +134,7 @@ def test_block_rows_see_later_rows(helpers, num_splits, window_left):
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_strided_pages(helpers, layout):
-    """K and V in strided pages, as halves or interleaved by token, give right results."""
+    """K and V give right results as halves of one page, and interleaved token by token."""
     assert run(helpers, "tree", 5, layout=layout) < 1e-5
 
 

@@ -415,7 +415,7 @@ def test_ctas_per_sm(rows, reqs, ctas_per_sm):
     ],
 )
 def test_sole_cta_per_sm_gathers_small_pages(rows, reqs, page_size, gather):
-    """A sole CTA an SM gathers pages below 32 for heads of 65 to 128, with an otherwise unchanged configuration."""
+    """Pages below 32 are gathered by a sole CTA an SM for heads of 65 to 128; other fields keep their values."""
     config = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=reqs)
     assert config.gather_kv is gather
     if reqs > 66:
@@ -438,7 +438,7 @@ def test_sole_cta_per_sm_gathers_small_pages(rows, reqs, page_size, gather):
     ],
 )
 def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, full_head):
-    """A box holds a full head of 256 bytes, or two merged heads of 128, if the heads of a token are adjacent."""
+    """A box holds one full head of 256 bytes or two merged heads of 128 bytes, if a token's heads are adjacent."""
     attention = shape(head_dim, dtypes, page_size)
     for is_prefill in (False, True):
         config = select.select_config(attention, H200, rows, prefill=is_prefill, num_reqs=SOME)
@@ -496,7 +496,7 @@ def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, 
         and unmerged.block_n == config.block_n
     )
     if dtypes is E4M3 and head_dim == 64:
-        # 32 elements of 16 bits are too few to upcast in registers.
+        # A head of 64 e4m3 values has 32 elements of 16 bits. Upcasting in registers needs at least 64.
         assert described(unmerged) == "64x64 4w 4s 1p 1m 2d"
     else:
         assert unmerged == wide_config
@@ -538,7 +538,7 @@ def test_two_kv_heads_merge_when_requests_fill_ctas(head_dim, rows, num_reqs, ex
 
 
 def test_merge_heads_doubles_the_head_dim():
-    """Two heads merge at any token and page stride, but not if a head's tokens are adjacent."""
+    """Heads that are adjacent within a token merge at any token and page stride; adjacent tokens do not count."""
     kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V interleaved by page
     k, v = kv[:, 1], kv[:, 2]
     assert has_adjacent_heads(k, v) and not has_adjacent_heads(k, v.transpose(1, 2).contiguous().transpose(1, 2))
@@ -559,7 +559,7 @@ def test_merge_heads_doubles_the_head_dim():
     ],
 )
 def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served):
-    """Softmax overlaps with two consumer warp groups, or with one for heads of up to 128; never with three."""
+    """Softmax overlaps with two consumer warp groups, or with one for 16-bit heads of up to 160; never with three."""
     config = select.select_config(shape(head_dim, dtypes), H200, rows)
     assert sm90.overlaps_softmax(config, head_dim) is served
     assert not sm90.overlaps_softmax(replace(config, num_consumer_wgs=3), head_dim)

@@ -74,8 +74,8 @@ def combine_splits(
         request = tl.load(row_tile)
     row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, RAGGED)
     if PDL:  # noqa: SIM102
-        # At least one program waits, even without work: the next grid waits for this one, and relies on it for the
-        # completion of the attention kernel.
+        # Even without work one program waits for the attention kernel. The next grid waits only for this one, so this
+        # grid must not end before the attention kernel.
         if (num_parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
