@@ -2,7 +2,7 @@
 
     splits   c-1        c         c+1       The schedule lists the requests in several splits, their first split and
             ──┼────┬────┼─────────┼──┬──    their number of parts. One program per (block of rows, block of columns,
-              │    └── request ───┘         KV head, such request).
+              │    └── request ───┘         KV head, listed request).
 
     out = Σ 2^(lse_i - lse) · out_i ,   lse = log2 Σ 2^lse_i ,   out · 2^lse / (2^lse + 2^sink) with sinks
 

@@ -161,7 +161,7 @@ def mainloop_overlapped(
 def mainloop_serial(
     acc, row_max, row_sum, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, CFG: gl.constexpr
 ):
-    """Process key tiles [first, stop) without overlap, for CTAs where other warp groups keep the tensor cores busy."""
+    """Process key tiles [first, stop) without overlap, where other warp groups or CTAs keep the tensor cores busy."""
     for tile in range(first, stop):
         s = apply_mask(compute_scores(q, pipeline, stage, phase, scale, cap, CFG), tile, row_mask, CFG)
         p, old_scale, row_max, row_sum, max_moved = online_softmax(s, score_unit(scale, cap, CFG.CAP), row_max, row_sum)
