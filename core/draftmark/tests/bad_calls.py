@@ -204,7 +204,6 @@ FREE: dict[str, tuple[Call, str]] = {
     "host bound as text": (uniform(host=Unknown(2, "32")), "host.bound is '32'"),
     "tree as text": (uniform(tree="yes"), "tree is 'yes'"),
     "tree in draft_block": (uniform(mode=Mode.DRAFT_BLOCK), "draft_block"),
-    "draft branches without a tree": (uniform(mode=Mode.DRAFT, tree=False), "pass tree=True"),
     # -- BatchBuffers.ragged_verify
     "budget 0": (budget(budget=0), "budget is 0"),
     "budget past the largest": (budget(budget=9), "budget is 9"),

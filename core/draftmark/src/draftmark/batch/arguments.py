@@ -42,11 +42,6 @@ def check_uniform(
     check_kind("tree", tree, bool, "True or False", "pass a bool")
     if tree and mode is Mode.DRAFT_BLOCK:
         raise BatchError("tree is True, but draft_block has a Block tail; pass tree=False")
-    if not tree and mode is Mode.DRAFT and geometry.draft.topk > 1:
-        raise BatchError(
-            f"tree is False, but the {geometry.draft.topk} branches of a draft step must see only their own ancestors; "
-            "pass tree=True"
-        )
 
 
 def check_ragged_verify(
