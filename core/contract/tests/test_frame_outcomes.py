@@ -30,7 +30,7 @@ def _hang(subject: Any, case: Any) -> None:
     assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= LIMIT_S, "no alarm is set"
     while True:
         try:
-            signal.raise_signal(signal.SIGALRM)  # the alarm's signal at the time limit
+            signal.raise_signal(signal.SIGALRM)  # the signal that ends an item at its time limit
         except Exception:
             continue
 

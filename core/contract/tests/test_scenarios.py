@@ -16,7 +16,7 @@ TURNS = [forward for geometry in behaviours().values() for forward in all_forwar
 
 
 def test_no_equality_hides_a_factor() -> None:
-    """Sizes that could hide a missing factor differ: draft tokens and num_steps + 1, topk and 1, page size and 1."""
+    """The cases avoid equal sizes that would hide a wrong factor, such as a topk or page size of 1."""
     trees = [g for g in behaviours().values() if g.draft.topk > 1]
     assert len(trees) > 5
     for geometry in trees:

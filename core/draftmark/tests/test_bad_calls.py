@@ -58,7 +58,7 @@ def test_guard_mode_refuses_bad_calls(monkeypatch, name):
 
 @pytest.mark.parametrize("guard", ["0", "1"], ids=["plain", "guard"])
 def test_good_calls_pass(monkeypatch, guard):
-    """The correct forward passes in both modes, and the outputs are equal."""
+    """The correct forward passes with and without guard mode, and the outputs are equal."""
     monkeypatch.setenv(GUARD_VARIABLE, guard)
     torch.manual_seed(0)
     rig = Rig()

@@ -96,7 +96,7 @@ def test_a_loaded_backend_has_the_module_of_its_class(load_class):
 
 
 def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
-    """The notes are module `contract` in the package of the first class that has one; a single module has none."""
+    """The notes are the module `contract` of the plugin's package, else of a base class's package, else None."""
     lonely = ModuleType("lonely_plugin")
     monkeypatch.setitem(sys.modules, "lonely_plugin", lonely)
 

@@ -47,7 +47,7 @@ def test_only_tokens_within_rounding_error_pass(halves, dtype):
             found = compare(model, [prompt], [[order[0]]], {"other": [[order[rank]]]})
             assert found.bound == pytest.approx(bound)
             assert found.right is found.excuses(0, "other") is tie
-            # The rule also checks the text's own token, without a baseline.
+            # Without a baseline the rule checks the tokens of the text itself.
             assert compare(model, [prompt], [[order[rank]]], {}).right is tie
             seen.add(tie)
     assert seen == {True, False}

@@ -60,7 +60,7 @@ def decode(markov, oracle, table):
         speculate = drafts.get(who, lambda: oracle(*shape, tuple(texts)))()
         if row_s is not None:
             nodes = shape[-1]
-            # Three graphs of ragged rows; the default would capture up to thirteen. Tests of the budgets cover those.
+            # Three graphs of ragged rows; the default would capture up to thirteen. test_policy.py tests the default.
             speculate = Adaptive(speculate, (4, 2 * nodes, 3 * nodes), table(row_s), 0.01)
         sizes = {"capture_batch_sizes": SIZES} if more.get("graph") else {}
         config = EngineConfig(**{**SMALL, **sizes, **more}, speculate=speculate)

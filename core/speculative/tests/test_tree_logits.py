@@ -21,7 +21,7 @@ PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
 
 
 class Fixed(Speculation):
-    """Speculation of a fixed shape, for an engine with parts that the test calls itself."""
+    """Speculation of a fixed tree shape, for an engine that never runs a round: the test calls its layers directly."""
 
     topk, num_draft_tokens = 3, 7
 

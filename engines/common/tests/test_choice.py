@@ -31,7 +31,7 @@ def test_absent_plugin_is_refused_with_a_pip_command(monkeypatch: pytest.MonkeyP
 
 
 def test_a_backend_of_another_device_is_refused() -> None:
-    """A backend without kernels for the device is refused, and the error names its own devices."""
+    """A backend without kernels for the device is refused, and the error names the devices with kernels."""
     with pytest.raises(EngineError, match=r"it runs on cuda, not on cpu|is not installed"):
         choose("cuda_flashinfer", "cpu")
 

@@ -127,7 +127,7 @@ def import_engine() -> None:
     # vLLM inspects a model's class in a subprocess, because of CUDA. On a CPU the subprocess only costs ten seconds.
     importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
     gc.collect()
-    gc.freeze()  # vLLM collects garbage several times at startup, and the imports left none
+    gc.freeze()  # Objects of the imports need no check: vLLM collects garbage several times at startup.
 
 
 def _child(request: RunRequest, send: Any) -> None:

@@ -74,8 +74,8 @@ WINDOWS = {**WINDOW, **by_turns("sliding_attention", "full_attention")}
 PARTIAL = {"partial_rotary_factor": 0.5}
 PER_LAYER = {"vocab_size_per_layer_input": 256, "hidden_size_per_layer_input": 32}
 FALCON = {"head_dim": None, "alibi": False}
-# States larger than 16 tokens of KV, so that vLLM uses larger pages with gaps. With them its CPU attention takes only
-# whole prompts.
+# States larger than 16 tokens of KV, so that vLLM uses larger pages with gaps. For such pages vLLM's CPU attention
+# takes only whole prompts.
 STATES = {"mamba_d_state": 128, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1}
 WHOLE = {"max_num_seqs": 1, "max_num_batched_tokens": 512, "enable_prefix_caching": False, "speculative_config": None}
 

@@ -212,7 +212,7 @@ def attention(
     cache: KVCache | None = None,
     shape: AttentionShape | None = None,
 ) -> torch.Tensor:
-    """Run a step as builder and layer do, over `cache` if given, else over its own pages; return its live rows."""
+    """Run a step as vLLM's builder and layer do, on `cache` or by default on its own pages. Return its live rows."""
     shape, out = shape or made.problem.shape, torch.full_like(made.q, float("nan"))
     cache = replace(cache or kv_cache(made.pages, shape.num_kv_heads, None, None), sinks=made.sinks)
     cut = split_decodes_prefills(

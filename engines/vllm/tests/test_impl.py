@@ -32,11 +32,11 @@ def calls_of_the_backend(scale: float, reads_from: str | None = None) -> dict[st
 
 @pytest.mark.parametrize(("scale", "factor"), [(0.25, 1.0), (0.5, 2.0)])
 def test_scale_set_after_creation_is_applied(scale: float, factor: float) -> None:
-    """Up to vLLM 0.29, models of transformers set the scale when they call the layer, after its creation."""
+    """The layer applies a scale set after its creation, as transformers' models do up to vLLM 0.29."""
     assert torch.equal(calls_of_the_backend(scale)["attend"], factor * ROWS)
 
 
 def test_layer_linked_to_other_kv_stores_none() -> None:
-    """Gemma 4's assistant stores no KV: up to vLLM 0.30 its keys are uninitialized memory, and later there are none."""
+    """A layer that reads other layers' KV stores none. In Gemma 4's assistant its keys are invalid or absent."""
     assert set(calls_of_the_backend(0.25)) == {"write_kv", "attend"}
     assert set(calls_of_the_backend(0.25, "model.layers.2.self_attn.attn")) == {"attend"}

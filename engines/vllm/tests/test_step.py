@@ -156,7 +156,7 @@ def test_uniform_step_launches_two_operators() -> None:
 
 
 def test_device_refresh_equals_a_build() -> None:
-    """A refresh on the device gives the lengths of a build for the next step."""
+    """`refresh` on the device computes the lengths that a new build for the next step computes."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=2, surplus=0)
     made, ours = StepData(problem), bound_backends(problem)
     (run,) = split_decodes_prefills(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fixture(StrEnum):
-    """Arguments that a behaviour check receives. Each member lists them and the case value that they are made from."""
+    """Kinds of arguments of a behaviour check. Each member lists its arguments and their source, the case value."""
 
     FORWARD = "forward"
     """``(Harness, ForwardCase)`` from a ForwardCase. The pool fits the forward; padded requests use the null pages."""

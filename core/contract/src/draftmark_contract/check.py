@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Tier(StrEnum):
-    """Requirement of an item: integers only, CPU tensors, or the device. A run of a tier includes the earlier tiers."""
+    """Needs of an item: only integers, CPU tensors, or a device. A run of a tier includes the earlier tiers."""
 
     SIZING = "sizing"
     HOST = "host"

@@ -73,7 +73,10 @@ def drawing(error: BaseException, current: object = None) -> Drawing | None:
 
 
 def _sizes(wrong: TooSmall) -> Drawing:
-    """Return ``{"mode", "groups", "buffer", "declared", "needed", "unit"}``."""
+    """Return the batch and both sizes of a buffer that is too small.
+
+    Keys: ``mode``, ``groups``, ``buffer``, ``declared``, ``needed`` and ``unit``.
+    """
     groups = [
         {"count": one.count, "prefix": one.prefix, "rows": one.rows, "tail": one.tail}
         for one in wrong.batch.groups

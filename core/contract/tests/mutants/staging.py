@@ -28,7 +28,7 @@ NUMBERS, STAGED = "plan_numbers", "plan_staging"
 
 
 def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
-    """Add the numbers on the device and the pinned staging slots to the layout's buffers."""
+    """Add two buffers to the layout's: the pinned slots of the numbers, and their copy on the device."""
     count = geometry.max_reqs + 1
     staged = BufferSpec(
         STAGED, Role.HOST_STAGING, (SLOTS, count), "int32", Unit.BYTES, "slots × numbers", memory=Memory.PINNED

@@ -72,7 +72,7 @@ def test_original_passes(layout: str, check: Check) -> None:
 
 
 def test_every_known_bug_is_accounted_for() -> None:
-    """M01 to M33 each have a mutant or a reason, and every mutant states why a layout is missing."""
+    """Each known bug M01 to M33 has a mutant or a reason for having none. Mutants state why they skip a layout."""
     ids = {one.id[:3] for one in catalog.MUTANTS} | set(catalog.INAPPLICABLE)
     assert not {f"M{n:02}" for n in range(1, 34)} - ids
     assert not [one.id for one in catalog.MUTANTS if set(one.layouts) != set(USUAL) and not one.absent]

@@ -58,7 +58,7 @@ def test_a_run_fails_on_an_outdated_review() -> None:
 
 
 def test_reviews_are_read(tmp_path: Path) -> None:
-    """An entry gives its kind to all its mutants of one target; a second entry for a mutant raises an error."""
+    """An entry of reviewed.toml gives its kind to all mutants that it names. A second entry for a mutant raises."""
     file = tmp_path / "reviewed.toml"
     entry = '[[survivor]]\ntarget = "t"\nkind = "cost"\nmutants = ["a", "b"]\nreason = """one\n  reason"""\n'
     file.write_text(entry + entry.replace('"t"', '"u"'))

@@ -80,7 +80,7 @@ class HostView:
     def __init__(self, lengths: SequenceLengths, config: EngineConfig) -> None:
         self._lengths, self._kind = lengths, config.host_lengths
         self._at_once = config.overlap or config.host_lengths is HostKind.EXACT
-        # By request id: the row's assignment, the count withheld for one round, and the most it could have been.
+        # By request id: the row's assignment, the tokens to add one round later, and their upper bound.
         self._unsettled: dict[int, tuple[int, int, int]] = {}
 
     def of(self, rows: Sequence[int]) -> HostLengths:

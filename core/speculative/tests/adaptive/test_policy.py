@@ -197,7 +197,7 @@ def test_one_round_of_a_large_batch_changes_the_forecast():
 
 
 def test_one_bad_round_of_one_request_changes_little():
-    """A bad round of a single request barely moves the forecast; for a large batch the newest round counts half."""
+    """A bad round of one request barely lowers the forecast; a round of a large batch has half of the weight."""
     promised = []
     for requests in (1, 64):
         forecast = Forecast(grid(4))

@@ -21,7 +21,7 @@ PROMPTS = ("--prompt-ids", "1,2,3,4,1,2,3", "--prompt-ids", "9,8,7", "--prompt-i
 
 
 def then(change: Callable[[torch.Tensor], Any], *modes: Mode) -> Attend:
-    """Return an attend function that runs the reference and then changes its output, in the given modes or in every mode."""
+    """Return an attend function that runs the reference, then changes its output in these modes or in every mode."""
 
     def attend(self: ReferenceBackend, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         right(self, q, cache, batch, out)

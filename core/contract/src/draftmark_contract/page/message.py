@@ -46,7 +46,7 @@ def read(text: str) -> Message:
         elif label and line.startswith(CONTINUED):
             values[label] += f"\n{line}"
         elif values:
-            label = ""  # a note without a label, e.g. of hypothesis; the full message has it
+            label = ""  # skip a note without a label, e.g. of hypothesis; only the full message prints such notes
         elif not line.startswith(HOW):
             head.append(line)
     rule, sentence = (head[0], head[1]) if len(head) > 1 else ("", head[0] if head else "")

@@ -98,7 +98,7 @@ def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchS
     requests, prefix = model["R"], model["L"]
     if mode is Mode.EXTEND:
         live, new = min(requests, model["rows"]), model["n"]
-        if live * new > model["rows"]:  # an equal total with one new token, within max_extend_tokens
+        if live * new > model["rows"]:  # keep the total length, with one new token per request
             prefix, new = prefix + new - 1, 1
         return BatchShape(mode, 0, (Group(live, prefix, new, new),), requests, model["rows"])
     step = model.get("step", 0)

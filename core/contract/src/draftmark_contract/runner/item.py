@@ -46,7 +46,7 @@ class Item:
 
     @property
     def needs(self) -> Features:
-        """Profiles that a backend must serve to pass the item; without them it may refuse."""
+        """Profiles that the item needs. A backend that does not serve these profiles may refuse the item."""
         return needs(self.case.value if self.case.geometry is None else self.case.geometry)
 
 

@@ -138,7 +138,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C, so that the child ends too and prints that there is no verdict."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # not the main thread
+    except ValueError:  # only the main thread may set a signal handler
         yield
         return
     try:

@@ -136,7 +136,7 @@ class Geometry:
 
         Args:
             mode: mode of the forward.
-            step: index of the DRAFT forward, 0 … S-2; ignored in other modes.
+            step: index of the DRAFT forward, 0 … num_steps - 2; ignored in other modes.
         """
         k, d = self.draft.topk, self.draft.num_draft_tokens
         if mode == Mode.DRAFT:

@@ -28,7 +28,7 @@ class Backlog:
         self.room, self._null = room, max_reqs
         self._features = torch.zeros((max_reqs + 1) * room, width, dtype=dtype, device=device)
         self._tokens = torch.zeros((max_reqs + 1) * room, dtype=torch.int64, device=device)
-        # Next entry of each row, and the last entry that it may use; the null row has one entry only.
+        # The next free entry and the last entry of each state row; the null row has one entry only.
         self._first = torch.arange(max_reqs + 1, dtype=torch.int64, device=device) * room
         self._last = self._first + (room - 1)
         self._last[max_reqs] = self._first[max_reqs]

@@ -119,7 +119,7 @@ def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def _compare(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, sentence: str) -> None:
     error = _difference(got, want)
-    if not error <= TOLERANCE.get(dtype, FLOAT32_TOLERANCE):  # also when it is NaN
+    if not error <= TOLERANCE.get(dtype, FLOAT32_TOLERANCE):  # written so that NaN raises too
         raise ModelError(sentence.format(f"{error:.2g} (relative)") + "; use another model")
 
 

@@ -53,5 +53,5 @@ def admit_triton() -> None:
 
     backends.setdefault("cpu", _Backend)
     md.version = _version(md.version)  # type: ignore[assignment]
-    # vLLM's kernel that writes KV chooses a tile size by this; results do not depend on it.
+    # vLLM's KV write kernel chooses a tile size by the capability; results do not depend on the tile size.
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY

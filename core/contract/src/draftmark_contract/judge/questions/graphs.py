@@ -136,7 +136,7 @@ def _many(subject: EngineSubject, programs: Sequence[Program]) -> None:
 
 
 def _padded(subject: EngineSubject, programs: Sequence[Program]) -> None:
-    """Replay every number of live requests in every captured size that fits."""
+    """Replay, in each captured size, batches of every number of live requests up to that size."""
     graphs, (program,) = Graphs(subject, programs), programs
     most = subject.geometry.limits.max_num_reqs
     for live in range(1, most + 1):
