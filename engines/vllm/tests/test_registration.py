@@ -8,13 +8,14 @@ import pytest
 
 from draftmark_engines import EngineError
 from draftmark_vllm import cpu, judge, registration
+from draftmark_vllm.versions import VLLM
 
 
 def test_entry_points_are_registered() -> None:
-    """The package registers vLLM's general plugin, the CPU platform and the judge."""
+    """The package registers vLLM's general plugin, the CPU platform, the judge and the range of releases."""
     found = {entry.group: entry.load() for entry in md.distribution("draftmark-vllm").entry_points}
     ours = {"vllm.general_plugins": registration.register, "vllm.platform_plugins": cpu.platform}
-    assert found == ours | {"draftmark.judges": judge.ENGINE}
+    assert found == ours | {"draftmark.judges": judge.ENGINE, "draftmark.engines": VLLM}
 
 
 def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
