@@ -174,10 +174,3 @@ class ModelError(DraftmarkError):
 
 class RequestError(DraftmarkError, ValueError):
     """A prompt or a generation setting is out of range."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for errors of Python, of a device, or of torch's CPU allocator, which raises a plain RuntimeError."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

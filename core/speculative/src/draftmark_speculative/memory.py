@@ -36,6 +36,13 @@ def require_memory(
         )
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if Python, a device, or torch's CPU allocator ran out of memory; the last raises a RuntimeError."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
 def memory_of(device: torch.device) -> int | None:
     """Return the bytes that are free on a CUDA device, or all physical memory of a CPU; None for other devices.
 

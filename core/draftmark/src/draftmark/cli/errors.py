@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from ..errors import DraftmarkError, GeometryError, RequestError, is_out_of_memory
+from ..errors import DraftmarkError, GeometryError, RequestError
 from .rendering import printable
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
@@ -49,9 +49,16 @@ def sentence(error: BaseException) -> str:
         return f"{printable(str(error.filename))}: {error.strerror}; check the path and its permissions"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "the output could not be written: no space left on the device; free space, or write elsewhere"
-    if is_out_of_memory(error):
+    if _is_out_of_memory(error):
         return f"out of memory: {text}; use fewer requests, a shorter context or smaller pages (`draftmark size NAME`)"
     return f"{type(error).__name__}: {text}; this is a bug: run again with --debug and report the output"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return True for errors of Python, of a device, or of torch's CPU allocator, which raises a plain RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _broken_pipe() -> int:

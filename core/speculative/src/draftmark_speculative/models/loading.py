@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from draftmark import Q_DTYPES, ModelError
-from draftmark.errors import is_out_of_memory
 
+from ..memory import is_out_of_memory
 from .causal_lm import CausalLM
 from .files import MOST_OF_A_CAUSE, check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
 from .probe import fused_decoder, probe

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from draftmark import DraftmarkError, ModelError
-from draftmark.errors import is_out_of_memory
 
+from ..memory import is_out_of_memory
 from .attention import LayerAttention
 from .causal_lm import packed_forward
 from .files import MOST_OF_A_CAUSE
