@@ -27,14 +27,14 @@ from .window_pool import WindowPool, windowed_layers
 
 
 class LayerAttention:
-    """Runs a `ForwardBatch` on the layers of a runner.
+    """Runs a `ForwardBatch` on the attention layers of an SGLang `ModelRunner`, and owns the buffers.
 
     Attributes:
-        geometry: the geometry of the first shape. All shapes share its limits, draft shape and page size.
+        geometry: the geometry of the first attention shape. All shapes have its limits, draft shape and page size.
         arenas: the backends' buffers, one arena for each shape.
-        buffers: static tensors of all batches except EXTEND batches.
+        buffers: tensors of fixed address for all batches except EXTEND batches.
         prefixes: lengths and page tables in `buffers`.
-        tree_ops: operations on draft trees, of the first shape; they do not depend on heads.
+        tree_ops: operations on draft trees. All shapes use them, because they do not depend on heads.
         needs_host_lengths: whether SGLang must copy lengths to the host.
     """
 
@@ -52,7 +52,8 @@ class LayerAttention:
         """Allocate all buffers.
 
         Args:
-            capture_batch_size: requests of the largest CUDA graph; 0 for the number of requests that SGLang serves.
+            capture_batch_size: requests of the largest CUDA graph; 0 if SGLang has not given it. Buffers always hold
+            at least the requests that SGLang serves.
         """
         device, profile = torch.device(self._facts.device), device_profile(self._facts.device)
         shapes = {
@@ -68,8 +69,8 @@ class LayerAttention:
         }
         self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
         bound = {
-            # SGLang computes positions itself, so the batch's positions are not filled and its contents cannot be
-            # checked.
+            # `checked=False`: SGLang computes positions itself, so draftmark's batches have no positions
+            # and their contents cannot be checked.
             shape: self._loaded.bind(geometry, arena, checked=False)
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
         }
@@ -91,9 +92,9 @@ class LayerAttention:
         return tuple(dict.fromkeys(shape for shape, _ in self._bound))
 
     def uniform(self, mode: Mode, step: int, requests: int, host: HostLengths, *, tree: bool) -> ForwardBatch:
-        """Return a batch over the static buffers.
+        """Return a DECODE, VERIFY, DRAFT or DRAFT_EXTEND batch over the static buffers.
 
-        Without host lengths, batches of one mode, step and size are equal, so they are created once.
+        If the host has no lengths, two batches of the same mode, step and size are equal, so the batch is cached.
         """
         if not isinstance(host, Unknown):
             return self.buffers.uniform(mode, step, requests, requests, host, tree=tree)
@@ -160,9 +161,9 @@ class LayerAttention:
         return out.view(-1, layer.tp_q_head_num * layer.head_dim)
 
     def _cache(self, layer: Any) -> KVCache:
-        """Return the layer's KV pages.
+        """Return the layer's K and V in pages.
 
-        Each call reads the pool, because a hierarchical cache may still be loading the pages.
+        Each call gets the buffers from the pool: with a hierarchical cache the pool waits until the layer is loaded.
         """
         k, v = self._pool.get_kv_buffer(layer.layer_id)
         known = self._caches.get(layer.layer_id)
@@ -176,7 +177,7 @@ class LayerAttention:
         return cache
 
     def _scales_of(self, layer: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the fp8 scales of K and V in tensors of fixed address, which a CUDA graph may read."""
+        """Return the layer's fp8 scales of K and V, in tensors of fixed address because CUDA graphs read them."""
         if self._facts.kv_dtype != "float8_e4m3fn":
             return None, None
         if layer.layer_id not in self._scales:

@@ -55,11 +55,11 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
             self._mask, self._masks = self._new_mask(), self._new_masks()
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Return the `seq_lens` of a padded request: 1, its own row."""
+        """Return the `seq_lens` of a padding request: 1, because the length includes the request's own row."""
         return 1
 
     def get_cpu_graph_seq_len_fill_value(self) -> int:
-        """Return the `seq_lens` of a padded request in batches that DP attention pads on a CPU (SGLang 0.5.18 on)."""
+        """Return the `seq_lens` of a padding request on a CPU. SGLang 0.5.18 and later read it for DP attention."""
         return self.get_cuda_graph_seq_len_fill_value()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
@@ -84,7 +84,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
             self._comparison.remember(self._batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """Compute page table, tail and positions from the copies, and write the backends' metadata.
+        """Compute page table, draft-tree visibility and positions from the copies, and write the backends' metadata.
 
         Eager mode, capture and replay run the same operations.
         """

@@ -30,7 +30,8 @@ def uniform_batch(
 ) -> ForwardBatch:
     """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch, outside a captured region.
 
-    A padded request has `seq_lens` 1 and reads row 0 of `req_to_token`. It is processed as any request, on null pages.
+    A padding request has `seq_lens` 1 and row 0 of `req_to_token`, which is zero. So its page table has only the
+    null page, and the kernels need no special case for it.
 
     Args:
         forward: SGLang's `ForwardBatch`, or its view of a batch that a graph replays.
@@ -47,7 +48,7 @@ def uniform_batch(
 
 
 def write_batch(attention: LayerAttention, batch: ForwardBatch, masks: TreeMasks | None = None) -> None:
-    """Compute lengths, page table, tail visibility and positions from the copies of `uniform_batch`.
+    """Compute lengths, page table, draft-tree visibility and positions from the copies that `uniform_batch` made.
 
     A CUDA graph captures this call.
     """
@@ -70,7 +71,7 @@ def extend_batch(geometry: Geometry, forward: Any, req_to_token: torch.Tensor) -
 
 
 def host_lengths(forward: Any, geometry: Geometry, counted: int, in_capture: bool) -> HostLengths:
-    """Return the committed lengths as the host has them: exact, or `Unknown` up to the geometry's largest.
+    """Return the committed lengths as the host has them: `Exact`, or `Unknown` with the geometry's largest as bound.
 
     SGLang copies lengths to the host only when a backend sets `needs_cpu_seq_lens`.
 

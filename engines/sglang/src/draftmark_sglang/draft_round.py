@@ -1,4 +1,4 @@
-"""Process-wide reference to the draft steps that run now, for the hook on `select_top_k_tokens`."""
+"""Process-wide reference to the running `DraftSteps`, for the hook on SGLang's `select_top_k_tokens`."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from .trees import write_parents_by_branch, write_parents_of_step
 
 
 class DraftSteps:
-    """Container of a draft model's `num_steps` - 1 step backends; SGLang has no base class for it.
+    """Holds one backend for each of a draft model's `num_steps` - 1 forwards. SGLang has no base class for it.
 
-    Draft KV is private to these steps, because the draft extend after a round overwrites all of it. So step s, branch t
-    writes position L + topk · s + t within the topk · num_steps positions that SGLang reserves at least. SGLang's own
-    slots (`out_cache_loc`), which give each branch whole pages, are not read.
+    Only these steps read the draft tokens' KV, because the draft extend after a round overwrites all of it. So branch t
+    of step s stores its KV at position L + topk · s + t, where L is the committed length. SGLang reserves at least
+    topk · num_steps positions after L. SGLang's own slots (`out_cache_loc`, whole pages for each branch) are not used.
 
     Attributes:
         attn_backends: one backend for each step with a forward of the draft model.
@@ -63,7 +63,7 @@ class DraftSteps:
     # -- what SGLang calls --------------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Prepare a round in eager mode: copy and plan, then write the page table."""
+        """Prepare a draft round in eager mode: copy SGLang's lengths, plan all steps, then write the page table."""
         self.init_forward_metadata_out_graph(forward_batch)
         self.init_forward_metadata_in_graph(forward_batch)
 
@@ -81,7 +81,8 @@ class DraftSteps:
             self.attention.uniform(Mode.DRAFT, step, requests, host, tree=tree)
             for step in range(len(self.attn_backends))
         ]
-        for batch in self._batches[:1]:  # empty when num_steps is 1: only draft extend runs the draft model
+        # With num_steps 1 there is no batch here, because the draft model then runs in draft extend only.
+        for batch in self._batches[:1]:
             self.attention.prefixes.copy(batch, forward_batch, 0, self.req_to_token_pool.req_to_token)
         for batch in self._batches:
             self.attention.plan(batch)
@@ -111,7 +112,10 @@ class DraftSteps:
             write_parents_by_branch(parents, step)
 
     def begin(self, step: int) -> ForwardBatch:
-        """Return a step's batch. Its first layer writes the tail and the metadata, when the parents are known."""
+        """Return a step's batch. The step's first call writes the draft tree and the backends' metadata.
+
+        Earlier is impossible: the tree's parents are known only after the previous step selected its tokens.
+        """
         batch = self._batches[step]
         if self._written_step != step:
             if self.facts.topk > 1:
@@ -139,7 +143,7 @@ class DraftStep(AttentionBackend):  # type: ignore[misc]  # sglang has no types 
         return 1
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Do nothing: the container has planned the round."""
+        """Do nothing, because `DraftSteps` prepares all steps of a round together."""
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None,

@@ -23,7 +23,7 @@ class LastFeature:
     """Process-wide switch of the hook that returns the target's last hidden state.
 
     Attributes:
-        enabled: True after a draftmark head is created in this process; other heads do not need the hook.
+        enabled: True after this process has created a draftmark draft head; other draft heads do not need the hook.
     """
 
     enabled = False

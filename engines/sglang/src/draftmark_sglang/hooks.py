@@ -1,7 +1,7 @@
 """All hooks on SGLang, registered with its own `HookRegistry`. Each hook states what is missing without it.
 
-SGLang logs a failed hook and continues, so `refusals` calls `missing_hooks` when a backend is built. A drift test
-checks each target, and what is assumed of it, in every supported release.
+SGLang logs a failed hook and continues, so `refusals` calls `missing_hooks` when a backend is built. A drift
+test checks in every supported release that each hooked function exists and is as its hook assumes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def add_draft_backends(
     """Add draftmark to the map from name to factory (AROUND hook on `DraftBackendFactory._create_backend`)."""
     from .draft import decode_backend, draft_extend_backend
 
-    stamped = "stamps_children" in original.__code__.co_varnames  # from 0.5.18 on factories return (name, backend)
+    # From SGLang 0.5.18 on, factories must return (name, backend); this variable exists only in those releases.
+    stamped = "stamps_children" in original.__code__.co_varnames
     steps = "decode" in backend_map["triton"].__name__
 
     def create() -> Any:
@@ -87,7 +88,7 @@ def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
 
 
 def allow_listed_models(original: Any, server_args: Any) -> Any:
-    """Accept draftmark where a model's list of backends contains Triton (AROUND hook on the checks of single models).
+    """Accept draftmark for a model that allows Triton (AROUND hook on SGLang's model-specific argument checks).
 
     A few models, such as gpt-oss, list the backends that support their attention. draftmark supports what SGLang's
     Triton backend supports there (sinks, windows), or rejects it with a reason (`refusals`). So the check runs again
@@ -136,7 +137,7 @@ def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
 
 
 def use_small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
-    """Use D × D masks instead of masks with a column for each prefix token (BEFORE hook on `NGRAMWorker.__init__`)."""
+    """Use tree masks of D × D draft tokens, without prefix columns (BEFORE hook on `NGRAMWorker.__init__`)."""
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.speculative import ngram_worker
 

@@ -1,4 +1,7 @@
-"""SGLang's own scheduler in this process, without tokenizer and HTTP processes, for the judge, benchmarks and tests."""
+"""Functions to run SGLang's own scheduler in this process, without tokenizer and HTTP processes.
+
+The judge, the benchmarks and the tests use them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def scheduler_of(
 
 
 def _publish(server_args: Any, named: Any, rank: int, dp_rank: int | None) -> dict[str, Any]:
-    """Publish the server arguments in this process, and return the `Scheduler` arguments that name the ranks.
+    """Set the server arguments as SGLang's process-wide ones, and return the `Scheduler` arguments for the ranks.
 
     `Scheduler` takes ranks as arguments in 0.5.17; later releases read the published ones.
     """

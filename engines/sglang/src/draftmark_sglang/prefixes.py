@@ -17,7 +17,7 @@ from .page_table import page_starts
 
 
 class Prefixes:
-    """Lengths and page tables in the static buffers of one runner.
+    """Fills committed lengths and page tables in the static buffers of one runner.
 
     Columns of a page table past the width of `req_to_token` stay 0, the null page. A finished request may still store
     tokens past its row's end, and those must go to the null page (sglang#22778).
@@ -28,7 +28,7 @@ class Prefixes:
 
     def __init__(self, buffers: BatchBuffers) -> None:
         self._page_size = buffers.geometry.attention.page_size
-        # With page size 1 a slot is a page.
+        # With page size 1 slots equal pages, so the page table itself receives the slots.
         self._slots = buffers.page_table if self._page_size == 1 else torch.zeros_like(buffers.page_table)
         self._cached_starts: tuple[torch.Tensor, torch.Tensor] | None = None
         self._translate: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -64,7 +64,10 @@ class Prefixes:
             self._window_slots[:requests, : into.shape[1]].copy_(self._translate(into))
 
     def write(self, batch: ForwardBatch, counted: int) -> None:
-        """Compute lengths and page tables from the copies, inside the graph. A repeated call changes nothing."""
+        """Compute lengths and page tables from the data that `copy` wrote, inside the graph.
+
+        A second call changes nothing.
+        """
         if counted > 1:
             batch.prefix_lens.clamp_(min=0)  # a padding request has length 1, and `counted` rows were subtracted
         if self._page_size > 1:

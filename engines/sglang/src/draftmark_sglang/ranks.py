@@ -8,7 +8,7 @@ from draftmark.runtime import ForwardBatch, RankGuard, step_digest
 class ForwardComparison:
     """Compares each forward of this rank with the other ranks' forwards, when the next forward begins.
 
-    A CUDA graph writes page tables and tails, so a batch is complete only after its replay.
+    The comparison waits for the next forward, because the CUDA graph fills page tables and draft trees in the replay.
 
     Attributes:
         compared: number of forwards that were compared.
@@ -21,7 +21,7 @@ class ForwardComparison:
         self.compared = 0
 
     def begin(self) -> None:
-        """Compare the previous forward with the other ranks. Its batch's buffers must still be unchanged.
+        """Compare the previous forward with the other ranks' forwards, before its batch's buffers are overwritten.
 
         Raises:
             RanksDisagree: a forward differed. Every rank raises, one or two forwards later.

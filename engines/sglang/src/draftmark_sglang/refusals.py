@@ -1,4 +1,4 @@
-"""Checks at SGLang's start-up for settings, models and KV pools that the adapter does not support, with reasons."""
+"""Start-up checks that reject settings, models and KV pools that the adapter does not support, each with a reason."""
 
 from __future__ import annotations
 

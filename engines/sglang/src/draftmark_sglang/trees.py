@@ -12,10 +12,10 @@ from .phases import live_requests
 
 
 class TreeMasks:
-    """Visibility masks of the requests' draft trees, copied from SGLang's buffer.
+    """Holds the visibility masks of the requests' draft trees, copied from SGLang's buffer.
 
-    SGLang may write the next round's masks before a graph reads these. In EAGLE's and n-gram trees, nodes come after
-    their ancestors, and a node sees all of its ancestors.
+    The copy is necessary, because SGLang can write the next round's masks before a graph reads this round's. In EAGLE
+    and n-gram trees, nodes come after their ancestors, and a node sees all of its ancestors.
 
     Attributes:
         cells: bool ``[max_reqs, D, D]``; ``[r, j, i]`` is set when node j sees node i. Only cells with i < j are read.
@@ -24,10 +24,13 @@ class TreeMasks:
     def __init__(self, max_reqs: int, nodes: int, device: torch.device | str) -> None:
         self.cells = torch.ones(max_reqs, nodes, nodes, dtype=torch.bool, device=device)
         index = torch.arange(nodes, device=device)
-        self._earlier = torch.where(index < index[:, None], index, -1)  # [D, D]: i where i < j, else -1
+        self._earlier = torch.where(index < index[:, None], index, -1)  # [D, D]: element (j, i) is i if i < j, else -1
 
     def copy(self, batch: ForwardBatch, forward: Any) -> None:
-        """Copy the masks of the live requests. Padding requests, which `spec_info` does not contain, get roots only."""
+        """Copy the live requests' tree masks from SGLang's `spec_info`.
+
+        `spec_info` has no masks of padding requests, so each of their nodes becomes a root (it sees only itself).
+        """
         live = live_requests(forward, batch.padded_reqs)
         mask = forward.spec_info.custom_mask[: self.cells[:live].numel()]
         self.cells[:live].copy_(mask.view(self.cells[:live].shape))
@@ -44,9 +47,10 @@ class TreeMasks:
 
 
 def write_parents_of_step(out: torch.Tensor, choice: torch.Tensor, topk: int) -> None:
-    """Write the tail slot of each new branch's parent, at a draft step after the first.
+    """Write the parent of each new branch, as a tail slot (its index among the round's draft tokens).
 
-    At step s `select_top_k_tokens` selects topk of topk · topk candidates. It reports candidate c as
+    The step is not the first. At step s `select_top_k_tokens` selects topk of topk · topk candidates. It reports
+    candidate c as
     c + topk² · (s - 1) + topk (`tree_info[2]`), its index among all scores so far. Candidate c continues branch
     c // topk of step s - 1, and that branch's token is at tail slot topk · (s - 1) + c // topk. So the slot is the
     reported number, divided by topk, minus 1.

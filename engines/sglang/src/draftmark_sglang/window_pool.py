@@ -1,4 +1,4 @@
-"""Page tables for layers with a sliding window, which SGLang keeps in a second KV pool with its own slots.
+"""Page tables for sliding-window layers if SGLang stores their KV in a second pool with its own slots.
 
 SGLang gives the second pool fewer slots and frees tokens that have left the window. `req_to_token` has slots of the
 first pool. SGLang's `full_to_swa_index_mapping` gives a token's slot in the second pool, or 0 (the null page) if it was
@@ -39,7 +39,7 @@ class WindowPool:
         prefixes.add_window_table(self._translate)
 
     def with_window_table(self, batch: ForwardBatch) -> ForwardBatch:
-        """Return the batch with the second pool's page table; it is cached until another batch is planned."""
+        """Return the batch with the second pool's page table. The result is cached until the batch changes."""
         key = batch.mode, batch.step
         known = self._converted.get(key)
         if known is None or known[0] is not batch:

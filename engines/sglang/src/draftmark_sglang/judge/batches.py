@@ -1,4 +1,4 @@
-"""SGLang's `ForwardBatch` of a scene, with the fields that backends read, filled as SGLang's workers fill them."""
+"""Construction of SGLang's `ForwardBatch` for a scene (one forward of the judge), as SGLang's workers fill it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def forward_batch(placed: Placed, runner: Any, padded: int | None = None) -> Any
     batch = ForwardBatch(**{name: value for name, value in fields.items() if name in known})
     translator = getattr(runner, "kv_index_translator", None)
     if translator is not None:
-        # `bind_own_plan` since 0.5.22, `rebind_write_loc` before.
+        # SGLang 0.5.22 and later have `bind_own_plan` in place of `rebind_write_loc`.
         (getattr(translator, "bind_own_plan", None) or translator.rebind_write_loc)(batch)
     return batch
 
@@ -130,7 +130,7 @@ def _spec_info(placed: Placed, count: int) -> Any:
 
 
 def _verify_input(kind: Any, placed: Placed, count: int) -> Any:
-    """Return the verify input with the live requests' masks only, as in a replay by SGLang.
+    """Return SGLang's verify input with masks of the live requests only, as SGLang passes it to a padded replay.
 
     A mask row has ones for the prefix, then the row's ancestors.
     """

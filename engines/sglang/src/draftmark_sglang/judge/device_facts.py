@@ -1,4 +1,4 @@
-"""Settings that SGLang derives from the device, changed on a CPU to the values for CUDA, which are judged."""
+"""Change of device-dependent SGLang settings: on a CPU the judge uses the values that SGLang has on CUDA."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def full_masks() -> None:
-    """Make verification use masks of prefix and drafts, which SGLang's Triton kernels read.
+    """Make SGLang build verify masks with columns for prefix and draft tokens, which its Triton kernels read.
 
-    On a CPU SGLang uses masks of the drafts only, for its AMX kernels.
+    On a CPU SGLang would build masks with columns for draft tokens only, for its AMX kernels.
     """
     try:
         masks: Any = importlib.import_module("sglang.srt.layers.attention.verify_mask")

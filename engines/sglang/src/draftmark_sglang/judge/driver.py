@@ -1,4 +1,7 @@
-"""Execution of scenes on SGLang's attention backends: new backend objects on the pools of a running scheduler."""
+"""Execution of scenes (forwards of the judge) on SGLang's attention backends.
+
+Each backend is a new object on the KV pools of a running scheduler.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Patch = Callable[[Any], Any]
 
 
 def unpatched(kind: Any) -> Any:
-    """Return the class unchanged: the default patch."""
+    """Return the backend class unchanged. Tests use other patches, which add a defect to the class."""
     return kind
 
 
@@ -32,7 +35,7 @@ class ForwardResult:
     """Tensors of one forward, on the CPU.
 
     Attributes:
-        placed: requests of the forward.
+        placed: requests of the forward, with their KV slots.
         step: index of the draft step; 0 in other modes.
         q, k, v, out: ``[rows, heads, head_dim]``; `out` as the backend returned it.
         before, after: K and V of the pool before and after the forward, ``[slots, kv_heads, head_dim]``.
@@ -53,12 +56,12 @@ class ForwardResult:
 
 
 class Driver:
-    """Creates and runs the backends of one scheduler.
+    """Creates SGLang's attention backends in one running scheduler, and runs scenes (forwards) on them.
 
     Args:
         scheduler: SGLang's `Scheduler`.
         setup: server that the scheduler was started for.
-        patch: see `Patch`.
+        patch: function from SGLang's backend class to the class that is judged.
         device: torch device of the scheduler.
     """
 
@@ -90,7 +93,7 @@ class Driver:
             raise NotServed(f"its constructor rejects the setup: {type(error).__name__} {error}".rstrip()) from error
 
     def synchronize(self) -> None:
-        """Wait for the device, so that a device fault is reported for the question that caused it."""
+        """Wait for the device, so that an asynchronous error is reported for the check that caused it."""
         if self.device != "cpu":
             torch.accelerator.synchronize()
 
@@ -171,7 +174,7 @@ class Driver:
 
 
 def _copies(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return CPU copies of K and V of the only layer."""
+    """Return CPU copies of the K and V pools of the model's only layer."""
     return pool.get_key_buffer(0).clone().cpu(), pool.get_value_buffer(0).clone().cpu()
 
 
@@ -205,7 +208,7 @@ class Graph:
         return list(self.backend.attn_backends) if self.mode is Mode.DRAFT else [self.backend]
 
     def capture(self) -> list[ForwardResult]:
-        """Run a capture with padding requests only, as SGLang does, and return its results."""
+        """Run the forward of a capture, which has padding requests only as in SGLang, and return its results."""
         placed = self.driver.place(Scene("capture", self.mode, (), tree="chain", window=self.window))
         self._static = self.driver.batch(placed, LARGEST)
         self.backend.init_forward_metadata_out_graph(self._static, in_capture=True)

@@ -86,7 +86,7 @@ class SGLang:
         return found
 
     def open(self, target: str, device: str) -> Backend:
-        """Open one backend. SGLang is imported at the first question."""
+        """Open one backend. SGLang is imported when the first check runs."""
         return Backend(target, device)
 
 

@@ -19,7 +19,7 @@ FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full)
 
 @dataclass(frozen=True)
 class Guarded:
-    """One guarded tensor: `around` is the memory with guard words, `inner` the tensor itself."""
+    """Holds one guarded tensor: `inner` is the tensor, `around` its memory with guard words on both sides."""
 
     around: torch.Tensor
     inner: torch.Tensor
@@ -47,8 +47,8 @@ class GuardWords(TorchFunctionMode):
     """Torch function mode that adds guard words to every new tensor.
 
     Args:
-        device: device that is judged. If it is a CPU, tensors for CUDA or an NPU are allocated on the CPU: old releases
-            write ``device="cuda"`` where newer ones use the runner's device.
+        device: device that is judged. If it is a CPU, tensors for CUDA or an NPU are allocated on the CPU, because old
+            SGLang releases write ``device="cuda"`` in places where newer releases use the runner's device.
     """
 
     def __init__(self, device: str = "cpu") -> None:

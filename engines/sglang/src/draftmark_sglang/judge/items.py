@@ -1,4 +1,4 @@
-"""Items of `draftmark judge` for SGLang's backends."""
+"""Items (checks that are reported one by one) of `draftmark judge` for SGLang's backends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def _reason_not_run() -> str:
 
 
 def served_items(target: str, device: str) -> list[Item]:
-    """Return the items of a backend that runs in a scheduler. A setup's process ends when another setup's starts."""
+    """Return the items of a backend that runs in SGLang's scheduler.
+
+    Each setup (server arguments) has its own process, and only one of these processes runs at a time.
+    """
     from .scheduler_process import SchedulerProcess
 
     made: list[Item] = []
@@ -84,7 +87,7 @@ def _graph_questions(mode: Mode) -> Iterator[Question]:
 
 
 def _draft_graph_questions(setup: Setup) -> Iterator[Question]:
-    """Yield draft rounds for one page size only, because Triton's interpreter takes half a minute for each."""
+    """Yield checks of captured draft rounds for page size 1 only: Triton's interpreter needs 30 s for a round."""
     if setup.page_size == 1:
         mode = Mode.DRAFT
         yield "graphs.captured_run_is_right", mode.value, "captured", (mode.value, -1), AS_GRAPH

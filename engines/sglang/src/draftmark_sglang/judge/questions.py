@@ -1,4 +1,4 @@
-"""Questions of the judge for a running SGLang.
+"""Questions (checks) of the judge that run on SGLang's backends in a running scheduler.
 
 Each function raises `ContractViolation` for a wrong result, and `NotServed` if the backend rejects the input.
 """
@@ -38,7 +38,7 @@ def stores(driver: Driver, name: str) -> None:
 
 
 def unknown_lengths(driver: Driver, name: str) -> None:
-    """Check the rows of a forward without lengths on the host."""
+    """Check the output of a forward for which the host has no request lengths."""
     scene = replace(_scene(driver, name), lengths_on_host=False)
     backend = driver.backend(scene.mode, scene.window)
     if getattr(backend, "needs_cpu_seq_lens", True):
@@ -48,7 +48,7 @@ def unknown_lengths(driver: Driver, name: str) -> None:
 
 
 def history(driver: Driver) -> None:
-    """Check forwards of all modes on one backend, with batches that grow and shrink."""
+    """Check that forwards of all modes on one backend object give right output, while batches grow and shrink."""
     backend = driver.backend(Mode.DECODE)
     scenes = [one for one in eager_scenes(driver.setup) if one.window < 0 and not one.soft_cap]
     served = [one for one in scenes if one.mode is not Mode.DRAFT]
@@ -75,7 +75,7 @@ def captured(driver: Driver, mode: str, window: int) -> None:
 
 
 def replays(driver: Driver, mode: str, window: int) -> None:
-    """Check the rows of one captured graph's replays, with batches that grow, shrink and change."""
+    """Check the output of replays of one captured graph, with batches that grow, shrink and change."""
     graph = _graph(driver, mode, window)
     graph.capture()
     for scene in replayed(driver.setup, Mode(mode), window):
@@ -93,7 +93,7 @@ def padding(driver: Driver, mode: str) -> None:
 
 
 def context_end(driver: Driver, mode: str, below: int, in_graph: bool) -> None:
-    """Check guard words and rows when all requests are near the context's end."""
+    """Check that output is right and nothing is written outside of tensors when requests almost fill the context."""
     scene, words = context_end_scene(driver.setup, Mode(mode), below), GuardWords(driver.device)
     _use_full_masks(driver)
     with words:

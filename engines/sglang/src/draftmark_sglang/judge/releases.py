@@ -48,7 +48,7 @@ def prepare(release: str) -> None:
             taken = next((spec for start, spec in TOKENIZERS.items() if version.startswith(start)), OLDER)
             _install(scratch, f"tokenizers{taken}")
         Path(scratch).rename(folder)
-        Path(scratch).mkdir()  # `TemporaryDirectory` removes it
+        Path(scratch).mkdir()  # After the rename the folder is gone, but `TemporaryDirectory` must find one to remove.
 
 
 def _requirement(folder: Path, distribution: str, name: str) -> str:

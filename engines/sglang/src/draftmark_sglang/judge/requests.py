@@ -1,4 +1,7 @@
-"""Placement of a scene's requests in SGLang's pools: pages, rows of `req_to_token`, and each token's KV slot."""
+"""Placement of a scene's requests in SGLang's pools: KV pages, rows of `req_to_token`, and each token's KV slot.
+
+A scene is one forward of the judge.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from .setups import Scene, Setup
 
 @dataclass(frozen=True)
 class Placed:
-    """Requests of a scene with their pages. Request n has row n + 1 of `req_to_token`; row 0 is SGLang's padding.
+    """Holds a scene's requests with their KV slots. Request n has row n + 1 of `req_to_token`; row 0 is for padding.
 
     Attributes:
-        requests: requests for the contract's oracle; in a draft round they have committed tokens only.
+        requests: requests as the contract's float64 reference takes them; in a draft round they have committed tokens
+            only.
         slots: KV slot of each position, for each request.
     """
 
@@ -60,7 +64,7 @@ class Placed:
         ]
 
     def _branch_slot(self, request: int, branch: int, offset: int) -> int:
-        """Return a branch's slot at an offset after the last whole page of the prefix."""
+        """Return the KV slot of a draft branch at an offset from the end of the prefix's last whole page."""
         length, page = self.scene.prefixes[request], self.setup.page_size
         last = length % page
         pages = -(-(last + self.setup.num_steps) // page)
@@ -68,7 +72,10 @@ class Placed:
 
 
 def place(scene: Scene, setup: Setup, num_pages: int) -> Placed:
-    """Assign random pages to all requests of a scene, enough for the longest tail. Page 0 is SGLang's padding page."""
+    """Assign random KV pages to all requests of a scene, enough for every token that the forward may store.
+
+    Page 0 is not assigned, because SGLang uses it for padding.
+    """
     size, dice = setup.page_size, random.Random(f"{scene.name} {scene.seed}")
     needs = [-(-_positions(scene, setup, n) // size) for n in range(len(scene.prefixes))]
     ids = dice.sample(range(1, num_pages), sum(needs))

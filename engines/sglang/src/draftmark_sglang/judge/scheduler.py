@@ -1,4 +1,4 @@
-"""SGLang's `Scheduler` in this process, so that SGLang itself creates pools, runners and backends."""
+"""Start of SGLang's `Scheduler` in this process, so that SGLang itself creates pools, runners and backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process with one running scheduler, which runs questions one at a time.
+"""Process with one running SGLang scheduler, which runs the judge's questions (checks) one at a time.
 
 SGLang's settings are global in a process, so each setup has its own process. On a CPU the process is forked after the
 judge has imported SGLang. For a GPU it is spawned and imports SGLang itself, because CUDA does not survive a fork.
@@ -29,13 +29,14 @@ REJECTION = "support"
 
 
 class SchedulerProcess:
-    """Process of one setup, started at the first question.
+    """Starts a process for one setup (server arguments) at the first question, and runs questions (checks) in it.
 
     Args:
         setup: name of the setup.
         backend: SGLang's name of the attention backend.
         device: torch device.
-        patch: see `driver.Patch`. It must exist before the fork on a CPU, and be picklable on a GPU.
+        patch: function from SGLang's backend class to the class that is judged. On a CPU it must exist before the
+            fork; on a GPU it must be picklable.
     """
 
     def __init__(self, setup: str, backend: str, device: str, patch: Patch = unpatched) -> None:
@@ -70,7 +71,7 @@ class SchedulerProcess:
             raise {"not served": NotServed, "not asked": NotAsked}[kind](content)
         if kind == "raised":
             if DEVICE_LOST in content:
-                self.end()  # its CUDA context is lost: the next question starts a new process
+                self.end()  # After a CUDA error the process cannot use the GPU; the next question starts a new one.
             raise RuntimeError(content)
 
     def end(self) -> None:

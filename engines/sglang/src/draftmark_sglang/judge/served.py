@@ -1,4 +1,4 @@
-"""Check of one request up to the context's end in SGLang's running scheduler: it must fit its row of `req_to_token`."""
+"""Check that a request which fills the context fits its row of `req_to_token`, in SGLang's running scheduler."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LEFT = 8
 def serve_to_the_end(scheduler: Any, setup: Setup) -> None:
     """Serve one prompt until SGLang itself ends the request.
 
-    On a CPU, a compiled function of SGLang writes `req_to_token`. When a write would pass the row's end, this check
-    runs SGLang's Triton kernel, which CUDA uses, on a copy with guard words.
+    On a CPU, SGLang writes `req_to_token` with a compiled function, on CUDA with a Triton kernel. If a write would
+    pass the row's end, this check runs the Triton kernel on a guarded copy and counts the misplaced entries.
 
     Raises:
         ContractViolation: the slots that SGLang reserves for a round pass the end of the request's row.

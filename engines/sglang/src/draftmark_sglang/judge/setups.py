@@ -1,4 +1,7 @@
-"""Servers that the judge starts, and the forwards that it runs on their backends. Imports no torch and no SGLang."""
+"""Setups (servers that the judge starts) and scenes (forwards that it runs on their backends).
+
+Imports no torch and no SGLang.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def heads_on(device: str) -> Heads:
 
 @dataclass(frozen=True)
 class Setup:
-    """One server: a page size, and EAGLE's draft shape, which is all 0 without speculation."""
+    """Describes one server that the judge starts: page size, and EAGLE's draft shape (all 0 without speculation)."""
 
     name: str
     page_size: int
@@ -59,7 +62,7 @@ SETUPS = {
 
 @dataclass(frozen=True)
 class Scene:
-    """One forward, or one round of draft steps.
+    """Describes one forward, or one round of draft steps, that the judge runs.
 
     Attributes:
         prefixes: committed tokens of each live request.
@@ -89,7 +92,7 @@ WINDOW = 6
 
 
 def eager_scenes(setup: Setup) -> list[Scene]:
-    """Return forwards of every mode of a setup. Each runs on a new backend."""
+    """Return the scenes that run in eager mode: forwards of every mode of a setup, each on a new backend."""
     scenes = [
         Scene("extend", Mode.EXTEND, (0, 16, 7), (9, 4, 1)),
         Scene("mixed", Mode.EXTEND, (30, 0, 12), (1, 11, 1), mixed=True),
@@ -120,7 +123,7 @@ def replayed_modes(setup: Setup) -> list[Mode]:
 
 
 def replayed(setup: Setup, mode: Mode, window: int = -1) -> list[Scene]:
-    """Return batches for the replays of one graph of `LARGEST` requests: they grow, shrink and change contents."""
+    """Return scenes to replay with one graph of `LARGEST` requests: batches grow, shrink and change contents."""
     kind = "random" if setup.topk > 1 else "chain"
     batches = ((9,), (20, 1)) if mode is Mode.DRAFT else ((9,), (40, 1, 23), (3,))
     return [
@@ -129,6 +132,6 @@ def replayed(setup: Setup, mode: Mode, window: int = -1) -> list[Scene]:
 
 
 def context_end_scene(setup: Setup, mode: Mode, below: int) -> Scene:
-    """Return a scene with all requests `below` tokens below the context's end."""
+    """Return a scene in which each request's committed length is `below` tokens less than the context length."""
     kind = "random" if setup.topk > 1 else "chain"
     return Scene("wall", mode, (CONTEXT - below,) * LARGEST, tree=kind)

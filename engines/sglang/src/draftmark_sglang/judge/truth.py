@@ -1,4 +1,4 @@
-"""Comparison of a forward's rows and stores with the contract's float64 oracle, on the slots of SGLang's pools."""
+"""Checks of a forward of the judge: output rows against float64 attention, and the KV slots that it wrote."""
 
 from __future__ import annotations
 

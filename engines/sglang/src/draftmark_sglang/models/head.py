@@ -45,7 +45,7 @@ STACKED: dict[str, tuple[str, str | int]] = {
 
 
 class _Head(nn.Module):
-    """Layers of the draft head."""
+    """Computes the draft head's hidden state: joins embedding and feature, then runs attention and MLP."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def _rope_theta(config: Any) -> float:
 
 
 class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  # sglang has no types here
-    """draftmark's draft head in the place of SGLang's EAGLE-3 model.
+    """Model class of draftmark's draft head, with the interface of SGLang's EAGLE-3 model.
 
     Raises:
         EngineError: tensor parallelism is on, so no rank has all of the target's output rows.
@@ -113,7 +113,7 @@ class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  #
         LAST_FEATURE.enabled = True
 
     def set_embed_and_head(self, embed: torch.Tensor, head: torch.Tensor) -> None:
-        """Set the target's embedding, and the output rows of the tokens that the head can draft."""
+        """Use the target's embedding, and the LM head rows of the tokens that this draft head can draft."""
         rows = head if self.hot_token_id is None else head[self.hot_token_id.to(head.device)]
         self.model.embed_tokens.weight, self.lm_head.weight = embed, nn.Parameter(rows, requires_grad=False)
 
@@ -122,7 +122,7 @@ class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  #
         return self.hot_token_id
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the weights of a head's own file."""
+        """Load the weights that the draft head's own file contains: all except embedding and LM head."""
         parameters = dict(self.model.named_parameters())
         for name, tensor in weights:
             if name == "d2t":

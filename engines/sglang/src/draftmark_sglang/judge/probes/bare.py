@@ -1,4 +1,4 @@
-"""Objects of SGLang's classes without their constructors, and errors for names that a release lacks."""
+"""Functions for probes: create SGLang objects without their constructors, and report names that a release lacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def member(module: str, name: str) -> Any:
 def bare(kind: Any, **attributes: Any) -> Any:
     """Create an object of a class without its constructor.
 
-    A method that reads an attribute outside `attributes` raises `NotAsked`: the probe does not fit this release.
+    If a method reads an attribute that `attributes` lacks, it raises `NotAsked`: the probe does not fit the release.
     """
 
     def lacks(self: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Sizes of CUDA graph buffers: the block table of the Ascend backend, and the verify mask of the Triton backend."""
+"""Checks of CUDA graph buffer sizes: the Ascend backend's block table, and the Triton backend's verify mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE, CONTEXT, DRAFTS, REQUESTS, LENGTH = 16, 64, 6, 2, 60
 
 
 def check_ascend() -> None:
-    """Check that the graph's block table has columns for the drafts of a request at the context's end.
+    """Check that the graph's block table has columns for the draft tokens of a request as long as the context.
 
     Raises:
         ContractViolation: the table has too few columns.

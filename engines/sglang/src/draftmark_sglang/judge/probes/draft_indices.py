@@ -1,4 +1,4 @@
-"""KV indices of multi-step draft backends in their CUDA graph buffers: the buffers' sizes, and the slots."""
+"""Check of `kv_indices` in CUDA graph buffers of multi-step draft backends: buffer sizes, and the KV slots in them."""
 
 from __future__ import annotations
 

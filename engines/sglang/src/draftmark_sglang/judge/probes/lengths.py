@@ -1,4 +1,4 @@
-"""Lengths and steps of the draft rounds that the probes run. Imports no torch."""
+"""Constants of the probes: request lengths and step counts of the draft rounds. Imports no torch."""
 
 from __future__ import annotations
 

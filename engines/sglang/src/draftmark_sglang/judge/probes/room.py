@@ -1,4 +1,4 @@
-"""Comparison of a buffer's size with the size that a batch needs."""
+"""Check that a buffer is as large as a batch needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftmark_contract.check import ContractViolation
 def check_room(
     what: str, unit: str, have: int, need: int, *, batch: str, formula: str, bug: str, each: str = ""
 ) -> None:
-    """Compare a buffer's size with the need of a batch.
+    """Raise an error if a buffer is smaller than a batch needs.
 
     Args:
         what: name of the buffer.

@@ -1,4 +1,4 @@
-"""Lengths and page tables in the TRT-LLM backend's CUDA graphs: filled at capture, and wide enough."""
+"""Checks of the TRT-LLM backend's CUDA graphs: a capture fills the lengths, and page tables have enough columns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_capture() -> None:
 
 
 def check_width() -> None:
-    """Check that a replayed verification has a page table column for each page of its lengths, at the context's end.
+    """Check that the replay of a verify at the context's end has a page table column for each page of each request.
 
     Raises:
         ContractViolation: the lengths need more pages than the table has columns.
@@ -68,7 +68,8 @@ def _backend() -> Any:
         member(MODULE, "TRTLLMHAAttnBackend"),
         device="cpu",
         max_context_len=CONTEXT,
-        max_num_pages=-(-CONTEXT // PAGE),  # the constructor's value, in releases that have the attribute
+        # SGLang's constructor sets this value; releases without the attribute ignore it.
+        max_num_pages=-(-CONTEXT // PAGE),
         page_size=PAGE,
         req_to_token=table,
         req_to_token_pool=SimpleNamespace(req_to_token=table),
@@ -89,7 +90,10 @@ def _backend() -> Any:
 
 
 def _prepare(made: Any, mode: str, spec_info: Any, lengths: torch.Tensor, capture: bool) -> None:
-    """Prepare a capture or a replay with the release's own functions: two until 0.5.12, one in later releases."""
+    """Call the release's own preparation of a capture or a replay.
+
+    SGLang up to 0.5.12 has a function for each of them, later releases have one function for both.
+    """
     forward_mode = getattr(member("srt.model_executor.forward_batch_info", "ForwardMode"), mode)
     rows = torch.arange(1, REQUESTS + 1)
     tokens = REQUESTS * (1 if mode == "DECODE" else DRAFTS)

@@ -1,4 +1,4 @@
-"""Lengths on the host after an n-gram verification: `seq_lens_sum` must equal the sum of `seq_lens`."""
+"""Check of the host's lengths after an n-gram verify step: `seq_lens_sum` must equal the sum of `seq_lens`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ LENGTHS, ACCEPTED = (20, 7, 31), (3, 0, 2)
 
 
 def check() -> None:
-    """Accept some drafts, and compare `seq_lens_sum`, which sizes the next index buffer, with the sum of `seq_lens`.
+    """Accept some draft tokens, then check that `seq_lens_sum` equals the sum of `seq_lens`.
+
+    SGLang sizes the index buffer of the next forward by `seq_lens_sum`.
 
     Raises:
         ContractViolation: the sums differ.
@@ -32,7 +34,7 @@ def check() -> None:
         draft_token_num=4,
         num_correct_drafts=torch.tensor(ACCEPTED, dtype=torch.int32),
         accept_tokens=torch.zeros(0, dtype=torch.int64),
-        # The verify kernel, and the functions that change texts and slots, are replaced: only lengths are judged.
+        # Only lengths are judged, so SGLang's verify kernel and its updates of output tokens and slots do nothing here.
         _greedy_verify=lambda batch, logits: None,
         _fill_requests=lambda batch, logits: None,
         _free_cache=lambda *given: None,
@@ -60,7 +62,7 @@ def _batch() -> Any:
 
 
 class _Sampling:
-    """Sampling information for greedy sampling without penalties."""
+    """Stands in for SGLang's sampling information: greedy sampling without penalties."""
 
     has_custom_logit_processor, logit_bias, is_all_greedy = False, None, True
     penalizer_orchestrator = SimpleNamespace(is_required=False)
