@@ -216,7 +216,7 @@ class Day:
                 self._running.append(Running(job, python, given, environment, self._out, left))
 
     def _waits(self, job: Job) -> bool:
-        """Return True if the job waits for another job, or if a job of its engine runs (shared caches and ports)."""
+        """Return True if the job must wait: for the job `after`, or for a running job that uses the same engine."""
         engines = {one.job.engine for one in self._running} - {""}
         return job.engine in engines or (bool(job.after) and job.after not in self.results)
 

@@ -99,7 +99,7 @@ def named(name: str) -> Case:
 
 
 def _uneven(count: int, most: int) -> tuple[int, ...]:
-    """Return fixed pseudo-random rows of each request, 1 to `most`, as n-gram drafts or conversation turns give."""
+    """Return `count` fixed pseudo-random numbers of rows (1 to `most`), as n-gram drafts produce per request."""
     generator = torch.Generator().manual_seed(11)
     return tuple(torch.randint(1, most + 1, (count,), generator=generator).tolist())
 

@@ -136,7 +136,7 @@ def _noting_failures(row: dict) -> Iterator[None]:
 
 
 def _row(case: Case, name: str) -> dict:
-    """Return the row of a backend in a case before it runs."""
+    """Return a result row with the names of case and backend; its measured fields are still empty."""
     return {
         "case": case.name, "shape": case.model.shape, "page_size": case.model.page, "kv_dtype": case.model.kv_dtype,
         "backend": name, "us": None, "turns": [], "tb_per_s": None, "max_err": None, "checked": False, "tail": "",

@@ -51,7 +51,7 @@ class Case:
 
 
 def build(requests: int, nodes: int, tree: str) -> Case:
-    """Draw a case: lengths from an eighth of the context up, pages in random order, random KV."""
+    """Make a random case: prefix lengths from CONTEXT / 8 to CONTEXT, pages in random order, random KV."""
     attention = AttentionShape(32, 8, 128, 64)
     geometry = Geometry.create(
         attention, Limits(requests, CONTEXT), DraftShape(TOPK, 5, nodes), device_profile("cuda"), (Mode.VERIFY,)
@@ -98,7 +98,7 @@ def _targets(parents: list[int], chance: random.Random) -> list[int]:
 
 
 def operations(case: Case, ops: TreeOps) -> dict[str, Callable[[], object]]:
-    """Return a call of each operation, by name."""
+    """Return, for each operation name, a function that runs the operation once on the case."""
     kept = TorchTreeOps(case.geometry).verify_tree(case.drafts, case.parents, case.targets)
 
     def whole() -> VerifyResult:

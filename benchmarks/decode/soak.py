@@ -90,7 +90,7 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
 
 
 def wishes(draw: random.Random) -> list[Wish]:
-    """Draw the requests of one life; many reach the context limit."""
+    """Draw the random requests of one engine; many of them reach the context limit."""
     found = []
     for _ in range(draw.randint(*REQUESTS)):
         prompt = [draw.randrange(VOCAB) for _ in range(draw.choice([1, draw.randint(1, 20), draw.randint(1, 60)]))]
@@ -147,7 +147,7 @@ def check_pages(engine: Engine) -> None:
 
 
 def plain_texts(model: Any, config: EngineConfig, wanted: list[Wish]) -> list[tuple[int, ...]]:
-    """Return the texts of these requests by plain decoding without graphs."""
+    """Return the texts of the requests `wanted`, decoded by one engine without drafts and without graphs."""
     plain = replace(
         config, speculate=None, graph=False, overlap=False, host_lengths=HostKind.EXACT, num_pages=None,
         capture_batch_sizes=(), max_num_reqs=16,
@@ -160,7 +160,7 @@ def plain_texts(model: Any, config: EngineConfig, wanted: list[Wish]) -> list[tu
 
 
 def one_life(seed: int, model: Any, head: Any, backend: str, count: Counter[str]) -> list[dict[str, Any]]:
-    """Run one life and return its wrong texts."""
+    """Run one random engine until its requests end, and return the texts that differ from plain decoding."""
     draw = random.Random(seed)
     config, wanted = settings(draw, backend, head), wishes(draw)
     engine = Engine(model, config)
@@ -195,7 +195,7 @@ def device_bytes(device: str) -> int:
 
 
 def soak(args: argparse.Namespace) -> dict[str, Any]:
-    """Run lives until the time is over, and return the report."""
+    """Run random engines one after another until the time is over, and return the report."""
     torch.backends.cuda.matmul.allow_tf32 = False
     model, head = tiny_pair(vocab_size=VOCAB, device=args.device)
     count: Counter[str] = Counter()

@@ -44,7 +44,7 @@ class Run:
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
-            self._about = _about()  # the servers import meanwhile
+            self._about = _about()  # the servers import SGLang meanwhile
             for at, wave in enumerate(members):
                 following = members[at + 1] if at + 1 < len(members) else []
                 self._spawn(following)
@@ -106,7 +106,7 @@ class Run:
         return self._after is not None and not self._after.exists()
 
     def _texts_failed(self) -> bool:
-        """Return True if `texts` has ended without any text of draftmark."""
+        """Return True if the process `benchmarks.sglang.texts` has ended without a text from draftmark."""
         if self._after is None or not self._after.exists():
             return False
         return not any("texts" in row for row in json.loads(self._after.read_text()) if row["backend"] == "draftmark")

@@ -43,7 +43,7 @@ class Case:
 
     @property
     def reserved(self) -> int:
-        """Tokens for which SGLang keeps pages free after a request's text: twice a round's tokens."""
+        """Tokens that SGLang reserves per request: two rounds of drafts and two pages; one page without drafts."""
         if self.speculate == "none":
             return self.page_size
         return 2 * max(self.topk * self._of_a_branch, self.num_draft_tokens) + 2 * self.page_size
@@ -98,27 +98,27 @@ def chain(page_size: int) -> Case:
 
 
 def tree(page_size: int, topk: int, num_steps: int, num_draft_tokens: int, accept: int) -> Case:
-    """Return a case with a tree of an EAGLE head."""
+    """Return a case in which an EAGLE head drafts a tree."""
     return Case("tree", page_size, topk, num_steps, num_draft_tokens, accept)
 
 
 def tree16(page_size: int) -> Case:
-    """Return the case of the small tree."""
+    """Return a case with trees of 16 nodes: topk 4, 4 steps, 4 accepted tokens."""
     return tree(page_size, 4, 4, 16, 4)
 
 
 def tree32(page_size: int) -> Case:
-    """Return the case of the middle tree."""
+    """Return a case with trees of 32 nodes: topk 8, 4 steps, 4 accepted tokens."""
     return tree(page_size, 8, 4, 32, 4)
 
 
 def tree48(page_size: int) -> Case:
-    """Return the case of the large tree."""
+    """Return a case with trees of 48 nodes: topk 8, 6 steps, 5 accepted tokens."""
     return tree(page_size, 8, 6, 48, 5)
 
 
 def ngram(page_size: int) -> Case:
-    """Return a case with sixteen nodes from earlier text."""
+    """Return a case with n-gram drafts of 16 nodes, which SGLang looks up in the earlier text."""
     return Case("ngram", page_size, num_draft_tokens=16, accept=3)
 
 

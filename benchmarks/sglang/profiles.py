@@ -12,7 +12,7 @@ from benchmarks.spans import Span, covered
 
 ATTENTION = (
     *("attend_", "combine_splits", "write_kv_rows", "write_metadata_", "write_tree_tail"),
-    *("merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),  # older names of these kernels
+    *("merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),  # names in older draftmark releases
     *("flash::", "_fused_metadata", "store_kvcache", "merge_attn_states"),
     *("BatchPrefill", "BatchDecode", "MergeStates"),
     *("_fwd_", "_kv_indices", "num_kv_splits"),

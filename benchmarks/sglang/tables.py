@@ -85,7 +85,7 @@ def write_record(record: Row, out: Path) -> None:
 
 
 def rate(row: Row) -> float:
-    """Return tokens/s; those of the median round where the longest round exceeds `STUCK_OUT` times the median."""
+    """Return a row's tokens/s. If its longest round exceeds `STUCK_OUT` times the median, use the median round."""
     median = row.get("median_round_us", 0.0)
     if row.get("longest_round_us", 0.0) <= STUCK_OUT * median:
         return float(row["tokens_per_s"])
@@ -145,7 +145,7 @@ def tables(record: Row) -> str:
 
 
 def summary(record: Row) -> str:
-    """Return the lowest, median and highest ratio of each run and way to speculate.
+    """Return the lowest, median and highest ratio for each run and kind of speculation.
 
     A ratio is draftmark's tokens/s divided by that of SGLang's fastest backend at the same point of the same run.
     """
@@ -194,8 +194,9 @@ def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[
 
 
 def rounds(record: Row) -> str:
-    """Return the table of profiled rounds, in µs. Idle time is the round without a profiler less the busy time."""
-    decoding = [row for row in record["rows"] if row["phase"] != "prefill"]  # a prefill has the same case as a decode
+    """Return the table of profiled rounds, in µs. Idle time is the round without a profiler minus the busy time."""
+    # A prefill row has the same key as a decode row, and would replace it in `measured`.
+    decoding = [row for row in record["rows"] if row["phase"] != "prefill"]
     measured = {(row["case"], row["backend"], row["page_size"]): row for row in decoding}
     lines = []
     for one in record.get("profiles", []):

@@ -35,7 +35,7 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     server = SERVERS[number]
     os.environ.update(environment(server, rehearsed))  # SGLang reads these at import
     if not rehearsed:
-        with suppress(Exception):  # optional: SGLang compiles missing kernels later
+        with suppress(Exception):  # optional: SGLang compiles missing kernels at their first use
             _compile_early(number, server)
     import_sglang(rehearsed)
     (folder / f"imported.{number}").touch()
@@ -63,7 +63,8 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     for requests, length in PREFILLS if server.prefill and not rehearsed else ():
         measured.prefill(requests, length)
     Prompts.computed = False
-    for number_of_point in range(min(server.profiled, len(server.points))):  # last, because a profiler slows later runs
+    # Profiles come last, because a profiler slows down all later runs.
+    for number_of_point in range(min(server.profiled, len(server.points))):
         measured.profile(number_of_point)
     (folder / f"done.{number}").touch()
     os._exit(0)
@@ -97,7 +98,7 @@ class Measured:
         self._row(requests, length, "prefill", rate)
 
     def profile(self, number: int) -> None:
-        """Record the kernels of a round at a measured point."""
+        """Profile the GPU kernels of decoding rounds at point `number`, and add them to its row."""
         with Profile() as profile:
             marks = self._run(*self._server.points[number], PROFILED, profile)
         self._rows[number]["profile"] = profile.summary(PROFILED) | _rounds([at for at, _ in marks])

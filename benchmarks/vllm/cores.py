@@ -50,5 +50,5 @@ def pin(core: int, rest: list[int]) -> None:
     """Pin the process's first thread to a core, and all its other threads to the rest."""
     for path in THREADS.iterdir():
         thread = int(path.name)
-        with contextlib.suppress(OSError):  # the thread has ended
+        with contextlib.suppress(OSError):  # the thread may have ended since `iterdir` listed it
             os.sched_setaffinity(thread, {core} if thread == os.getpid() else set(rest))

@@ -53,7 +53,7 @@ def _verdict(row: dict[str, Any], others: int, near_ties: int, wrong_texts: list
 
 
 def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Judge the rows of one model, each against the first row of the same dtypes and temperature."""
+    """Check the texts of one model's rows. Compare each row with the first row of equal dtypes and temperature."""
     from draftmark_speculative.models import load_model
 
     if not rows:
@@ -93,7 +93,7 @@ def _sampled(row: dict[str, Any]) -> tuple[str, str, float]:
 
 
 def main() -> None:
-    """Judge every row that has texts, print it, and write the result."""
+    """Check the generated texts of every row against float32, print the verdicts, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument("models", type=Path)

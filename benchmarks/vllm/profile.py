@@ -19,7 +19,7 @@ TIMES = 2
 
 
 class Torch(Watch):
-    """Watch that runs torch's profiler on the host and the device."""
+    """Runs torch's profiler on the host and the device while a case is timed."""
 
     def begin(self) -> None:
         """Wait for the device, then start recording."""
@@ -63,7 +63,7 @@ class Torch(Watch):
 
 
 class Functions(Watch):
-    """Watch that runs Python's profiler on the host. It slows down each call, so compare ranks, not times."""
+    """Runs Python's profiler on the host. It slows down every call: compare the order of functions, not their times."""
 
     def begin(self) -> None:
         """Start recording."""
@@ -75,7 +75,7 @@ class Functions(Watch):
         self._profile.disable()
 
     def said(self, steps: int) -> dict[str, Any]:
-        """Return functions by their own time, microseconds a step."""
+        """Return the Python functions with the most own time (without callees), in microseconds per step."""
         found = pstats.Stats(self._profile).stats  # type: ignore[attr-defined]  # missing in the type stubs only
         rows = [
             (f"{'/'.join(file.split('/')[-2:])}:{line} {name}", calls, 1e6 * own)
@@ -88,17 +88,17 @@ KINDS = (Torch, Functions)
 
 
 class OnRanks(Watch):
-    """Watch that runs in each rank, because the engine's own process uses no device. It reports the first rank."""
+    """Runs a profiler in each rank, because the engine's own process uses no device. It reports the first rank."""
 
     def __init__(self, kind: type[Watch], llm: Any) -> None:
         self._kind, self._call = kind.__name__, llm.llm_engine.collective_rpc
 
     def begin(self) -> None:
-        """Start the watch of every rank."""
+        """Start the profiler of every rank."""
         self._call("watch_begin", args=(self._kind,))
 
     def end(self) -> None:
-        """Stop the watch of every rank."""
+        """Stop the profiler of every rank."""
         self._call("watch_end")
 
     def said(self, steps: int) -> dict[str, Any]:

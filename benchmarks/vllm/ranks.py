@@ -25,18 +25,18 @@ class Rank:
         pin(cores[self.rank], rest)
 
     def watch_begin(self, kind: str) -> None:
-        """Start a watch of `profile`, by the name of its class."""
+        """Start a profiler of the module `profile`, selected by its class name."""
         from .profile import KINDS
 
         self._watch = next(one for one in KINDS if one.__name__ == kind)()
         self._watch.begin()
 
     def watch_end(self) -> None:
-        """Stop the watch."""
+        """Stop the profiler."""
         self._watch.end()
 
     def watch_said(self, steps: int) -> dict[str, Any]:
-        """Return the measurements of the watch over this number of steps."""
+        """Return the profiler's measurements over this number of steps."""
         return self._watch.said(steps)
 
 

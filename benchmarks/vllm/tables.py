@@ -122,7 +122,7 @@ def _engine(row: dict[str, Any], run: str, device: str) -> tuple[str, str, str]:
 
 
 def _place(phase: str) -> tuple[int, str]:
-    """Return the place of a phase among the columns."""
+    """Return the sort key of a phase's column in the table."""
     return PHASES[phase.partition(",")[0]], phase
 
 

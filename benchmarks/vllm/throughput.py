@@ -68,8 +68,8 @@ class Case:
     def asked_of(self, engine: Engine) -> bool:
         """Return whether an engine of this phase runs the case.
 
-        A draft head drafts for every request, so its steps are never uneven. A context is left uncomputed only in
-        engines with `skip_prefill`.
+        An `uneven` case has requests without drafts, so it needs n-gram drafts: a draft head drafts for every request.
+        Cases with `new` or `beside` need `skip_prefill`. The engine's pages must hold all requests.
         """
         if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
             return False
@@ -94,7 +94,7 @@ def token_bytes(engine: Engine) -> int:
 
 
 class Watch:
-    """Observer of the timed part of a case: a prefill until its last first token, or the steps after it."""
+    """Observes the timed part of a case: the prefill until every request has a token, or the steps after that."""
 
     def begin(self) -> None:
         """Start observing."""
@@ -196,7 +196,8 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
     from .connector import there
 
     alone = case.uneven and number % 2 == 1
-    # Prompts are computed one after another while the first requests decode. No request may end before the last step.
+    # Prompts are computed one after another while the first requests already decode. The first requests get additional
+    # tokens (`ahead`), so that none ends before the last timed step.
     computed = 0 if skipped or not case.steps else case.batch * case.context
     ahead = 2 + 5 * computed // (4 * engine.max_num_batched_tokens) if computed else 0
     all_accepted = engine.acceptance == 1 and not alone

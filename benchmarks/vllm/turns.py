@@ -12,7 +12,7 @@ from typing import Any
 
 
 def levelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a run, with each case as if all its turns had the same pace.
+    """Return the rows of a run with speeds corrected for slow-downs that hit all engines in the same turn.
 
     The pace of a turn is the median over the engines of a case of this quotient: an engine's speed in the turn, divided
     by its median speed. `all` keeps the measured speeds, `median_tokens_per_s` is the uncorrected median. A case in
@@ -31,7 +31,7 @@ def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _paces(beside: list[dict[str, Any]]) -> list[float]:
-    """Return the pace of each turn of a case; empty if engines have different numbers of turns."""
+    """Return the pace (relative speed of the host) of each turn; empty if engines have different numbers of turns."""
     shares = [_by_turn([speed / median(row["all"]) for speed in row["all"]], row) for row in beside]
     if len({len(one) for one in shares}) > 1:
         return []
@@ -39,7 +39,7 @@ def _paces(beside: list[dict[str, Any]]) -> list[float]:
 
 
 def _by_turn(said: list[float], row: dict[str, Any]) -> list[list[float]]:
-    """Group the values of an engine's processes by turn."""
+    """Return one list per turn, with the values of all processes of an engine in that turn."""
     processes = row.get("processes", 1)
     return [said[first : first + processes] for first in range(0, len(said), processes)]
 

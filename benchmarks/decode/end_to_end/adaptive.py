@@ -77,7 +77,7 @@ class Unit:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """Profiles to force, in order."""
+        """Names of the acceptance profiles that this engine runs, in order."""
         return ("",) if self.speculate == "none" else PROFILES
 
     def key(self, backend: str, profile: str) -> dict[str, Any]:
@@ -124,7 +124,8 @@ def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[
     """Yield the unit's rows, one for each profile, after warm-up rounds."""
     warm, topk = WARM.get(unit.speculate, 6), unit.shape[0]
     longest = unit.shape[1] + 1 if unit.speculate != "none" else 1
-    wanted = args.tokens + 4 * args.tokens // unit.batch  # tokens per request: small batches vary more
+    # Tokens per request. Small batches decode more tokens, because their speed varies more.
+    wanted = args.tokens + 4 * args.tokens // unit.batch
     limit = -(-(unit.context + max(warm * longest, wanted) + 16 * longest) // 64) * 64
     start = time.perf_counter()
     engine, forced = open_engine(unit, subject, args.backend, limit)

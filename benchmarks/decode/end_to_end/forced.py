@@ -100,7 +100,7 @@ class RankedAcceptance(ForcedAcceptance):
         self.force(shares)
 
     def force(self, shares: Shares) -> None:
-        """Use other shares of equal shape from now on, in captured graphs too. `claims` keeps the first shares."""
+        """Replace the acceptance probabilities (`shares`), also in captured graphs. `claims` keeps the first ones."""
         until = torch.tensor(shares, dtype=torch.float64, device=self._wanted.device).cumsum(2)
         self._wanted.copy_((self._draws(0)[..., None] >= self._by_class(until)).sum(3))
 
@@ -138,12 +138,12 @@ class RankedAcceptance(ForcedAcceptance):
         return self._ops.verify_tree(drafts, parents, torch.where(child.any(2), kept, targets))
 
     def _by_class(self, shares: torch.Tensor) -> torch.Tensor:
-        """Return each entry's shares for its class, by round and level: ``[ROUNDS, max_reqs, levels, ranks]``."""
+        """Return acceptance probabilities of each entry's confidence class: ``[ROUNDS, max_reqs, levels, ranks]``."""
         drawn = (self._draws(1) * self._classes).long().clamp(max=self._classes - 1)
         return shares[torch.arange(self._levels, device=drawn.device), drawn]
 
     def _draws(self, of: int) -> torch.Tensor:
-        """Return numbers in [0, 1) by (seed, round, entry, level)."""
+        """Return pseudo-random numbers in [0, 1), a function of (seed, round, batch entry, tree level)."""
         rounds, entries, levels = (torch.arange(n, device=self._rounds.device) for n in self._size)
         place = rounds[:, None, None] * self._levels + levels
         return uniform(2 * self._seed + of, entries[:, None].expand(self._size), place.expand(self._size))
@@ -168,12 +168,12 @@ class Claiming(Adaptive):
     forced: list[RankedAcceptance] = field(default_factory=list)
 
     def drafting(self, *args: Any) -> Drafting:
-        """Return the head's drafter with the claimed probabilities instead of the head's."""
+        """Return the head's drafter, changed to use the probabilities of the forced acceptance."""
         return ClaimingDrafter(self, *args)
 
 
 class ClaimingDrafter(AdaptiveHeadDrafter):
-    """`AdaptiveHeadDrafter` with probabilities that the forced acceptance claims."""
+    """`AdaptiveHeadDrafter` that replaces the head's probabilities by those of the forced acceptance."""
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
         super()._plant(size, growth)

@@ -188,7 +188,7 @@ def release() -> None:
 def near_ties(
     model: CausalLM, prompts: Sequence[Tokens], texts: Sequence[Tokens], base: Sequence[Tokens]
 ) -> dict[str, Any]:
-    """Compare texts with the baseline's by the rule of near ties.
+    """Compare generated texts with the baseline's. They may first differ only where two logits are nearly equal.
 
     Texts are cut to their common length, because a window's length depends on the accepted length.
     """

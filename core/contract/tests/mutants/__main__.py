@@ -31,7 +31,7 @@ DIGITS = 12
 
 
 def main() -> int:
-    """Run the rows that are due, or the selected part of them, and write the page; return 1 if a mutant survives."""
+    """Run mutants that the current suite has not judged, and write the page; return 1 if a mutant survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all when none is given")
     parser.add_argument("--anew", action="store_true", help="run rows of today's suite too, and ignore the record")

@@ -30,7 +30,7 @@ class Parts(Backend):
         self.window = self.shape.window_left
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-        """Attend request by request, as tugboat does."""
+        """Attend request by request, as the tutorial's backend does."""
         first = 0
         for request, (q_len, tail_len) in enumerate(zip(batch.q_lens, batch.tail_lens, strict=True)):
             rows = slice(first, first + q_len)

@@ -66,7 +66,7 @@ def _later_words_reversed(batch: ForwardBatch) -> Tree:
 
 
 def _never_shrinks(name: str) -> Callable[[Any], None]:
-    """Keep the largest value that an entry has held, unless it exceeds the largest possible value."""
+    """Return a patch that never lets an entry of a buffer decrease, unless its old value is impossible."""
 
     def patch(backend: Any) -> None:
         def call(original: Any, batch: ForwardBatch) -> None:

@@ -63,7 +63,7 @@ def gathered(pool: torch.Tensor, table: torch.Tensor, scale: torch.Tensor | None
 
 
 def sunk(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Return softmax weights of scores ``[R, heads, q, width]`` that leave a share to each head's sink."""
+    """Return softmax weights of scores ``[R, heads, q, width]``, with each head's sink in the denominator."""
     sink = sinks[:, None, None]
     top = torch.maximum(scores.amax(-1, keepdim=True), sink)
     mass = (scores - top).exp()

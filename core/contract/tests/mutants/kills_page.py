@@ -57,7 +57,7 @@ class Row:
         return NOT_RUN if self.checks is None else ", ".join(self.checks) or NOTHING
 
     def as_json(self) -> dict[str, object]:
-        """The row's value in the record."""
+        """The JSON value of this row in kills.json."""
         return {"killed_by": list(self.checks or ()), "suite": self.suite}
 
 

@@ -28,28 +28,28 @@ def _on_another_stream(target: torch.Tensor) -> Iterator[None]:
 
 
 class Unfenced(Staging):
-    """Two slots that alternate, without waiting for a fence."""
+    """Alternates two pinned slots, and rewrites a slot without waiting until its last copy has ended."""
 
     def wait(self, index: int) -> None:
         """Do nothing, in the wrong belief that at most two rounds are in flight."""
 
 
 class OneSlot(Unfenced):
-    """One slot for all rounds, without waiting for a fence."""
+    """Uses one pinned slot for all rounds, and rewrites it without waiting until its last copy has ended."""
 
     def choose(self, batch: ForwardBatch) -> int:
         return 0
 
 
 class SlotOfMode(Unfenced):
-    """One slot for the captured modes and one for the others, without waiting for a fence."""
+    """Uses one pinned slot for uniform modes and one for EXTEND, and rewrites a slot without waiting for its copy."""
 
     def choose(self, batch: ForwardBatch) -> int:
         return int(batch.uniform is None)
 
 
 class EarlyFence(Staging):
-    """Records the fence before the copy."""
+    """Records a slot's fence before the copy, so the fence can pass while the copy still reads the slot."""
 
     def copy(self, index: int) -> None:
         self.fences[index].record()
@@ -63,7 +63,7 @@ class EarlyFence(Staging):
 
 
 class OtherFence(Staging):
-    """Waits for the fence of one slot and writes the other."""
+    """Waits for the fence of one pinned slot, but then rewrites the other slot."""
 
     def choose(self, batch: ForwardBatch) -> int:
         self.turn += 1
@@ -74,7 +74,7 @@ class OtherFence(Staging):
 
 
 class FirstFence(Staging):
-    """Records a slot's fence only when the slot is used for the first time."""
+    """Records a slot's fence only at the slot's first use, so later copies are never waited for."""
 
     def send(self, batch: ForwardBatch, numbers: Sequence[int]) -> None:
         if self.turn < len(self.slots):
@@ -87,7 +87,7 @@ class FirstFence(Staging):
 
 
 class Cleared(Staging):
-    """Clears the slot right after the copy is enqueued."""
+    """Clears the pinned slot right after the copy is enqueued, which may be before the copy runs."""
 
     def copy(self, index: int) -> None:
         super().copy(index)
@@ -95,24 +95,24 @@ class Cleared(Staging):
 
 
 class Forgotten(Launched):
-    """Keeps no reference to the slots after the backend is deleted."""
+    """Keeps no reference to the pinned slots after the backend is deleted, while copies may still read them."""
 
     def keep(self, slots: torch.Tensor) -> None:
         """Do nothing, in the wrong belief that the arena keeps the slots."""
 
 
 class CopiedInGraph(OneSlot):
-    """The copy is part of the captured region; plan() only writes the pinned slot."""
+    """Captures the copy in the graph, while plan() rewrites the pinned slot: a late replay reads later numbers."""
 
     def copy(self, index: int) -> None:
-        """Do nothing: `before_use` copies."""
+        """Do nothing, because `before_use` enqueues the copy."""
 
     def before_use(self) -> None:
         self.target.copy_(self.slots[0], non_blocking=True)
 
 
 class AskedLate(Staging):
-    """A launch reads the numbers from the live Python object when it runs, as a host function in a stream does."""
+    """Reads the numbers from a Python object when the copy runs, as a host function in a stream does."""
 
     def send(self, batch: ForwardBatch, numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)
@@ -125,7 +125,7 @@ class AskedLate(Staging):
 
 
 class OtherStream(Staging):
-    """The copy runs on its own stream, which waits for no other stream."""
+    """Copies on a stream of its own, which waits for no other stream."""
 
     def copy(self, index: int) -> None:
         with _on_another_stream(self.target):
@@ -133,7 +133,7 @@ class OtherStream(Staging):
 
 
 def _clears_slots(backend: Any) -> None:
-    """Clear the slot mapping in plan(), on an unordered stream."""
+    """Clear the slot mapping in plan(), on a stream that waits for no other stream."""
 
     def clear(batch: ForwardBatch) -> None:
         slots = backend.arena["slot_mapping"]
@@ -144,7 +144,7 @@ def _clears_slots(backend: Any) -> None:
 
 
 def _written_by_plan(name: str) -> Callable[[Any], None]:
-    """Return a patch: plan() writes a buffer that depends only on host numbers, on an unordered stream."""
+    """Return a patch that makes plan() write a buffer of host numbers on a stream that waits for no other stream."""
 
     def patch(backend: Any) -> None:
         planned: list[torch.Tensor] = []

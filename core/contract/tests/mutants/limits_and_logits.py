@@ -80,7 +80,7 @@ WORKSPACE = 1 << 16
 
 
 def _partials(backend: Any) -> None:
-    """Fill 4 bytes per output element in a workspace that is too small, when contexts may pass 2,048 tokens."""
+    """Write 4 bytes per output element to a smaller workspace, if the context limit exceeds 2,048 tokens."""
     scratch, geometry = backend.arena["scratch"], backend.geometry
     memory = torch.empty(0, dtype=torch.uint8).set_(scratch.untyped_storage())
     start = scratch.storage_offset()
@@ -256,7 +256,7 @@ def _offsets_by_totals(backend: Any) -> None:
 
 
 def _filed_by_rows(geometry: Geometry, state: GraphState) -> GraphState:
-    """Look up graphs by their number of rows and ignore the program."""
+    """Look up captured graphs by their number of rows, so DECODE and DRAFT graphs of equal rows are confused."""
     each = {Program.DECODE: 1, Program.DRAFT: geometry.draft.topk}
     files: dict[int, GraphKey] = {}
     outputs: dict[GraphKey, Any] = {}

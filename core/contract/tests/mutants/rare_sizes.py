@@ -18,7 +18,7 @@ NO_INDPTR = "no indptr"
 
 
 def _short_if(condition: Callable[[Geometry], Any], by: int = 1) -> Callable[[Geometry, Shape], Shape]:
-    """Return a shape function that gives `by` rows too few for geometries with the condition."""
+    """Return a shape function that makes a buffer `by` rows too short in geometries that meet the condition."""
     return lambda g, s: (s[0] - by, *s[1:]) if condition(g) else s
 
 
@@ -34,7 +34,7 @@ def _few_draft_tokens(geometry: Geometry, shape: Shape) -> Shape:
 
 
 def _captured(extra: int) -> Callable[[Geometry, Shape], Shape]:
-    """Return a shape function that uses the largest captured size, even if more requests can be live."""
+    """Return a shape function that sizes a buffer for the largest captured batch, although eager ones are larger."""
     return lambda g, s: (maximum(*(g.limits.capture_batch_sizes or (g.limits.max_num_reqs,))) + extra,)
 
 

@@ -38,7 +38,7 @@ def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
 
 
 def usage(geometry: Geometry, found: dict[str, int], batch: Any) -> dict[str, int]:
-    """Return the usage of a batch: every batch copies all numbers, from one slot."""
+    """Add the bytes of both buffers to the usage of a batch; they do not depend on the batch."""
     size = 4 * (geometry.max_reqs + 1)
     return {**found, NUMBERS: size, STAGED: SLOTS * size}
 
@@ -47,7 +47,7 @@ HOOKS: dict[str, Callable[..., Any]] = {"buffers": buffers, "usage": usage}
 
 
 class Staging:
-    """Sends numbers to the device. Each mutant overrides one method.
+    """Sends a plan's numbers to the device through pinned slots. Each mutant overrides one method.
 
     Args:
         slots: int32 ``[SLOTS, numbers]``, pinned.
@@ -73,20 +73,20 @@ class Staging:
         self.fences[index].record()
 
     def choose(self, batch: ForwardBatch) -> int:
-        """Return the index of the slot to use."""
+        """Return the index of the pinned slot to use for this batch."""
         self.turn += 1
         return self.turn % SLOTS
 
     def wait(self, index: int) -> None:
-        """Wait for the previous copy from a slot."""
+        """Wait until the previous copy from this pinned slot has ended."""
         self.fences[index].synchronize()
 
     def copy(self, index: int) -> None:
-        """Enqueue the copy from a slot to the device."""
+        """Enqueue the copy from this pinned slot to the device."""
         self.target.copy_(self.slots[index], non_blocking=True)
 
     def before_use(self) -> None:
-        """Do nothing; a mutant may. write_metadata calls this right before it reads the numbers on the device."""
+        """Do nothing; mutants override it. write_metadata calls it right before it reads the numbers on the device."""
 
 
 class Launched(Staging):
@@ -97,7 +97,7 @@ class Launched(Staging):
 
 
 class Blocking(Staging):
-    """One slot, and the host waits for each copy: slow but correct."""
+    """Uses one pinned slot, and the host waits for each copy: slow but correct."""
 
     def choose(self, batch: ForwardBatch) -> int:
         return 0
@@ -113,7 +113,7 @@ RIGHT: dict[str, type[Staging]] = {"fenced": Staging, "launched": Launched, "blo
 
 
 def staged(kind: type[Staging]) -> Callable[[Any], None]:
-    """Return a patch: plan() sends numbers with `kind`, and write_metadata uses them."""
+    """Return a patch that makes plan() send numbers with class `kind`, and makes write_metadata use them."""
 
     def patch(backend: Any) -> None:
         arena, geometry = backend.arena, backend.geometry

@@ -37,7 +37,7 @@ from .tutorial import Plugin as Tutorial
 
 
 class Mapped(Backend):
-    """Tugboat with `write_metadata` in three parts: the request of each row, its tail length, and the slots."""
+    """The tutorial's backend, with `write_metadata` in three parts: request of each row, tail length, and slots."""
 
     def request_of(self, batch: ForwardBatch) -> torch.Tensor:
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
@@ -56,7 +56,7 @@ class Mapped(Backend):
 
 
 class Planned(Backend):
-    """Tugboat with a plan: `plan` copies the host's length bounds to the device, `attend` ignores keys beyond them."""
+    """The tutorial's backend with a plan: it copies length bounds to the device, and attend ignores keys beyond."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -100,7 +100,7 @@ def plugin(
     tree: type[TorchTreeOps] | None = None,
     graphs: type[KeyedGraphState] | None = None,
 ) -> type[Tutorial]:
-    """Return tugboat's plugin with another backend, more buffers, other tree operations or another graph state."""
+    """Return the tutorial's plugin with another backend, more buffers, other tree operations or graph state."""
 
     class Plugin(Tutorial):
         def buffers(self, geometry: Geometry) -> list[BufferSpec]:
@@ -218,7 +218,7 @@ class GrownWorkspace(Planned):
 
     def plan(self, batch: ForwardBatch) -> None:
         if batch.padded_reqs > len(self.bounds):
-            self.retired.append(self.bounds)  # graphs still read it
+            self.retired.append(self.bounds)  # captured graphs still read the old tensor
             self.bounds = torch.zeros(2 * batch.padded_reqs, dtype=torch.int32, device=self.bounds.device)
         super().plan(batch)
 
@@ -498,7 +498,7 @@ class WidthByContext(Backend):
     def _visible(
         self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
     ) -> torch.Tensor:
-        kept, self.width = self.width, self.width + tail_len  # a tail may pass the width; its keys are cut off below
+        kept, self.width = self.width, self.width + tail_len  # a tail may end beyond width; [:, :kept] drops those keys
         try:
             return super()._visible(batch, request, rows, prefix, tail_len)[:, :kept]
         finally:

@@ -50,7 +50,7 @@ def test_correct_workspace_passes(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", USUAL)
 def test_interpreted_metadata_passes(layout: str) -> None:
-    """The metadata of a backend without kernels for this machine passes; the quick part of a slow test below."""
+    """A backend without kernels for this machine passes the checks of metadata and padding."""
     assert not wrong(without_kernels(layout), "metadata", "padding")
 
 

@@ -73,7 +73,7 @@ def test_kernels_decide_by_their_outputs() -> None:
 
 @pytest.mark.parametrize("item", BY_BOTH)
 def test_defect_in_what_is_hidden_does_not_pass(item: str) -> None:
-    """A reversed mask (V10) is unjudged without kernels. With kernels, the output check finds it."""
+    """A mutant with a reversed mask (V10) ends as unjudged without kernels, and fails a check with kernels."""
     assert end(item, backend("V10", kernels=False)).outcome is Outcome.UNJUDGED
     found = Outcome.FAILED if item == BY_OUTPUT else Outcome.UNJUDGED
     assert end(item, backend("V10", kernels=True)).outcome is found
@@ -81,12 +81,12 @@ def test_defect_in_what_is_hidden_does_not_pass(item: str) -> None:
 
 @pytest.mark.parametrize("item", BY_BOTH)
 def test_what_is_not_hidden_is_judged(item: str) -> None:
-    """Slot mappings are not opaque, so a tail that starts one token late (V01) fails without kernels too."""
+    """Slot mappings are not opaque, so mutant V01 (tail stored one token late) fails without kernels too."""
     assert end(item, backend("V01", kernels=False)).outcome is Outcome.FAILED
 
 
 def test_verdict_counts_what_was_not_judged() -> None:
-    """A verdict counts unjudged items separately and does not list profiles with such items."""
+    """A verdict counts unjudged items separately. It does not list a profile that has an unjudged item."""
     subject = backend(kernels=False)
     ran = {name: end(name, subject) for name in (*BY_BOTH, BY_HOOKS)}
     results = [ran.get(item.id, Result(item.id, item.tier.value, Outcome.PASSED)) for item in ITEMS.values()]
@@ -97,7 +97,7 @@ def test_verdict_counts_what_was_not_judged() -> None:
 
 
 def test_decoded_layouts_are_judged() -> None:
-    """The metadata of a declared layout passes without kernels; outputs that the suite computed are unjudged."""
+    """A declared layout passes a metadata check without kernels. An output check then ends as unjudged."""
     for kernels, by_output in ((True, Outcome.PASSED), (False, Outcome.UNJUDGED)):
         plain = Mutant("none", "", "").build("csr")
         plain.info = replace(plain.info, host_kernels=kernels)

@@ -134,13 +134,13 @@ def _grown_scratch(backend: Any) -> None:
 
 
 def _planned_batch(backend: Any) -> None:
-    """Write the metadata of the batch that plan() received last."""
+    """Write the metadata of the last batch given to plan(), even if write_metadata receives another batch."""
     after(backend, "plan", lambda batch: setattr(backend, "planned", batch))
     around(backend, "write_metadata", lambda original, batch: original(backend.planned))
 
 
 def _written_batch(backend: Any) -> None:
-    """Attend with the batch that plan() received last."""
+    """Attend with the last batch given to plan(), even if attend receives another batch."""
     after(backend, "plan", lambda batch: setattr(backend, "planned", batch))
     around(backend, "attend", lambda original, q, cache, batch, out: original(q, cache, backend.planned, out))
 
@@ -218,7 +218,7 @@ def _not_in_graph(backend: Any) -> None:
 
 
 def _warm_shape(backend: Any) -> None:
-    """Zero the outputs of rows after the live rows of a mode's first batch."""
+    """Zero all output rows beyond the number of live rows that the first batch of this mode and size had."""
     first: dict[Any, int] = {}
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:

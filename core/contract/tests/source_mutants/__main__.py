@@ -49,7 +49,7 @@ def main() -> int:
         reviewed=set() if args.thorough else {name for name, one in reviewed.items() if one.kind is not Kind.HOLE},
         workers=args.workers,
     )
-    torch.set_num_threads(1)  # forks of a process with threads may hang
+    torch.set_num_threads(1)  # a fork of a process with several threads can hang
     shown = {one.id: one for one in every}
 
     def report(one: Ended) -> None:

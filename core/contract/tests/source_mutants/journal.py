@@ -19,7 +19,7 @@ from .targets import Target
 
 @dataclass(frozen=True)
 class Journal:
-    """The files of one target in a folder: the results and the baseline."""
+    """Reads and writes the results file of one target, and gives the path of its baseline file."""
 
     folder: Path
     target: str
@@ -83,7 +83,7 @@ class Journal:
 
 
 def identity(target: Target, some: Collection[str] = ()) -> dict[str, str]:
-    """Return digests of the inputs of a result: the mutated package, the core, the suite, and the items if limited."""
+    """Return digests of the mutated package, the core and the suite, and of `some`, the items used, if not all."""
     roots = {"package": target.folder, "core": Path(draftmark.__file__).parent}
     roots["suite"] = Path(draftmark_contract.__file__).parent
     found = {name: _digest(root) for name, root in roots.items()}

@@ -95,7 +95,7 @@ def judge(target: Target, mutation: Mutation, send: pool.Send) -> None:
     def change(module: str, tree: ast.Module) -> ast.Module | None:
         return mutation.apply(tree) if module == mutation.module else None
 
-    for name, module in list(sys.modules.items()):  # forget the original, so the tests import the mutant
+    for name, module in list(sys.modules.items()):  # so that the tests import the mutant, not the loaded original
         if f"{name}.".startswith(f"{target.package}.") or str(TESTS) in str(getattr(module, "__file__", "")):
             del sys.modules[name]
     run_changed(replace(target, alias=target.package, shared=()), change)
@@ -124,7 +124,7 @@ def main() -> int:
     args.journal.mkdir(parents=True, exist_ok=True)
     journal = Journal(args.journal, f"{args.backend}.own")
     known = journal.ended()
-    torch.set_num_threads(1)  # forks of a process with threads may hang
+    torch.set_num_threads(1)  # a fork of a process with several threads can hang
 
     def jobs() -> Iterator[tuple[str, pool.Work]]:
         for one in every:

@@ -83,7 +83,7 @@ def write(path: Path, results: Path = RESULTS) -> None:
 
 
 def _read(results: Path) -> dict[str, Any]:
-    """Parts of the record, by target."""
+    """Return the record's parts by target name; empty if there is no record yet."""
     return dict(json.loads(results.read_text(encoding="utf-8"))) if results.is_file() else {}
 
 
@@ -147,7 +147,7 @@ def _cells(one: Score) -> list[str]:
 
 
 def _killers(ended: Mapping[str, Ended]) -> dict[str, int]:
-    """Number of mutants that each check killed first. A check with few or none may run late."""
+    """Count the mutants that each check killed. Checks that kill few mutants can run late in the suite."""
     first: dict[str, int] = {}
     for one in ended.values():
         if one.item:

@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("reviewed.toml")
 
 
 class Kind(StrEnum):
-    """Kind of a survivor."""
+    """A reviewer's classification of a survivor (a mutant that no item kills)."""
 
     EQUIVALENT = "equivalent"
     """No caller within the contract can see a difference: results and buffers are equal."""
@@ -30,13 +30,13 @@ class Kind(StrEnum):
 
     @property
     def harmless(self) -> bool:
-        """True if every result is correct and no claim is false."""
+        """True if the mutant still computes correct results and declares nothing false."""
         return self in (Kind.EQUIVALENT, Kind.COST, Kind.NARROWER)
 
 
 @dataclass(frozen=True)
 class Review:
-    """Kind of a survivor, and the reviewer's reason."""
+    """A reviewer's entry for a survivor: its kind and the reason."""
 
     kind: Kind
     reason: str

@@ -39,12 +39,12 @@ class Score:
 
     @property
     def raw(self) -> float:
-        """Share of killed mutants among the mutants that load."""
+        """Killed mutants divided by mutants that load."""
         return self.killed / max(1, self.judged - self.stillborn)
 
     @property
     def reviewed(self) -> float:
-        """Share of killed mutants among the mutants that load, without survivors that a review found harmless."""
+        """Killed mutants divided by mutants that load. Survivors that a review found harmless are not counted."""
         harmless = sum(count for kind, count in self.kinds.items() if kind is not None and kind.harmless)
         return self.killed / max(1, self.judged - self.stillborn - harmless)
 

@@ -76,7 +76,7 @@ def test_operator_makes_the_expected_statements(operator: str, statement: str, e
 
 
 def test_every_operator_is_tested_and_described() -> None:
-    """Every operator has a case above and a line on the page."""
+    """Every mutation operator has a test case in this file and a line on the page."""
     assert {operator for operator, _, expected in CASES if expected} == set(OPERATORS)
     assert all(described().values())
 

@@ -1,4 +1,4 @@
-"""Scores count mutants by their results, and a run keeps the results of other targets."""
+"""Tests of scores, reviews and the page: counts of mutants by result, and the parts of other targets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDED = {
     ],
 )
 def test_score(kind: Kind | None, reviewed: float) -> None:
-    """Stillborn mutants do not count; a review removes only survivors with correct results from the score."""
+    """Mutants that do not load do not count. A review removes only survivors with correct results from the score."""
     one = score(MADE, ENDED, {} if kind is None else {SURVIVOR: Review(kind, "why")})
     assert (one.made, one.judged, one.stillborn, one.killed, one.survived) == (4, 4, 1, 2, 1)
     assert (one.raw, one.reviewed) == (pytest.approx(2 / 3), pytest.approx(reviewed))
