@@ -1,4 +1,4 @@
-"""Readers of an engine's files in several releases, installed or in wheels, without importing them."""
+"""Reads an engine's source files from its installed release and from wheels, without importing them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Read = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of one engine that can be read on this machine.
+    """Finds the releases of one engine on this machine: the installed release, and wheels in a folder.
 
     Attributes:
         supported: the engine's supported range, with the distributions that provide it.
@@ -48,13 +48,13 @@ class Releases:
         return {wheel.name.split("-")[1]: self._of_wheel(wheel) for wheel in found}
 
     def each(self) -> pytest.MarkDecorator:
-        """Parametrize a test with an argument `read` by every release."""
+        """Return a pytest mark that runs a test once for each release. The test's argument `read` reads its files."""
         sources = self.installed() | self.wheels()
         values = [*sources.values()] or [pytest.param(None, marks=self._none())]
         return pytest.mark.parametrize("read", values, ids=[*sources] or None)
 
     def each_wheel(self) -> pytest.MarkDecorator:
-        """Parametrize a test with an argument `version` by the version of every wheel."""
+        """Return a pytest mark that runs a test once for each wheel. The argument `version` is the wheel's version."""
         return pytest.mark.parametrize("version", [*self.wheels()] or [pytest.param("", marks=self._none())])
 
     def _of_wheel(self, wheel: Path) -> Read:

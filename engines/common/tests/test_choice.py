@@ -1,4 +1,4 @@
-"""The choice of a backend by name or by device."""
+"""Tests of the function that chooses a backend by name or by device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def test_named_backend_is_chosen() -> None:
 
 
 def test_unknown_backend_is_refused() -> None:
-    """The error lists the installed backends."""
+    """The error for an unknown backend name lists the installed backends."""
     with pytest.raises(EngineError, match=r"backend 'nonsense' does not exist; give an installed backend: .*reference"):
         choose("nonsense", "cpu")
 
 
 def test_absent_plugin_is_refused_with_a_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend of draftmark that is not installed is named with its package."""
+    """The error for a draftmark backend that is not installed has the pip command for its package."""
     monkeypatch.setattr(choice, "available", lambda: [])
     with pytest.raises(EngineError, match="backend cuda_triton is not installed; pip install draftmark-cuda-triton"):
         choose(None, "cuda")
@@ -44,6 +44,6 @@ def test_a_name_is_a_string(named: object) -> None:
 
 
 def test_a_device_without_a_default_is_refused() -> None:
-    """The error names the device."""
+    """If a device has no default backend, the error names the device."""
     with pytest.raises(EngineError, match="device tpu has no default backend"):
         choose(None, "tpu")

@@ -1,4 +1,4 @@
-"""Geometries built from an engine's numbers."""
+"""Tests of the function that builds a `Geometry` from an engine's numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_longest_request_is_the_engines() -> None:
 
 
 def test_ragged_verify_is_dropped_if_undeclared() -> None:
-    """A backend with only the core modes serves the other modes of the engine."""
+    """If a backend does not declare RAGGED_VERIFY, the geometry has the engine's other modes."""
     backend = load("reference")
     backend.info = replace(backend.info, modes=(Mode.EXTEND, Mode.DECODE, Mode.VERIFY))
     geometry = geometry_for(backend, SHAPE, LIMITS, DeviceProfile(), MODES, ())
@@ -31,7 +31,7 @@ def test_ragged_verify_is_dropped_if_undeclared() -> None:
 
 
 def test_refusal_has_the_backends_reason() -> None:
-    """The backend's reason appears in the error."""
+    """If the backend refuses a geometry, the error has the backend's reason."""
     with pytest.raises(EngineError, match=r"reference.*float8_e4m3fn is not served"):
         geometry_for(
             load("reference"), replace(SHAPE, kv_dtype="float8_e4m3fn"), LIMITS, DeviceProfile(), MODES, tuple(Form)
@@ -39,12 +39,12 @@ def test_refusal_has_the_backends_reason() -> None:
 
 
 def test_a_number_out_of_range_is_named() -> None:
-    """The error names the field with a bad value."""
+    """If an engine's number is out of range, the error names the field."""
     with pytest.raises(EngineError, match="page_size"):
         geometry_for(load("reference"), replace(SHAPE, page_size=0), LIMITS, DeviceProfile(), MODES, ())
 
 
 @pytest.mark.parametrize(("window", "left"), [(None, -1), (0, -1), (-1, -1), (1, 0), (4096, 4095)])
 def test_a_window_counts_the_row_itself(window: int | None, left: int) -> None:
-    """A model's window of one sees only the row itself."""
+    """A model's window of n tokens includes the row itself, so a row sees n - 1 positions to its left."""
     assert window_left(window) == left

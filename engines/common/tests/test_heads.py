@@ -1,4 +1,4 @@
-"""Errors of the converters for draft heads, about folders that cannot be used."""
+"""Tests of the errors that the converters of draft heads raise for folders that they cannot use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_unusable_folder_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The program prints one sentence without a traceback, and exits with code 1."""
+    """For a folder that it cannot read, the program prints one sentence without a traceback, and exits with code 1."""
     monkeypatch.setattr(sys, "argv", ["convert", *_folders(tmp_path, head, target)])
     with pytest.raises(SystemExit) as ended:
         write_from_command_line(__doc__, _copy)
@@ -52,7 +52,7 @@ def test_unusable_folder_is_one_sentence(
 def test_unwritable_output_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error has the operating system's text."""
+    """If the output cannot be written, the error contains the operating system's message."""
     folders = _folders(tmp_path, "{}", "{}")
     Path(folders[2]).mkdir()
     monkeypatch.setattr(sys, "argv", ["convert", *folders])
@@ -62,7 +62,7 @@ def test_unwritable_output_is_one_sentence(
 
 
 def test_folders_that_fit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The converter gets three folders, and reads both files."""
+    """The converter gets the three folders of the command line, and reads head.json and config.json."""
     folders = _folders(tmp_path, '{"a": 1}', '{"b": 2}')
     monkeypatch.setattr(sys, "argv", ["convert", *folders])
     write_from_command_line(__doc__, _copy)
@@ -87,7 +87,7 @@ def test_other_errors_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An absent package, an absent field and a damaged file end the program without a traceback."""
+    """If a package or field is absent, or a file is damaged, the program prints one sentence without a traceback."""
 
     def write(*_: Path) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Readers of releases that the adapters' drift tests use."""
+"""Tests of `released`, which reads an engine's files in several releases for the adapters' drift tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_wheels_of_a_folder_are_read_by_their_versions(tmp_path: Path, monkeypat
 
 
 def test_skips_without_a_release_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for a skip names the engine and the variable."""
+    """If no release can be read, the reason for the skip names the engine and the environment variable."""
     monkeypatch.delenv(VARIABLE, raising=False)
     for mark in (RELEASES.each(), RELEASES.each_wheel()):
         (left_out,) = mark.args[1]

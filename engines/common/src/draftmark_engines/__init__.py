@@ -1,7 +1,7 @@
 """Code that draftmark's adapters for LLM engines share. Imports neither torch nor an engine.
 
 `versions` lists supported releases of an engine, `choice` selects a backend, and `geometry` builds a `Geometry` from an
-engine's numbers. Every refusal is an `EngineError` of one sentence.
+engine's numbers. If an engine's request cannot be served, the code raises an `EngineError` of one sentence.
 """
 
 from .choice import choose

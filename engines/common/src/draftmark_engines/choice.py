@@ -1,4 +1,4 @@
-"""Choice of the backend for an engine: the backend that the user names, or the device's default."""
+"""Loader of the attention backend for an engine: the backend that the user names, or the device's default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only error class of the adapters. Adapters raise it before an engine loads a model."""
+"""`EngineError`, the only error class of the adapters. Adapters raise it before an engine loads a model."""
 
 from __future__ import annotations
 

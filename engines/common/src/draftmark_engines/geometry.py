@@ -44,7 +44,7 @@ class EngineLimits:
 
 
 def window_left(sliding_window: int | None) -> int:
-    """Return the number of visible positions left of a row, -1 for all. A model's window includes the row itself."""
+    """Return the number of positions that a row sees to its left; -1 without a window. A window includes the row."""
     return -1 if sliding_window is None or sliding_window <= 0 else sliding_window - 1
 
 

@@ -1,4 +1,4 @@
-"""Supported releases of an engine. Adapters need a range because they read interfaces that change between releases."""
+"""Check of an engine's installed release against the supported range. Interfaces change between releases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SupportedVersions:
     below: str
 
     def reason_against(self, version: str) -> str | None:
-        """Return why a release is not supported; None if it is. Only the numbers of a version like 0.26.0rc1 count."""
+        """Return why a release is not supported; None if it is supported. Suffixes such as rc1 are ignored."""
         numbers = _numbers(version)
         if numbers and _numbers(self.oldest) <= numbers < _numbers(self.below):
             return None

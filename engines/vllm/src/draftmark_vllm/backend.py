@@ -1,4 +1,7 @@
-"""The class that vLLM's selector reads: names, capabilities, KV layout. The import rejects an unsupported vLLM."""
+"""The backend class that vLLM's selector reads: names, capabilities and KV layout.
+
+Importing this module raises an error if the installed vLLM is not supported.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ check_claim()
 
 
 class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
-    """draftmark's backend for vLLM's slot CUSTOM. Its forward writes KV. It refuses models draftmark cannot serve."""
+    """vLLM's backend CUSTOM, served by draftmark. Its forward also writes KV. It refuses unsupported models."""
 
     # Dtypes that the adapter can pass on. `supports_combination` checks the chosen backend.
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
@@ -49,7 +52,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_name() -> str:
-        """Return the member of vLLM's enum that stands for an external backend."""
+        """Return ``"CUSTOM"``, the member of vLLM's backend enum that is reserved for external backends."""
         return "CUSTOM"
 
     @staticmethod
@@ -68,7 +71,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Return page sizes in tokens. Since 0.31 vLLM passes a spec."""
+        """Return the supported page sizes in tokens. vLLM passes `kv_cache_spec` since 0.31."""
         return [MultipleOf(16)]
 
     @classmethod
@@ -88,7 +91,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """Return False: the row counts on the host decide how a step is split."""
+        """Return False: the builder splits a step by the host's row counts, so they must equal the device's."""
         return False
 
     @classmethod
@@ -137,7 +140,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
-        """Return the KV layout: layer, page, token, head; or in each layer K of all pages, then V of all pages."""
+        """Return the KV layout: axes layer, page, token, head. With separate K and V, K of all pages precedes V."""
         from vllm.v1.kv_cache_layout import KVCacheLayout
 
         return (KVCacheLayout.LHBNC if cls.separate_kv else KVCacheLayout.LBNHC,)
@@ -163,7 +166,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def _slots(cls, num_kv_heads: int, head_size: int) -> tuple[int, int]:
-        """Return the slots of a token in a page, and the elements of one slot."""
+        """Return (head slots per token, elements per slot). With separate K and V a slot has all heads of K or of V."""
         return (2, num_kv_heads * head_size) if cls.separate_kv else (head_slots(num_kv_heads), head_size)
 
     # -- KV layout up to 0.28 -----------------------------------------------------------------------------
@@ -178,7 +181,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def get_kv_cache_stride_order(cls, include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """Return the order of the axes in memory: page, token, head; or K of all pages, then V of all pages.
+        """Return the order of the axes in memory: page, token, head. With separate K and V, K of all pages comes first.
 
         With a dimension for layers, each page holds every layer.
 

@@ -1,4 +1,4 @@
-"""The split of a vLLM batch into runs of requests that one mode serves. Integers only.
+"""Split of a vLLM batch into runs. A run is a range of consecutive requests that one mode serves. Integers only.
 
 Two runs cover any batch. The first has the leading decodes and verifies, up to the first request with more rows. The
 second is EXTEND, which serves any number of rows.
@@ -41,12 +41,12 @@ class BatchRun:
 
     @property
     def padded_reqs(self) -> int:
-        """Number of requests, padding included."""
+        """Number of requests, padding requests included."""
         return len(self.q_lens)
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of query rows, padding included."""
+        """Number of query rows, rows of padding requests included."""
         return sum(self.q_lens)
 
 

@@ -1,4 +1,4 @@
-"""The bound backends of one builder. Each shape of layer has one for decode and verify, and one for EXTEND.
+"""The opened backends of one builder. Each shape of layer has one for decode and verify, and one for EXTEND.
 
 A mixed step needs the metadata of both backends at one time, so each is opened separately and sized for its own modes.
 """
@@ -30,7 +30,7 @@ def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
 
 @dataclass(frozen=True)
 class Geometries:
-    """The two geometries of one shape of layer.
+    """Holds the two geometries of one shape of layer: one for decode and verify, one for EXTEND.
 
     Attributes:
         decode_verify: for DECODE; with drafts also for VERIFY, and for RAGGED_VERIFY if the backend serves it.
@@ -60,7 +60,7 @@ class Geometries:
         return cls(decode_verify, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), forms))
 
     def each(self) -> tuple[Geometry, Geometry]:
-        """Return both geometries."""
+        """Return the geometry for decode and verify, and the geometry for EXTEND."""
         return self.decode_verify, self.extend
 
     @property
@@ -70,7 +70,7 @@ class Geometries:
 
 
 class BoundBackends:
-    """The bound backends of several shapes of layers.
+    """Opens two backends for each shape of layer, and plans and writes the metadata of all of them.
 
     Args:
         shapes: shapes of the layers; each is bound once.
@@ -98,7 +98,7 @@ class BoundBackends:
 
     @property
     def any(self) -> Geometries:
-        """Geometries of one shape. Lengths and modes are equal for every shape."""
+        """Geometries of an arbitrary shape, for facts that are equal for every shape: lengths and modes."""
         return next(iter(self.geometries.values()))
 
     def of(self, mode: Mode) -> dict[AttentionShape, AttentionBackend]:
@@ -106,7 +106,7 @@ class BoundBackends:
         return self.extend if mode is Mode.EXTEND else self.decode_verify
 
     def geometry(self, mode: Mode) -> Geometry:
-        """Return one shape's geometry for `mode`."""
+        """Return an arbitrary shape's geometry for `mode`. Lengths and modes are equal for every shape."""
         return self.any.extend if mode is Mode.EXTEND else self.any.decode_verify
 
     def plan(self, batch: ForwardBatch) -> None:

@@ -1,4 +1,4 @@
-"""The builder of a step's metadata. vLLM calls it before each eager forward, each capture and each replay."""
+"""vLLM's builder of attention metadata. vLLM calls it before each eager forward, each capture and each replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
 
 @dataclass
 class StepMetadata:
-    """Metadata that every layer of a builder reads in one forward.
+    """Attention metadata of one step, which every layer of a KV group reads in its forward.
 
     Not frozen, because vLLM's builder for chunked attention adds attributes.
 
@@ -43,7 +43,7 @@ class StepMetadata:
 
 
 class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[misc]
-    """Builder of the metadata for the layers of one KV group."""
+    """Builds the attention metadata of each step for the layers of one KV group."""
 
     supports_draft_decode_metadata_update: bool = False
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
@@ -68,16 +68,16 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._graphs = self._new_graphs()
 
     def _require_decodes_first(self) -> None:
-        """Make runner V1 place decodes first if drafts are trees: after a prompt, a tree would be served as a chain."""
+        """Make runner V1 put decodes before prompts if drafts are trees. After a prompt, a tree runs as a chain."""
         if serves_trees(self.vllm_config):
             self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def _bind(self, layers: list[Any]) -> None:
-        """Bind the backends of the layers known so far."""
+        """Open the backends for the layers that the KV group has now. A draft model may add layers later."""
         self._num_layers = len(self.layer_names)
         backend = self._backend
         self._bound = BoundBackends(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
-        # Inside a graph nothing can be planned, and the host has no lengths.
+        # vLLM captures this update in a graph, which cannot run `plan`. So the backend must need no host lengths.
         self.supports_draft_decode_metadata_update = self._bound.need is HostLengthsNeed.NONE
         # A backend that needs no host lengths gets none: computing them takes longer than the rest of a step. Prompts
         # are an exception: they run far longer, and a backend may choose kernels by their lengths. Chunked layers get
@@ -92,7 +92,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
 
     def _new_graphs(self) -> MetadataGraphs | None:
-        """Return graphs, or None if a step has host lengths, chunks, trees or debug checks next to its tensors."""
+        """Return metadata graphs; None with host lengths, chunks, trees or debug checks, which no replay can update."""
         has_more_inputs = self._host_lengths or self._debug or self._chunk is not None or self._tails is not None
         return None if has_more_inputs else MetadataGraphs(self._bound, self._buffers, self.device)
 
@@ -112,11 +112,11 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         return AttentionCGSupport.NEVER if exact else AttentionCGSupport.UNIFORM_BATCH
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
-        """Prepare a step: split it into runs, fill their batches, plan and write metadata."""
+        """Split a step into runs, build a batch for each run, plan, and write metadata on the device."""
         return self._build(common_attn_metadata, capture=False)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> StepMetadata:
-        """Prepare a step to capture, without host lengths: the host's decisions must hold for every replay."""
+        """Build a step that vLLM captures. It has no host lengths, because its plan must be valid in every replay."""
         return self._build(common_attn_metadata, capture=True)
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
@@ -128,7 +128,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
                 backend.write_metadata(batch)
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
-        if len(self.layer_names) != self._num_layers:  # runner V1 adds a draft model's layers to an existing builder
+        if len(self.layer_names) != self._num_layers:  # runner V1 has added a draft model's layers since
             self._bind(self._layers())
             self._graphs = self._new_graphs()
         step = _step(cam, capture or not self._host_lengths, self._exact)
@@ -136,7 +136,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         parts = []
         for run in runs:
             if run.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
-                step = replace(step, seq_bounds=_bounds(cam))  # prompts are the last run of a step
+                step = replace(step, seq_bounds=_bounds(cam))  # only EXTEND, the last run, gets bounds
             batch = None if self._graphs is None else self._graphs.prepare(step, run)
             if batch is None:
                 batch = self._launch(step, run, capture)
@@ -144,7 +144,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         return StepMetadata(tuple(parts), step.seq_lens)
 
     def _launch(self, step: Step, run: BatchRun, capture: bool) -> ForwardBatch:
-        """Prepare a run launch by launch. If vLLM captures the step, capture these launches as a graph too."""
+        """Prepare a run by separate kernel launches. If vLLM captures the step, capture these launches as well."""
         batch = self._buffers.forward(step, run, self._bound.geometry(run.mode))
         if self._tails is not None and run.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
             batch = replace(batch, tail=self._tails.write(run, current_trees()))
@@ -173,7 +173,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
 
 
 def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
-    """Read vLLM's `CommonAttentionMetadata`, with the host's lengths or without.
+    """Convert vLLM's `CommonAttentionMetadata` to a `Step`. If `without_lengths`, leave out the host's lengths.
 
     Raises:
         EngineError: attention is not causal, or the device decides which rows are causal.
@@ -193,13 +193,13 @@ def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
 
 
 def _bounds(cam: Any) -> tuple[int, ...] | None:
-    """Return upper bounds of the lengths, one for each request; None if the host has none."""
+    """Return the host's upper bounds of the KV lengths, one for each request; None if the host has no bounds."""
     bounds = cam.seq_lens_cpu_upper_bound
     return None if bounds is None else tuple(bounds.tolist())
 
 
 def _usual_geometries(backend: Any, config: Any, device: str) -> tuple[Any, ...]:
-    """Return the geometries of the model's usual layer, for facts that depend only on the backend."""
+    """Return the geometries of a layer with the model's configured heads, for facts that depend only on the backend."""
     from .limits import layer_shape
 
     model, parallel = config.model_config, config.parallel_config
@@ -220,6 +220,6 @@ def _rank_guard() -> RankGuard | None:
 
     try:
         group = get_tp_group()
-    except AssertionError:  # no process group: a test made the builder
+    except AssertionError:  # a test made the builder without tensor-parallel process groups
         return None
     return RankGuard(group.device_group) if group.world_size > 1 else None

@@ -1,4 +1,4 @@
-"""Checks of the debug mode. They compare facts that exist twice, and wait for the device to read them."""
+"""Checks of the debug mode. They copy tensors to the host and compare them with values derived independently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) ->
         if not len(given) or int(given.max()) < 0 or _is_dummy(batch, request, prefixes[request], geometry):
             continue
         positions = torch.arange(prefixes[request], prefixes[request] + rows, device=batch.device)
-        # Where the maximum length trims drafts, vLLM stores nothing, and the request may have no page.
+        # vLLM stores no drafts past the maximum length (slot -1), and the request may have no page there.
         there = given >= 0
         derived = slots_of(
             batch.page_table[request : request + 1], positions[there][None], geometry.attention.page_size

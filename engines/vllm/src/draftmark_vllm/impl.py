@@ -61,7 +61,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._geometries(torch.get_default_dtype(), current_platform.device_type)
 
     def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
-        """Return the layer's shape, and keep it. The builder calls this once vLLM has chosen a page size."""
+        """Return the layer's shape, and keep it. The builder calls this after vLLM has chosen a page size."""
         self._shape = self._described(page_size, dtype)
         return self._shape
 
@@ -147,7 +147,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         reservation.hold(shape, arena_bytes(backend, made), query.device)
 
     def _geometries(self, dtype: torch.dtype, device: str) -> tuple[LoadedBackend, AttentionShape, Geometries]:
-        """Return the backend, shape and geometries of this layer, or raise. Its heads and window may be its own."""
+        """Return this layer's backend, shape and geometries. Raise EngineError if the backend refuses a geometry."""
         backend = chosen_backend(self._config, device)
         shape = self._described(self._config.cache_config.block_size, dtype)
         return backend, shape, Geometries.of(backend, shape, engine_limits(self._config), profile_of(device))

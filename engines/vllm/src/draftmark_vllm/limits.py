@@ -1,4 +1,4 @@
-"""Plain numbers from vLLM's configuration: its limits, the device and the chosen backend. Imports no vLLM."""
+"""Reads vLLM's configuration: its limits, the device and the chosen backend. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def engine_limits(config: Any) -> EngineLimits:
     scheduler, draft = config.scheduler_config, config.speculative_config
     verify_rows = 1 + (getattr(draft, "num_speculative_tokens", None) or 0)
     captured = config.compilation_config.cudagraph_capture_sizes or ()
-    # A drafter's own forwards have up to 1 + K more rows per request than the target's scheduled rows.
+    # With K drafts, a drafter's own forwards have up to 1 + K more rows per request than the scheduled rows.
     rows = scheduler.max_num_batched_tokens + scheduler.max_num_seqs * verify_rows
     return EngineLimits(
         max_num_reqs=scheduler.max_num_seqs,
         max_model_len=config.model_config.max_model_len,
         max_num_tokens=max(rows, *captured, 1),
         num_draft_tokens=verify_rows,
-        # With drafts the host has only length bounds in asynchronous steps and while drafting.
+        # With drafts, the host has only upper bounds of the lengths in asynchronous steps and in draft steps.
         host_lag=draft is not None,
         branches=Settings.read(config.additional_config).branches if serves_trees(config) else 1,
     )
 
 
 def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
-    """Return the limits of layers in which a row sees only its own chunk of positions (Llama 4).
+    """Return the engine limits for layers with chunked attention, where a row sees only its own chunk (Llama 4).
 
     For such layers vLLM turns each chunk that a request's rows touch into a request with the pages of that chunk.
 
@@ -47,13 +47,13 @@ def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
     """
     if chunk is None:
         return limits
-    # The first and the last chunk of a request may have fewer rows than a chunk has positions.
+    # Each request may touch two partial chunks (its first and its last); all other chunks are full of rows.
     pieces = 2 * limits.max_num_reqs + limits.max_num_tokens // chunk
     return replace(limits, max_num_reqs=pieces, max_model_len=chunk)
 
 
 def serves_trees(config: Any) -> bool:
-    """Return whether drafts are trees: the user has named a worker of `trees`."""
+    """Return whether drafts are trees, which is so if --worker-cls names a worker of the package `trees`."""
     named = getattr(config.parallel_config, "worker_cls", None)
     return config.speculative_config is not None and str(named).startswith(TREE_WORKERS)
 
@@ -68,7 +68,7 @@ def chosen_backend(config: Any, device: str) -> LoadedBackend:
 
 
 def profile_of(device: torch.device | str) -> DeviceProfile:
-    """Return the properties of a device."""
+    """Return the device's properties that a backend plans with."""
     return device_profile(device)
 
 

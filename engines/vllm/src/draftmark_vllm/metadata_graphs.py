@@ -21,7 +21,7 @@ PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 
 
 class MetadataGraphs:
-    """The metadata graphs of one builder. Its backends get no host lengths, so batches of one size differ only in data.
+    """Captures and replays one builder's metadata launches. Without host lengths, a batch's size fixes the launches.
 
     Args:
         bound: backends of the builder. buffers: static tensors of the builder.
@@ -32,7 +32,7 @@ class MetadataGraphs:
         self._captured: dict[tuple[int, ...], Captured] = {}
 
     def capture(self, step: Step, run: BatchRun, batch: ForwardBatch) -> None:
-        """Capture the launches for a batch, once for its size and the step's tensors.
+        """Capture a batch's metadata launches, unless a graph for its size and the step's tensors exists.
 
         Args:
             batch: batch of the run, already filled and prepared.
@@ -55,7 +55,7 @@ class MetadataGraphs:
         captured.batches[key] = batch
 
     def prepare(self, step: Step, run: BatchRun) -> ForwardBatch | None:
-        """Prepare a run by a replay. Return None if no graph of its size was captured over these tensors."""
+        """Replay the graph that writes a run's metadata, and return its batch; None if no captured graph fits."""
         key, captured = _key(run), self._captured.get(_tensors(step))
         if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
             return None
@@ -66,7 +66,7 @@ class MetadataGraphs:
 
 
 class Captured:
-    """Graphs captured over one set of tensors.
+    """Holds the graphs that were captured over one set of tensors.
 
     Attributes:
         graphs: the captured graphs.
@@ -79,13 +79,13 @@ class Captured:
 
 
 def _key(run: BatchRun) -> GraphKey | None:
-    """Return the graph key of a step's first run; None for a later run, or for a mode without full graphs in vLLM."""
+    """Return the graph key of a step's first run; None for a later run, or a mode that vLLM does not capture."""
     program = PROGRAMS.get(run.mode)
     return None if program is None or run.first_req else GraphKey(program, run.padded_reqs)
 
 
 def _tensors(step: Step) -> tuple[int, ...]:
-    """Return every fact about a step's tensors that its launches depend on, except the size of its first run."""
+    """Return the addresses and shapes of a step's tensors. A captured graph is valid only for equal ones."""
     table = step.page_table
     return step.seq_lens.data_ptr(), table.data_ptr(), table.stride(0), table.shape[1], step.slots.data_ptr()
 

@@ -1,4 +1,4 @@
-"""vLLM options that would give wrong results or an error after loading, and that not every vLLM release rejects."""
+"""Check for vLLM options that draftmark cannot serve and that some vLLM releases do not reject before loading."""
 
 from __future__ import annotations
 

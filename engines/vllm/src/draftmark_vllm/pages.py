@@ -1,4 +1,4 @@
-"""vLLM's KV memory as draftmark's pages: views, no copies.
+"""Views of vLLM's KV memory as draftmark's pages, without copies.
 
 Within a token all K heads come first, then all V heads. So the K rows of all tokens have one pitch, and a TMA load
 reads them as one box; V rows do too. For a backend without `Form.STRIDED_KV`, K of all pages comes first, then V of all
@@ -17,7 +17,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def head_slots(num_kv_heads: int) -> int:
-    """Return the number of heads in vLLM's logical page: K heads, then V heads."""
+    """Return the number of head slots per token in a page of vLLM: one per K head, then one per V head."""
     return 2 * num_kv_heads
 
 
@@ -40,7 +40,7 @@ def kv_cache(
         Views ``[num_pages, page_size, num_kv_heads, head_dim]`` of the same memory.
 
     Raises:
-        EngineError: the backend takes only contiguous pages, but vLLM places the pages with gaps. It does so for
+        EngineError: the backend takes only contiguous pages, but vLLM leaves gaps between pages, as it does for
             models with Mamba layers.
     """
     scaled = k_scale is not None and v_scale is not None

@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes. It registers CUSTOM, and the model class of draft heads."""
+"""Entry point that vLLM calls in each of its processes. It registers CUSTOM and the model class of draft heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def check_claim() -> None:
-    """Raise EngineError if another plugin had registered CUSTOM before."""
+    """Raise EngineError if another plugin registered the backend CUSTOM before draftmark did."""
     if _other is not None:
         raise EngineError(
             f"two plugins register vLLM's backend CUSTOM, {_other} and {PATH}; set VLLM_PLUGINS to the plugin to load, "

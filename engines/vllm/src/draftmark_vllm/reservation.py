@@ -1,4 +1,4 @@
-"""Memory reserved for the backends while vLLM measures how much memory a step needs.
+"""Reserves the backends' memory while vLLM measures how much memory a step needs.
 
 vLLM gives the rest of the device to KV after this measurement, and creates metadata builders, with their arenas, later.
 The measurement runs a forward without metadata. So the first such forward allocates the size of the arenas, and the
@@ -19,5 +19,5 @@ def hold(key: object, nbytes: int, device: torch.device) -> None:
 
 
 def release() -> None:
-    """Free all reserved memory."""
+    """Free all memory that `hold` has allocated, so that the backends' own buffers can use it."""
     _held.clear()

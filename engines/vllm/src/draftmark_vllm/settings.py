@@ -10,7 +10,7 @@ from draftmark_engines import EngineError
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the adapter.
+    """Holds the user's settings of draftmark inside vLLM.
 
     Attributes:
         backend: name of the draftmark backend; None for the device's default.
@@ -42,7 +42,7 @@ class Settings:
         branches = given.get("branches", 2)
         if not isinstance(branches, int) or isinstance(branches, bool) or branches < 2:
             raise EngineError(f"additional_config has draftmark.branches = {branches!r}; write an integer of 2 or more")
-        return cls(**given)  # `choose` checks the backend's name
+        return cls(**given)  # the backend's name is checked later, by `choose`
 
     @staticmethod
     def _example() -> str:

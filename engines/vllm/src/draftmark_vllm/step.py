@@ -1,4 +1,4 @@
-"""A run of a step as a `ForwardBatch` over vLLM's own tensors."""
+"""Converts a run of a vLLM step to a `ForwardBatch` over vLLM's own tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNIFORM = (Mode.DECODE, Mode.VERIFY)
 
 @dataclass(frozen=True)
 class Step:
-    """vLLM's metadata of one step. vLLM owns every tensor.
+    """Holds vLLM's metadata of one step. vLLM owns every tensor.
 
     Attributes:
         query_start: int32 ``[R + 1]``, first query row of each request. query_start_host: its copy on the host.
@@ -42,7 +42,7 @@ class Step:
 
 
 class StepBuffers:
-    """Static tensors of a builder. A captured graph reads them at fixed addresses, and finds each step's values there.
+    """Holds a builder's static tensors. Each step is written into them, and captured graphs read their fixed addresses.
 
     Args:
         max_reqs, max_rows: requests and rows of the largest step.
@@ -53,7 +53,7 @@ class StepBuffers:
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
         positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        # Views are cached: many steps need equal views, and a look-up is cheaper than a new view.
+        # Views are cached by (first, count): many steps need equal views, and a look-up is cheaper than a new view.
         self._prefix_lens, self._positions = (
             lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
         )
@@ -63,7 +63,7 @@ class StepBuffers:
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
     def forward(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
-        """Return a run as a batch, by at most five small kernel launches and no wait for the device."""
+        """Convert a run to a batch. This launches at most five small kernels, and does not wait for the device."""
         first, reqs, row, rows = run.first_req, run.padded_reqs, run.first_row, run.num_rows
         batch = ForwardBatch(
             mode=run.mode,
@@ -86,7 +86,7 @@ class StepBuffers:
         return batch
 
     def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
-        """Compute on the device every tensor of the run's batch that depends on the step. This can be captured."""
+        """Compute the batch's step-dependent tensors on the device. A CUDA graph can capture this call."""
         first, reqs, columns = run.first_req, run.padded_reqs, self._table.shape[1]
         if columns:
             theirs = part(step.page_table, first, reqs)
@@ -94,7 +94,7 @@ class StepBuffers:
         refresh(batch, part(step.seq_lens, first, reqs))
 
     def _page_table(self, step: Step, run: BatchRun) -> torch.Tensor:
-        """Return vLLM's table of a run, or our own static memory for its first columns."""
+        """Return vLLM's page table of a run. For a backend without ENGINE_TABLE, return static memory for a copy."""
         whole = self._table if self._table.shape[1] else step.page_table
         return part(whole, run.first_req, run.padded_reqs)
 
@@ -111,12 +111,12 @@ class StepBuffers:
 
 
 def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """Return `count` rows from row `first`. If these are all rows, return the tensor itself, which saves a view."""
+    """Return `count` rows from row `first`. If the tensor has no other rows, return the tensor itself, not a view."""
     return tensor if not first and count == tensor.shape[0] else tensor[first : first + count]
 
 
 def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
-    """Recompute the prefix lengths of a batch in place, on the device. This can be captured.
+    """Recompute the prefix lengths of a batch in place, on the device. A CUDA graph can capture this call.
 
     Args:
         seq_lens: int32 ``[padded_reqs]``, KV tokens of each request, including its rows of this batch. For a padding

@@ -1,4 +1,4 @@
-"""Supported vLLM releases. `tests/test_drift.py` checks the adapter's assumptions on wheels of this range."""
+"""Range of supported vLLM releases. `tests/test_drift.py` checks the adapter's assumptions on their wheels."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""draftmark's draft heads as EAGLE-3 drafters of vLLM: `convert` writes one as a folder that vLLM loads."""
+"""Converter and model class that let vLLM load draftmark's draft heads as EAGLE-3 drafters."""

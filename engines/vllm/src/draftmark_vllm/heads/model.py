@@ -1,4 +1,4 @@
-"""vLLM's model class for a converted head. It joins token and feature differently from vLLM's EAGLE-3 Llama.
+"""Model class by which vLLM runs a converted head. It joins token and feature differently from vLLM's EAGLE-3 Llama.
 
 Token and feature are normalized, joined by one linear layer, and added to the feature. A usual Llama layer follows. The
 head may read the last feature after the target's final norm, but vLLM provides it before that norm.
@@ -31,7 +31,7 @@ STACKED: dict[str, tuple[str, str | int]] = {
 
 
 class _Head(nn.Module):
-    """The head's modules, under vLLM's names."""
+    """Holds the head's layers under the parameter names that vLLM uses."""
 
     def __init__(self, vllm_config: Any, config: Any, first_layer: int, prefix: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
 
 
 def _place(name: str) -> tuple[str, str | int | None]:
-    """Return the parameter for a weight's name, and the weight's part of a stacked parameter."""
+    """Return (parameter, shard) for a weight's name. shard is its part of a stacked parameter (qkv, gate and up)."""
     if name == "d2t":
         return "draft_id_to_target_id", None
     if not name.startswith("lm_head."):

@@ -1,4 +1,4 @@
-"""Names by which vLLM finds the model class of a converted head."""
+"""Architecture name and import path of a converted head's model class, for vLLM's model registry."""
 
 from __future__ import annotations
 

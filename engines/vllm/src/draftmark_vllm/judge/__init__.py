@@ -1,4 +1,4 @@
-"""vLLM's own attention backends as targets of `draftmark judge`. Imports no vLLM before a target is opened."""
+"""Lets `draftmark judge` test vLLM's own attention backends. Imports vLLM only when the judge opens a backend."""
 
 from .engine import ENGINE
 

@@ -1,4 +1,4 @@
-"""Objects of vLLM that the judge uses, imported from the module that this release keeps them in."""
+"""vLLM classes and functions that the judge uses. Each is imported from the module that has it in this release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Persistent buffers of vLLM's model runner, and `CommonAttentionMetadata` as views of them.
+"""Model of the persistent buffers in vLLM's model runner, with `CommonAttentionMetadata` as views of the buffers.
 
 The buffers behave as in vLLM's runners. They are filled in place in every step. A captured size has padding requests
 after the live ones: no rows, length 0, null page 0 and slots of -1. Host bounds are the lengths that the scheduler
@@ -21,7 +21,7 @@ ALIGNMENT = 128
 
 
 class RunnerBuffers:
-    """Tensors that the runner keeps at fixed addresses.
+    """Holds the tensors that vLLM's model runner keeps at fixed addresses.
 
     Attributes:
         slots: slot mapping, int64 ``[max_tokens]``.
@@ -49,7 +49,7 @@ class RunnerBuffers:
         self.known = True
 
     def fill(self, step: Step, padded: int) -> None:
-        """Write a step of live requests, padded to `padded` requests."""
+        """Write a step's live requests into the buffers, then padding requests up to `padded` requests."""
         requests, longest = step.forward.requests, max_model_len(self.geometry)
         starts = [0]
         for one in requests:
@@ -72,7 +72,7 @@ class RunnerBuffers:
         self._put(self.positions, at, whole=False)
 
     def dummy(self, rows_each: int, requests: int) -> None:
-        """Write a runner's dummy batch for a capture: requests without a prefix, and no KV slots."""
+        """Write the dummy batch that a runner captures: requests without a prefix, and slot -1 for every row."""
         self.known = True
         counts = [rows_each * n for n in range(requests + 1)]
         self._put(self.starts, counts + counts[-1:] * (len(self.starts) - len(counts)))
@@ -108,7 +108,7 @@ class RunnerBuffers:
             # the device. FlashInfer plans from these lengths: with a bound, it read KV after a request's last token.
             "_seq_lens_cpu": self.bounds[:requests] if self.known else None,
             "_num_computed_tokens_cpu": computed if self.known else None,
-            # Older releases have only these two fields for lengths on the host.
+            # Older vLLM releases have no bounds field: they read host lengths from these two fields only.
             "seq_lens_cpu": self.bounds[:requests],
             "num_computed_tokens_cpu": computed,
         }

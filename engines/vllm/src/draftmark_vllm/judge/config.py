@@ -1,4 +1,4 @@
-"""A `VllmConfig` for one layer's shape. Its model is only a config file, because no weights are loaded."""
+"""Makes a `VllmConfig` for one layer's shape. Its model is only a config file, because no weights are loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
-    """Return the folder of a Llama without weights."""
+    """Write the config file of a Llama with these heads, and return its folder. The folder has no weights."""
     path = Path(_folder().name, f"{heads}-{kv_heads}-{head_dim}-{length}")
     if not path.exists():
         path.mkdir()
@@ -47,7 +47,7 @@ def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
 
 
 def max_model_len(geometry: Geometry) -> int:
-    """Return the longest length of a request: a context and a draft tail."""
+    """Return the greatest number of tokens in a request: the longest context and its draft tokens."""
     return geometry.limits.max_context_len + geometry.draft.num_draft_tokens
 
 
@@ -108,13 +108,13 @@ def _rows(geometry: Geometry) -> tuple[int, ...]:
 
 
 def _known(of: Any, **values: Any) -> dict[str, Any]:
-    """Return the keyword arguments that a class of this vLLM release accepts."""
+    """Return the given keyword arguments, without arguments that class `of` of this vLLM release does not accept."""
     return takes(of, values)
 
 
 def takes(called: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the `values` that a dataclass or a function of this release accepts."""
-    # Includes fields that are only passed to __post_init__, which `fields` leaves out.
+    """Return the `values` with names that `called`, a dataclass or function of this vLLM release, accepts."""
+    # dataclasses.fields leaves out InitVar fields, which the constructor accepts too.
     names = called.__dataclass_fields__ if is_dataclass(called) else inspect.signature(called).parameters
     return {name: value for name, value in values.items() if name in names}
 

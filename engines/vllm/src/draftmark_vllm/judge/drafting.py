@@ -1,4 +1,4 @@
-"""Items for vLLM only: layers that share metadata, KV groups that share a build, and drafters."""
+"""Judge items (test cases) for vLLM only: layers and KV groups that share one metadata build, and draft steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = 3
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return the items that only vLLM has."""
+    """Return the judge items (test cases) that only vLLM has."""
     found = []
     for name, shape in {"small": SMALL, "window": replace(SMALL, window_left=19)}.items():
         geometry = fitted(caps, shape)
@@ -58,7 +58,7 @@ def _driver(subject: EngineSubject) -> VllmDriver:
 
 
 def _two_layers(subject: EngineSubject, step: Step) -> None:
-    """One build serves both layers of the group: with equal caches their outputs are equal."""
+    """Check that two layers with one metadata build and equal caches have equal outputs."""
     driver = _driver(subject)
     subject.load(step)
     slots = subject.slots
@@ -95,7 +95,7 @@ def _second_group(subject: EngineSubject, step: Step) -> None:
 
 
 def _rounds(subject: EngineSubject, step: Step) -> None:
-    """Run a verify step, the draft steps after it, and the verify step of the next round."""
+    """Check the outputs of a verify step, of the draft steps after it, and of the next verify step."""
     subject.assert_step(step)
     for number in range(STEPS):
         subject.assert_step(_decode(step, number), partial(_draft, _driver(subject), number), seed=number)
@@ -129,6 +129,6 @@ def _refreshed(subject: EngineSubject, step: Step) -> None:
 
 
 def _decode(step: Step, number: int) -> Step:
-    """Return draft step `number` of a round: one row for each request, after the tokens of earlier draft steps."""
+    """Return draft step `number` after a verify step: one row per request, after the tokens of earlier draft steps."""
     lens = [one.prefix + number for one in step.forward.requests]
     return step_of(uniform(f"draft{number}", step.geometry, Mode.DECODE, lens, len(lens)))

@@ -22,7 +22,7 @@ from .queries import rounds_queries
 
 @dataclass
 class Captured:
-    """A captured batch size.
+    """Holds one captured batch size: its CUDA graph, metadata and static tensors.
 
     Attributes:
         rows_each: rows of each request.
@@ -43,7 +43,7 @@ class Captured:
 
 
 class VllmDriver:
-    """Driver of a vLLM backend; see `draftmark_contract.judge.driver.Driver`."""
+    """Runs the judge's steps on a vLLM backend; implements `draftmark_contract.judge.driver.Driver`."""
 
     def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
         self.geometry = geometry
@@ -56,7 +56,7 @@ class VllmDriver:
 
     @property
     def capturable(self) -> Capturable:
-        """Batches that the builder declares capturable."""
+        """The batches that the builder declares capturable as full CUDA graphs."""
         return capturable(self.layers)
 
     @property
@@ -65,11 +65,11 @@ class VllmDriver:
         return self._rounds_queries
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write KV of the first layer."""
+        """Write K and V to slots of the first layer's cache."""
         self.layers.caches[LAYER].write(slots, k, v)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of the first layer's KV."""
+        """Return copies of K and V at slots of the first layer's cache."""
         return self.layers.caches[LAYER].read(slots)
 
     def forward(self, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class VllmDriver:
         return metadata, self.buffers.slots[: step.num_rows]
 
     def common(self, step: Step, requests: int, rows: int) -> Any:
-        """Return vLLM's common metadata of a step that is in the buffers."""
+        """Return vLLM's `CommonAttentionMetadata` of a step that `fill` has written to the buffers."""
         longest = max((one.rows for one in step.forward.requests), default=0)
         return self.buffers.metadata(requests, rows, longest, int(self.buffers.bounds.max()))
 
@@ -146,7 +146,7 @@ class VllmDriver:
     # -- page layout --------------------------------------------------------------------------------------
 
     def _store(self, page: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write a whole page through the backend: one request, in as few steps as the row limit allows."""
+        """Write one page by the backend's own KV write, as rows of one request, in as few steps as possible."""
         a, most = self.geometry.attention, len(self.buffers.slots)
         dtype = getattr(torch, a.q_dtype)
         for first in range(0, a.page_size, most):
@@ -164,7 +164,7 @@ class VllmDriver:
 
 
 def capturable(layers: Layers) -> Capturable:
-    """Return the builder's declared support for full graphs, as the judge's enum."""
+    """Convert the builder's declared CUDA graph support to the judge's enum `Capturable`."""
     from .api import AttentionCGSupport
 
     builder = layers.builder

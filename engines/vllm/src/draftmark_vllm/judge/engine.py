@@ -1,4 +1,4 @@
-"""vLLM for `draftmark judge`: its backends by name, and the environment of the process that judges one."""
+"""Describes vLLM to `draftmark judge`: names of its backends, and the environment of the process that tests one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "",  # load only vLLM's own backends
+    "VLLM_PLUGINS": "",  # load no plugins: the judge tests only vLLM's own backends
 }
 
 
 class VllmEngine:
-    """The installed release of vLLM."""
+    """Describes the installed vLLM: its release, its backends, and how to install it."""
 
     name = "vllm"
 

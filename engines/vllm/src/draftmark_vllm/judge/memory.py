@@ -1,4 +1,4 @@
-"""A layer's KV memory, read and written by token slots. The layout within a page is learned from the backend's writer.
+"""Reads and writes a layer's KV memory by token slots. Learns the layout within a page from the backend's KV writes.
 
 vLLM's backends pack a page in different ways (K next to V, heads first, tiles for a CPU's vector units), and releases
 change it. So the judge writes a page through the backend with numbers that identify each element, and reads it back.
@@ -25,7 +25,7 @@ Writes = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 class Memory:
-    """KV memory of one layer.
+    """Reads and writes the KV memory of one layer by slots.
 
     Args:
         cache: tensor that is bound to the layer.
@@ -91,7 +91,7 @@ class Memory:
         return found[0], found[1]
 
     def _of(self, pages: Any) -> torch.Tensor:
-        """Return elements of one page or all pages, flat, in kv_dtype. Pages that are not contiguous are copied."""
+        """Return the elements of one page or all pages, flattened, in kv_dtype. Non-contiguous pages are copied."""
         part = self._pages[pages]
         flat = part.reshape(-1) if part.dim() < self._pages.dim() else part.reshape(part.shape[0], -1)
         return flat.view(self.dtype)

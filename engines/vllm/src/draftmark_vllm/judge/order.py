@@ -1,4 +1,4 @@
-"""The order of a step's requests in vLLM's runner, if the builder requires decodes first."""
+"""Reorders a step's requests as vLLM's runner does if the builder requires decodes first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftmark_contract.oracle.history import Request
 
 @dataclass(frozen=True)
 class Ordered:
-    """A step with its requests in the runner's order.
+    """Holds a step with its requests in the order of vLLM's runner.
 
     Attributes:
         step: the reordered step.
@@ -24,13 +24,13 @@ class Ordered:
     order: torch.Tensor
 
     def rows(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return tensors with rows in the runner's order, or the tensors themselves if the order is unchanged."""
+        """Return the tensors with their rows in the runner's order. If the order is unchanged, return the tensors."""
         if torch.equal(self.order, torch.arange(len(self.order))):
             return tensors
         return tuple(tensor[self.order.to(tensor.device)] for tensor in tensors)
 
     def back(self, out: torch.Tensor) -> torch.Tensor:
-        """Return rows in the original order."""
+        """Return the rows of `out`, which are in the runner's order, in the original order of the step."""
         found = torch.empty_like(out)
         found[self.order.to(out.device)] = out
         return found

@@ -1,4 +1,4 @@
-"""Reasons of vLLM's own capability predicates against a geometry. A refused geometry counts as not served."""
+"""Runs vLLM's capability predicates on a geometry. The judge counts a refused geometry as not served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
 
 
 def page_step(backend: Any) -> int:
-    """Return the smallest supported page size in tokens; all supported sizes are multiples."""
+    """Return the backend's smallest page size in tokens. Every other supported page size is a multiple."""
     return min(_sizes(backend), default=16)
 
 

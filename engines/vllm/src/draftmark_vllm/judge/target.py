@@ -1,4 +1,4 @@
-"""One vLLM backend as a target of the judge."""
+"""Lets the judge test one vLLM backend."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LEFT_OUT = {
 
 
 class VllmTarget:
-    """Target of a vLLM backend; see `draftmark_contract.judge.target.Target`."""
+    """Describes one vLLM backend to the judge; implements `draftmark_contract.judge.target.Target`."""
 
     def __init__(self, name: str, backend: Any, device: str) -> None:
         self.name, self.backend, self.device = name, backend, device
@@ -70,11 +70,11 @@ class VllmTarget:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Reasons why rules have no item, by the name of the rule's module."""
+        """Contract rules that the judge cannot test on vLLM's backends: from rule module to reason."""
         return LEFT_OUT
 
     def caps(self) -> EngineCapabilities:
-        """Return the backend's capabilities for the common items."""
+        """Return the capabilities by which the judge chooses the items common to all engines."""
         on_gpu = self.device != "cpu"
         return EngineCapabilities(
             open=self.open,
@@ -85,7 +85,7 @@ class VllmTarget:
         )
 
     def open(self, geometry: Geometry, num_pages: int) -> VllmDriver:
-        """Return a driver for a geometry.
+        """Return a driver that runs this backend on layers of a geometry.
 
         Raises:
             NotAsked: Triton's interpreter lacks the dtype.
@@ -97,7 +97,7 @@ class VllmTarget:
         return VllmDriver(self.backend, geometry, num_pages, self.device)
 
     def items(self) -> Sequence[Item]:
-        """Return the common items, then vLLM's own."""
+        """Return the judge items common to all engines, then the items that only vLLM has."""
         from . import drafting
 
         caps = self.caps()
@@ -115,7 +115,7 @@ def query_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
 
 
 def prepare_cpu(name: str, version: str) -> None:
-    """Prepare the CPU as a server's matrix products do before the first attention: request AMX from the system.
+    """Request the AMX instructions from the operating system. In a server, earlier matrix products do this.
 
     Raises:
         DraftmarkError: vLLM's kernels are absent, because its library was built for another torch.

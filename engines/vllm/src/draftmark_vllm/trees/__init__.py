@@ -1,4 +1,4 @@
-"""Trees of drafts inside an unmodified vLLM. Opt in with `--worker-cls draftmark_vllm.trees.worker.TreeWorker`.
+"""Draft trees inside an unmodified vLLM. Opt in with `--worker-cls draftmark_vllm.trees.worker.TreeWorker`.
 
 vLLM's scheduler sees a tree as a list of drafts, parents before children, and accepts a number of them. Three steps of
 vLLM's runner change:

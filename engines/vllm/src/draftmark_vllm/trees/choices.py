@@ -1,7 +1,7 @@
-"""The target's token after each row: the argmax, or a sample that depends only on the request and the position.
+"""Chooses the target's token after each row: the argmax, or a sample that depends only on request and position.
 
 Random numbers are a function of (seed, position), not a stream. A tree, a chain and a plain step sample equal tokens at
-equal positions. So sampled texts with trees equal texts without.
+equal positions. So text sampled with trees equals text sampled without trees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftmark_speculative.sampling import uniform
 
 @dataclass(frozen=True)
 class Choice:
-    """Sampling parameters of one request.
+    """Holds the sampling parameters of one request.
 
     Attributes:
         temperature: 0 for the argmax.
@@ -37,7 +37,7 @@ class Choice:
         if not _plain(params):
             return None
         seed = params.seed
-        if seed is None:  # derived, so that it is equal on every rank
+        if seed is None:  # derived from the request's id and the engine's seed, so that every rank has the same seed
             seed = int.from_bytes(hashlib.sha256(f"{engine_seed} {request_id}".encode()).digest()[:7])
         temperature = float(params.temperature)
         return cls(temperature if temperature >= 1e-5 else 0.0, max(0, params.top_k), float(params.top_p), seed)

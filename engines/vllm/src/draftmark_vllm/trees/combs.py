@@ -1,4 +1,4 @@
-"""Trees of an EAGLE head: a chain of drafts that has the next best tokens of each step as leaves.
+"""Draft trees of an EAGLE head, in the shape of a comb: a chain, with each step's next best tokens as leaves.
 
 vLLM's own proposer runs the head as often as for a chain of that length. The head never reads a leaf: an accepted leaf
 ends the round with its token and one more. Deeper branches would need draft steps with several rows per request, which
@@ -17,7 +17,7 @@ from .step_trees import Parents
 
 
 def steps_of(drafts: int, branches: int) -> int:
-    """Return the number of draft steps of a comb (a chain with leaves) that has `drafts` drafts.
+    """Return the number of draft steps of a comb (a chain with leaves) of `drafts` draft tokens.
 
     Raises:
         EngineError: `drafts` is not a multiple of `branches`.
@@ -31,7 +31,7 @@ def steps_of(drafts: int, branches: int) -> int:
 
 
 def comb(steps: int, branches: int) -> Parents:
-    """Return the parents of a comb's nodes: drafts of a step are children of the previous step's first draft."""
+    """Return each node's parent in a comb. A step's drafts are children of the previous step's first draft."""
     found = [-1]
     for step in range(steps):
         found += [0 if step == 0 else 1 + (step - 1) * branches] * branches
@@ -39,14 +39,14 @@ def comb(steps: int, branches: int) -> Parents:
 
 
 def comb_proposer(proposer: type) -> type:
-    """Return a subclass of a vLLM proposer that drafts combs. The proposer must draft with a model, step by step."""
+    """Return a subclass of a vLLM proposer that drafts combs. The proposer must run a draft model step by step."""
 
     class CombProposer(proposer):  # type: ignore[misc]
-        """vLLM's proposer, with the tokens of a comb as its result.
+        """vLLM's proposer, changed to return the tokens of a comb (a chain with leaves).
 
         Attributes:
             branches: drafts of each step.
-            steps: draft steps of a round.
+            steps: draft steps of one proposal.
         """
 
         branches: int

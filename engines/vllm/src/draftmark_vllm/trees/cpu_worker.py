@@ -13,9 +13,9 @@ from .runner import with_trees
 
 
 class CpuTreeWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's CPU worker, with a runner that serves trees."""
+    """vLLM's CPU worker, with its model runner extended to draft trees."""
 
     def init_device(self, *given: Any, **more: Any) -> None:
-        """Initialize the device as vLLM does, then let the runner serve trees."""
+        """Initialize the device as vLLM does, then extend the model runner to draft trees."""
         super().init_device(*given, **more)
         with_trees(self.model_runner)

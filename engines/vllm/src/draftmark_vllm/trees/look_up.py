@@ -1,4 +1,4 @@
-"""A proposer of n-gram draft trees. vLLM loads it by name: `{"method": "custom_class", "model": NAME}`."""
+"""Proposer of n-gram draft trees. vLLM loads it by name: `{"method": "custom_class", "model": NAME}`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_NGRAM, MIN_NGRAM = 4, 2
 
 
 class LookUpTrees:
-    """Proposer that finds the recent tokens earlier in the text. Their continuations become branches of a tree.
+    """Finds earlier occurrences of a request's newest tokens, and drafts their continuations as branches of a tree.
 
     Attributes:
-        parents: parents of each request's last tree, in the order of the drafts from `propose`; None without drafts.
+        parents: parents of the nodes of each request's last tree, in `propose`'s order; None without drafts.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -40,7 +40,7 @@ class LookUpTrees:
         *given: Any,
         **more: Any,
     ) -> list[list[int]]:
-        """Return the drafts of every request, and keep their parents.
+        """Return the draft tokens of every request, and store the trees' parents in `parents`.
 
         Args:
             sampled_token_ids: tokens that the last step sampled for each request; empty during its prefill.
@@ -87,7 +87,7 @@ def _matches(tokens: np.ndarray[Any, Any]) -> Iterator[int]:
 
 
 def _continuation(tokens: np.ndarray[Any, Any], end: int, length: int) -> tuple[int, ...]:
-    """Return the `length` tokens after index `end`. Past the newest token, copying continues as in LZ77."""
+    """Return `length` tokens from index `end` on. At the end of the text, copy on from the copied tokens (LZ77)."""
     lag, path = len(tokens) - end, [int(one) for one in tokens[end : end + length]]
     while len(path) < length:
         path.append(path[len(path) - lag])

@@ -8,7 +8,7 @@ import torch
 
 
 def moved_rows(paths: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return source rows and target rows of the KV to move. Nodes of a path ascend, so every move is to a lower row."""
+    """Return (source rows, target rows) of the KV to move. Node indices of a path ascend, so targets are lower rows."""
     sources, targets = [], []
     for path, first in zip(paths, starts, strict=False):
         for place, node in enumerate(path):

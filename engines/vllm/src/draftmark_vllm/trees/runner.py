@@ -1,4 +1,4 @@
-"""vLLM's runner V1, extended to steps with trees. The runner that a worker has created gets this class as a base."""
+"""vLLM's runner V1, extended to draft trees. A worker's existing runner object gets `TreeRunner` as a base class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .walk import Kept, walk
 
 
 def with_trees(runner: Any) -> None:
-    """Let a runner serve trees. Its class becomes a subclass of `TreeRunner` and of its own class.
+    """Extend a runner object to draft trees. Its class becomes a subclass of `TreeRunner` and of its former class.
 
     Raises:
         EngineError: the runner's configuration does not support trees.
@@ -31,13 +31,13 @@ def with_trees(runner: Any) -> None:
         raise EngineError("trees need the accepted drafts on the host before the next step; set --no-async-scheduling")
     if runner.uses_mrope:
         raise EngineError("the model has M-RoPE positions, which trees do not serve; leave --worker-cls out")
-    # The runner's own class stays a base, because a CPU runner overrides methods.
+    # The runner's former class stays a base, because vLLM's CPU runner overrides methods of GPUModelRunner.
     runner.__class__ = type(TreeRunner.__name__, (TreeRunner, type(runner)), {})
     runner.begin_trees()
 
 
 class TreeRunner(GPUModelRunner):  # type: ignore[misc]
-    """vLLM's runner with trees of drafts. Overridden methods keep vLLM's names, and vLLM calls them."""
+    """vLLM's model runner with draft trees. Overridden methods keep vLLM's names, and vLLM calls them."""
 
     _tree_of: dict[str, Parents | None]
     _trees: StepTrees | None
@@ -45,10 +45,10 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
     _comb: Parents | None
 
     def begin_trees(self) -> None:
-        """Set up the trees, once, after vLLM's own constructor.
+        """Initialize the state for trees, once, after vLLM's own constructor.
 
         Raises:
-            EngineError: no trees can be made of drafts by the configured method.
+            EngineError: the configured draft method cannot draft trees.
         """
         self._tree_of, self._trees, self._kept, self._comb = {}, None, None, None
         config = self.speculative_config
@@ -66,7 +66,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         self._comb = comb(steps, branches)
 
     def _prepare_inputs(self, scheduler_output: Any, *given: Any, **more: Any) -> Any:
-        """Prepare a step's inputs, then set the position of each row to the depth of its node."""
+        """Prepare a step's inputs, then set each row's position to the request's prefix plus the node's depth."""
         found = super()._prepare_inputs(scheduler_output, *given, **more)
         self._trees = self._step_trees(scheduler_output)
         # KV slots stay those of a chain; vLLM has computed them already. Positions and masks follow the nodes.
@@ -77,7 +77,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         return found
 
     def _build_attention_metadata(self, *given: Any, **more: Any) -> Any:
-        """Build metadata while the builders can read the step's trees."""
+        """Build attention metadata as vLLM does, and let the builders read the step's trees meanwhile."""
         with set_current_trees(self._trees):
             return super()._build_attention_metadata(*given, **more)
 
@@ -109,7 +109,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         *given: Any,
         **more: Any,
     ) -> Any:
-        """Propose drafts after the accepted tokens, with the features moved to the rows of a chain."""
+        """Propose drafts after the accepted tokens, with hidden states reordered as for a chain of accepted drafts."""
         order = self._chain_order(len(hidden_states))
         if order is not None:
             hidden_states = hidden_states[order]
@@ -128,7 +128,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
             rows, nodes = scheduler_output.num_scheduled_tokens[name], 1 + len(drafts.get(name, ()))
             known = self._tree_of.get(name)
             lens.append(rows)
-            # vLLM's own sampler reads drafts as a chain.
+            # A request for vLLM's own sampler (choice is None) gets no tree: that sampler reads drafts as a chain.
             whole = known is not None and choice is not None and rows == nodes <= len(known)
             found.append(trimmed(known, nodes) if known is not None and whole and nodes > 1 else None)
         return StepTrees(tuple(found), starts_of(lens))
@@ -152,7 +152,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         return walk(drafts, trees.parents, targets)
 
     def _move(self, sources: list[int], targets: list[int], trees: StepTrees) -> None:
-        """Change the step to what it would be if the accepted drafts had been a chain: KV, tokens, positions."""
+        """Move KV, tokens and positions of the accepted nodes to the rows that a chain of drafts would have used."""
         layers = self.compilation_config.static_forward_context
         for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
             pages = [_pages(layers[name]) for name in group.layer_names]
@@ -169,7 +169,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
             ids[new] = ids[old]
 
     def _chain_order(self, rows: int) -> torch.Tensor | None:
-        """Return, for each row of the step as a chain, the row that holds its features."""
+        """Return the order that moves accepted nodes' hidden states to a chain's rows; None if nothing moves."""
         if self._kept is None or self._trees is None or self._comb is None:
             return None
         order = list(range(rows))
@@ -186,7 +186,7 @@ def _pages(layer: Any) -> torch.Tensor:
 
 
 def _joined(ours: torch.Tensor, theirs: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Return our tokens with vLLM's own in `rows`. Each row is filled with -1 after its last token."""
+    """Return `ours` with the rows of `theirs` (vLLM's sampler) at `rows`. Each row has -1 after its last token."""
     width = max(ours.shape[1], theirs.shape[1])
     found = ours.new_full((len(ours), width), -1)
     found[:, : ours.shape[1]] = ours

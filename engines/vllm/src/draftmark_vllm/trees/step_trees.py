@@ -1,4 +1,4 @@
-"""The tree node of each row of a step, as integers, and the channel that passes it from the runner to the builders."""
+"""Draft trees of a step as tuples of parents, and a context manager that passes them from runner to builders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Parents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepTrees:
-    """Trees of one step.
+    """Holds the draft tree of each request in one step.
 
     Attributes:
         parents: the tree of each request, in vLLM's order; None for a prompt, a decode or a chain of drafts.
@@ -23,7 +23,7 @@ class StepTrees:
     starts: tuple[int, ...]
 
     def depth_changes(self) -> tuple[list[int], list[int]]:
-        """Return the rows with a depth below a chain's, and the (negative) difference of each."""
+        """Return the rows at a lower depth than in a chain, and for each row depth minus chain depth (negative)."""
         rows, changes = [], []
         for parents, first in zip(self.parents, self.starts, strict=False):
             if parents is None:
@@ -41,7 +41,7 @@ def chain(rows: int) -> Parents:
 
 
 def trimmed(parents: Parents, nodes: int) -> Parents:
-    """Return the first nodes of a tree. A scheduler trims drafts from the end, so every parent stays."""
+    """Return the first `nodes` nodes of a tree. Parents precede children, so every remaining node keeps its parent."""
     return parents[:nodes]
 
 
@@ -54,7 +54,7 @@ def depths_of(parents: Parents) -> list[int]:
 
 
 def starts_of(lens: Sequence[int]) -> tuple[int, ...]:
-    """Return the first row of each run of rows, then the end of the last."""
+    """Return the first row of each request, from the numbers of rows, then the end of the last request."""
     found = [0]
     for rows in lens:
         found.append(found[-1] + rows)

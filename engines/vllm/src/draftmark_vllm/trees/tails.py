@@ -1,4 +1,4 @@
-"""Mask and depths of a batch with trees, in static tensors that captured graphs read."""
+"""Writes the masks and depths of draft trees to static tensors, which captured graphs read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CACHE_SIZE = 256
 
 
 class TreeTails:
-    """Tails of VERIFY and RAGGED_VERIFY batches of one geometry."""
+    """Builds the tail (mask and depths of the draft trees) of VERIFY and RAGGED_VERIFY batches of one geometry."""
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         self._nodes, self._words = geometry.draft.num_draft_tokens, geometry.mask_words
@@ -26,7 +26,7 @@ class TreeTails:
         self._known: dict[tuple[bool, tuple[int, ...], tuple[Parents, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, run: BatchRun, trees: StepTrees | None) -> Tree:
-        """Fill the tail of a run. A request without a tree is a chain; at capture every request is.
+        """Write the mask and depths of a run's trees. A request without a tree is a chain, as is each one in a capture.
 
         Args:
             run: run of mode VERIFY or RAGGED_VERIFY.
@@ -50,7 +50,7 @@ class TreeTails:
     def _tail(
         self, uniform: bool, q_lens: tuple[int, ...], each: tuple[Parents, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mask and depths of requests with these parents, row by row."""
+        """Compute mask and depths of the rows of requests with these trees, given as parents."""
         reach = ancestors(torch.tensor(each, dtype=torch.int64))
         mask, depth = pack_bits(reach.flatten(0, 1), self._words), depths(reach).flatten()
         if not uniform:
@@ -59,7 +59,7 @@ class TreeTails:
         return mask.to(self._mask.device), depth.to(self._depth.device)
 
     def _padded(self, run: BatchRun, trees: StepTrees | None) -> tuple[Parents, ...]:
-        """Return the parents of every request of a run. Missing nodes become children of the root, as unused nodes."""
+        """Return each request's tree, as parents, padded to the maximum node count with unused children of the root."""
         found: list[Parents] = []
         for number, count in enumerate(run.q_lens):
             known: Parents | None = None

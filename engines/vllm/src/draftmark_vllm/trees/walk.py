@@ -1,4 +1,4 @@
-"""Acceptance of drafts: the nodes of each request's tree that equal the target's tokens, by draftmark's own walk."""
+"""Acceptance of drafts: follows the target's tokens through each request's tree, by draftmark's own walk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .step_trees import Parents, chain
 
 @dataclass(frozen=True)
 class Kept:
-    """Accepted tokens and nodes of one step.
+    """Holds the accepted tokens and nodes of one step.
 
     Attributes:
         tokens: int32 ``[R, most nodes]``, the tokens to emit, then -1, as vLLM's own sampler returns them.

@@ -10,9 +10,9 @@ from .runner import with_trees
 
 
 class TreeWorker(Worker):  # type: ignore[misc]
-    """vLLM's GPU worker, with a runner that serves trees."""
+    """vLLM's GPU worker, with its model runner extended to draft trees."""
 
     def init_device(self, *given: Any, **more: Any) -> None:
-        """Initialize the device as vLLM does, then let the runner serve trees."""
+        """Initialize the device as vLLM does, then extend the model runner to draft trees."""
         super().init_device(*given, **more)
         with_trees(self.model_runner)
