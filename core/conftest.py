@@ -237,12 +237,12 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         sys.modules.pop(module, None)
 
 
-# -- scenes ---------------------------------------------------------------------------------------------------
+# -- scenes: forwards in plain Python -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A tail slot: its depth, and the tail slots that its row sees, its own included."""
+    """A tail slot (KV position of a new or draft token): its depth, and the tail slots that its row sees."""
 
     depth: int
     sees: frozenset[int]
@@ -272,7 +272,10 @@ def tree(parents: list[int | None]) -> tuple[Slot, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """A live request: `prefix` committed tokens and a tail. The last `rows` slots of the tail are query rows."""
+    """A live request: `prefix` committed tokens, then a tail of new or draft tokens.
+
+    The last `rows` slots of the tail are query rows.
+    """
 
     prefix: int
     tail: tuple[Slot, ...]
@@ -286,7 +289,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Scene:
-    """A forward of several requests. `host` selects the host's view of the lengths: exact, upper_bound or unknown."""
+    """Description of one forward of several requests, in plain Python, without tensors.
+
+    `host` is the kind of prefix lengths that the host has: exact, upper_bound or unknown.
+    """
 
     geometry: Geometry
     mode: Mode
@@ -319,7 +325,9 @@ class Scene:
 
 
 class PagedScene:
-    """A scene in shuffled KV pages, with NaN as unused KV and stale numbers after the live part of each buffer.
+    """Puts the requests of a `Scene` into shuffled KV pages, and runs a backend on them.
+
+    Unused KV is NaN. Each batch buffer contains stale numbers after its live part.
 
     Attributes:
         batch: the forward, over buffers that start with invalid numbers.
@@ -442,7 +450,7 @@ TAILS = (1, 2, 3, 5, 8, 31, 32, 33, 40)
 
 @st.composite
 def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields: Any) -> Scene:
-    """Draw a legal forward of one mode. Trees and pages come from one drawn seed, which is faster to draw."""
+    """Draw a valid `Scene` of one mode. Trees and pages come from one drawn seed: drawing each number is slower."""
     k = draw(st.sampled_from((1, 2, 3, 4)))
     steps = draw(st.integers(2 if mode is Mode.DRAFT else 1, 4))
     d = draw(st.sampled_from(tails))
@@ -502,7 +510,10 @@ def _beams(rng: random.Random, k: int, step: int) -> tuple[Slot, ...]:
 
 
 def _drafted(rng: random.Random, n: int, shape: str) -> tuple[Slot, ...]:
-    """Return a random tree with unused last rows (parent root), or arbitrary bits and depths that form no tree."""
+    """Return n random tail slots: arbitrary mask bits and depths if `shape` is "arbitrary", otherwise a tree.
+
+    The last slots of a tree may be unused; their parent is the root.
+    """
     if shape == "arbitrary":
         bits = [frozenset({s} | {t for t in range(n) if rng.random() < 0.5}) for s in range(n)]
         return tuple(Slot(rng.randrange(n), seen) for seen in bits)
@@ -512,7 +523,10 @@ def _drafted(rng: random.Random, n: int, shape: str) -> tuple[Slot, ...]:
 
 @pytest.fixture(scope="session")
 def scene_types() -> SimpleNamespace:
-    """Return the scene builders of this file: with `--import-mode=importlib` a test module cannot import another."""
+    """Return this file's scene classes and functions.
+
+    A fixture provides them, because test modules cannot import this file with `--import-mode=importlib`.
+    """
     return SimpleNamespace(
         Request=Request,
         Scene=Scene,
@@ -527,7 +541,10 @@ def scene_types() -> SimpleNamespace:
 
 @pytest.fixture(scope="session")
 def expected_attention() -> Callable[..., np.ndarray]:
-    """Return a float64 attention of every live row, one dot product at a time: ``[rows, num_qo_heads, head_dim]``."""
+    """Return a function that computes the attention of every live row in float64, one dot product at a time.
+
+    The function returns ``[rows, num_qo_heads, head_dim]``.
+    """
 
     def attend(scene: Scene, q: torch.Tensor, k: list[torch.Tensor], v: list[torch.Tensor]) -> np.ndarray:
         a = scene.geometry.attention
@@ -552,7 +569,7 @@ def expected_attention() -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def random_paged_scene() -> Callable[[Scene], tuple[PagedScene, torch.Tensor]]:
-    """Return a function that makes a paged scene with random K and V, and random q for all its rows."""
+    """Return a function that turns a `Scene` into a `PagedScene` with random K and V, and random q for its rows."""
 
     def make(scene: Scene) -> tuple[PagedScene, torch.Tensor]:
         a, dice = scene.geometry.attention, torch.Generator().manual_seed(scene.seed)
@@ -569,7 +586,10 @@ def random_paged_scene() -> Callable[[Scene], tuple[PagedScene, torch.Tensor]]:
 
 @pytest.fixture(scope="session")
 def open_reference(reference: draftmark.LoadedBackend) -> Callable[[Geometry], tuple[AttentionBackend, Arena]]:
-    """Return a function that binds the reference to a guarded arena with poisoned memory, and returns both."""
+    """Return a function (geometry) that allocates a guarded, poisoned arena and binds the reference backend to it.
+
+    The function returns the backend and the arena.
+    """
 
     def opened(geometry: Geometry) -> tuple[AttentionBackend, Arena]:
         arena = Arena.allocate(reference.buffers(geometry), "cpu", guard=True)

@@ -1,7 +1,7 @@
 """A small correct forward, and wrong calls of the engine API around it.
 
-`FREE` calls are refused always. `GUARDED` calls are refused with DRAFTMARK_GUARD=1. Each entry has a name, a function
-of a `Rig`, and words that the error must contain.
+Calls in `FREE` are always refused. Calls in `GUARDED` are refused with DRAFTMARK_GUARD=1. Each entry has a name, a
+function that makes the call on a `Rig` (the correct forward), and words that the error must contain.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ ALL = tuple(Mode)
 
 
 def geometry(**more) -> Geometry:
-    """Return a geometry with trees of four, in every mode, for up to three requests."""
+    """Return a geometry with every mode, draft trees of four nodes, and up to three requests."""
     shape = AttentionShape(4, 2, 8, 4, "float32", "float32", sinks=more.pop("sinks", False))
     limits = Limits(max_num_reqs=3, max_context_len=32, max_extend_tokens=16, row_budgets=(8,))
     return Geometry.create(shape, limits, DraftShape(2, 3, 4, 4), modes=more.pop("modes", ALL), **more)
 
 
 class Rig:
-    """Two requests with 5 and 2 committed tokens in pages of 4, and a batch that verifies a tree for each."""
+    """Holds a correct forward: backend, KV pool, q, k, v, and a VERIFY batch with a draft tree for each request.
+
+    Two requests have 5 and 2 committed tokens in pages of 4 tokens.
+    """
 
     def __init__(self, guard: bool | None = None) -> None:
         self.geometry = geometry()
@@ -75,11 +78,11 @@ class Rig:
 
     @property
     def uniform(self):
-        """Return the method under test."""
+        """`BatchBuffers.uniform` of this rig's buffers."""
         return self.buffers.uniform
 
     def fill(self, parents=None) -> None:
-        """Fill the static tensors of the batch."""
+        """Fill the static tensors of the batch; `parents` replaces the parents of the draft trees."""
         self.batch.prefix_lens.copy_(torch.tensor(LENS))
         columns = self.geometry.max_pages_per_req
         self.batch.page_table.copy_(1 + torch.arange(2 * columns).view(2, columns))
@@ -92,7 +95,7 @@ class Rig:
         return self
 
     def forward(self, **changes) -> torch.Tensor:
-        """Run one layer, with `changes` as other values of q, k, v, out, cache or one call's batch."""
+        """Run one layer and return its output. `changes` replaces q, k, v, out, cache, or the batch of one call."""
         batch = changes.get("batch", self.batch)
         self.backend.plan(changes.get("planned", batch))
         self.backend.write_metadata(changes.get("written", batch))
@@ -103,11 +106,11 @@ class Rig:
         return out
 
     def with_field(self, **fields):
-        """Validate the batch with other fields."""
+        """Replace fields of the batch, and return the result of `validate`."""
         return validate(replace(self.batch, **fields), self.geometry)
 
     def extend(self, **changes):
-        """Call `ragged` for two prompts of 3 and 2 tokens, with other arguments."""
+        """Call `ragged` for two prompts of 3 and 2 tokens; `changes` replaces arguments."""
         arguments = {
             "geometry": self.geometry,
             "prefix_lens": torch.zeros(2, dtype=torch.int32),
@@ -118,12 +121,12 @@ class Rig:
         return ragged(**(arguments | changes))
 
     def verify(self, **changes):
-        """Call `verify_tree` with other arguments."""
+        """Call `verify_tree` with valid arguments; `changes` replaces some of them."""
         tokens = torch.ones(2, 4, dtype=torch.int64)
         return verify_tree(**({"drafts": tokens, "parents": self.parents, "targets": tokens} | changes))
 
     def accepted(self, index=None) -> VerifyResult:
-        """Return a result of verification with the given slots."""
+        """Return a `VerifyResult` that accepts one node per request, with `index` as its accept_index."""
         slots = torch.arange(4).repeat(2, 1) if index is None else torch.tensor(index)
         return VerifyResult(slots, torch.ones(2, dtype=torch.int64), slots)
 
@@ -133,35 +136,35 @@ META = torch.device("meta")
 
 
 def uniform(**changes) -> Call:
-    """Return a call of `BatchBuffers.uniform` with other arguments."""
+    """Return a function that calls `BatchBuffers.uniform`; `changes` replaces valid arguments."""
     right = {"mode": Mode.VERIFY, "step": 0, "padded_reqs": 2, "num_reqs": 2, "host": Exact(LENS), "tree": True}
     return lambda rig: rig.uniform(**(right | changes))
 
 
 def budget(**changes) -> Call:
-    """Return a call of `BatchBuffers.ragged_verify` with other arguments."""
+    """Return a function that calls `BatchBuffers.ragged_verify`; `changes` replaces valid arguments."""
     right = {"budget": 8, "num_reqs": 2, "host": Exact(LENS), "tree": True}
     return lambda rig: rig.buffers.ragged_verify(**(right | changes))
 
 
 def pool(**changes) -> Call:
-    """Return a call of `KVPool` with other arguments."""
+    """Return a function that creates a `KVPool`; `changes` replaces valid arguments."""
     right = {"num_layers": 1, "num_pages": 4, "null_pages": 1, "device": "cpu"}
     return lambda rig: KVPool(**({"geometry": rig.geometry} | right | changes))
 
 
 def extend(**changes) -> Call:
-    """Return a call of `ragged` with other arguments."""
+    """Return a function that calls `ragged`; `changes` replaces valid arguments."""
     return lambda rig: rig.extend(**changes)
 
 
 def field(**changes) -> Call:
-    """Return a call of `validate` with other fields of the batch."""
+    """Return a function that calls `validate` on a batch in which `changes` replaces fields."""
     return lambda rig: rig.with_field(**changes)
 
 
 def tail(parents, **fields) -> Call:
-    """Return a call of `write_tail` with other parents."""
+    """Return a function that calls `write_tail` with `parents`; `fields` replaces fields of the batch."""
     return lambda rig: write_tail(replace(rig.batch, **fields), rig.geometry, parents)
 
 
@@ -402,7 +405,7 @@ FREE: dict[str, tuple[Call, str]] = {
 
 
 def lie(name: str, index: int, value: int) -> Call:
-    """Return a forward with a wrong number in a tensor of the batch, written after the batch was filled."""
+    """Return a function that writes a wrong number into a tensor of the filled batch, then runs a forward."""
 
     def call(rig: Rig) -> object:
         target = {"mask": rig.batch.tail.mask, "depth": rig.batch.tail.depth}.get(name, getattr(rig.batch, name, None))
@@ -413,17 +416,17 @@ def lie(name: str, index: int, value: int) -> Call:
 
 
 def forward(**changes) -> Call:
-    """Return a forward with other arguments, which may depend on the rig."""
+    """Return a function that runs a forward; each entry of `changes` makes a replaced argument from the rig."""
     return lambda rig: rig.forward(**{name: make(rig) for name, make in changes.items()})
 
 
 def cycle(*parents: int) -> Call:
-    """Return a call of `write_tail` with these parents for both requests."""
+    """Return a function that calls `write_tail` with these parents for both requests."""
     return lambda rig: rig.fill(torch.tensor([parents, parents]))
 
 
 def host(kind, *lens) -> Call:
-    """Return a forward with other host lengths."""
+    """Return a function that runs a forward with host lengths `kind(lens)`, which contradict the device."""
     return lambda rig: rig.forward(batch=replace(rig.batch, host=kind(lens)))
 
 
@@ -436,7 +439,7 @@ def forgotten_tail(rig: Rig) -> object:
 
 
 def without(step: str) -> Call:
-    """Return a forward without one of the four calls."""
+    """Return a function that runs a forward on a new batch but omits one step, `plan` or `write_metadata`."""
 
     def call(rig: Rig) -> object:
         later = rig.uniform(Mode.VERIFY, 0, 2, 2, UpperBound(LENS), tree=True)

@@ -91,7 +91,7 @@ def test_poison_overwrites_empty_buffers_but_not_zeros(guard):
 
 
 def test_poison_waits_for_copies_from_pinned_memory(monkeypatch):
-    """A pending copy from pinned memory gets the contents before poison(); the buffer is poison afterwards."""
+    """poison() waits for a pending copy from pinned memory, so the copy gets the contents from before poison()."""
     arena = Arena.allocate(SPECS, "cpu")
     queue, received = [lambda: received.append(arena["pinned"].tolist())], []
     monkeypatch.setattr("draftmark.arena.synchronize", lambda device: queue.pop()())
@@ -104,7 +104,7 @@ def test_poison_waits_for_copies_from_pinned_memory(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("waits", [True, False])
 def test_poison_waits_for_a_sleeping_device(monkeypatch, waits):
-    """On a GPU a copy on another stream gets the old contents; without the wait it gets poison."""
+    """On a GPU, poison() waits for a copy on another stream; if the wait is removed, the copy reads poison."""
     if not waits:
         monkeypatch.setattr("draftmark.arena.synchronize", lambda device: None)
     arena = Arena.allocate([spec("staging", (64,), memory=Memory.PINNED)], "cuda")
@@ -175,7 +175,7 @@ def test_addresses_never_move(arena):
 
 @pytest.mark.parametrize(("guard", "extra"), [(False, 0), (True, 2 * GUARD_BYTES)])
 def test_the_table_lists_the_allocated_bytes(guard, extra):
-    """Each line has its tensor's bytes, the total is the sum, and each storage adds only the guards."""
+    """table() prints each buffer's bytes and their sum; a storage exceeds its buffer only by the guard words."""
     arena = Arena.allocate(SPECS, "cpu", guard=guard)
     lines = arena.table().splitlines()
     assert len(lines) == len(SPECS) + 1
@@ -216,7 +216,7 @@ def test_a_malformed_spec_allocates_nothing():
 
 
 def test_guards_find_a_backend_with_too_few_entries(make_geometry, open_reference):
-    """check() detects a write one entry after the end of the reference backend's buffer."""
+    """check() detects a backend that writes one entry after the end of its buffer."""
     _, arena = open_reference(make_geometry())
     slots = arena["slot_mapping"]
     torch.as_strided(slots, (slots.numel() + 1,), (1,), slots.storage_offset()).fill_(0)

@@ -1,4 +1,4 @@
-"""Wrong calls of the engine API are refused in one sentence: free checks always, others in guard mode."""
+"""Wrong calls of the engine API raise a one-sentence error: always, or in guard mode if the check reads the device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused(call, rig, words):
 
 
 def test_at_least_122_calls_are_tried():
-    """The lists contain the 122 calls of the first survey of the API, and more."""
+    """The lists of wrong calls in `bad_calls.py` contain at least 122 calls."""
     assert len(FREE) >= 122 and len(GUARDED) >= 60
 
 
@@ -102,7 +102,7 @@ def test_checks_are_free_without_guard(monkeypatch):
             rig.tree_ops.compact(rig.pool, rig.batch, rig.accepted())
         return seen.operators, seen.reads
 
-    step()  # the first call fills caches
+    step()  # the first call fills caches, so its operators are not counted
     checked = step()
     for module, name in CHECKS:
         returns = (lambda _, budget, *rest: (3, (4,) * 3)) if name == "check_ragged_verify" else (lambda *_: None)

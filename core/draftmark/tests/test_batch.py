@@ -15,7 +15,7 @@ from draftmark.lengths import Exact, Unknown, UpperBound
 
 @pytest.fixture
 def geometry(make_geometry):
-    """Return a geometry with trees of 5 in up to 6 padded requests, and two draft steps of 3 branches."""
+    """Return a geometry with up to 6 requests including padding, trees of 5 nodes, and 3 branches per draft step."""
     return make_geometry(num_draft_tokens=5, topk=3, num_steps=3, max_num_reqs=4, capture_batch_sizes=(6,), page_size=4)
 
 
@@ -128,7 +128,7 @@ def test_a_mode_outside_the_geometry_is_refused(make_geometry, geometry, verify)
 
 
 def test_extend_past_the_row_limit_is_refused(geometry):
-    """An EXTEND batch of 17 tokens, with 16 allowed, raises both numbers and the remedy."""
+    """An EXTEND batch of 17 tokens, one above the limit, raises an error with both numbers and the remedy."""
     with pytest.raises(BatchError, match="17 tokens, but max_extend_tokens is 16; split"):
         extend_batch(geometry, (9, 8), (0, 0))
 
@@ -147,7 +147,7 @@ def test_an_extend_tail_must_equal_its_rows(geometry, extend):
 
 
 def test_uniform_batches_follow_the_extent_of_the_mode(geometry):
-    """q_indptr steps by the rows of a request; row counts and padding come from the geometry."""
+    """In a uniform batch q_indptr increases by the mode's rows per request, and padded requests have rows too."""
     buffers = BatchBuffers(geometry, "cpu")
     for mode, step, q, t in [
         (Mode.DECODE, 0, 1, 1), (Mode.DRAFT, 1, 3, 6), (Mode.VERIFY, 0, 5, 5), (Mode.DRAFT_EXTEND, 0, 5, 5)
@@ -162,7 +162,7 @@ def test_uniform_batches_follow_the_extent_of_the_mode(geometry):
 
 
 def test_ragged_batches_concatenate_their_rows(geometry, extend):
-    """q_indptr is the running sum, positions continue each prefix, and the batch is never uniform."""
+    """In an EXTEND batch q_indptr is the running sum of q_lens, and each request's positions continue its prefix."""
     assert extend.q_indptr.tolist() == [0, 4, 5, 8]
     assert extend.positions.tolist() == [0, 1, 2, 3, 7, 2, 3, 4]
     assert (extend.q_indptr.dtype, extend.positions.dtype) == (torch.int32, torch.int64)
@@ -171,14 +171,14 @@ def test_ragged_batches_concatenate_their_rows(geometry, extend):
 
 
 def test_padded_requests_of_a_ragged_batch_have_no_rows(geometry):
-    """Live requests come first; a padded request has an empty range, and host lengths cover only live requests."""
+    """Padded requests of an EXTEND batch follow the live ones and have no rows; host lengths do not include them."""
     batch = validate(extend_batch(geometry, (3, 2, 0, 0), (1, 0, 0, 0), num_reqs=2), geometry)
     assert batch.q_indptr.tolist() == [0, 3, 5, 5, 5]
     assert batch.positions.tolist() == [1, 2, 3, 0, 1]
 
 
 def test_an_extend_batch_of_padding_only_has_no_rows(geometry):
-    """A forward with padded requests only is legal and empty."""
+    """An EXTEND batch with only padded requests is valid and has no rows."""
     batch = validate(extend_batch(geometry, (0, 0), (0, 0), num_reqs=0), geometry)
     assert (batch.num_rows, batch.positions.tolist()) == (0, [])
 

@@ -67,7 +67,7 @@ def test_scales_belong_to_fp8(name):
     "sinks", [torch.zeros(8, dtype=torch.bfloat16), torch.zeros(1, 8), torch.zeros(16)[::2]], ids=["bf16", "2d", "gaps"]
 )
 def test_sinks_of_a_wrong_dtype_or_shape_are_refused(sinks):
-    """Kernels read contiguous float32, one value per query head; the error contains the actual dtype and shape."""
+    """Sinks must be contiguous float32, one value per query head; the error contains their dtype and shape."""
     pages = torch.zeros(2, 4, 1, 8)
     with pytest.raises(BatchError, match=r"sinks are .* kernels read contiguous float32 \[num_qo_heads\]"):
         KVCache(pages, pages, sinks=sinks)

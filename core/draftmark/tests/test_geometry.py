@@ -48,7 +48,10 @@ def forwards(f, modes):
 
 
 def longest_prefix(f, mode, tail):
-    """Return the longest prefix of a forward: the context limit, plus one unseen step with overlap."""
+    """Return the longest prefix of a forward: the context limit, plus the longest tail with overlap.
+
+    With overlap, a step starts before the host reads how many tokens the last step committed.
+    """
     wall = f["max_context_len"]
     if mode is Mode.EXTEND:
         return wall - tail
@@ -132,7 +135,7 @@ def test_an_extend_chunk_is_no_longer_than_the_context(make_geometry):
 @SETTINGS
 @given(f=small_fields)
 def test_the_page_table_covers_every_addressable_position(make_geometry, f):
-    """Every position of a legal forward is in a column, and some forward reaches the last column."""
+    """The page table has a column for every KV position of a valid forward, and some forward uses the last column."""
     geometry = make_geometry(**f)
     wanted = 0
     for mode, _, _, tail in forwards(f, Mode):
@@ -200,7 +203,7 @@ def test_null_pages_give_each_padded_row_its_own_slot(make_geometry, f):
 
 @given(a=st.integers(0, 10**6), b=st.integers(1, 10**4))
 def test_ceil_div_is_the_smallest_cover(a, b):
-    """ceil_div(a, b) groups of b cover a; one group less does not."""
+    """ceil_div(a, b) is the smallest number of groups of b elements that hold a elements."""
     groups = ceil_div(a, b)
     assert groups * b >= a > (groups - 1) * b
 
@@ -221,11 +224,11 @@ def test_create_resolves_the_scale_and_orders_capture_sizes(make_geometry):
 
 
 def test_the_draft_model_does_not_decode_or_verify():
-    """Target and draft model have three modes each and share only EXTEND."""
+    """Target and draft model share only the mode EXTEND, so a draft model has no DECODE or VERIFY."""
     assert set(TARGET_MODES) & set(DRAFT_MODES) == {Mode.EXTEND}
     assert set(TARGET_MODES) | set(DRAFT_MODES) == set(CORE_MODES)
 
 
 def test_group_size_is_query_heads_per_kv_head(make_geometry):
-    """8 query heads over 2 KV heads give groups of 4."""
+    """`group_size` is 4 for 8 query heads and 2 KV heads."""
     assert make_geometry(num_qo_heads=8, num_kv_heads=2).attention.group_size == 4

@@ -65,7 +65,10 @@ def test_an_invalid_field_raises_value_limit_and_remedy(make_geometry, field, va
 @pytest.mark.parametrize("value", [3, "a", [1], None])
 @pytest.mark.parametrize("part", ["attention", "limits", "draft", "device"])
 def test_a_part_of_another_type_is_named(make_geometry, part, value):
-    """A number, string or list instead of a part is refused; None selects the default draft shape or device."""
+    """create() refuses a value of another type for attention, limits, draft or device, and names that argument.
+
+    None is accepted for draft and device, and selects the default.
+    """
     geometry = make_geometry()
     parts = {name: getattr(geometry, name) for name in ("attention", "limits", "draft", "device")} | {part: value}
     if value is None and part in ("draft", "device"):

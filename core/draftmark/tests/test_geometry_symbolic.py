@@ -1,4 +1,4 @@
-"""No formula branches on a value: all formulas run on symbols that have no truth value."""
+"""No length formula branches on a value: all formulas run on symbolic integers that raise in a condition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": oper
 
 @dataclass(frozen=True, eq=False)
 class Symbol:
-    """A named leaf, or an operator with two operands. A comparison or a truth test raises TypeError."""
+    """Symbolic integer: a variable, or an operator with two operands. A comparison or condition raises TypeError."""
 
     op: str
     args: tuple[Any, ...]
@@ -103,7 +103,7 @@ def test_a_symbol_has_no_truth_value():
 
 
 def test_maximum_and_minimum_mix_ints_and_symbols():
-    """A symbol may be any argument; ints before it are combined first."""
+    """`maximum` and `minimum` accept ints and symbols together, in any order."""
     s = SYMBOLS["k"]
     assert maximum(1, 9, s, 2).value({"k": 4}) == 9
     assert minimum(s, 3).value({"k": 4}) == 3

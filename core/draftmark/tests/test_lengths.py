@@ -19,18 +19,18 @@ ROWS, LIMIT = 5, 40
 
 @pytest.fixture
 def lengths():
-    """Return lengths of five request rows, up to 40 tokens each."""
+    """Return a `SequenceLengths` with five request rows of up to 40 tokens."""
     return SequenceLengths(ROWS, LIMIT, "cpu")
 
 
 def commit(lengths, rows, by, at_most):
-    """Advance the device and dispatch on the host."""
+    """Add `by` to the lengths on the device, and record on the host that up to `at_most` tokens were dispatched."""
     lengths.advance(torch.tensor(rows), torch.tensor(by, dtype=torch.int32))
     lengths.dispatched(rows, at_most)
 
 
 def test_a_new_owner_is_empty(lengths):
-    """All rows start at 0 on device and host, and each request row has a null row."""
+    """A new `SequenceLengths` has length 0 in every row, on device and host, and one null row per request row."""
     assert lengths.first_null_row == ROWS
     assert lengths.device.tolist() == [0] * (2 * ROWS)
     assert lengths.device.dtype == torch.int32
@@ -165,7 +165,10 @@ def test_no_object_stores_a_sum_of_lengths(lengths):
 
 
 class Rounds(RuleBasedStateMachine):
-    """Model of an engine: requests advance, the host settles later and in order, requests end and start."""
+    """Runs random engine actions: a request advances, the host settles the oldest advance, a request ends.
+
+    The test counts the true lengths in Python. The device must equal them, and every host view must bound them.
+    """
 
     @initialize()
     def begin(self):

@@ -10,12 +10,12 @@ from draftmark.errors import BackendError, BackendHookError, BackendLoadError, B
 
 
 def hook(name, body, arguments="geometry"):
-    """Return the source of one replaced hook."""
+    """Return Python source that defines the hook `name` with this body."""
     return f"@hookimpl\ndef draftmark_{name}({arguments}):\n    {body}\n"
 
 
 def assert_load_error(error, failure, *words):
-    """Assert the kind of failure, and one line with name, cause and remedy."""
+    """Assert the error's failure kind, and that its message is one line with name, cause, remedy and `words`."""
     text = str(error)
     assert error.failure is failure, text
     assert text == f"backend {error.name!r} cannot be loaded ({failure.value}): {error.cause}; {error.remedy}"
@@ -125,7 +125,7 @@ def test_an_entry_point_to_a_missing_name_is_an_import_error(distribution):
 
 
 def test_missing_hooks_are_all_named(distribution):
-    """The error names both missing hooks."""
+    """A module without two of the required hooks raises an error that names both."""
     distribution("partial", extra="del draftmark_requirements, draftmark_buffers")
     error = load_error("partial")
     assert_load_error(error, LoadFailure.MISSING_HOOK, "draftmark_requirements", "draftmark_buffers", "hookimpl")

@@ -16,14 +16,14 @@ SIBLINGS = {"draftmark_cuda_triton.shared", "draftmark_cuda_triton.shared_sizing
 
 
 def test_the_api_equals_the_recorded_text() -> None:
-    """A new, changed or removed name is a difference to public_api.txt."""
+    """The public API equals public_api.txt, so a new, changed or removed name fails this test."""
     command = "python core/draftmark/tests/public_api.py"
     assert api_text() == FILE.read_text(), f"the public API changed: run `{command}`, and add it to CHANGELOG.md"
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
-    """`__all__` is sorted, its names resolve, and each class and function has a docstring."""
+    """`__all__` has no duplicates, its names resolve, and each class and function has a docstring."""
     module = importlib.import_module(name)
     assert sorted(set(module.__all__)) == sorted(module.__all__)
     for public in module.__all__:
@@ -51,7 +51,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("folder", sorted(ROOT.glob("plugins/*/src/*/")), ids=lambda folder: folder.name)
 def test_plugins_use_the_public_api_only(folder: Path) -> None:
-    """A plugin imports public modules and shared modules of siblings; only its module contract imports the suite."""
+    """A plugin imports the public modules and modules shared by plugins; only contract.py imports the test suite."""
     for path in folder.rglob("*.py"):
         own = {name for name in imports(path) if name.split(".")[0].startswith("draftmark")}
         suite = {name for name in own if name.startswith("draftmark_contract")}
@@ -71,7 +71,7 @@ def test_the_decoding_loop_uses_the_public_api_only() -> None:
 
 @pytest.mark.parametrize("page", ["examples/engine.py", "docs/writing-a-backend.md"])
 def test_printed_programs_use_the_public_api_only(page: str) -> None:
-    """Printed programs import the two public modules, and from the suite only `draftmark_contract.layouts`."""
+    """Programs printed in the documentation import the public modules and `draftmark_contract.layouts` only."""
     allowed = ALLOWED | {"draftmark_contract.layouts"}
     lines = (ROOT / page).read_text().splitlines()
     found = {line.split()[1] for line in lines if line.startswith(("from draftmark", "import draftmark"))}

@@ -67,7 +67,7 @@ def test_a_broken_tree_ops_hook_raises_a_hook_error(make_geometry, offer, failur
 
 
 def test_rows_of_a_draft_step_are_its_last_slots(make_geometry):
-    """In step 1 of topk 2, slots 2 and 3 continue slots 1 and 0 of a forest, and only they are rows."""
+    """In DRAFT step 1 with topk 2, the query rows are tail slots 2 and 3; the parents of these slots are 1 and 0."""
     from draftmark import DRAFT_MODES
 
     geometry = make_geometry(topk=2, num_steps=3, num_draft_tokens=4, modes=DRAFT_MODES)

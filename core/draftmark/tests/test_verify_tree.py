@@ -55,7 +55,7 @@ def test_verify_tree_accepts_the_path_of_the_target(data):
         line = [-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, nodes)]
         tokens = data.draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes))
         seen = set()
-        for node in range(1, nodes):  # siblings have different tokens, as in DraftTree
+        for node in range(1, nodes):  # make sibling tokens distinct: DraftTree never has equal siblings
             if (line[node], tokens[node]) in seen:
                 tokens[node] = -1
             seen.add((line[node], tokens[node]))

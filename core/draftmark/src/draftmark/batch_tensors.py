@@ -11,7 +11,8 @@ def batch_tensors(geometry: Geometry) -> list[BufferSpec]:
     reqs, rows, words = geometry.max_reqs, geometry.max_rows_any, geometry.mask_words
     table = (reqs, geometry.max_pages_per_req)
     depth, depth_formula = reqs * geometry.max_tail, "max_reqs · max_tail"
-    if Mode.RAGGED_VERIFY in geometry.modes:  # depth is per row here, and a row budget may exceed max_reqs · max_tail
+    # RAGGED_VERIFY stores one depth per row, and its row budget may exceed max_reqs · max_tail.
+    if Mode.RAGGED_VERIFY in geometry.modes:
         depth, depth_formula = maximum(depth, rows), "max(max_reqs · max_tail, max_rows_any)"
     tensors = [
         BufferSpec("prefix_lens", Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),

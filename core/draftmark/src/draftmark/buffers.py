@@ -15,7 +15,10 @@ from .geometry import DTYPE_BYTES
 
 
 class Role(StrEnum):
-    """Meaning of a buffer's contents. For index roles the core computes size and contents that a batch needs."""
+    """Meaning of a buffer's contents.
+
+    For index roles (indptr, indices, lengths, page table) the core computes the size and contents that a batch needs.
+    """
 
     KV_INDPTR = "kv_indptr"
     """Start of each row's KV entries; R + 1 (or rows + 1) entries, monotone, [0] = 0."""

@@ -125,7 +125,7 @@ class KVPool:
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
         for pool in (self.k, self.v):
-            _as_integers(pool)[:, :null_pages] = 0  # an Ascend 910B cannot fill fp8 tensors
+            _as_integers(pool)[:, :null_pages] = 0  # filled as integers: an Ascend 910B cannot fill fp8 tensors
         scale = torch.ones(1, dtype=torch.float32, device=device) if a.kv_dtype == "float8_e4m3fn" else None
         self.layers = [KVCache(self.k[i], self.v[i], scale, scale) for i in range(num_layers)]
 
@@ -142,7 +142,7 @@ class KVPool:
         """
         check_slots_of_pool(source, target, self.k)
         for pool in (self.k, self.v):
-            slots = _as_integers(pool).flatten(1, 2)  # torch cannot index fp8 tensors
+            slots = _as_integers(pool).flatten(1, 2)  # as integers: torch cannot index fp8 tensors
             slots.index_copy_(1, target, slots.index_select(1, source))
 
 

@@ -75,7 +75,7 @@ def import_device_type(name: str, info: BackendInfo) -> None:
 
         torch.device("cpu" if info.device == "any" else info.device)
     except ImportError:
-        return  # torch itself fails to import: `require_device` raises the error
+        return  # torch itself fails to import; return, because `require_device` raises the error for it
     except RuntimeError:
         try:
             for module in info.runtime:

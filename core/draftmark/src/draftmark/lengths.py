@@ -1,7 +1,7 @@
 """Committed sequence lengths, with one owner: the device tensor of `SequenceLengths`.
 
 Engines keep the length of a request three times: on the device, on the host and as a sum. They fail when one of the
-three is not updated (sglang#26753). Here the device tensor is the only source, and only `SequenceLengths.advance` moves
+three is not updated (sglang#26753). Here the device tensor is the only source; only `SequenceLengths.advance` increases
 it. The host's view is computed on request; its type states its precision: `Exact`, `UpperBound` or `Unknown`.
 """
 

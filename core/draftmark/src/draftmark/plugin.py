@@ -43,7 +43,7 @@ class BackendPlugin(ABC):
     info: BackendInfo
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Return the reasons why the backend does not serve `geometry`, as sentences. Default: none, all served."""
+        """Return the reasons why the backend does not serve `geometry`, as sentences. Default: an empty list."""
         return []
 
     def requirements(self, geometry: Geometry) -> Requirements:

@@ -62,13 +62,13 @@ def step_digest(batch: ForwardBatch, page_size: int) -> torch.Tensor:
 
 
 def _number(device: torch.device, *host: object) -> torch.Tensor:
-    """Return an int64 scalar hash of host values, equal in every process. A fill kernel, so a graph can contain it."""
+    """Return an int64 scalar hash of host values, equal in every process. A fill kernel writes it: capturable."""
     word = int.from_bytes(sha256(repr(host).encode()).digest()[:8], "big", signed=True)
     return torch.full((), word, dtype=torch.int64, device=device)
 
 
 class RankGuard:
-    """Comparison of step digests between the ranks of a process group, read one step later.
+    """Compares the digests of each step between the ranks of a process group, one step later.
 
         guard = RankGuard(group)
         ...
@@ -122,7 +122,7 @@ def _tail(batch: ForwardBatch, live: torch.Tensor) -> torch.Tensor:
     if not isinstance(batch.tail, Tree):
         return _number(batch.device, type(batch.tail).__name__)
     depth = batch.tail.depth
-    if depth.dim() == 1:  # RAGGED_VERIFY: depth per row
+    if depth.dim() == 1:  # RAGGED_VERIFY has one depth per row; depths of padding rows may be stale
         depth = torch.where(live, depth, -1)
     return _mix(torch.where(live[:, None], batch.tail.mask, 0)) + _mix(depth) * 3
 

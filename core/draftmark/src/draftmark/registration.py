@@ -37,7 +37,7 @@ def register(name: str, plugin: object) -> Any:
     """Register `plugin` in its own plugin manager, check its hooks, and return them."""
     manager = pluggy.PluginManager("draftmark")
     manager.add_hookspecs(hookspecs)
-    # pluggy before 1.7 raises AttributeError for an absent name.
+    # hasattr comes first, because parse_hookimpl_opts of pluggy before 1.7 raises AttributeError for an absent name.
     named = [hook for hook in HOOKS if hasattr(plugin, hook)]
     present = [hook for hook in named if manager.parse_hookimpl_opts(plugin, hook) is not None]
     missing = [hook for hook in HOOKS if hook not in present]

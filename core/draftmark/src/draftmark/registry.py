@@ -97,10 +97,11 @@ def _find(name: str) -> md.EntryPoint:
             f"but this core supports v{CONTRACT_MAJOR}",
             f"install a release of {rows[0].distribution} for contract v{CONTRACT_MAJOR}",
         )
-    from difflib import get_close_matches  # takes longer to import than this module
+    from difflib import get_close_matches  # imported here: difflib takes longer to import than this module
 
     names = [row.name for row in installed]
-    close = get_close_matches(name, names, n=1, cutoff=0.8)  # cuda_trtllm is not close to cuda_triton (0.73)
+    # The cutoff is above 0.73, the similarity of the two different names cuda_trtllm and cuda_triton.
+    close = get_close_matches(name, names, n=1, cutoff=0.8)
     package = "name an installed backend (`draftmark list`), or install the package that provides this one"
     raise BackendLoadError(
         name,

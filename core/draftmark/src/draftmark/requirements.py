@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class HostLengthsNeed(StrEnum):
-    """Knowledge of prefix lengths on the host that `AttentionBackend.plan` needs, from weakest to strongest."""
+    """Precision of the host's prefix lengths that `AttentionBackend.plan` needs, from weakest to strongest."""
 
     NONE = "none"
     UPPER_BOUND = "upper_bound"

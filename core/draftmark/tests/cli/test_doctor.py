@@ -46,9 +46,10 @@ def test_a_broken_plugin_is_a_row_with_its_cause(draftmark: Run, distribution: C
 def test_the_other_backends_are_tested_too(
     draftmark: Run, distribution: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a crash of another backend the reference is still ready; the exit code is 1."""
+    """When another backend crashes, `doctor` still reports the reference as ready, and exits 1."""
     distribution("crashes", source=BROKEN["crashes"][0])
-    two = [row for row in registry.available() if row.name in ("crashes", "reference")]  # one slow process per backend
+    # Only two backends are listed, because doctor starts a slow process per backend.
+    two = [row for row in registry.available() if row.name in ("crashes", "reference")]
     monkeypatch.setattr(registry, "available", lambda: two)
     done = draftmark("doctor", "--json")
     verdicts = {row["backend"]: row["verdict"] for row in done.json["backends"]}
@@ -56,7 +57,7 @@ def test_the_other_backends_are_tested_too(
 
 
 def test_an_absent_runtime_has_its_remedy(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A backend with a vendor package that is not installed is absent, not broken."""
+    """`doctor` reports a backend as absent, not broken, when its vendor package is not installed."""
     distribution("vendor", host_kernels=False, runtime=("vendor_that_is_not_there",))
     done = draftmark("doctor", "vendor", "--json")
     (row,) = done.json["backends"]
@@ -114,7 +115,7 @@ def test_adapters_are_rows(draftmark: Run, distribution: Callable[..., Path]) ->
 
 
 def test_a_broken_adapter_is_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """An adapter that raises during import gets a note, and the exit code is the backends'."""
+    """An adapter that raises during import gets a note; only the backends determine the exit code."""
     entries = "[draftmark.engines]\nwreck = throwaway_draftmark_wreck:RANGE\n"
     distribution("wreck", source="raise RuntimeError('\\x1b[31mleak\\x07')", entries=entries)
     done = draftmark("doctor")

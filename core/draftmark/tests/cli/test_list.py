@@ -25,7 +25,7 @@ def test_json_has_a_schema_number(draftmark: Run) -> None:
 
 
 def test_two_distributions_with_one_name_get_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """Both rows of a name that two distributions register have a note with the remedy."""
+    """When two distributions register one backend name, each of the two rows has a note with the remedy."""
     distribution("twin", project="vendor-a")
     distribution("twin", project="vendor-b")
     rows = [row for row in draftmark("list", "--json").json["backends"] if row["name"] == "twin"]

@@ -63,7 +63,7 @@ def test_examples_are_real_command_lines(name: str) -> None:
 def test_an_absent_command_is_named_with_its_pip_line(
     draftmark: Run, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command of a distribution that is not installed prints one line with the pip command; the help lists it."""
+    """If a command's distribution is not installed, the command prints one line with the pip command to install it."""
     without = {key: entry for key, entry in COMMANDS.items() if key != name}
     monkeypatch.setattr("draftmark.cli.parser.installed", lambda: without)
     done = draftmark(name, "anything")
@@ -150,7 +150,7 @@ def test_narrow_encodings_do_not_end_a_command() -> None:
     ids=["disk", "python", "cpu", "device"],
 )
 def test_a_full_disk_or_memory_is_no_bug(error: Exception) -> None:
-    """Errors of a full disk and of full memory contain a remedy instead of a bug report."""
+    """The error line for a full disk or full memory contains a remedy, and does not suggest a bug report."""
     text = sentence(error)
     assert "this is a bug" not in text
     assert "free space" in text or (text.startswith("out of memory") and "use fewer requests" in text)

@@ -1,4 +1,4 @@
-"""Bars of shares, as `draftmark size` prints them."""
+"""Bars that show each buffer's share of the total memory, as `draftmark size` prints them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_terminal_gets_one_stacked_bar(terminal: Callable[..., Any], width: in
 
 
 def test_nothing_is_printed_without_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    """A backend without buffers has no bar."""
+    """`show_shares` prints nothing if the total is 0 bytes."""
     show_shares([])
     show_shares([Part("empty", 0)])
     assert capsys.readouterr().out == ""

@@ -113,7 +113,7 @@ def test_output_of_a_plugin_does_not_damage_json(draftmark: Run, distribution: C
     ],
 )
 def test_impossible_sizes_are_refused(draftmark: Run, argv: Any, named: str) -> None:
-    """A draft longer than a request, an unknown device and a negative page size are one sentence and exit code 2."""
+    """A draft longer than a request, an unknown device or a negative page size exits 2 with a one-sentence error."""
     done = draftmark("size", "reference", *argv)
     assert (done.code, done.out) == (2, "")
     assert named in done.err and done.err.count("\n") == 1
@@ -121,13 +121,13 @@ def test_impossible_sizes_are_refused(draftmark: Run, argv: Any, named: str) -> 
 
 @pytest.mark.parametrize(("short", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
 def test_short_dtype_names_are_accepted(draftmark: Run, short: str, dtype: str) -> None:
-    """A common short name of a dtype means torch's."""
+    """A short dtype name such as bf16 is accepted and selects the torch dtype."""
     attention = draftmark("size", "reference", "--dtype", short, "--json").json["geometry"]["attention"]
     assert (attention["q_dtype"], attention["kv_dtype"]) == (dtype, dtype)
 
 
 def test_the_geometry_shows_its_scale(draftmark: Run) -> None:
-    """The printed geometry contains softmax_scale, and sinks if there are any."""
+    """`draftmark size` prints softmax_scale in the geometry, and also prints sinks if the layer has them."""
     assert "no window, softmax_scale 0.125\n" in draftmark("size", "reference", "--head-dim", 64).out
     assert "softmax_scale 0.125 with sinks\n" in draftmark("size", "reference", "--head-dim", 64, "--sinks").out
 

@@ -28,6 +28,6 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_command_line_prints_one_line(draftmark: Run, kind: str) -> None:
-    """The line contains the mistake and the --help of that command."""
+    """The error line contains the wrong argument and the `--help` command of the called command."""
     argv, cause = WRONG[kind]
     draftmark(*argv).assert_one_line_error(2, cause)

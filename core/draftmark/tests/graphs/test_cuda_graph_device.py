@@ -26,7 +26,7 @@ on_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @dataclass
 class Setting:
-    """Static tensors of a scenario on one device, and a Python number that changes between replays."""
+    """Holds the static tensors of a scenario on one device, and a Python number that changes between replays."""
 
     device: torch.device
 
@@ -161,7 +161,7 @@ def same(left: list[list[torch.Tensor]] | str, right: list[list[torch.Tensor]] |
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_step_equals_eager_in_a_recorded_graph(name: str) -> None:
-    """A capturable step gives eager mode's tensors in every replay."""
+    """A capturable step computes the same tensors in every replay as in eager mode."""
     assert same(outcome(RecordedGraphState(), CPU, GOOD[name]), eager(GOOD[name]))
 
 

@@ -1,4 +1,4 @@
-"""Keys that each row sees in the reference backend, read from its output and compared with brute force.
+"""The reference backend's visibility mask: the keys that each row sees, read from its output, equal brute force.
 
 With q = 0 all visible keys have equal weights, and V encodes its key as two one-hots: position and request. A row's
 output then contains exactly the keys that the row sees, through all four methods and without private functions. The
@@ -30,7 +30,10 @@ KEYS, REQUESTS = 144, 3
 
 
 def seen_keys(scene, scene_types, backend, before_step=lambda: None):
-    """Run a scene with one-hot values; return out ``[live rows, KEYS + REQUESTS]`` and the paged scene."""
+    """Run the forward that `scene` describes, with q = 0 and V one-hot by position and request.
+
+    Return the output ``[rows, KEYS + REQUESTS]`` and the scene's KV pages and batch.
+    """
     names = []
     for i, request in enumerate(scene.requests):
         v = torch.zeros(request.total, 1, KEYS + REQUESTS)
@@ -44,7 +47,7 @@ def seen_keys(scene, scene_types, backend, before_step=lambda: None):
 
 
 def expected_keys(scene):
-    """Return the rows that brute force expects."""
+    """Return the output row that brute force expects for each live row: equal weights on its visible keys."""
     want = torch.zeros(len(scene.rows()), KEYS + REQUESTS)
     for row, (request, own) in zip(want, scene.rows(), strict=True):
         keys = scene.visible(request, own)

@@ -1,4 +1,4 @@
-"""Seed (a), sglang#26753: verify accepts tokens, `seq_lens` grows, `seq_lens_sum` does not.
+"""Regression tests of sglang#26753: verify accepts tokens, `seq_lens` grows, `seq_lens_sum` does not.
 
 In SGLang the eager `kv_indices` had the size of the stale sum: too short, so a kernel read out of bounds. Here
 `SequenceLengths` is the only owner of lengths. `advance` updates the device, `dispatched` and `settle` update the host,
@@ -24,7 +24,10 @@ ACCEPTED = ([3, 1], [5, 2], [1, 4])
 
 @pytest.fixture
 def check_rounds(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
-    """Return a check of three accept-and-verify rounds: host views bound the device's lengths, attention is correct."""
+    """Return a function that runs three verify-and-accept steps.
+
+    It checks that the host's length bounds cover the device's lengths, and that attention is correct.
+    """
     geometry = make_geometry(num_draft_tokens=5, page_size=3, max_num_reqs=2)
     backend, _ = open_reference(geometry)
 
@@ -55,12 +58,12 @@ def check_rounds(make_geometry, scene_types, open_reference, random_paged_scene,
 
 
 def test_every_host_view_bounds_the_accepted_tokens(check_rounds):
-    """After each accept, sizes from the host's view are enough for the device, and attention is correct."""
+    """After each step, sizes computed from host lengths are large enough for the device, and attention is correct."""
     check_rounds()
 
 
 def keep_first(method):
-    """Return a method that computes the host view once and then returns the stored copy, like the engine's sum."""
+    """Return a method that computes the host's lengths once and then returns that stale copy, like SGLang's sum."""
     kept = {}
     return lambda self, rows: kept.setdefault(tuple(rows), method(self, rows))
 

@@ -1,4 +1,4 @@
-"""Seed (b), sglang#26738: without host synchronization host lengths are None, and some code reads them.
+"""Regression tests of sglang#26738: without host synchronization host lengths are None, and some code reads them.
 
 In SGLang `seq_lens_sum`, `extend_prefix_lens_cpu` or a draft backend's `needs_cpu_seq_lens` was None in one untested
 combination. Here `HostLengths` is a sum type without None. A batch cannot be created without it, `validate` refuses
@@ -29,7 +29,7 @@ KINDS = {
 
 @pytest.fixture
 def check_host(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
-    """Return a check that runs a mode with one kind of host lengths, eagerly, and compares with brute force."""
+    """Return a function that runs one mode eagerly with one kind of host lengths and compares with brute force."""
 
     def check(mode, host_of, overlap=True):
         geometry = make_geometry(
@@ -60,7 +60,7 @@ def check_host(make_geometry, scene_types, open_reference, random_paged_scene, e
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
 def test_every_mode_runs_with_every_kind_of_host_lengths(check_host, mode, kind):
-    """Every combination of mode and kind plans, runs and gives correct attention."""
+    """Attention is correct in every mode with every kind of host lengths (exact, upper bound, unknown)."""
     check_host(mode, KINDS[kind])
 
 

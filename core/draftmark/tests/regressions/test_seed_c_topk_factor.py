@@ -1,4 +1,4 @@
-"""Seed (c), sglang#27338: the draft graph's `kv_indices` lacks the `topk` factor; silent corruption.
+"""Regression tests of sglang#27338: the draft graph's `kv_indices` lacks the `topk` factor; silent corruption.
 
 In SGLang each buffer had its own formula, and one formula lacked a factor. Here only `Geometry` multiplies, and plugins
 use its properties. The check compares declared sizes with the needs of batches: enough for every batch, and not more
@@ -21,7 +21,7 @@ SHAPES = list(product((1, 2, 4), (2, 3, 5), (1, 4), (1, 2, 3)))
 
 
 def csr_buffers(geometry):
-    """Return a token-indexed CSR layout like SGLang's, sized by properties of the geometry only."""
+    """Return metadata buffers like SGLang's (`kv_indptr`, `kv_indices` by token), sized by the geometry only."""
     reqs = geometry.max_reqs
     return [
         BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
@@ -55,7 +55,7 @@ def check_sizing(make_geometry, buffers):
 
 
 def resized(name, shape_of):
-    """Return csr_buffers with one shape replaced."""
+    """Return a variant of `csr_buffers` in which `shape_of` computes the shape of buffer `name`."""
     return lambda geometry: [
         replace(spec, shape=shape_of(geometry)) if spec.name == name else spec for spec in csr_buffers(geometry)
     ]

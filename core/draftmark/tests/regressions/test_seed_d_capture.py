@@ -1,4 +1,4 @@
-"""Seed (d), sglang#26521 and #26655: capture binds zeroed `cache_seq_lens`; replay keeps the captured slice.
+"""Regression tests of sglang#26521 and #26655: capture binds zeroed `cache_seq_lens`; replay keeps the captured slice.
 
 In SGLang capture and replay ran different code. The captured run took a softmax over no keys (NaN), and a later replay
 read the slice of the capture. Here one `write_metadata` serves eager mode, capture and replay, always inside the
@@ -27,7 +27,7 @@ BATCHES = {"longer": (27, 20, 24), "shorter": (1, 0, 3), "one live": (18,), "two
 
 @pytest.fixture
 def check_graph(make_geometry, scene_types, reference, random_paged_scene, expected_attention):
-    """Return a check of warm-up, capture and replays against brute force, with a poisoned arena between them."""
+    """Return a function that compares warm-up, capture and replays with brute force, and poisons the arena between."""
     geometry = make_geometry(num_draft_tokens=4, page_size=3, max_num_reqs=3, capture_batch_sizes=(4,), head_dim=20)
 
     def scene_of(lens, seed):
@@ -86,7 +86,7 @@ def check_graph(make_geometry, scene_types, reference, random_paged_scene, expec
 
 
 def grow(pages, total):
-    """Return the pages in a pool of fixed size, with NaN in the added pages."""
+    """Pad the KV pages to a pool with a fixed number of pages; the added pages are NaN."""
     new = torch.full((total, *pages.shape[1:]), float("nan"), dtype=pages.dtype)
     new[: pages.shape[0]] = pages
     return new
@@ -123,7 +123,7 @@ class ZeroedAtCapture(ReferenceBackend):
 
 
 class FrozenLengths(ReferenceBackend):
-    """Reads the lengths tensor of the warm-up in the captured region, not the static tensor (#26655)."""
+    """Reads a copy of the warm-up's lengths in the captured region, not the static tensor (#26655)."""
 
     def write_metadata(self, batch):
         if not is_recording():
@@ -132,7 +132,7 @@ class FrozenLengths(ReferenceBackend):
 
 
 class FrozenSlots(ReferenceBackend):
-    """Keeps the KV slots of the warm-up for replays."""
+    """Writes KV in every replay to the slots that the warm-up computed."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -143,7 +143,7 @@ class FrozenSlots(ReferenceBackend):
 
 
 class PlannedForTheCapturedBatch(ReferenceBackend):
-    """Plans for the lengths of the captured batch instead of the worst case."""
+    """Plans at capture for the lengths of the captured batch, although later replays may be longer."""
 
     def plan(self, batch):
         super().plan(replace(batch, host=Exact(tuple(batch.prefix_lens[: batch.num_reqs].tolist()))))

@@ -1,4 +1,4 @@
-"""Seed (e), sglang#22778: the NPU graph's `block_tables` lacks `num_draft_tokens` after the context limit.
+"""Regression tests of sglang#22778: the NPU graph's `block_tables` lacks `num_draft_tokens` after the context limit.
 
 In SGLang the longest KV length had many definitions, one without the tail. A request near `max_context_len` wrote its
 drafts after the last column. Here `Geometry.max_kv_len` is the only definition, and sets the page table's width.
@@ -16,7 +16,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def check_wall(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
-    """Return a check of requests at the longest legal prefix: each key has a column, and attention is correct."""
+    """Return a function that runs requests with the longest permitted prefix.
+
+    It checks that each key has a page-table column, and that attention is correct.
+    """
 
     def check(mode, overlap):
         geometry = make_geometry(

@@ -1,4 +1,4 @@
-"""Creation of batches: over static buffers for graphs, with new tensors for the ragged EXTEND."""
+"""Creates batches: over static buffers for captured graphs, or with new tensors for EXTEND (ragged prefill)."""
 
 from __future__ import annotations
 

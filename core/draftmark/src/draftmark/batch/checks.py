@@ -95,18 +95,19 @@ def check_host(host: object, num_reqs: int, geometry: Geometry) -> None:
 
 
 def _check_numbers(batch: ForwardBatch) -> None:
-    """Require integers where the batch has host numbers, and one of the three tails."""
+    """Require integers in the batch's host fields (row counts, tail lengths, step), and a tail of a known class."""
     check_integers("q_lens", batch.q_lens, "take the batch from BatchBuffers or ragged")
     check_integers("tail_lens", batch.tail_lens, "take the batch from BatchBuffers or ragged")
     if not batch.q_lens:
         raise BatchError("q_lens is (), but a batch has at least one request; skip the forward")
-    for name, least in (("step", -1), ("num_rows", 0), ("num_reqs", -1)):  # -1 has its own error message below
+    # -1 is permitted here because a later check of `validate` raises a more specific error for it.
+    for name, least in (("step", -1), ("num_rows", 0), ("num_reqs", -1)):
         check_integer(name, getattr(batch, name), least, INT32_MAX, "take the batch from BatchBuffers or ragged")
     check_kind("tail", batch.tail, (Causal, Tree, Block), "Causal, Tree or Block", "take the batch from BatchBuffers")
 
 
 def check_table(table: object, requests: int, geometry: Geometry, device: torch.device | None = None) -> None:
-    """Require the geometry's width; with Form.ENGINE_TABLE the table may be wider."""
+    """Require a page table with the geometry's number of columns; with Form.ENGINE_TABLE it may have more."""
     width, wide = geometry.max_pages_per_req, Form.ENGINE_TABLE in geometry.forms
     if wide and isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] > width:
         table = table[:, :width]
@@ -114,7 +115,7 @@ def check_table(table: object, requests: int, geometry: Geometry, device: torch.
 
 
 def check_slots(slots: object, rows: int, geometry: Geometry, device: torch.device) -> None:
-    """Require slots with Form.ENGINE_SLOTS, and reject them without it."""
+    """Require the `slots` tensor if the geometry has Form.ENGINE_SLOTS; otherwise require None."""
     brings = Form.ENGINE_SLOTS in geometry.forms
     if slots is None:
         if brings:

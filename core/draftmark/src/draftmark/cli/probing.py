@@ -51,7 +51,7 @@ class Report:
 
 
 class Probe:
-    """Runs the stages in order and writes the report to disk after each."""
+    """Tests one backend in stages, in order, and writes the report to disk after each stage."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.report = Report(name)

@@ -1,4 +1,4 @@
-"""Start of one probe process per backend, and reading of its report."""
+"""Starts one process per backend, which tests the backend, and reads the report of that process."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def printable(text: str) -> str:
 
 
 def show(text: str = "", style: str = "") -> None:
-    """Print a line of text without wrapping, control characters, and without colour in a pipe."""
+    """Print a line of text without wrapping and without control characters; in a pipe also without colour."""
     out, text = console(), printable(text)
     if out.is_terminal:
         out.print(text, style=style or None, soft_wrap=True)

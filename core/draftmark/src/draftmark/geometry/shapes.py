@@ -149,12 +149,12 @@ class Limits:
 
     @property
     def overshoots(self) -> bool:
-        """Value of `overshoot`, or of `overlap` when it is None."""
+        """True if a committed length may exceed max_context_len: `overshoot`, or `overlap` if that is None."""
         return self.overlap if self.overshoot is None else self.overshoot
 
     @property
     def host_lags(self) -> bool:
-        """Value of `host_lag`, or of `overlap` when it is None."""
+        """True if the host may lack exact lengths at launch: `host_lag`, or `overlap` if that is None."""
         return self.overlap if self.host_lag is None else self.host_lag
 
 

@@ -1,4 +1,6 @@
-"""State of this thread: the active graph recorder, the simulated late device, and `record_call`, which serves both.
+"""State of this thread: the graph recorder and the simulated device that runs later than the host, if active.
+
+`record_call` passes a kernel launch to the active one.
 
 This module does not import torch.
 """

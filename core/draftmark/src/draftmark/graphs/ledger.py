@@ -65,7 +65,7 @@ class StorageLedger:
         self._own: Counter[int] = Counter()
 
     def read(self, tensor: Tensor, operator: str) -> None:
-        """Record an operand; a storage that is not recorded yet existed before the capture."""
+        """Record an operand of `operator`. If its storage is not recorded yet, it existed before the capture."""
         if not self.contains(tensor):
             address = tensor.untyped_storage().data_ptr()
             self._outside[storage_key(tensor)] = OutsideStorage(self.alias(tensor), operator, address)

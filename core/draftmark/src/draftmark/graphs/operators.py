@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
-# These operators launch no kernel: a replay finds the contents of the previous replay.
+# These operators allocate without a kernel, so a replay does not repeat them: memory keeps the previous replay's data.
 _UNINITIALISED = (
     *(aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided),
     *(aten.new_empty, aten.new_empty_strided),

@@ -87,7 +87,7 @@ class RecordedGraph:
 
 
 def _on_time() -> AbstractContextManager[None]:
-    """Wait for a late device, because a capture runs its step immediately."""
+    """Wait until a simulated late device has done its work, because a capture runs its step immediately."""
     late = late_device()
     return nullcontext() if late is None else late.on_time()
 

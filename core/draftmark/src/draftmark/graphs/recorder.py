@@ -1,4 +1,4 @@
-"""Recording of one step: every operator goes to the tape, every storage to the ledger."""
+"""Recording of one step: the tape lists the calls that a replay makes, the ledger lists the storages."""
 
 from __future__ import annotations
 

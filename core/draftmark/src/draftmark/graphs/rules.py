@@ -73,7 +73,7 @@ _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 
 def is_judged(func: Callable[..., Any]) -> bool:
-    """Return True if `refused_call` must check calls of `func`: it refuses some of them."""
+    """Return True if `refused_call` refuses some calls of `func`, so each call of `func` must be checked."""
     return func in _CALLS or func in _BUILDERS or func in _SPLITS or func is torch.Tensor.to
 
 
@@ -107,7 +107,8 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     packet = func.overloadpacket
     if packet is aten.set_:
         return REPOINTED
-    # A tensor of 0 dimensions is allowed: the scalar of `x[0] = 5.` is a kernel argument when it fills a row.
+    # torch lifts the 5. of `x[0] = 5.` to a tensor of 0 dimensions. It is allowed: filling a row takes it as a kernel
+    # argument.
     if packet is aten.lift_fresh and args[0].dim() > 0:
         return PAGEABLE_COPY
     if torch.Tag.data_dependent_output in func.tags:
@@ -115,7 +116,8 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     if torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_size(func, args, kwargs):
         return DYNAMIC_SIZE
     if packet in (aten.index_put, aten.index_put_, aten._index_put_impl_) and _has_mask(args[1]):
-        # `x[mask] = 0.` is a masked fill. A tensor of values needs the number of selected elements on the host.
+        # `x[mask] = 0.` runs as a masked fill on the device. With a tensor of values, the host must read the number
+        # of selected elements.
         return DYNAMIC_SIZE if args[2].dim() > 0 else None
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         return OWN_GENERATOR

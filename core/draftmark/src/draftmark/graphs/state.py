@@ -13,7 +13,7 @@ Outputs = TypeVar("Outputs")
 
 
 class Program(StrEnum):
-    """Computation of one graph. DRAFT contains all ``num_steps - 1`` draft forwards."""
+    """Computation that a graph contains. The DRAFT graph contains all ``num_steps - 1`` draft forwards."""
 
     DECODE = "decode"
     VERIFY = "verify"

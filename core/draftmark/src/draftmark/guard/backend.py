@@ -35,7 +35,8 @@ class GuardedBackend:
     def plan(self, batch: ForwardBatch) -> None:
         """Check the host numbers and shapes of the batch, then plan."""
         validate(batch, self._geometry)
-        if self._written:  # several DRAFT steps are planned before the first of them runs
+        # Planned batches add up until one is written, because several DRAFT steps are planned before the first runs.
+        if self._written:
             self._planned.clear()
             self._written = False
         self._planned.add(_key(batch))

@@ -9,7 +9,7 @@ from .switch import guarding, readable
 
 
 def check_advance(lengths: torch.Tensor, request_rows: int, limit: int, rows: object, by: object) -> None:
-    """Check rows and counts: form and device always; the values in guard mode.
+    """Check rows and token counts: shape, dtype and device always; their values in guard mode only.
 
     Args:
         lengths: int32 ``[2 · request_rows]``, the committed lengths before the advance.

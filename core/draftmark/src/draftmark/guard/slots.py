@@ -9,7 +9,7 @@ from .switch import guarding, readable
 
 
 def check_slots_of_pool(source: object, target: object, pool: torch.Tensor) -> None:
-    """Check slots to move: shape, dtype and device always; their range in guard mode.
+    """Check the slots that `KVPool.move` gets: shape, dtype and device always; their range in guard mode only.
 
     Args:
         pool: ``[num_layers, num_pages, page_size, …]``.
@@ -33,7 +33,7 @@ def check_slots_of_pool(source: object, target: object, pool: torch.Tensor) -> N
 
 
 def check_positions(page_table: object, positions: object, page_size: object) -> None:
-    """Check positions to look up: shapes and dtypes always; their range in guard mode.
+    """Check the arguments of `slots_of`: shapes and dtypes always; the range of positions in guard mode only.
 
     Raises:
         BatchError: the first argument that does not match.

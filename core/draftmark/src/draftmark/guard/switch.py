@@ -1,4 +1,4 @@
-"""The switch of guard mode, and the moments at which its checks may read the device."""
+"""Tests whether guard mode is on (DRAFTMARK_GUARD), and whether its checks may read the device now."""
 
 from __future__ import annotations
 

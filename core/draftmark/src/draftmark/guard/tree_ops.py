@@ -1,4 +1,4 @@
-"""Tree operations of a plugin with checked arguments."""
+"""Wrapper that checks the arguments of a plugin's draft-tree operations."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ class ReferenceBackend:
         stores = slots >= 0
         first = stores.int().argmax()
         source = torch.where(stores, torch.arange(len(slots), device=slots.device), first)
-        target = slots[source].clamp(min=0)  # slot 0 if no row has a slot; it keeps its contents
+        # If no row has a slot, the target is slot 0, which is overwritten with its own contents.
+        target = slots[source].clamp(min=0)
         at = target // page_size, target % page_size
         for rows, pages in ((k, cache.k), (v, cache.v)):
             pages.index_put_(at, torch.where(stores.any(), rows.to(pages.dtype)[source], pages[at]))
@@ -82,7 +83,7 @@ class ReferenceBackend:
         q_len: int,
         pages: int,
     ) -> None:
-        """Compute attention of `requests`, q_len rows each, over the first `pages` pages of each."""
+        """Compute the attention of `requests` with q_len rows each; each reads the first `pages` pages of its table."""
         table, kv_lens = batch.page_table[requests, :pages], self._kv_lens[requests]
         keys = self._gather(cache, table, kv_lens)
         shape = self.geometry.attention

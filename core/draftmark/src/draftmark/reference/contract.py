@@ -8,5 +8,5 @@ from ..geometry import Geometry, Mode
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Return one layout for every mode: one masked attention pass over the page table; lengths include the tail."""
+    """Return the layout of each mode's metadata: one masked attention call over the page table, tail included."""
     return over_page_table(geometry, kv_lens="kv_lens", slot_mapping="slot_mapping")
