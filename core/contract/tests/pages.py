@@ -1,4 +1,4 @@
-"""Helpers for tests of HTML pages: a check that a page is well-formed and self-contained, and its SVG elements."""
+"""Helpers for tests of HTML pages: check that a page is well-formed and self-contained, and find its SVG drawings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Balanced(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: object) -> None:
-        """Ignore an element of SVG that closes itself."""
+        """Accept an SVG element that closes itself."""
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -29,7 +29,7 @@ class _Balanced(HTMLParser):
 
 
 def assert_self_contained(page: str) -> None:
-    """Check that a page is well-formed, runs no script and loads nothing, and follows the reader's colour scheme."""
+    """Check that a page is well-formed, has no script, loads nothing, and follows the reader's colour scheme."""
     assert not re.search(NETWORK, page), re.search(NETWORK, page)
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
     parser = _Balanced()

@@ -1,4 +1,4 @@
-"""Backends with sizing only, for tests of the suite: four correct layouts, and layouts with one buffer changed."""
+"""Backends that only declare buffer sizes, for tests of the contract: correct ones, and ones with one wrong size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subject_of(
     requirements: Requirements = Requirements(),  # noqa: B008  it is frozen
     **spec: Any,
 ) -> BackendUnderTest:
-    """Return a backend named ``sized`` that implements only sizing hooks."""
+    """Return a backend named ``sized`` that declares buffers but cannot run attention."""
 
     def layouts(geometry: Geometry) -> dict[Any, MetadataSpec]:
         values = {"levels": (level(buffers(geometry)),), **spec}
@@ -49,17 +49,17 @@ def subject_of(
 
 
 def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:
-    """Return a function that makes an attention pass (`Level`) with every buffer named after its role."""
+    """Return a function that describes one attention pass (`Level`), with every buffer named after its role."""
     return lambda specs: Level(layout, lengths, {spec.role.value: spec.name for spec in specs}, masked=True)
 
 
 def one(role: Role, shape: tuple[Any, ...], unit: Unit, dtype: str = INT) -> BufferSpec:
-    """Return a buffer named after its role."""
+    """Return the spec of a buffer that is named after its role."""
     return BufferSpec(role.value, role, shape, dtype, unit, "test formula")
 
 
 def csr_pages(g: Geometry) -> list[BufferSpec]:
-    """Return a CSR of pages with mask rows, slots and depths: buffers for all index roles."""
+    """Return buffers for page ids in CSR form, with mask rows, slots and depths: one buffer for each index role."""
     return [
         one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.PAGES, "int64"),
         one(Role.KV_INDICES, (g.max_reqs * g.max_pages_per_req,), Unit.PAGES, "int64"),
@@ -72,7 +72,7 @@ def csr_pages(g: Geometry) -> list[BufferSpec]:
 
 
 def csr_tokens(g: Geometry) -> list[BufferSpec]:
-    """Return a CSR of token slots, with one bit mask per request, concatenated."""
+    """Return buffers for token slots in CSR form, with one bit mask per request; the masks are concatenated."""
     mask_bytes = ceil_div(_tree_rows(g) * g.max_tail, 8)
     return [
         one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.TOKENS, "int64"),
@@ -83,7 +83,7 @@ def csr_tokens(g: Geometry) -> list[BufferSpec]:
 
 
 def page_table(g: Geometry) -> list[BufferSpec]:
-    """Return a page table with lengths, slot mapping and output staging."""
+    """Return buffers for a page table, lengths, slot mapping and output staging."""
     return [
         one(Role.PAGE_TABLE, (g.max_reqs, g.max_pages_per_req), Unit.PAGES, "int64"),
         one(Role.KV_LENS, (g.max_reqs,), Unit.TOKENS),
@@ -95,7 +95,7 @@ def page_table(g: Geometry) -> list[BufferSpec]:
 
 
 def two_levels(g: Geometry) -> list[BufferSpec]:
-    """Return buffers for two attention passes: the prefix by pages, the tail by tokens."""
+    """Return buffers for two attention passes: the prefix by pages, and the tail (draft tokens) by token slots."""
     tail = g.max_reqs * g.max_tail
     prefix_pages = ceil_div(g.max_prefix_len, g.attention.page_size)
     return [
@@ -116,7 +116,7 @@ def two_levels(g: Geometry) -> list[BufferSpec]:
 
 
 def two_level_subject(sizing: Sizing = two_levels) -> BackendUnderTest:
-    """Return a backend that processes prefix and tail in two passes."""
+    """Return a backend with one attention pass over the prefix and one over the tail (draft tokens)."""
     prefix = {"kv_indptr": "prefix_indptr", "kv_indices": "prefix_indices"}
     tail = {"kv_indptr": "tail_indptr", "kv_indices": "tail_indices"}
     levels = (
@@ -140,7 +140,7 @@ LAYOUTS: dict[str, tuple[Sizing, Layout]] = {
 
 
 def correct(layout: str) -> BackendUnderTest:
-    """Return the correct backend of a layout."""
+    """Return the backend with correct buffer sizes for a layout."""
     if layout == "two_levels":
         return two_level_subject()
     sizing, name = LAYOUTS[layout]
@@ -148,7 +148,7 @@ def correct(layout: str) -> BackendUnderTest:
 
 
 def changed(layout: str, role: Role, shape: Callable[[Geometry], tuple[Any, ...]], dtype: str = "") -> BackendUnderTest:
-    """Return the backend of a layout with one buffer's shape (or dtype) replaced."""
+    """Return the backend of a layout with a changed shape (or dtype) of one buffer."""
     sizing, name = LAYOUTS[layout]
 
     def buffers(g: Geometry) -> list[BufferSpec]:

@@ -53,7 +53,7 @@ def test_case_names_match_measuring_module() -> None:
 
 
 def test_json_rows(draftmark: Run) -> None:
-    """JSON has a row per case and backend in the given order, with the bytes of K and V, and no rate on a CPU."""
+    """JSON output has a row per case and backend in the given order, with the bytes of K and V; a CPU gets no rate."""
     found = draftmark("bench", "reference", *SMALL, "--cases", "verify16,decode", "--json").json
     assert (found["schema"], found["device"]) == (1, "cpu")
     assert [row["case"] for row in found["rows"]] == ["verify16", "decode"]
@@ -64,7 +64,7 @@ def test_json_rows(draftmark: Run) -> None:
 
 
 def test_two_names_share_the_inputs(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A second backend is compared with the same reference output, and a repeated name counts once."""
+    """A second backend is compared with the same reference output, and a backend named twice is measured once."""
     distribution("twin")
     argv = ("bench", "reference", "twin", "twin", *SMALL, "--cases", "draft8", "--json")
     rows = draftmark(*argv).json["rows"]
@@ -72,7 +72,7 @@ def test_two_names_share_the_inputs(draftmark: Run, distribution: Callable[..., 
 
 
 def test_a_refusal_is_a_row(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A backend for an absent device gets a row with the reason, and the command does not fail."""
+    """A backend on a machine without its device gets a row with the reason, and the command still succeeds."""
     distribution("metal", device="npu", host_kernels=False)
     done = draftmark("bench", "metal", "reference", *SMALL, "--cases", "decode", "--json")
     assert done.code == 0
@@ -92,7 +92,7 @@ def test_a_refusal_is_a_row(draftmark: Run, distribution: Callable[..., Path]) -
 def test_wrong_output_is_not_timed(
     draftmark: Run, distribution: Callable[..., Path], name: str, spoil: str, note: str
 ) -> None:
-    """A backend with a wrong output or an error gets no time and fails the command; other rows are still timed."""
+    """A backend with a wrong output or an error gets no time, and the command fails; other rows are still timed."""
     distribution(name, source=SPOILT.format(name=name, spoil=spoil))
     done = draftmark("bench", name, "reference", *SMALL, "--cases", "decode", "--json")
     assert done.code == 1
@@ -118,7 +118,7 @@ def test_wrong_output_is_not_timed(
     ],
 )
 def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word: str) -> None:
-    """A wrong argument gives one sentence that names the argument."""
+    """A wrong argument ends the command with one sentence that names the argument."""
     done = draftmark("bench", *argv)
     assert done.code == code
     assert word in done.err and done.err.count("\n") == 1
@@ -126,13 +126,13 @@ def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(draftmark: Run) -> None:
-    """`--device cuda` without a CUDA device is a wrong argument."""
+    """`--device cuda` is rejected as a wrong argument on a machine without a CUDA device."""
     done = draftmark("bench", "reference", "--device", "cuda")
     assert (done.code, "no cuda device" in done.err) == (2, True)
 
 
 def test_draft_trees_extend_the_previous_step() -> None:
-    """In draft8 a row sees itself and one ancestor of the previous step; in verify16 every row sees the root."""
+    """In case draft8 a row sees itself and one ancestor of the previous step; in verify16 every row sees the root."""
     draft = measuring.Inputs(measuring.case_of("draft8", 3, 4, 0), SHAPE, CPU).batch
     assert isinstance(draft.tail, Tree)
     words = draft.tail.mask[:, 0].view(3, 8)
@@ -148,7 +148,7 @@ def test_draft_trees_extend_the_previous_step() -> None:
 
 
 def test_large_sizes_shrink_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA the requests, then the context, are halved until KV needs at most 1/16 of the free memory."""
+    """On CUDA, first the number of requests, then the context is halved until KV fits into 1/16 of the free memory."""
     from draftmark.cli.parser import parse
 
     def sizes(free: int, *argv: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tests of notes on failed replays: the eager result of the batch, and an explanation of poison in a value."""
+"""Tests of notes on failed graph replays: the batch's eager result, and an explanation of poison values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[Any], None]
 
 
 def _message(change: Change) -> str:
-    """Return the failure message for the reference with `change` applied to its opened backend."""
+    """Return the failure message of the reference backend after `change` has modified it."""
 
     class Changed(ReferencePlugin):
         def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
@@ -52,7 +52,7 @@ def _zeros(backend: Any) -> None:
 
 
 def _raises_at_replay(backend: Any) -> None:
-    """Make plan raise after the warm-up and the capture."""
+    """Make plan raise an error after the warm-up and the capture."""
     right, calls = backend.plan, []
 
     def plan(batch: ForwardBatch) -> None:
@@ -65,19 +65,19 @@ def _raises_at_replay(backend: Any) -> None:
 
 
 def test_faulty_capture_is_right_eagerly() -> None:
-    """A capture fault is reported with a correct eager result, and poison in the value is explained."""
+    """If only the captured graph is wrong, the message reports a correct eager result and explains the poison."""
     message = _message(_writes_once)
     assert "  eagerly: right: the same batch in a fresh arena" in message
     assert f"  poison: {INDEX}" in message
 
 
 def test_wrong_kernel_is_wrong_eagerly_too() -> None:
-    """A wrong kernel is reported as wrong in eager mode too, so that the graph is not suspected."""
+    """If the kernel is wrong, the message reports that eager mode is wrong too, so readers do not suspect the graph."""
     assert "  eagerly: wrong too: the output is wrong in (request, row)" in _message(_zeros)
 
 
 def test_exception_in_replay_has_batch_and_note() -> None:
-    """An exception in a replay is reported with the batch, and with the batch's correct eager result."""
+    """If a replay raises an exception, the message has the batch and reports that the eager result is correct."""
     message = _message(_raises_at_replay)
     assert "raised IndexError: index 92 is out of bounds" in message
     assert "  batch: decode-replay-" in message and "r0: L=" in message
@@ -97,5 +97,5 @@ def test_exception_in_replay_has_batch_and_note() -> None:
     ],
 )
 def test_poison_is_recognised(got: object, note: str) -> None:
-    """A NaN or a negative index is recognised as poison."""
+    """A NaN or a negative index in a wrong value is explained as poison: memory that the step did not write."""
     assert poison_in(got) == note

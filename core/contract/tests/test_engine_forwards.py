@@ -1,4 +1,4 @@
-"""Tests that the `engine` checks find defects in forms and modes beyond the core modes."""
+"""Tests that the `engine` checks find defects in optional tensor layouts and modes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _padding_rows_are_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _bounds_for_facts(patch: pytest.MonkeyPatch) -> None:
-    """Lay rows out as if each request had the number of rows in the host's upper bound."""
+    """Lay out rows by the host's upper bound of each request's rows, instead of the device's exact number."""
     whole = reference.ReferenceBackend.write_metadata
 
     def write(self: Any, batch: Any) -> None:
@@ -81,7 +81,7 @@ WRONG: list[tuple[Patch, str]] = [
 
 @pytest.mark.parametrize(("wrong", "item"), WRONG, ids=[f"{wrong.__name__}-{item}" for wrong, item in WRONG])
 def test_a_wrong_backend_fails(wrong: Patch, item: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each item passes on the reference, and fails when its part of the reference is broken."""
+    """Each item passes on the correct reference, and fails when the tested part of the reference is broken."""
     assert _run(item).outcome is Outcome.PASSED
     wrong(monkeypatch)
     found = _run(item)
@@ -89,7 +89,7 @@ def test_a_wrong_backend_fails(wrong: Patch, item: str, monkeypatch: pytest.Monk
 
 
 def test_every_mode_and_form_has_cases() -> None:
-    """Cases cover each mode beyond the core, each form in each mode, and ragged batches with and without padding."""
+    """Cases cover each optional mode, each optional tensor layout in each mode, and ragged batches, padded and not."""
     ragged = [case.value for case in of_the_device()]
     assert {one.forward.mode for one in ragged} == {Mode.RAGGED_VERIFY}
     assert {one.budget > len(one.forward.rows) for one in ragged} == {True, False}

@@ -1,4 +1,4 @@
-"""Tests of failing batches as plain data, and of their drawings."""
+"""Tests of the data that describes a failing batch, and of the drawing made from it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _verify(tree: str = "deep") -> ForwardCase:
 
 
 def _drawn(forward: object, wrong: Wrong) -> dict[str, Any]:
-    """Return the drawing of a violation, and check that it is JSON."""
+    """Return the data of a violation's drawing, and check that JSON can store it."""
     found = drawing(ContractViolation("wrong", batch=forward, wrong=wrong))
     assert found is not None and json.loads(json.dumps(found)) == found
     return found
 
 
 def test_wrong_outputs_are_marked_at_their_rows() -> None:
-    """The drawing counts the wrong rows of each request, shows the first of these requests, and marks its rows."""
+    """The drawing counts each request's wrong rows; it shows the first request that has any, and marks its rows."""
     found = _drawn(_verify(), Wrong("output", [(1, 2), (1, 4)]))
     assert [one["wrong"] for one in found["requests"]] == [0, 2, 0]
     assert [one["live"] for one in found["requests"]] == [True, True, False]
@@ -46,7 +46,7 @@ def test_wrong_outputs_are_marked_at_their_rows() -> None:
 
 
 def test_rows_see_the_keys_of_the_oracle() -> None:
-    """Each line has the tail slots and the number of prefix tokens that the oracle lets the row see."""
+    """Each drawn row lists the tail slots and the number of prefix tokens that the oracle lets the row see."""
     forward = _verify("random")
     truth = enumerate_truth(forward.requests, PAGE, GEOMETRY.attention.window_left)
     request, lines = forward.requests[0], _drawn(forward, Wrong("output", [(0, 1)]))["full"]["lines"]
@@ -58,7 +58,7 @@ def test_rows_see_the_keys_of_the_oracle() -> None:
 
 
 def test_missing_and_extra_keys_are_marked_in_the_matrix() -> None:
-    """A missing tail slot, an extra one, missing prefix tokens and keys of another request are marked separately."""
+    """Missing and extra tail slots, missing prefix tokens, and keys of another request each have their own mark."""
     forward = _verify()
     first, second = (kv_slots(one, PAGE) for one in forward.requests[:2])
     wrong = Wrong("keys", [(0, 2)], missing=[first[130], first[7], first[8]], extra=[first[134], second[1], 10**9])
@@ -75,7 +75,7 @@ def test_missing_and_extra_keys_are_marked_in_the_matrix() -> None:
 
 
 def test_a_drawing_stays_small() -> None:
-    """A prefill of 900 rows in 40 requests is cut to a few requests and tail slots, around the wrong row."""
+    """For a prefill of 900 rows in 40 requests, the drawing shows only requests and tail slots near the wrong row."""
     forward = ragged("extend", GEOMETRY, [5] * 40, [900] * 40)
     found = _drawn(forward, Wrong("output", [(33, 700)]))
     assert len(found["requests"]) == MOST_REQUESTS and found["hidden"] == 32
@@ -87,7 +87,7 @@ def test_a_drawing_stays_small() -> None:
 
 
 def test_a_small_buffer_is_drawn_as_two_bars() -> None:
-    """A buffer that is too small is drawn with its declared and its needed size."""
+    """If a buffer is too small, the drawing shows its declared and its needed size as two bars."""
     batch = BatchShape(Mode.EXTEND, 0, (Group(13, 0, 3, 3), Group(0, 0, 0, 0)))
     found = drawing(ContractViolation("small", batch="text", wrong=TooSmall(batch, "slots", 33, 39, "entries")))
     assert found is not None and found["groups"] == [{"count": 13, "prefix": 0, "rows": 3, "tail": 3}]
@@ -96,7 +96,7 @@ def test_a_small_buffer_is_drawn_as_two_bars() -> None:
 
 
 def test_an_error_is_drawn_with_the_batch_that_ran() -> None:
-    """An exception without a batch shows the current batch without marks; a geometry is not drawn."""
+    """If an exception has no batch, the drawing shows the current batch without marks; a geometry has no drawing."""
     found = drawing(RuntimeError("a kernel's own words"), _verify())
     assert found is not None and wrong_cells(figure(found)) == []
     assert drawing(RuntimeError("no batch"), GEOMETRY) is None
@@ -105,7 +105,7 @@ def test_an_error_is_drawn_with_the_batch_that_ran() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_batch_of_the_suite_can_be_drawn(part: int) -> None:
-    """Batches of every eighth item are drawn in at most 4 KB, with the last live row marked."""
+    """The batch of every eighth item can be drawn in at most 4 KB, and its last live row is marked."""
     drawn = 0
     for item in all_items()[part::32]:
         value = item.case.value

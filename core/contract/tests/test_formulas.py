@@ -1,4 +1,4 @@
-"""Tests that the contract's formulas exist once, in the oracle, and agree with `Geometry`."""
+"""Tests that each length formula of the contract is written once, in its oracle, and agrees with `Geometry`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GEOMETRIES = [*behaviours().values(), *(case.value for case in (*odd_geometries(
 
 
 def test_no_formula_is_written_twice() -> None:
-    """Every module of the contract takes lengths from oracle/formulas.py."""
+    """Every module of the contract imports length formulas from oracle/formulas.py."""
     files = [file for file in SOURCE.rglob("*.py") if file.name != "formulas.py"]
     found = [
         f"{file.relative_to(SOURCE)}: {line.strip()}" for file in files for line in _lines(file) if COPY.search(line)
@@ -29,14 +29,14 @@ def test_no_formula_is_written_twice() -> None:
 
 
 def test_no_length_comes_from_the_geometry() -> None:
-    """The oracle, the cases, the harness and the sizing call none of `Geometry`'s formulas."""
+    """The oracle, the cases, the harness and the sizing checks call none of `Geometry`'s formulas."""
     own = re.compile(r"geometry\.(max_\w+|pages_for|null_pages|extent|mask_words|num_draft_steps)\b")
     files = [file for room in ("oracle", "cases", "harness", "sizing") for file in (SOURCE / room).glob("*.py")]
     assert [f"{file.name}: {line.strip()}" for file in files for line in _lines(file) if own.search(line)] == []
 
 
 def test_oracle_and_geometry_agree() -> None:
-    """The oracle's formulas and `Geometry`, written independently, give equal numbers."""
+    """The oracle's formulas and those of `Geometry`, written independently, give equal numbers."""
     for geometry in GEOMETRIES:
         mine = (formulas.max_tail(geometry), formulas.max_prefix(geometry), formulas.max_pages(geometry))
         assert mine == (geometry.max_tail, geometry.max_prefix_len, geometry.max_pages_per_req)
@@ -49,5 +49,5 @@ def test_oracle_and_geometry_agree() -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    """Return lines of code, without lines that begin with a string, which are prose."""
+    """Return a file's lines of code; lines that begin with a string are skipped because they are prose."""
     return [line for line in file.read_text().splitlines() if not re.search(r'^\s*("|f")', line)]

@@ -17,7 +17,7 @@ def _wrong(item: Item, lines: int = 8) -> Result:
 
 
 def test_everything_wrong_takes_one_screen() -> None:
-    """The first failed checks are printed in full, the next checks in one line each, and the rest are counted."""
+    """The first failed checks are printed in full, the next ones in one line each, and the rest only as a number."""
     lines = failure_lines(verdict(_wrong))
     checks = {item.check.name for item in all_items() if item.tier.value != "device"}
     assert len(lines) <= SCREEN + LISTED + 2
@@ -28,7 +28,7 @@ def test_everything_wrong_takes_one_screen() -> None:
 
 
 def test_long_failure_keeps_head_and_command() -> None:
-    """A long message is cut to its head and its command, with the number of lines removed."""
+    """A long message keeps its first lines and its command, and names the number of removed lines."""
     only = all_items()[0]
     lines = failure_lines(verdict(lambda item: _wrong(item, 500) if item.id == only.id else None))
     assert len(lines) <= LONGEST + 2
@@ -42,7 +42,7 @@ def test_no_failure_prints_nothing() -> None:
 
 
 def test_reasons_follow_the_verdict() -> None:
-    """Reasons of refused and declared items follow the verdict line, with counts."""
+    """The verdict line is followed by the reasons of refused items and known failures, with counts."""
 
     def ending(item: Item) -> Result | None:
         if Profile.FP8 in item.needs:

@@ -1,6 +1,6 @@
 """Tests that wrong or almost empty backends do not get the verdict "conforms".
 
-The items that decide a test run on the backend. All other items get the best outcome that the backend could have.
+The items that decide a test really run on the backend. All other items get the best outcome that it could have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVERYTHING = KnownFailure("all", "*", "not written yet", "https://example.org", 
 
 
 class _False(ReferencePlugin):
-    """The reference with a wrapped `attend`, or with another `supports`."""
+    """Reference backend with a replaced `attend` or `supports`."""
 
     def __init__(self, attend: Attend | None = None, supports: Callable[[Geometry], list[str]] | None = None) -> None:
         self._attend, self._supports = attend, supports
@@ -62,7 +62,7 @@ def _zeros(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, 
 
 
 def test_declared_core_failure_does_not_conform() -> None:
-    """An attend that writes zeros does not conform, even if every failure is declared, because a core item fails."""
+    """A backend that writes zeros does not conform, because a failed core item counts even if it is declared."""
     ended = _end(_plugin(_zeros), DECODE, EVERYTHING)
     assert ended.outcome is Outcome.DECLARED
     judged = verdict(lambda item: ended if item.id == DECODE else None)
@@ -71,7 +71,7 @@ def test_declared_core_failure_does_not_conform() -> None:
 
 
 def test_declared_failures_outside_core_are_named() -> None:
-    """With all items outside the core declared, the verdict names known failures and only the core profile."""
+    """If all items outside the core are declared failures, the verdict names them and only the core profile."""
     judged = verdict(lambda item: Outcome.DECLARED if item.needs else None)
     assert judged.line.startswith("reference conforms with known failures to draftmark contract")
     assert list(judged.profiles) == [Profile.CORE]
@@ -79,7 +79,7 @@ def test_declared_failures_outside_core_are_named() -> None:
 
 
 def test_core_only_backend_conforms_with_refusals() -> None:
-    """A backend that serves only the core profile conforms; the verdict names the core and counts the refusals."""
+    """A backend that serves only the core profile conforms; the verdict names it and counts the refused items."""
     plugin = _plugin(supports=lambda g: ["only the mandatory profile is served here"] if profiles_of(g) else [])
     assert _end(plugin, DECODE).outcome is Outcome.PASSED
     refused = [item.id for item in all_items(Tier.HOST.includes) if item.needs]
@@ -91,7 +91,7 @@ def test_core_only_backend_conforms_with_refusals() -> None:
 
 
 def test_refusal_during_a_step_is_a_failure() -> None:
-    """An attend that raises `Refused` in the middle of a step fails."""
+    """An item fails if `attend` raises `Refused` in the middle of a step, because refusals belong in `supports`."""
 
     def refuse(*arguments: Any) -> None:
         raise Refused(["not this batch"])
@@ -103,7 +103,7 @@ def test_refusal_during_a_step_is_a_failure() -> None:
 
 
 def test_old_target_does_not_hide_a_defect() -> None:
-    """A failed check newer than contract 1.0 removes its profile from the verdict on contract 1.0."""
+    """If a plugin targets contract 1.0, a failed newer check still removes its profile from the verdict."""
 
     def halve(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, out: torch.Tensor) -> None:
         right(q, cache, batch, out)

@@ -36,7 +36,7 @@ DEADLINE_S = 120.0
 
 
 class Folder:
-    """Working folder of a command, with the folders of plugins on its path."""
+    """Working folder of a `draftmark contract` command; the folder of the tested plugin is on the command's path."""
 
     def __init__(self, path: Path, *plugins: Path) -> None:
         self.path = path
@@ -50,13 +50,13 @@ class Folder:
         return subprocess.Popen(command, cwd=self.path, env={**self._environment, **env}, **output)  # type: ignore[call-overload,no-any-return]
 
     def run(self, *argv: object, **more: Any) -> tuple[int, str]:
-        """Run `draftmark contract` to its end; return the exit code and the output."""
+        """Run `draftmark contract` until it exits; return the exit code and the output."""
         with self.start(*argv, **more) as process:
             out, err = process.communicate()
         return process.returncode, out + err
 
     def assert_nothing_recorded(self) -> None:
-        """No output file exists, not even a part of one."""
+        """Assert that no output file exists, not even a part of one."""
         assert [path.name for path in self.path.iterdir() if path.suffix in (".json", ".html", ".part")] == []
 
 
@@ -73,7 +73,7 @@ Plugin = Callable[[str], Folder]
 
 @pytest.fixture
 def plugin(tmp_path: Path, distribution: Callable[..., Path]) -> Plugin:
-    """Return a function that makes the plugin "odd", which runs the given code in supports() of one item."""
+    """Return a function that installs a plugin "odd", which runs the given code in one call of supports()."""
 
     def make(act: str) -> Folder:
         body = f"{act}\n@hookimpl\ndef draftmark_supports(geometry):\n"
@@ -93,7 +93,7 @@ def _wait(condition: Callable[[], object]) -> None:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Yield the processes below a process, on Linux."""
+    """Yield the ids of a process's children and of all their descendants, on Linux."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     for child in map(int, path.read_text().split()) if path.exists() else ():
         yield child
@@ -109,7 +109,7 @@ def _alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: int) -> None:
-    """The first failed write of the journal stops the run; with free space the next run continues."""
+    """The first failed write of the journal stops the run; after space is freed, the next run continues."""
     command = ("reference", "--tier", "sizing", "-k", "load or supports", "--journal", "run.jsonl", *FILES)
     code, text = folder.run(*command, "--workers", workers, most_bytes=6000)
     assert code == 2 and "reference has no verdict on draftmark contract" in text, text
@@ -125,7 +125,7 @@ def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: i
 
 
 def test_device_that_is_full_gives_no_verdict(folder: Folder) -> None:
-    """If not even the first line of the journal can be written, there is no verdict."""
+    """If the journal's first line cannot be written, the run gives no verdict."""
     code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--journal", "/dev/full", *FILES)
     assert code == 2 and "the journal /dev/full cannot be written (No space left on device)" in text
     folder.assert_nothing_recorded()
@@ -133,7 +133,7 @@ def test_device_that_is_full_gives_no_verdict(folder: Folder) -> None:
 
 @pytest.mark.parametrize("k", ["((", "a(b=1)", "not"])
 def test_bad_expression_is_named(folder: Folder, k: str) -> None:
-    """A -k expression that pytest rejects ends the command with one sentence that contains it."""
+    """If pytest rejects a -k expression, the command ends with one sentence that contains the expression."""
     code, text = folder.run("reference", "-k", k, *FILES)
     assert code == 2 and text.startswith(f"draftmark contract: -k {k!r} is no expression: "), text
     assert len(text.splitlines()) == 1
@@ -143,7 +143,7 @@ def test_bad_expression_is_named(folder: Folder, k: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_interrupted_run_gives_no_verdict(folder: Folder, workers: int, number: int) -> None:
-    """Ctrl-C and SIGTERM end the run without a verdict; the next run with the journal continues."""
+    """Ctrl-C and SIGTERM end the run without a verdict; the next run with that journal continues."""
     journal = Journal(folder.path / "run.jsonl")
     command = ("reference", "--tier", "sizing", "--journal", "run.jsonl", *FILES)
     with folder.start(*command, "--workers", workers) as process:
@@ -162,7 +162,7 @@ def test_interrupted_run_gives_no_verdict(folder: Folder, workers: int, number: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
-    """After kill -9 of the command no process writes the journal, and a new run continues it."""
+    """After kill -9 of the command, its workers stop writing the journal, and a new run continues it."""
     journal = Journal(folder.path / "run.jsonl")
     command = ("reference", "--tier", "sizing", "--journal", "run.jsonl")
     with folder.start(*command, "--workers", 2) as process:
@@ -178,7 +178,7 @@ def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
 
 
 def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
-    """A second run on a locked journal ends with one sentence; it works after the first run has ended."""
+    """A second run on a journal in use ends with one sentence; it works after the first run has ended."""
     command = ("reference", "--tier", "sizing", "-k", ONE, "--journal", "run.jsonl")
     with Journal(folder.path / "run.jsonl").locked():
         code, text = folder.run(*command)
@@ -214,7 +214,7 @@ def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
     ids=["memory", "disk", "torch"],
 )
 def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: str) -> None:
-    """An item that fails because memory or disk ran out gives no verdict on the backend."""
+    """An item that fails because the machine has no memory or disk left gives no verdict on the backend."""
     folder = plugin(f"def act():\n    raise {error}\n")
     code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, *FILES)
     assert code == 2 and f"because in {ONE}[padded] {words}" in text, text
@@ -223,7 +223,7 @@ def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: s
 
 
 def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) -> None:
-    """A backend that requests more memory than the machine has fails its item."""
+    """If a backend requests more memory than the machine has, its item fails."""
     text = "DefaultCPUAllocator: not enough memory: you tried to allocate 9223372036854775807 bytes."
     code, said = plugin(f"def act():\n    raise RuntimeError({text!r})\n").run("odd", "--tier", "sizing", "-k", ONE)
     assert code == 1 and "odd does not conform" in said, said
@@ -231,7 +231,7 @@ def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) ->
 
 @pytest.mark.parametrize("code", [0, 1, 2, 5])
 def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
-    """os._exit in a hook fails its item, also with an exit code that pytest uses."""
+    """If a hook calls os._exit, its item fails, even if the exit code is one that pytest uses."""
     folder = plugin(f"import os\ndef act():\n    os._exit({code})\n")
     status, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--json", "v.json")
     assert status == 1 and "odd does not conform" in text, text
@@ -250,7 +250,7 @@ BROKEN_SUITE = {
 
 @pytest.mark.parametrize("kind", BROKEN_SUITE)
 def test_error_outside_of_the_checks_gives_no_verdict(folder: Folder, kind: str) -> None:
-    """An error in pytest or in another plugin, and an item that never ran, are no failures of the backend."""
+    """An error in pytest or in another pytest plugin, and an item that never ran, do not count against the backend."""
     (folder.path / "broken_suite.py").write_text(BROKEN_SUITE[kind])
     environment = {"PYTHONPATH": str(folder.path), "PYTEST_PLUGINS": "broken_suite"}
     code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, *FILES, **environment)
@@ -260,7 +260,7 @@ def test_error_outside_of_the_checks_gives_no_verdict(folder: Folder, kind: str)
 
 
 def test_verdict_line_stands_before_the_sentence_about_a_full_disk(folder: Folder) -> None:
-    """When the disk fills under --html, the verdict line is printed, then one sentence, and no half file is left."""
+    """If the disk fills during --html, the verdict line and one sentence are printed, and no partial file remains."""
     (folder.path / "p.html").write_text("earlier")
     code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--html", "p.html", most_bytes=12_000)
     assert code == 2, text
@@ -272,7 +272,7 @@ def test_verdict_line_stands_before_the_sentence_about_a_full_disk(folder: Folde
 
 
 def test_whole_file_replaces_the_earlier_one(tmp_path: Path) -> None:
-    """A written file replaces the earlier one, and a device is written directly."""
+    """A complete output file replaces an earlier one; output to a device such as /dev/full is written directly."""
     path = tmp_path / "v.json"
     path.write_text("earlier")
     assert write_whole(path, "new") == "" and path.read_text() == "new"
@@ -281,7 +281,7 @@ def test_whole_file_replaces_the_earlier_one(tmp_path: Path) -> None:
 
 
 def test_first_failure_ends_the_run_with_x(plugin: Plugin) -> None:
-    """With -x the run ends at the first failed item, and the verdict counts the others as not run."""
+    """With -x the run ends at the first failed item, and the verdict counts the remaining items as not run."""
     folder = plugin("def act():\n    raise RuntimeError('no')\n")
     code, text = folder.run("odd", "--tier", "sizing", "-k", "load or supports", "-x", "--json", "v.json")
     assert code == 1 and "odd does not conform" in text and ", 1 failed; " in text, text
@@ -290,19 +290,19 @@ def test_first_failure_ends_the_run_with_x(plugin: Plugin) -> None:
 
 
 def _only_core_sizes(item: Item) -> Outcome | None:
-    """Return the outcome of an item on a backend that serves only the core's shape, with and without overlap."""
+    """Return an item's outcome on a backend that serves only core shapes, and overlap with those shapes."""
     return Outcome.REFUSED if item.needs & SHAPES or item.needs - {Profile.OVERLAP} else None
 
 
 def test_sizing_items_name_no_profile() -> None:
-    """After a host run the verdict does not name a profile with passed items in the sizing tier only."""
+    """After a host run the verdict does not name a profile that passed items in the sizing tier only."""
     assert any(item.needs == {Profile.OVERLAP} for item in all_items((Tier.SIZING,)))
     assert list(verdict(_only_core_sizes).profiles) == [Profile.CORE]
     assert Profile.OVERLAP in verdict(_only_core_sizes, Tier.SIZING).profiles
 
 
 def test_profile_of_later_tiers_is_called_full_after_all_tiers() -> None:
-    """The page calls a profile "served in full" only when all its items ran, in the device tier too."""
+    """The page calls a profile "served in full" only after a run of all tiers, the device tier included."""
     host, device = page(verdict()), page(verdict(tier=Tier.DEVICE))
     assert "served so far, " in host and "served in full" not in host
     assert "served in full" in device and "served so far, " not in device

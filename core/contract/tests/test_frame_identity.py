@@ -1,4 +1,4 @@
-"""Tests of code digests: code changes them, prose does not, and the list of step path modules is complete."""
+"""Tests of code digests: code changes them, prose does not, and the list of modules that a step runs is complete."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def _digest(text: str, name: str = "a.py") -> str:
     ids=["comment", "docstring", "attribute's docstring", "layout"],
 )
 def test_prose_does_not_change_a_digest(edit: Callable[[str], str]) -> None:
-    """A change of comments, docstrings or layout keeps the digest."""
+    """A change of comments, docstrings or layout keeps the digest of the code."""
     assert edit(CODE) != CODE
     assert _digest(edit(CODE)) == _digest(CODE)
 
 
 @pytest.mark.parametrize("old, new", [("< LIMIT", "<= LIMIT"), ("LIMIT = 3", "LIMIT = 4"), ("served", "serves")])
 def test_code_changes_a_digest(old: str, new: str) -> None:
-    """A changed operator, number or name changes the digest."""
+    """A changed operator, number or name changes the digest of the code."""
     assert _digest(CODE.replace(old, new)) != _digest(CODE)
 
 
 def test_files_count_by_name_and_bytes() -> None:
-    """A kernel's source counts with its comments; contract.toml and documents do not count."""
+    """The digest of a kernel's source includes its comments; contract.toml and documents do not count."""
     assert _digest("int a; // one", "k.cu") != _digest("int a; // two", "k.cu")
     assert _digest(CODE, "a.py") != _digest(CODE, "b.py")
     assert [
@@ -74,7 +74,7 @@ def test_files_count_by_name_and_bytes() -> None:
 
 
 def test_empty_string_in_nested_format_is_ignored() -> None:
-    """Python 3.12 puts an empty string into some syntax trees, and digests must be equal under 3.11."""
+    """Python 3.12 adds an empty string to some syntax trees; digests ignore it, so they equal those of Python 3.11."""
     plain = ast.parse('f"{a:<{b}}"')
     format_spec = plain.body[0].value.values[0].format_spec  # type: ignore[attr-defined]
     format_spec.values.append(ast.Constant(""))
@@ -87,7 +87,7 @@ def _modules(name: str) -> list[Path]:
 
 
 def _imported(path: Path) -> set[str]:
-    """Return the modules of the core that a file imports at run time: first names under `draftmark`."""
+    """Return the core's modules that a file imports at run time, as the first name after `draftmark`."""
     package = [CORE.name, *path.relative_to(CORE).parent.parts]
     found = {name.split(".")[1] for name in imports_of(path.read_bytes()) if name.startswith(f"{CORE.name}.")}
     tree = ast.parse(path.read_bytes())
@@ -104,7 +104,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def test_step_path_is_complete() -> None:
-    """Every core module that a step path module imports is in `STEP_PATH` or in `IMPORTED_ONLY`."""
+    """If a module of `STEP_PATH` imports a core module, that module is in `STEP_PATH` or in `IMPORTED_ONLY`."""
     files = {path: name for name in STEP_PATH for path in _modules(name)}
     assert all(path.is_file() for path in files), "a module of STEP_PATH is gone"
     missing = {name for path in files for name in _imported(path)} - {*STEP_PATH, *IMPORTED_ONLY}
@@ -112,7 +112,7 @@ def test_step_path_is_complete() -> None:
 
 
 def test_verdict_depends_on_plugin_core_and_suite() -> None:
-    """Plugin, core and suite have digests, and code that only presents a verdict does not count."""
+    """A verdict has digests of plugin, core and suite; code that only prints a verdict is in none of them."""
     loaded = draftmark.load("reference")
     parts = {part.name: part for part in parts_of(loaded)}
     assert set(parts) == set(identity_of(loaded)) == {"plugin", "core", "suite"}
@@ -123,7 +123,7 @@ def test_verdict_depends_on_plugin_core_and_suite() -> None:
 
 
 def test_siblings_are_found_by_their_imports() -> None:
-    """The reference imports no other backend, and a plugin that imports another backend's package is found."""
+    """The reference imports no other backend; if a plugin imports another backend, that backend is found."""
     assert siblings_of(draftmark.load("reference")) == set()
     pytest.importorskip("draftmark_cuda_trtllm")
     assert siblings_of(draftmark.load("cuda_trtllm")) == {"cuda_triton"}
@@ -144,7 +144,7 @@ def _file(part: Part) -> Path:
 
 
 def test_clean_tree_is_proved(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree with the code of its commit is clean, also with changed comments."""
+    """A git tree with the code of its commit is recorded as clean, even if comments were changed."""
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     found = source_of([tree])
     assert (found["tree"], found["paths"]) == (CLEAN, {"plugin": "src/plug"})
@@ -153,7 +153,7 @@ def test_clean_tree_is_proved(tree: Part, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_changed_tree_is_not_clean(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edited or untracked file makes a tree changed, whatever DRAFTMARK_COMMIT contains."""
+    """A git tree with an edited or untracked file is recorded as changed, whatever DRAFTMARK_COMMIT contains."""
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     commit = source_of([tree])["commit"]
     (tree.root / "more.py").write_text("X = 1\n")
@@ -168,7 +168,7 @@ def test_changed_tree_is_not_clean(tree: Part, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_claimed_commit_is_checked_by_the_history(tree: Part, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The history shows whether the commit that a copy without history names contains the recorded code."""
+    """For a copy without git history, the original history shows if the named commit contains the recorded code."""
     commit = source_of([tree])["commit"]
     copy = tmp_path_factory.mktemp("copy") / "plug"
     copy.mkdir()

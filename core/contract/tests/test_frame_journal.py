@@ -1,4 +1,4 @@
-"""Tests of the journal: a run resumes where another ended, and only with equal code."""
+"""Tests of the journal of a contract run: a run resumes where an earlier one ended, if the code is equal."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ HERE = {"date": "2026-01-01", "source": {"commit": "1", "tree": "unverified"}}
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """Return a started journal of the reference."""
+    """Return a journal with one started run of the reference backend."""
     made = Journal(tmp_path / "run.jsonl")
     made.begin(JUDGED, HERE)
     return made
 
 
 def passed(number: int) -> dict[str, object]:
-    """Return a passed result of the suite's item with this number."""
+    """Return a "passed" result of the contract's item with this number."""
     item = all_items()[number]
     return Result(item.id, item.tier.value, Outcome.PASSED).as_json()
 
 
 def test_later_run_keeps_earlier_results(journal: Journal) -> None:
-    """A later run keeps earlier results, and each run is listed with the number of its results."""
+    """A later run keeps earlier results, and the journal lists each run with the number of its results."""
     journal.note(passed(0))
     journal.note(passed(1))
     journal.begin(JUDGED, HERE)
@@ -64,7 +64,7 @@ def test_source_of_a_verified_run_applies_to_all(journal: Journal) -> None:
     ids=["backend", "code", "part"],
 )
 def test_results_of_other_code_are_rejected(journal: Journal, other: dict[str, object], words: str) -> None:
-    """A journal of other code is rejected with the difference and a remedy, and the file does not change."""
+    """A journal of other code is rejected with the difference and a remedy, and the journal file does not change."""
     before = journal.path.read_text()
     with pytest.raises(ForeignJournal, match=f"{words}; name a new file"):
         journal.begin(other, HERE)
@@ -72,7 +72,7 @@ def test_results_of_other_code_are_rejected(journal: Journal, other: dict[str, o
 
 
 def test_other_file_is_left_unchanged(tmp_path: Path) -> None:
-    """A run does not append to a file that is no journal."""
+    """A run rejects a file that is not a journal, and does not change it."""
     notes = tmp_path / "notes.md"
     notes.write_text("# to do\n")
     with pytest.raises(ForeignJournal, match="is no journal of a contract run"):
@@ -88,7 +88,7 @@ def test_other_file_is_left_unchanged(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_damaged_journal_is_rejected(tmp_path: Path, row: dict[str, object]) -> None:
-    """A file of JSON lines that are no journal lines is rejected before the first item, and does not change."""
+    """A file of JSON lines that is not a valid journal is rejected before the first item, and does not change."""
     path = tmp_path / "run.jsonl"
     first = [] if "journal" in row else [{"journal": JUDGED}, {"run": HERE}]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*first, row, {"item": "y", "outcome": "passed"}]))
@@ -99,7 +99,7 @@ def test_damaged_journal_is_rejected(tmp_path: Path, row: dict[str, object]) -> 
 
 
 def test_unfinished_item_of_earlier_run_runs_again(journal: Journal) -> None:
-    """An unfinished item of an interrupted run runs again; an unfinished item of the current run has failed."""
+    """An item that an earlier run left unfinished runs again; if it was started by the current run, it has failed."""
     first, second = (item.id for item in all_items()[:2])
     journal.note({"started": first})
     with journal.path.open("a") as file:
@@ -117,7 +117,7 @@ def test_unfinished_item_of_earlier_run_runs_again(journal: Journal) -> None:
 
 
 def test_second_command_runs_remaining_items(tmp_path: Path, draftmark: Callable[..., Any]) -> None:
-    """Two commands with one journal give a verdict with both runs and each item once."""
+    """Two commands with one journal give one verdict, which lists both runs and has each item once."""
     command = ("contract", "reference", "--tier", "sizing", "--journal", tmp_path / "run.jsonl", "-k")
     assert draftmark(*command, "describes_itself").code == 0
     record = tmp_path / "verdict.json"

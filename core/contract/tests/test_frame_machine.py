@@ -12,7 +12,7 @@ from draftmark_contract.runner import machine, processor
 
 
 def test_run_has_date_and_versions() -> None:
-    """A run records the UTC date, Python, and required packages; it has a device only if one is named."""
+    """A run records the UTC date, Python and required packages, and a device only if one is named."""
     here = machine.machine_of("reference")
     assert datetime.date.fromisoformat(here["date"]).isoformat() == here["date"]
     assert {"draftmark", "draftmark-contract", "torch"} <= set(here["versions"])
@@ -21,7 +21,7 @@ def test_run_has_date_and_versions() -> None:
 
 
 def test_cuda_device_has_driver_and_cuda_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA device is recorded with name, driver and CUDA version; an undetectable driver is "unknown"."""
+    """A CUDA device is recorded with name, driver and CUDA version; a driver that cannot be read is "unknown"."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(machine, "DRIVER_QUERY", ("echo", "570.1"))
@@ -31,7 +31,7 @@ def test_cuda_device_has_driver_and_cuda_version(monkeypatch: pytest.MonkeyPatch
 
 
 def test_record_keeps_instruction_sets_and_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A run records the processor's instruction sets, and compilers' variables with the home folder as ~."""
+    """A run records the processor's instruction sets and the compilers' variables, with ~ for the home folder."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: Some CPU\nflags\t\t: fpu avx2 amx_bf16 avx512f smep\n\nmodel name\t: other\n")
     monkeypatch.setattr(processor, "CPUINFO", cpuinfo)

@@ -22,7 +22,7 @@ SUBSET = "load and mandatory or describes_itself or overflow and target or survi
 
 
 def _shuffled(path: Path) -> dict[str, Any]:
-    """Return the record of a subset of both tiers, run by pytest in random order with two workers."""
+    """Run some items of both tiers with pytest in random order on two workers; return the record."""
     (path.parent / "shuffle.py").write_text(SHUFFLE)
     environment = {**os.environ, "PYTHONPATH": str(path.parent), "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", "--noconftest", "-k", SUBSET]
@@ -33,7 +33,7 @@ def _shuffled(path: Path) -> dict[str, Any]:
 
 
 def _in_order(path: Path, items: set[str]) -> dict[str, Any]:
-    """Return the record of these items, run in this process in the suite's order."""
+    """Run these items in this process in the suite's order; return the record."""
     session = ContractSession("reference", "host", None)
     records = {item: session.run(item).as_json() for item in session.items if item in items}
     write_outputs(conclude(session, records), str(path), None, None)
@@ -41,7 +41,7 @@ def _in_order(path: Path, items: set[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a record without times."""
+    """Read a record and return it without its times."""
     record: dict[str, Any] = json.loads(path.read_text())
     for row in record["results"]:
         del row["seconds"]

@@ -1,4 +1,4 @@
-"""Tests of item outcomes: whatever a plugin does, an item ends with a result that names the cause."""
+"""Tests of item outcomes: whatever a plugin does, each item ends with a result that names the cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _hang(subject: Any, case: Any) -> None:
     assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= LIMIT_S, "no alarm is set"
     while True:
         try:
-            signal.raise_signal(signal.SIGALRM)  # the signal that ends an item at its time limit
+            signal.raise_signal(signal.SIGALRM)  # the suite ends an item at its time limit with this signal
         except Exception:
             continue
 
@@ -71,7 +71,7 @@ KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", 
     ids=["raises", "exits", "violates", "hangs", "prints", "refuses by the suite's error", "refuses late"],
 )
 def test_misbehaviour_fails_with_its_cause(run: Callable[[Any, Any], None], words: str) -> None:
-    """An exception, an exit, a hang that catches exceptions, or printed output fails only this item."""
+    """If a plugin raises, exits, hangs in code that catches exceptions, or prints, only the running item fails."""
     result = _end(run)
     assert result.outcome is Outcome.FAILED
     assert result.message.startswith("some.check: A rule.\n")
@@ -79,7 +79,7 @@ def test_misbehaviour_fails_with_its_cause(run: Callable[[Any, Any], None], word
 
 
 def test_refusal_is_an_outcome_of_its_own() -> None:
-    """A geometry that supports() refuses gives the outcome REFUSED, with the reasons."""
+    """If supports() refuses the item's geometry, the outcome is REFUSED, with the backend's reasons."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         raise subject.refusal(["page_size 3 is not served"])
@@ -89,7 +89,7 @@ def test_refusal_is_an_outcome_of_its_own() -> None:
 
 
 def test_partly_judged_item_has_a_mark() -> None:
-    """A check with some refused geometries passes, with the mark "partly refused"."""
+    """If some geometries of a check are refused, its item passes and has the mark "partly refused"."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.refusal(["page_size 3 is not served"])
@@ -100,7 +100,7 @@ def test_partly_judged_item_has_a_mark() -> None:
 
 @pytest.mark.parametrize("mark, words", [("interpreted", "the suite computed the output"), ("opaque", "is opaque")])
 def test_output_computed_by_the_suite_is_unjudged(mark: str, words: str) -> None:
-    """An item with output computed by the suite, or with an opaque layout, is unjudged."""
+    """An item is unjudged if the suite computed the output, or if the backend declares an opaque metadata layout."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         getattr(subject, mark)()
@@ -111,7 +111,7 @@ def test_output_computed_by_the_suite_is_unjudged(mark: str, words: str) -> None
 
 
 def test_exception_is_reported_with_its_batch() -> None:
-    """A plugin's exception is reported with the current forward, the known bugs, and a command."""
+    """A plugin's exception is reported with the current batch, known bugs of this class, and a command to repeat."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.current = "r0: L=3"
@@ -126,7 +126,7 @@ def test_exception_is_reported_with_its_batch() -> None:
 
 
 def test_six_counts() -> None:
-    """Every outcome is counted separately, and the remaining items count as not run."""
+    """Each outcome has its own count, and items without a result count as not run."""
     outcomes = (Outcome.PASSED, Outcome.PASSED, Outcome.REFUSED, Outcome.UNJUDGED, Outcome.FAILED)
     counts = Counts.of([Result(str(n), "host", outcome) for n, outcome in enumerate(outcomes)], 9)
     assert (counts.passed, counts.refused, counts.declared, counts.unjudged, counts.failed, counts.not_run) == (
@@ -136,7 +136,7 @@ def test_six_counts() -> None:
 
 
 def test_known_failure_is_strict() -> None:
-    """A known failure is declared while it fails, and fails once it passes."""
+    """A known failure has the outcome DECLARED while it fails; once its check passes, the item fails as outdated."""
     assert _end(_raise(ValueError("x")), (KNOWN,)).outcome is Outcome.DECLARED
     passed = _end(_pass, (KNOWN,))
     assert passed.outcome is Outcome.FAILED
@@ -145,20 +145,20 @@ def test_known_failure_is_strict() -> None:
 
 
 def test_newer_check_is_upcoming() -> None:
-    """A plugin that targets contract 1.0 does not fail a check of 1.1: the item is upcoming."""
+    """If a plugin targets contract 1.0, a failing check of 1.1 has the outcome UPCOMING instead of FAILED."""
     assert _end(_raise(ValueError("x")), since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_pass, since=(1, 1)).outcome is Outcome.PASSED
 
 
 def test_newer_case_of_an_old_check_is_upcoming() -> None:
-    """An item belongs to the newer contract of its check and its case."""
+    """An item is as new as the newer of its check and its case, so a new case of an old check is UPCOMING."""
     assert _end(_raise(ValueError("x")), case_since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_raise(ValueError("x")), since=(1, 1), case_since=(1, 0)).outcome is Outcome.UPCOMING
     assert _end(_pass, case_since=(1, 1)).outcome is Outcome.PASSED
 
 
 def test_marks_belong_to_one_item() -> None:
-    """A mark of one item does not appear on the next item of the subject."""
+    """A mark set during one item does not appear on the next item of that backend."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.interpreted()
@@ -169,6 +169,6 @@ def test_marks_belong_to_one_item() -> None:
 
 
 def test_result_survives_json() -> None:
-    """A result can be written as JSON and read back, as workers do."""
+    """A result can be written as JSON and read back, which workers need to send results."""
     result = _end(_print)
     assert Result.from_json(result.as_json()) == result

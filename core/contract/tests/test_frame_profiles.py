@@ -1,4 +1,4 @@
-"""Tests of profiles: items need profiles by their geometry, and a verdict names only profiles served in full."""
+"""Tests of profiles (optional features): items need them by their geometry; a verdict names only complete ones."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def _geometry(
     ids=lambda value: "+".join(sorted(value)) or "core" if isinstance(value, set) else "",
 )
 def test_needs_follow_from_the_geometry(geometry: Geometry, wanted: set[Profile]) -> None:
-    """A geometry needs a profile for each value outside the mandatory profile."""
+    """A geometry needs one profile for each of its values outside the mandatory geometry."""
     assert profiles_of(geometry) == wanted
 
 
 def test_needs_of_nested_values() -> None:
-    """The needs of a forward, a pair or a list are the needs of all geometries in it."""
+    """A forward, a pair or a list needs the profiles of all geometries in it."""
     window = _geometry(replace(MANDATORY, window_left=3))
     assert needs((SimpleNamespace(geometry=window), _geometry(overlap=True))) == {Profile.WINDOW, Profile.OVERLAP}
     assert needs(None) == CORE
 
 
 def test_cases_without_geometry_declare_their_needs() -> None:
-    """A case declares a geometry if its value contains none; only `load` and `supports` cases may omit it."""
+    """A case declares a geometry if its value contains none; only `load` and `supports` cases need none."""
 
     def holds(value: object) -> bool:
         if isinstance(value, (tuple, list)):
@@ -69,7 +69,7 @@ def test_cases_without_geometry_declare_their_needs() -> None:
 
 
 def test_core_profile_has_items_in_every_tier() -> None:
-    """Every tier has items of the core profile, such as the mandatory geometry and the plugin itself."""
+    """Every tier has items that need only the core profile, such as loading the plugin."""
     core = [item for item in all_items() if not item.needs]
     assert {item.tier for item in core} == {item.tier for item in all_items()}
     for name in (
@@ -96,7 +96,7 @@ def test_core_profile_has_items_in_every_tier() -> None:
     ],
 )
 def test_profiles_served_in_full(met: list[set[Profile]], unmet: list[set[Profile]], named: str) -> None:
-    """An unmet item removes the rarest profile that it needs, unless it also needs an already removed profile."""
+    """An item that did not pass removes the rarest profile it needs, unless a profile it needs is already removed."""
     found = served_in_full([frozenset(one) for one in met], [frozenset(one) for one in unmet])
     assert ", ".join(found) == named
 
@@ -109,9 +109,9 @@ FEATURES = st.lists(st.frozensets(st.sampled_from([one for one in Profile if one
 def test_no_unmet_item_needs_only_named_profiles(
     met: list[frozenset[Profile]], unmet: list[frozenset[Profile]]
 ) -> None:
-    """No unmet item needs only named profiles, and each named profile has a passed item as evidence.
+    """If an item did not pass, at least one profile that it needs is missing from the verdict.
 
-    The passed item needs the named profile, and no profile that the verdict does not name.
+    Each named profile has a passed item as evidence. That item needs the named profile and only named profiles.
     """
     named = set(served_in_full(met, unmet)) - {Profile.CORE}
     assert not [one for one in unmet if one and one <= named]
@@ -119,5 +119,5 @@ def test_no_unmet_item_needs_only_named_profiles(
 
 
 def test_modes_are_compared_by_value() -> None:
-    """A geometry with VERIFY needs the tree profile even if its draft shape is a chain."""
+    """A geometry with mode VERIFY needs the tree profile even if its draft shape is a chain."""
     assert profiles_of(_geometry(modes=(Mode.EXTEND, Mode.VERIFY))) == {Profile.TREE}

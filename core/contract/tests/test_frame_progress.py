@@ -1,4 +1,4 @@
-"""Tests of the progress of a run: item n of m, stage and time left."""
+"""Tests of the progress that a run prints: item n of m, stage and time left."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from draftmark_contract.runner.progress import JournalProgress, Progress
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list with the time in seconds, which the test sets."""
+    """Replace the clock by a list with one time in seconds, which the test changes."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
 def test_pipe_gets_a_line_a_minute(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """In a pipe a line a minute has the item, the stage and the time left at the pace so far."""
+    """Output to a pipe has a line each minute with the item, the stage and the time left at the pace so far."""
     shown = Progress("draftmark contract")
     for second in range(0, 150, 10):
         clock[0] = float(second)
@@ -34,7 +34,7 @@ def test_pipe_gets_a_line_a_minute(clock: list[float], capsys: pytest.CaptureFix
 
 
 def test_terminal_gets_a_bar(clock: list[float], terminal: Callable[[str, int], Any]) -> None:
-    """On a terminal one line changes in place, and it is removed at the end."""
+    """On a terminal, one line is updated in place, and removed at the end of the run."""
     stderr = terminal("stderr", 100)
     shown = Progress("draftmark judge")
     shown.show(0, 8, "padding.rows")
@@ -45,7 +45,7 @@ def test_terminal_gets_a_bar(clock: list[float], terminal: Callable[[str, int], 
 
 
 def test_progress_follows_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal gives the selected items, results of earlier runs, and the item under way; a torn line waits."""
+    """The journal gives the selected items, earlier results and the running item; an incomplete line is read later."""
     path = tmp_path / "run.jsonl"
     path.write_text('{"item": "earlier"}\n')
     shown: list[tuple[int, int, str]] = []

@@ -1,4 +1,4 @@
-"""Subclasses of `PagedDriver` with one defect each, and the rule that must find the defect."""
+"""Wrong backends: subclasses of `PagedDriver` with one defect each, and the rule that must find the defect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .paged import Metadata, PagedDriver, _bits
 
 
 class StaleReplay(PagedDriver):
-    """A replay reads the lengths of the capture, because they were copied to a new tensor."""
+    """The lengths are copied to a new tensor at capture, so every replay reads the lengths of the capture."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         meta = super().capture(rows_each, requests)
@@ -20,7 +20,7 @@ class StaleReplay(PagedDriver):
 
 
 class StaleTable(PagedDriver):
-    """A captured size keeps the page table of the first replay."""
+    """Each captured batch size keeps the page table of its first replay."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         meta = super().capture(rows_each, requests)
@@ -28,7 +28,7 @@ class StaleTable(PagedDriver):
 
 
 class StoresMinusOne(PagedDriver):
-    """Slot -1 is used as an index, so the last slot of the pool is overwritten."""
+    """Slot -1 ("do not store") is used as an index, so the last slot of the pool is overwritten."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         for pool, rows, scale in zip((self.k, self.v), (k, v), self.scales, strict=True):
@@ -36,14 +36,14 @@ class StoresMinusOne(PagedDriver):
 
 
 class StoresPaddingAtZero(PagedDriver):
-    """Slot -1 is clamped to slot 0."""
+    """Slot -1 ("do not store") is clamped to slot 0, so slot 0 is overwritten."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         super().store(replace(meta, slots=meta.slots.clamp(min=0)), k, v)
 
 
 class WindowOffByOne(PagedDriver):
-    """The window counts the query's own token, so it is one key too short."""
+    """The sliding window counts the query's own token, so it is one key too short."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         seen = super().visible(at, key)
@@ -51,13 +51,13 @@ class WindowOffByOne(PagedDriver):
 
 
 class NoCap(PagedDriver):
-    """The soft cap is ignored."""
+    """The soft cap of the logits is ignored."""
 
     cap = 0.0
 
 
 class NoValueScale(PagedDriver):
-    """The scale of fp8 v is not applied when v is read."""
+    """The scale of fp8 V is not applied when V is read."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         kept, self.scales = self.scales, (self.scales[0], 1.0)
@@ -67,7 +67,7 @@ class NoValueScale(PagedDriver):
 
 
 class DefaultScale(PagedDriver):
-    """The layer's softmax_scale is ignored."""
+    """The layer's softmax_scale is ignored, and the default head_dim ** -0.5 is used."""
 
     @property
     def scale(self) -> float:
@@ -75,7 +75,7 @@ class DefaultScale(PagedDriver):
 
 
 class ReadsTheBound(PagedDriver):
-    """The kernel reads up to the host's upper bound of the lengths."""
+    """The kernel reads KV up to the host's upper bound of the lengths, instead of the exact lengths."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         loose = replace(meta, lens=meta.lens.clone())
@@ -94,7 +94,7 @@ class NotCausal(PagedDriver):
 
 
 class KeepsLongest(PagedDriver):
-    """A shorter request is read up to the longest length that its batch row ever held."""
+    """The lengths of a batch row never shrink: a shorter request is read up to the longest earlier length."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ class WrongGroup(PagedDriver):
 
 
 class DropsAPage(PagedDriver):
-    """Keys after the eighth page are read from the first slot."""
+    """Keys after a request's eighth page are read from the first slot."""
 
     def slots_of(self, number: int, length: int, meta: Metadata) -> torch.Tensor:
         slots = super().slots_of(number, length, meta)
@@ -136,7 +136,7 @@ class ChangesItsQuery(PagedDriver):
 
 
 class Random(PagedDriver):
-    """The output differs in the last bits from run to run."""
+    """The output differs in its last bits from one run to the next."""
 
     turn = 0
 
@@ -146,7 +146,7 @@ class Random(PagedDriver):
 
 
 class PaddingPoisons(PagedDriver):
-    """Padding rows take part in a reduction over the batch."""
+    """Padding rows take part in a reduction over the batch, so a NaN in padding reaches live rows."""
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return super().layer(meta, q, k, v) + 0 * q.sum()
@@ -160,7 +160,7 @@ class NeedsContiguousRows(PagedDriver):
 
 
 class KeepsAnAddress(PagedDriver):
-    """The query's address of the first step is used in every later step."""
+    """The backend keeps the address of the first query tensor and reads it in every later step."""
 
     kept: torch.Tensor | None = None
 
@@ -171,7 +171,7 @@ class KeepsAnAddress(PagedDriver):
 
 
 class SmallestGraphWins(PagedDriver):
-    """Each capture allocates new buffers, so that earlier graphs read stale buffers."""
+    """Each capture allocates new buffers, and replays fill only the newest, so earlier graphs read old values."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         self.slots, self.lens = self.slots.clone(), self.lens.clone()

@@ -78,7 +78,7 @@ ITEMS = (
 
 
 class FakeTarget:
-    """Target without a backend."""
+    """Backend that only returns the items (checks to run) that it was created with."""
 
     facts: Mapping[str, str] = {"engine": "fake 1.0", "device": "cpu"}
     left_out: Mapping[str, str] = {
@@ -90,12 +90,12 @@ class FakeTarget:
         self._items = items
 
     def items(self) -> Sequence[Item]:
-        """Return the items that the target was created with."""
+        """Return the items (checks to run) that the target was created with."""
         return self._items
 
 
 class FakeEngine:
-    """Engine with backends that pass, have every outcome, do not open, have no item, or stop the run."""
+    """Fake engine with six backends: they pass, have every outcome, do not open, have no item, or stop the run."""
 
     name, install = "fake", "pip install fake-engine"
 
@@ -104,17 +104,17 @@ class FakeEngine:
         return "fake 1.0"
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Return the backends, and one backend with a missing module."""
+        """Return all backends of the engine, and a further one that needs a missing Python module."""
         absent = TargetInfo("ABSENT", "needs more", needs=("no-such-module",), modules=("no_such_module",))
         names = ("RIGHT", "MIXED", "BROKEN", "EMPTY", "STOPPED")
         return [*(TargetInfo(name, f"backend {name.lower()}", ("cpu", "cuda")) for name in names), absent]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """Return the variable that the items check."""
+        """Return the environment variable that the items check, so that tests see it reach the judging process."""
         return {VARIABLE: "set"}
 
     def open(self, target: str, device: str) -> FakeTarget:
-        """Open a backend; raise an error for BROKEN."""
+        """Open a backend; the backend BROKEN raises an error."""
         if target == "BROKEN":
             raise DraftmarkError("its library cannot be loaded; reinstall it")
         items = {"RIGHT": [one for one in ITEMS if one.run is _right], "EMPTY": [], "STOPPED": STOPPING}

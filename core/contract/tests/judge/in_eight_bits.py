@@ -1,4 +1,4 @@
-"""Backend that multiplies in e4m3 like tensor cores: tiles of 32 keys and an online softmax."""
+"""Backend that models tensor cores: products in e4m3, tiles of 32 keys, and an online softmax."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TILE = 32
 
 
 class InEightBits(PagedDriver):
-    """Model of vLLM's Triton kernel on a GPU with fp8 KV: queries and weights are rounded, sums are not."""
+    """Models vLLM's Triton kernel with fp8 KV: queries and softmax weights are rounded to e4m3, sums are not."""
 
     @property
     def rounds_queries(self) -> bool:  # type: ignore[override]
-        """True with fp8 KV."""
+        """True if KV is fp8, because queries are then rounded too."""
         return self.a.kv_dtype == "float8_e4m3fn"
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
@@ -37,7 +37,7 @@ class InEightBits(PagedDriver):
 
 
 def _in_tiles(scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Return attention ``[heads, rows, dim]`` of scores ``[heads, rows, keys]`` and v ``[keys, heads, dim]``."""
+    """Compute the output ``[heads, rows, dim]`` from scores ``[heads, rows, keys]`` and v ``[keys, heads, dim]``."""
     top = torch.full((*scores.shape[:2], 1), float("-inf"), dtype=torch.float64)
     total, sums = torch.zeros_like(top), torch.zeros(*scores.shape[:2], v.shape[-1], dtype=torch.float64)
     for first in range(0, len(v), TILE):
@@ -62,10 +62,10 @@ class Undeclared(InEightBits):
 
 
 class NoValueScale(InEightBits):
-    """The scale of fp8 v is not applied when v is read."""
+    """Does not apply the scale of fp8 V when V is read."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
-        """Attend with a v scale of 1."""
+        """Compute attention with a V scale of 1."""
         kept, self.scales = self.scales, (self.scales[0], 1.0)
         found = super().attend(q, number, meta)
         self.scales = kept
@@ -73,7 +73,7 @@ class NoValueScale(InEightBits):
 
 
 class ForgetsAKey(InEightBits):
-    """A row does not see its own token."""
+    """Hides each row's own token from the row."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Mask the row's own token, except at position 0."""
@@ -81,8 +81,8 @@ class ForgetsAKey(InEightBits):
 
 
 class QueriesInHalfThePrecision(InEightBits):
-    """Queries are rounded to e5m2."""
+    """Rounds queries to e5m2, which has one mantissa bit less than e4m3."""
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Round the queries once more than vLLM does."""
+        """Round the queries to e5m2 before the layer rounds them to e4m3."""
         return super().layer(meta, rounded(q).to(torch.float8_e5m2).to(q.dtype), k, v)

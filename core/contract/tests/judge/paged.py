@@ -1,6 +1,6 @@
-"""Correct backend for the common items, in plain torch: metadata buffers, captures and a paged cache.
+"""Correct backend in plain torch for the tests of `draftmark judge`: metadata buffers, graphs and a paged cache.
 
-Each defect in `defects` is a subclass with one mistake.
+Each class in `defects.py` changes one method of this backend to make one mistake.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Metadata:
 
 
 class PagedDriver:
-    """Implements `draftmark_contract.judge.driver.Driver`."""
+    """Correct paged backend; it implements the protocol `draftmark_contract.judge.driver.Driver`."""
 
     capturable = Capturable.ANY
     rounds_queries = False
@@ -62,12 +62,12 @@ class PagedDriver:
     # -- memory -------------------------------------------------------------------------------------------
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write KV straight into the pools."""
+        """Write K and V straight into the pools, without a step."""
         for pool, values in ((self.k, k), (self.v, v)):
             _bits(pool)[slots] = _bits(values)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of k and v at these slots."""
+        """Return copies of K and V at these slots."""
         k, v = (_bits(pool)[slots].clone().view(pool.dtype) for pool in (self.k, self.v))
         return k, v
 
@@ -79,7 +79,7 @@ class PagedDriver:
         return self.layer(self.build(step, count, len(q)), q, k, v)
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
-        """Fill the buffers with dummy values and return views that every replay reads."""
+        """Fill the buffers with dummy values and return views of them; every replay reads these views."""
         self.starts[: requests + 1] = torch.arange(requests + 1) * rows_each
         self.lens[:requests] = rows_each
         self.table[:requests] = 0
@@ -108,13 +108,13 @@ class PagedDriver:
         return self.views(padded, rows, longest)
 
     def views(self, requests: int, rows: int, longest: int) -> Metadata:
-        """Return metadata for the first requests and rows of the buffers."""
+        """Return views of the buffers for the first `requests` requests and `rows` rows."""
         return Metadata(
             self.starts[: requests + 1], self.lens[:requests], self.table[:requests], self.slots[:rows], longest
         )
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store KV, then attend."""
+        """Store the step's K and V, then compute attention."""
         self.store(meta, k, v)
         out = torch.full_like(q, float("nan"))
         for number in range(len(meta.lens)):
@@ -124,7 +124,7 @@ class PagedDriver:
         return out
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k and v; rows with slot -1 are skipped."""
+        """Store k and v in the pools; rows with slot -1 are skipped."""
         stored = meta.slots >= 0
         for pool, rows, scale in zip((self.k, self.v), (k, v), self.scales, strict=True):
             _bits(pool)[meta.slots[stored]] = _bits((rows[stored].float() / scale).to(pool.dtype))
@@ -149,13 +149,13 @@ class PagedDriver:
         return (pages[:, None] * size + torch.arange(size)).flatten()[:length]
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Return the causal mask within the window."""
+        """Return the causal mask, limited to the sliding window."""
         seen = key <= at
         return seen & (key >= at - self.a.window_left) if self.a.window_left >= 0 else seen
 
     @property
     def scale(self) -> float:
-        """Factor of q·k."""
+        """Factor of the product q·k (the softmax scale)."""
         assert self.a.softmax_scale is not None
         return self.a.softmax_scale
 
@@ -175,5 +175,5 @@ def _bits(tensor: torch.Tensor) -> Any:
 
 
 def caps(make: Callable[[Geometry, int], PagedDriver] = PagedDriver, slow: bool = True) -> EngineCapabilities:
-    """Return the capabilities of a driver class."""
+    """Return capabilities of a CPU engine that opens backends of this driver class."""
     return EngineCapabilities(open=make, device="cpu", slow=slow)

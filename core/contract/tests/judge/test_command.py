@@ -47,7 +47,7 @@ def judge(tmp_path: Path) -> Run:
 
 
 def test_no_argument_lists_engines_and_missing_packages(judge: Run) -> None:
-    """A target that lacks a package is listed with its pip command."""
+    """Without arguments, the command lists engines; a backend that lacks a package is listed with its pip command."""
     said = judge()
     assert said.returncode == 0, said.stderr
     assert "fake: fake 1.0" in said.stdout
@@ -55,7 +55,7 @@ def test_no_argument_lists_engines_and_missing_packages(judge: Run) -> None:
 
 
 def test_outcomes_are_counted_separately(judge: Run, tmp_path: Path) -> None:
-    """An item that crashes is wrong and the others still run; items that cannot run are not counted as right."""
+    """An item that crashes counts as wrong and later items still run; items that cannot run do not count as right."""
     said = judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
     assert said.returncode == 1, said.stderr
     assert "fake:MIXED of fake 1.0 (cpu): 6 items run: 2 right, 4 wrong" in said.stdout
@@ -91,7 +91,7 @@ def test_finding_names_rule_bugs_batch_and_command(judge: Run) -> None:
 
 
 def test_html_writes_a_page_with_every_wrong_rule(judge: Run, tmp_path: Path) -> None:
-    """The page names every wrong rule, the item that ended its process, and the reason of each refusal."""
+    """The page names every wrong rule, the item that ended its process, and the reason why an item was not served."""
     said = judge("fake:MIXED", "--html", str(tmp_path / "report.html"))
     assert said.returncode == 1, said.stderr
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -101,14 +101,14 @@ def test_html_writes_a_page_with_every_wrong_rule(judge: Run, tmp_path: Path) ->
 
 
 def test_correct_backend_exits_with_0(judge: Run) -> None:
-    """A correct backend exits with 0, and the target's environment reaches the judging process."""
+    """A correct backend exits with 0, and the engine's environment variables reach the judging process."""
     said = judge("fake:RIGHT")
     assert said.returncode == 0, said.stdout
     assert "2 items run: 2 right, 0 wrong" in said.stdout
 
 
 def test_run_without_a_runnable_item_exits_with_1(judge: Run) -> None:
-    """A run in which no item can run exits with 1, because exit code 0 would mean a verdict."""
+    """A run in which no item can run exits with 1, because exit code 0 would promise a tested backend."""
     said = judge("fake:MIXED", "--item", "graphs.replay_equals_eager[decode]")
     assert "0 items run: 0 right, 0 wrong" in said.stdout and "1 x there is no graph on a CPU" in said.stdout
     assert said.returncode == 1
@@ -121,7 +121,7 @@ def test_run_without_a_runnable_item_exits_with_1(judge: Run) -> None:
 
 
 def test_stopped_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
-    """A process that the system kills, and a full disk, are no wrong items: exit code 2, and nothing is recorded."""
+    """If the system kills the process or the disk is full, the exit code is 2 and nothing is recorded."""
     for item, words in {
         "numerics.match_float64[killed]": "SIGKILL ended a process of the run during numerics.match_float64[killed]",
         "numerics.match_float64[disk]": "in numerics.match_float64[disk] a file cannot be written (full: unnamed)",
@@ -140,14 +140,14 @@ def test_interrupted_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
 
 
 def test_journal_that_cannot_be_written_gives_no_verdict(judge: Run) -> None:
-    """A temporary folder on a full disk makes no item wrong."""
+    """If the journal cannot be written because the disk is full, no item counts as wrong."""
     said = judge("fake:RIGHT", most_bytes=600)
     assert said.returncode == 2 and "fake:RIGHT has no verdict, because " in said.stdout, said
     assert "cannot be written" in said.stdout and "wrong item" not in said.stdout
 
 
 def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
-    """The counts are printed first, then one sentence about the file; an earlier file stays as it was."""
+    """If the disk is full, the counts are printed, one sentence names the file, and an earlier file stays unchanged."""
     path = tmp_path / "verdict.json"
     path.write_text("earlier")
     said = judge("fake:RIGHT", "--json", "/dev/full")
@@ -161,7 +161,7 @@ def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
 
 
 def test_first_wrong_item_ends_the_run_with_x(judge: Run) -> None:
-    """With -x the run ends at the first wrong item, also if that item ends its process."""
+    """With -x the run ends at the first wrong item, even if that item ends its own process."""
     said = judge("fake:MIXED", "-x")
     assert said.returncode == 1 and "2 items run: 1 right, 1 wrong" in said.stdout, said.stdout
     said = judge("fake:MIXED", "-x", "-k", "changes_no_live_byte")
@@ -178,7 +178,7 @@ def test_record_has_machine_and_fits_the_schema(judge: Run, tmp_path: Path) -> N
 
 
 def test_sample_limits_items_per_rule(judge: Run) -> None:
-    """`--sample 1` runs one of three items of a rule, and the only item of each other rule."""
+    """`--sample 1` runs one item of each rule: one of three where a rule has three."""
     said = judge("fake:MIXED", "--sample", "1")
     assert "4 items run: 2 right, 2 wrong" in said.stdout, said.stdout
 
@@ -214,7 +214,7 @@ def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sen
 
 
 def test_backend_that_does_not_open_exits_with_1(judge: Run) -> None:
-    """The command prints the engine's own sentence once and exits with 1."""
+    """The command prints the reason that the engine gave once, and exits with 1."""
     said = judge("fake:BROKEN")
     assert said.returncode == 1
     assert said.stdout == "fake:BROKEN could not be judged: its library cannot be loaded; reinstall it\n"

@@ -15,7 +15,7 @@ KV8 = [one.case for one in questions(caps()) if one.rule.startswith("numerics.")
 
 
 def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[str]:
-    """Return ids of wrong items with this text in their case and this prefix in their rule."""
+    """Run the items with this rule prefix and this text in the case; return ids of the wrong ones."""
     wrong = []
     for one in questions(caps(driver)):
         if one.rule.startswith(rule) and text in one.case:
@@ -27,13 +27,13 @@ def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[s
 
 
 def test_declared_e4m3_products_are_right() -> None:
-    """Every item with fp8 KV passes if the driver declares rounded queries; else TRITON_ATTN on H200 fails 17."""
+    """A backend that declares its rounded queries passes every fp8 item; undeclared, TRITON_ATTN fails 17 on H200."""
     assert len(KV8) > 20
     assert run(InEightBits, "kv8") == []
 
 
 def test_undeclared_rounding_is_wrong() -> None:
-    """Items with large logits or small weights fail if the driver does not declare the rounding."""
+    """A backend that rounds but does not declare the rounding fails items with large logits or small weights."""
     wrong = run(Undeclared, "kv8")
     assert len(wrong) > 12
     assert "numerics.survive_any_logits[bf16-gqa4-window-kv8-chunk]" in wrong
@@ -42,5 +42,5 @@ def test_undeclared_rounding_is_wrong() -> None:
 
 @pytest.mark.parametrize("defect", [NoValueScale, ForgetsAKey, QueriesInHalfThePrecision])
 def test_defect_is_found_despite_rounding(defect: type[InEightBits]) -> None:
-    """The wider bounds for e4m3 do not hide a missing scale, a missing key, or a second rounding."""
+    """The wider bounds for e4m3 do not hide a missing scale, a missing key, or a second rounding of the queries."""
     assert run(defect, "kv8")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def faulty() -> str:
-    """Return the page of a backend with a window that is one key too short."""
+    """Return the page for a backend with a sliding window that is one key too short."""
     items = [one for one in questions(caps(WindowOffByOne)) if one.rule == "numerics.match_float64"]
     results = [
         run_item(one, "draftmark judge fake:PAGED") for one in items if "window" in one.case or "decode" in one.id
@@ -29,7 +29,7 @@ def faulty() -> str:
 
 
 def test_wrong_rows_are_drawn(faulty: str) -> None:
-    """The first wrong rule is open, its batch is drawn with the wrong rows marked, and its command is printed."""
+    """The first wrong rule is unfolded: its batch is drawn with the wrong rows marked, and its command is printed."""
     assert_self_contained(faulty)
     assert details_open(faulty, "1. numerics.match_float64")
     assert wrong_cells(faulty) and all(": wrong output" in one for one in wrong_cells(faulty))
@@ -37,7 +37,7 @@ def test_wrong_rows_are_drawn(faulty: str) -> None:
 
 
 def test_rules_have_a_map_and_rules_without_items_are_folded(faulty: str) -> None:
-    """The map has the counts of each rule; rules without an item are folded with their reason."""
+    """The map shows the counts of each rule; rules without an item are in a folded list with their reason."""
     row = faulty[faulty.index("<th>numerics.match_float64") :].partition("</tr>")[0]
     assert "rule 22: " in row and " wrong</b>" in row and " right" in row
     assert not details_open(faulty, "of the contract, with the reason")
@@ -45,7 +45,7 @@ def test_rules_have_a_map_and_rules_without_items_are_folded(faulty: str) -> Non
 
 
 def test_reasons_of_items_that_did_not_run_are_folded_and_escaped() -> None:
-    """Reasons of the engine are folded, counted and escaped; a page without a wrong item has nothing to fix."""
+    """Reasons why items did not run are folded, counted and escaped; without wrong items nothing is listed to fix."""
     results = [
         Result("numerics.match_float64[a]", Outcome.RIGHT),
         Result("numerics.match_float64[b]", Outcome.NOT_SERVED, "head_size <80>\nmore"),
@@ -72,6 +72,6 @@ def test_reasons_of_items_that_did_not_run_are_folded_and_escaped() -> None:
     ],
 )
 def test_only_a_whole_run_is_green(verdict: Verdict, kind: str, words: str) -> None:
-    """The box of the verdict is green only if every item ran and none was wrong."""
+    """The verdict's box is green only if every item ran and none was wrong."""
     text = page(verdict)
     assert f'class="verdict {kind}"' in text and words in text

@@ -1,4 +1,4 @@
-"""Tests of the common items: a correct backend passes, and an item of the right rule finds each defect."""
+"""Tests of the items of `draftmark judge`: a correct backend passes, and the right rule finds each defect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = sorted({item.rule for item in questions(caps())})
 
 
 def item(driver: type[PagedDriver], rule: str, case: str) -> Item:
-    """Return one item by rule and case."""
+    """Return the item with this rule and this case."""
     return next(one for one in questions(caps(driver)) if (one.rule, one.case) == (rule, case))
 
 
@@ -31,7 +31,7 @@ def test_item_ids_are_unique_and_rules_are_numbered() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_correct_backend_passes(rule: str) -> None:
-    """Every seventh item of each rule passes on a correct backend, or the backend does not serve it."""
+    """A correct backend passes every seventh item of each rule, except items that it declares as not served."""
     mine = [one for one in questions(caps()) if one.rule == rule]
     ended = []
     for one in mine[::7]:
@@ -45,7 +45,7 @@ def test_correct_backend_passes(rule: str) -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: one.__name__)
 def test_defect_is_found_by_its_rule(defect: type[PagedDriver]) -> None:
-    """The item that fails on the defect passes on the correct backend."""
+    """The item of the named rule fails on the defect and passes on the correct backend."""
     rule, case = DEFECTS[defect]
     item(PagedDriver, rule, case).run()
     with pytest.raises(ContractViolation) as caught:
@@ -54,7 +54,7 @@ def test_defect_is_found_by_its_rule(defect: type[PagedDriver]) -> None:
 
 
 def test_every_rule_has_a_defect() -> None:
-    """Every rule has a defect that its items find, except rules that repeat another rule's items on more inputs."""
+    """Every rule has a defect that its items find, except rules that repeat another rule's items on further inputs."""
     more = {
         "numerics.survive_any_logits",
         "production.every_head_shape_is_right",
@@ -69,19 +69,19 @@ def test_every_rule_has_a_defect() -> None:
 
 
 class NoGraphs(PagedDriver):
-    """Declares that no full graph is supported."""
+    """Backend that declares no support of full CUDA graphs."""
 
     capturable = Capturable.NONE
 
 
 class OneRow(PagedDriver):
-    """Declares full graphs for decode only."""
+    """Backend that declares support of full CUDA graphs for decode only (one row per request)."""
 
     capturable = Capturable.ONE_ROW
 
 
 def test_undeclared_graphs_are_not_served() -> None:
-    """An undeclared graph is not served, and the reason names what the backend declares."""
+    """An item with a graph that the backend does not declare is not served, and the reason names the declaration."""
     with pytest.raises(NotServed, match="declares NONE"):
         item(NoGraphs, "graphs.replay_equals_eager", "fp32-decode").run()
     with pytest.raises(NotServed, match="declares ONE_ROW"):

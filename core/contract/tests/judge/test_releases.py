@@ -1,4 +1,4 @@
-"""Tests of `draftmark judge --release`: an engine at a release that is not installed."""
+"""Tests of `draftmark judge --release`, which judges an engine at a release that is not installed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from draftmark_contract.judge.target import TargetInfo
 
 @dataclass(frozen=True)
 class Released:
-    """An engine that can be judged at any release."""
+    """Engine that can be judged at any release."""
 
     release: str = ""
     name = "released"
     install = "pip install released"
 
     def at(self, release: str) -> Released:
-        """Return the engine at another release."""
+        """Return this engine at another release."""
         return Released(release)
 
     def version(self) -> str:
@@ -30,7 +30,7 @@ class Released:
         return f"released {self.release or 'installed'}"
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Return one target."""
+        """Return the engine's only backend."""
         return [TargetInfo("ONE", "the one")]
 
     def environment(self, target: str, device: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ class Released:
 
 
 class Installed:
-    """An engine that can be judged only at its installed release."""
+    """Engine that can be judged only at its installed release."""
 
     name = "installed"
     install = "pip install installed"
@@ -53,13 +53,13 @@ class Installed:
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the judge find both engines, and report no adapter as missing."""
+    """Replace the judge's list of engines with the two classes of this file, and report no adapter as missing."""
     monkeypatch.setattr(engines, "engines", lambda: {"released": Released(), "installed": Installed()})
     monkeypatch.setattr(engines, "absent", dict)
 
 
 def test_release_selects_the_judged_version() -> None:
-    """`find` returns the engine at the given release, and the command of a finding names the release."""
+    """`find` returns the engine at the given release, and the command printed for a wrong item names that release."""
     engine, info = engines.find("released:ONE", "1.2.post3")
     assert engine.version() == "released 1.2.post3" and info.name == "ONE"
     assert engines.find("released:ONE")[0].version() == "released installed"
@@ -67,6 +67,6 @@ def test_release_selects_the_judged_version() -> None:
 
 
 def test_engine_without_releases_rejects_the_option() -> None:
-    """`--release` fails with a remedy for an engine that supports only its installed release."""
+    """An engine that supports only its installed release rejects `--release` with a remedy."""
     with pytest.raises(ArgumentError, match="installed is judged only at its installed release; install that release"):
         engines.find("installed:ONE", "1.2")

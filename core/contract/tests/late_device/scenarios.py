@@ -1,6 +1,7 @@
-"""Scenarios of host and device work, with the result on a device that runs late.
+"""Small sequences of host and device work, each with the result that it gives on a device that runs late.
 
-Scenarios in `RIGHT` wait where necessary. Scenarios in `WRONG` let the host continue too early.
+In the sequences of `RIGHT`, the host waits before it overwrites memory that the device still has to read.
+In those of `WRONG`, the host overwrites the memory too early.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ KEY = GraphKey(Program.DECODE, 4)
 
 
 class Memories:
-    """Tensors of a scenario: on a device, in pinned memory, and in pageable memory."""
+    """Holds the tensors of one scenario: on a device, in pinned memory, and in pageable memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -37,7 +38,7 @@ class Memories:
         return made
 
     def up(self, value: float, *, fenced: bool = False) -> torch.Tensor:
-        """Write a value to pinned memory, copy it to the device, and double it there."""
+        """Write a value to pinned memory, copy it to the device, and return its double, computed there."""
         self.staging.fill_(value)
         self.x.copy_(self.staging, non_blocking=True)
         if fenced:
@@ -177,7 +178,7 @@ def _add(x: torch.Tensor, number: float) -> None:
 
 def dropped(m: Memories) -> list[Any]:
     doubled = m.up(1)
-    m.staging = m.arrived  # torch's allocator reuses the block only after torch's own copy from it has finished
+    m.staging = m.arrived  # safe: torch reuses a freed pinned block only after torch's own copy from it
     torch.full((4,), 9.0, pin_memory=m.device.type == "cuda")
     return [doubled]
 

@@ -1,4 +1,4 @@
-"""Tests of `LateDevice`: queued work and waits, kinds of memory, errors, and graphs."""
+"""Tests of `LateDevice`, a CPU model of an asynchronous GPU: queued work, waits, kinds of memory, errors and graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", [*GOOD, *REFUSED])
 @pytest.mark.parametrize("inference", [False, True])
 def test_late_step_equals_eager_step(name: str, inference: bool) -> None:
-    """Operators of all kinds, host reads included, give the eager results."""
+    """Operators of all kinds, host reads included, give the same results late as in eager mode."""
     step: Step = {**GOOD, **REFUSED}[name]
     setting, seen = Setting(CPU), []
     with LateDevice() as device:
@@ -57,7 +57,7 @@ def _same(left: list[Any], right: list[Any]) -> bool:
 
 
 def test_nothing_runs_before_a_wait() -> None:
-    """A result is poison until the device has run, and leaving the block waits for all work."""
+    """A result is poison (NaN) until the device has run; leaving the `with` block waits for all queued work."""
     x = torch.zeros(4)
     with LateDevice() as device:
         device.owns([x])
@@ -79,7 +79,7 @@ def _as_it_is() -> Iterator[None]:
 
 
 def test_freed_pinned_memory_is_overwritten() -> None:
-    """A launch that reads pinned memory after its owner has freed it reads poison."""
+    """A queued launch reads poison if the owner of its pinned memory frees the memory before the launch runs."""
     found = {}
     for kept in (True, False):
         out = torch.zeros(4)
@@ -95,7 +95,7 @@ def test_freed_pinned_memory_is_overwritten() -> None:
 
 
 def test_kept_pinned_memory_is_not_overwritten() -> None:
-    """References of a finished task are not counted, so memory that still has an owner is not treated as freed."""
+    """References held by finished tasks are not counted, so pinned memory that still has an owner keeps its values."""
     staging, outs = torch.full((4,), 7.0), [torch.zeros(4) for _ in range(5)]
     mark_pinned(staging)
     with LateDevice() as device:
@@ -106,7 +106,7 @@ def test_kept_pinned_memory_is_not_overwritten() -> None:
 
 
 def test_arena_memory_has_its_declared_kind() -> None:
-    """Pinned buffers are read when the device runs, host buffers when queued; work on device buffers is queued."""
+    """Queued copies read pinned memory when the device runs, and read pageable host memory when they are queued."""
     specs = [BufferSpec(m.value, Role.WORKSPACE, (4,), "int32", Unit.BYTES, "by hand", memory=m) for m in Memory]
     with LateDevice():
         arena = Arena.allocate(specs, "cpu", guard=True)
@@ -125,7 +125,7 @@ def test_arena_memory_has_its_declared_kind() -> None:
 
 
 def test_waits_are_named() -> None:
-    """Waits of the host are recorded by name: reads, blocking copies, fences."""
+    """The late device records each wait of the host by name: reads, blocking copies and fences."""
     x, staging = torch.zeros(4), torch.zeros(4)
     mark_pinned(staging)
     with LateDevice() as device:
@@ -144,7 +144,7 @@ def test_waits_are_named() -> None:
 
 
 def test_error_is_raised_when_the_device_runs() -> None:
-    """An index error is raised by the wait, names the operator, and drops the work queued after it."""
+    """The wait raises an index error of queued work, names the operator, and drops all work queued after it."""
     x, index = torch.zeros(4), torch.tensor([9])
     with pytest.raises(IndexError) as caught, LateDevice() as device:
         device.owns([x, index])
@@ -155,7 +155,7 @@ def test_error_is_raised_when_the_device_runs() -> None:
 
 
 def test_error_in_the_block_drops_queued_work() -> None:
-    """After an error in the block, queued work is dropped and the thread has no late device."""
+    """An exception in the `with` block drops queued work and removes the thread's late device."""
     x = torch.zeros(4)
     with pytest.raises(ValueError, match="own"), LateDevice() as device:
         device.owns([x])
@@ -166,7 +166,7 @@ def test_error_in_the_block_drops_queued_work() -> None:
 
 
 def test_capture_waits_and_replay_does_not() -> None:
-    """A capture waits for queued work and reads the static tensors then; its replays are queued."""
+    """A capture waits for queued work and reads the static tensors at once; replays of it are queued."""
     x = torch.zeros(4)
     with LateDevice() as device:
         device.owns([x])
@@ -180,7 +180,7 @@ def test_capture_waits_and_replay_does_not() -> None:
 
 
 def test_late_devices_cannot_be_nested() -> None:
-    """A late device inside another one is rejected."""
+    """Entering a late device inside another late device raises an error."""
     with LateDevice(), pytest.raises(GraphError, match="leave it before"), LateDevice():
         pass
     assert late_device() is None

@@ -1,6 +1,7 @@
-"""Tests that a late device gives the results of a real one: each scenario also runs on a GPU that sleeps first.
+"""Tests that `LateDevice` gives the results of a real GPU that a sleep kernel keeps busy first.
 
-Host tests fix the results on a `LateDevice`, right or wrong. Device tests require equal results from a CUDA stream.
+Host tests compare each scenario on a `LateDevice` with its expected result, right or wrong.
+Device tests require equal results from a CUDA stream.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CYCLES = 100_000_000
 
 @contextmanager
 def late(memories: Memories) -> Iterator[None]:
-    """Make the device do nothing while the block sends work, unless the block waits."""
+    """Keep the device from running work that the block sends, until the block waits or ends."""
     if memories.device.type == "cpu":
         with LateDevice() as device:
             device.owns([memories.x])
@@ -35,7 +36,7 @@ def late(memories: Memories) -> Iterator[None]:
 
 
 def outcome(device: torch.device, scenario: Scenario) -> list[float]:
-    """Return the first elements of a scenario's results after all work has run."""
+    """Run a scenario on a late device; return the first element of each of its results."""
     memories = Memories(device)
     synchronize(device)
     with late(memories):
@@ -45,14 +46,14 @@ def outcome(device: torch.device, scenario: Scenario) -> list[float]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_late_device_shows_early_host_writes(name: str) -> None:
-    """A scenario with a wait or separate memory is right; otherwise the device reads a number written too early."""
+    """A scenario that waits gives the right result; without a wait, the device reads what the host wrote too early."""
     scenario, expected = ALL[name]
     assert outcome(CPU, scenario) == expected
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_early_host_writes_pass_without_lateness(name: str) -> None:
-    """On a plain CPU, without a late device, the wrong scenarios do not give their wrong results."""
+    """Without a late device, CPU results do not show the defects of the wrong scenarios."""
     memories = Memories(CPU)
     made = WRONG[name][0](memories)
     assert [float(one.flatten()[0]) if isinstance(one, torch.Tensor) else one for one in made] != WRONG[name][1]
@@ -62,7 +63,7 @@ def test_early_host_writes_pass_without_lateness(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ALL)
 def test_sleeping_gpu_equals_late_device(name: str) -> None:
-    """A CUDA stream with a sleeping kernel in front gives the results of a late device."""
+    """A CUDA stream that first runs a sleep kernel gives the results of a late device."""
     scenario, expected = ALL[name]
-    scenario(Memories(CUDA))  # loads every kernel, so that no load waits for the device
+    scenario(Memories(CUDA))  # the first run loads every kernel; loading a kernel later would wait for the device
     assert outcome(CUDA, scenario) == expected
