@@ -34,7 +34,7 @@ Unit: eps · standard deviation of a row's logits. Measured values are 3 to 30."
 
 @dataclass(frozen=True)
 class LogitError:
-    """Distance of a forward's logits from float32 logits, over the best few logits of every row."""
+    """Errors of a forward's logits against float32 logits, over the best few logits of every row."""
 
     largest: float
     rms: float
@@ -65,7 +65,7 @@ class Agreement:
 
     @property
     def bound(self) -> float:
-        """Largest gap that counts as a near-tie, exclusive: twice transformers' own error, capped; 0 allows none."""
+        """Gap below which two logits are a near-tie: twice transformers' own error, capped. 0 permits no near-tie."""
         if self.rounding is None or not math.isfinite(self.rounding.largest):
             return 0.0
         return 2 * min(self.rounding.largest, self.cap)
@@ -81,12 +81,12 @@ class Agreement:
 
     @property
     def wrong_choices(self) -> dict[int, tuple[int, float]]:
-        """By prompt, a token that rounding does not explain: (index, distance below the best logit)."""
+        """By prompt: (index, distance below the best logit) of its worst token, if rounding cannot explain that token."""
         return {prompt: choice for prompt, choice in self.choices.items() if not choice[1] < self.bound}
 
     @property
     def wrong_texts(self) -> set[int]:
-        """Prompts with a token that rounding does not explain, or with a first difference that is no near-tie."""
+        """Prompts with a wrong text: rounding does not explain a token, or the first difference is not a near-tie."""
         return {where[0] for where in self.differences if not self.excuses(*where)} | set(self.wrong_choices)
 
     @property

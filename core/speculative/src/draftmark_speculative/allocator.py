@@ -8,7 +8,7 @@ from draftmark import CacheExhausted
 
 
 class PageAllocator:
-    """Allocator of page ids, except the first `null_pages` ids.
+    """Allocates KV page ids and takes them back. The first `null_pages` ids are never allocated.
 
     `take` returns all requested pages or none, so an exhausted pool changes no state.
     """

@@ -70,7 +70,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass
 class _Measurement:
-    """Errors of all texts read so far."""
+    """Accumulates the rounding errors of texts, one text after another."""
 
     model: CausalLM
     config: EngineConfig | None

@@ -14,7 +14,7 @@ from .sampling import Sampling
 
 
 class HostKind(StrEnum):
-    """Knowledge of prefix lengths that the engine gives a backend on the host."""
+    """Precision of the prefix lengths that a backend gets on the host: exact, an upper bound, or unknown."""
 
     EXACT = "exact"
     """Exact lengths. The engine waits for the device once a round."""
@@ -110,13 +110,13 @@ class EngineConfig:
 
     @property
     def draft_shape(self) -> DraftShape:
-        """Draft shape of the geometry."""
+        """Draft shape (topk, steps, nodes) for the geometry of each layer."""
         how = self.speculation
         return DraftShape(how.topk, how.num_steps, how.num_draft_tokens)
 
     @property
     def limits(self) -> Limits:
-        """Limits of the geometry."""
+        """Limits (requests, context, prefill tokens, captured sizes, row budgets) for the geometry of each layer."""
         return Limits(
             self.max_num_reqs,
             self.max_context_len,

@@ -79,7 +79,7 @@ class Drafter(Protocol):
 
 
 class Round(NamedTuple):
-    """Kind and size of the forward that verifies.
+    """Mode and size of a round's verifying forward.
 
     Attributes:
         mode: DECODE, VERIFY or RAGGED_VERIFY.
@@ -91,7 +91,9 @@ class Round(NamedTuple):
 
 
 class Speculation:
-    """Drafting method, fixed for an engine's life. Override `begin` on the host, `open` and `drafting` on the device.
+    """Drafting method, fixed for an engine's life.
+
+    Override `begin` to draft on the host. Override `open` and `drafting` to draft on the device.
 
     Attributes:
         topk: most branches of a tree; 1 means that every tree is a chain and needs no mask.
@@ -122,14 +124,14 @@ class Speculation:
         return DRAFT_MODES
 
     def row_budgets(self, max_num_reqs: int) -> tuple[int, ...]:
-        """Return `Limits.row_budgets`; empty unless the device decides how many rows each request has."""
+        """Return the row budgets to capture; empty unless the device decides the number of rows of each request."""
         return ()
 
     def require(self, loaded: LoadedBackend) -> None:
         """Raise `BackendRefusal` if a backend cannot run this speculation with any model."""
 
     def begin(self, request_id: int, prompt: Sequence[int]) -> Drafter | None:
-        """Return the drafter of a new request; None drafts nothing on the host."""
+        """Return the host drafter of a new request, or None if nothing is drafted on the host."""
         return None
 
     def open(self, model: CausalLM) -> Layered | None:
@@ -155,7 +157,7 @@ class NoSpeculation(Speculation):
 
 
 class Drafting:
-    """Drafting of one engine. This class uses one host `Drafter` per request.
+    """Produces the drafts of one engine. This base class drafts on the host, with one `Drafter` per request.
 
     The engine calls `begin` for a new request and `extend` after each prefill. In a round it calls `draft`, then `keep`
     at the end of the verify forward, then `draft_extend`.
@@ -227,4 +229,4 @@ class Drafting:
         return None
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Learn from a round's results before the requests get them; this may be one round late."""
+        """Learn from a round's results before the requests get the tokens. With overlap this is one round late."""

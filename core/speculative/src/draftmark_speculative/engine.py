@@ -158,7 +158,7 @@ class Engine:
             layers.check_guards()
         return progress
 
-    # -- forwards -----------------------------------------------------------------------------------------
+    # -- prefills and rounds --------------------------------------------------------------------------------
 
     def _extend(self) -> bool:
         """Enqueue a prefill."""
@@ -176,7 +176,7 @@ class Engine:
         return True
 
     def _round(self) -> bool:
-        """Enqueue a round for every request that may still need one; return False if there is none."""
+        """Enqueue one round for all running requests that need more tokens; return False if there are none."""
         running = self._reserve()
         if not running:
             return False
@@ -193,7 +193,7 @@ class Engine:
         return True
 
     def _reserve(self) -> list[Request]:
-        """Reserve pages for a round; return the running requests with pages that do not end with tokens in flight."""
+        """Reserve pages for a round; return its requests, except those that the tokens in flight will end."""
         limit = self.geometry.limits.max_context_len
         wanting = [request for request in self._scheduler.running if not request.will_finish(limit)]
         bounds = self._state.lengths.upper_bound(by_row(wanting)).lens
@@ -209,7 +209,7 @@ class Engine:
     def _padded(self, num_reqs: int) -> int:
         return padded_batch_size(num_reqs, self.geometry.limits.capture_batch_sizes) or num_reqs
 
-    # -- results ------------------------------------------------------------------------------------------
+    # -- results of forwards --------------------------------------------------------------------------------
 
     def _finish(self, forward: PendingForward) -> list[Progress]:
         """Wait for a forward's tokens and give them to the requests. Requests that ended meanwhile get nothing."""
@@ -237,7 +237,7 @@ class Engine:
         self._host.forget(request)
         self._scheduler.release(request)
 
-    # -- checks -------------------------------------------------------------------------------------------
+    # -- checks of the arguments ----------------------------------------------------------------------------
 
     def _check_host_lengths(self) -> None:
         needs = [layers.host_need for layers in self._models]

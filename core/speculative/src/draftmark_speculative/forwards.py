@@ -33,8 +33,8 @@ Chunk = tuple[Request, int]
 class Forwards:
     """Runner of the target: EXTEND eagerly; DECODE, VERIFY and RAGGED_VERIFY eagerly or by graph replay.
 
-    No forward reads the device on the host. Plain decoding is a round with one node a request. A chain is a tree with
-    a causal mask.
+    No forward copies data from the device to the host. Plain decoding is a round with one node per request. A chain
+    is a tree with a causal mask.
 
     Args:
         layers: attention layers of the target.
@@ -91,7 +91,7 @@ class Forwards:
     # -- rounds -------------------------------------------------------------------------------------------
 
     def capture(self) -> None:
-        """Capture every round of the drafting on batches of null rows, the round with the most rows first."""
+        """Capture every kind of round on null rows (dummy requests), the round with the most rows first."""
         sizes, drafting = self._geometry.limits.capture_batch_sizes, self._drafting
         rounds = [Round(mode, size) for mode in drafting.modes for size in sizes]
         rounds += [Round(Mode.RAGGED_VERIFY, budget) for budget in drafting.budgets]
@@ -109,7 +109,7 @@ class Forwards:
         return self._runner.run(GraphKey(PROGRAMS[kind.mode], kind.size), partial(self._verify, batch))
 
     def padded_reqs(self, kind: Round) -> int:
-        """Return the padded number of requests of a round. A row budget has room for one request a row."""
+        """Return the padded number of requests of a round; under a row budget, at most one request per row."""
         return min(self._geometry.max_reqs, kind.size) if kind.mode is Mode.RAGGED_VERIFY else kind.size
 
     def _rows(self, kind: Round) -> int:
@@ -144,7 +144,7 @@ class Forwards:
     def _targets(
         self, batch: ForwardBatch, drafts: torch.Tensor, parents: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the target's token after every node ``[R, D]`` and the features of all rows; each node is a row."""
+        """Return the target's token after every node ``[R, D]``, and the features of all rows (one row per node)."""
         self._layers.tree_ops.write_tail(batch, parents)
         logits, features = self._forward(batch, drafts.clamp(min=0).reshape(-1))
         requests = self._state.requests[: len(drafts), None].expand_as(drafts).reshape(-1)

@@ -55,7 +55,7 @@ class Layered(Protocol):
 
 
 class PagePlan(NamedTuple):
-    """Page ids that the pools of all models share.
+    """Layout of the page ids, which the KV pools of all models share.
 
     Attributes:
         null: number of pages at the start of every pool that no request owns.
@@ -70,7 +70,7 @@ class PagePlan(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that share one attention shape."""
+    """Holds the geometry, arena, backend and KV pool of the layers that share one attention shape."""
 
     geometry: Geometry
     arena: Arena
@@ -79,7 +79,7 @@ class LayerGroup:
 
 
 class AttentionLayers:
-    """All attention layers of one model; the `AttentionStep` of its forward.
+    """Runs all attention layers of one model; implements `AttentionStep` for its forward.
 
     Each layer's attention runs on the backend of its group. All groups share page ids, page table and lengths, so one
     batch serves all groups.
@@ -122,7 +122,7 @@ class AttentionLayers:
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
-        """Return the host lengths of null rows with which `plan` runs before a capture.
+        """Return the host lengths that `plan` gets before a capture on null rows (dummy requests).
 
         Decisions of `plan` on the host are frozen in the graph. So it plans for requests of the longest possible
         length. A backend that needs exact lengths gets the null rows' lengths, which are 0.

@@ -22,7 +22,7 @@ def require_memory(
         num_pages: pages of each layer.
 
     Raises:
-        RequestError: with both sums and the limit.
+        RequestError: they do not fit. The message has the bytes of the pages, of the buffers, and of the device.
     """
     cache = buffers = 0
     for geometry, layers in groups:

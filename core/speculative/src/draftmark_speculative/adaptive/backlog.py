@@ -1,4 +1,4 @@
-"""Rows of rounds without drafts that the draft head has not processed yet: their tokens and features."""
+"""Buffer of the tokens and features from rounds without drafts, until the draft head processes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..request import Request
 
 
 class Backlog:
-    """Tokens and features that the draft head has not processed, by state row and in order of position.
+    """Holds the tokens and features that the draft head has not processed yet, for each request in order of position.
 
     A plain round (without drafts) adds one row to each request. The device appends rows, and the host counts them
     without a copy from the device. A request with dropped rows has *lapsed*: the head lacks a part of its text. Nothing
@@ -28,17 +28,17 @@ class Backlog:
         self.room, self._null = room, max_reqs
         self._features = torch.zeros((max_reqs + 1) * room, width, dtype=dtype, device=device)
         self._tokens = torch.zeros((max_reqs + 1) * room, dtype=torch.int64, device=device)
-        # The next free entry and the last entry of each state row; the null row has one entry only.
+        # First, last and next free entry of each state row. All null rows share one entry, because nothing reads it.
         self._first = torch.arange(max_reqs + 1, dtype=torch.int64, device=device) * room
         self._last = self._first + (room - 1)
         self._last[max_reqs] = self._first[max_reqs]
         self._next = self._first.clone()
         self._lapsed = torch.zeros(max_reqs + 1, dtype=torch.bool, device=device)
-        # By request id: the row's assignment, and the number of waiting rows (None: the request has lapsed).
+        # Maps a request id to (row assignment, number of waiting rows). None rows mean that the request has lapsed.
         self._waiting: dict[int, tuple[int, int | None]] = {}
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor, features: torch.Tensor) -> None:
-        """Append one row a request, on the device. Captured.
+        """Append one row for each request, on the device. Captured.
 
         Args:
             rows: int64 ``[R]``, state rows.
@@ -53,11 +53,11 @@ class Backlog:
         torch.minimum(self._next, self._last, out=self._next)
 
     def counted(self, requests: Sequence[Request]) -> None:
-        """Count the rows of a plain round that is enqueued for these requests, on the host."""
+        """Add one waiting row to the host's count of each request, for a plain round that is enqueued."""
         self._waiting = {r.id: (r.assignment, None if self.lapsed(r) else self.waiting(r) + 1) for r in requests}
 
     def caught_up(self, requests: Sequence[Request]) -> None:
-        """Reset the count of waiting rows of these requests, on the host."""
+        """Set the host's count of waiting rows to 0 for these requests. Lapsed requests stay lapsed."""
         for request in requests:
             if not self.lapsed(request):
                 self._waiting.pop(request.id, None)
@@ -73,12 +73,12 @@ class Backlog:
         return count is None and assignment == request.assignment
 
     def lapse(self, requests: Sequence[Request], rows: torch.Tensor) -> None:
-        """Drop the waiting rows of the requests in state rows `rows`, on the host and on the device."""
+        """Drop the waiting rows of `requests` and mark them as lapsed; `rows` contains their state rows."""
         self._waiting |= {r.id: (r.assignment, None) for r in requests}
         self._lapsed.index_fill_(0, rows, True)
 
     def current(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return bool ``[R]``: True unless the request in the state row has lapsed. Capturable."""
+        """Return bool ``[R]``: False if the request in the state row has lapsed (rows were dropped). Capturable."""
         return ~self._lapsed.index_select(0, rows.clamp(max=self._null))
 
     def full(self, requests: Sequence[Request]) -> bool:
@@ -90,7 +90,7 @@ class Backlog:
         return self._tokens.index_select(0, places), self._features.index_select(0, places)
 
     def forget(self, rows: torch.Tensor) -> None:
-        """Empty the entries of state rows that were read or prefilled, on the device."""
+        """Empty the device entries of state rows, after the head has read them or the request was prefilled."""
         self._next.index_copy_(0, rows, self._first.index_select(0, rows))
         self._lapsed.index_fill_(0, rows, False)
 

@@ -14,7 +14,7 @@ otherwise a depth without evidence would never be tried."""
 
 
 class Calibration:
-    """Ratio of accepted to expected drafts by state row and depth, with decay.
+    """Tracks the ratio of accepted to expected drafts for each state row and tree depth. Old rounds decay.
 
     Args:
         rows: number of rows of the state, null rows included.
@@ -27,7 +27,7 @@ class Calibration:
         self._all = torch.zeros(2, levels, device=device)
 
     def ratios(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the factors that correct a head's chances at each depth, float32 ``[R, levels]``."""
+        """Return the factors that correct the head's probabilities, by request and depth: float32 ``[R, levels]``."""
         levels, above = [], torch.ones(1, device=rows.device)
         for expected_there, accepted_there in zip(*self._all[:, :, None].unbind(), strict=True):
             above = (accepted_there + PRIOR * above) / (expected_there + PRIOR)
@@ -46,7 +46,7 @@ class Calibration:
             accepted: float32 ``[R, levels]``, 1 where one of these children was kept, else 0.
         """
         tried = live[:, None] & (expected > 0)
-        # A depth without verified drafts keeps its sums; else its ratio would drift to the ratio of the depth above.
+        # A depth without verified drafts keeps its sums: with decay, its ratio would drift to that of the depth above.
         kept, kept_of_all = 1 - (1 - KEPT) * tried, 1 - (1 - KEPT) * tried.any(0)
         for evidence, seen, total in zip(
             (self._expected, self._accepted), (expected, accepted), self._all, strict=True
@@ -56,12 +56,12 @@ class Calibration:
             total.mul_(kept_of_all).add_(seen.sum(0))
 
     def age(self, rounds: int) -> None:
-        """Decay the evidence by rounds without drafts, but keep the weight of one round."""
+        """Decay the sums for `rounds` rounds without drafts, but never below the weight of one round."""
         for evidence in (self._expected, self._accepted, self._all):
             evidence.mul_(max(1 - KEPT, KEPT**rounds))
 
     def forget(self, rows: torch.Tensor | None = None) -> None:
-        """Clear the evidence of state rows with new requests, or of all rows if `rows` is None."""
+        """Reset the sums of `rows` (state rows with new requests), or of all rows if `rows` is None."""
         if rows is None:
             for evidence in (self._expected, self._accepted, self._all):
                 evidence.zero_()

@@ -1,4 +1,4 @@
-"""Candidates for a row budget: chances of the draft nodes, their admission, and the tokens that they promise."""
+"""Choice of draft nodes for a row budget: acceptance probabilities, selected nodes, and expected tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from .survival import Admitted, admit, compacted, expected, of_children, ranked,
 
 
 class Candidates:
-    """Chances of the nodes in the state's trees, in static tensors. All methods are captured with the round.
+    """Holds the acceptance probabilities ("chances") of the draft nodes, and selects the nodes to verify.
+
+    The tensors are static, and all methods are captured with the round.
 
     Attributes:
         chances: float32 ``[max_reqs, D]``, chance of each node once its parent is kept, before calibration; 0 for an
             unused node. Written before the round, by batch entry.
         levels: int64 ``[max_reqs, D]``, depth below the root; read only with a calibration.
-        points: numbers of rows a request at which `report` has a value.
-        report: float32 ``[len(points)]``, expected tokens a request in the latest round.
+        points: numbers of rows per request for which `report` has a value.
+        report: float32 ``[len(points)]``, expected tokens per request in the latest round.
 
     Args:
         depth: depth of the deepest node.
@@ -39,7 +41,7 @@ class Candidates:
         self._admitted: Admitted | None = None
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """Return the likeliest nodes of the state's trees, up to the row budget of a RAGGED_VERIFY batch."""
+        """Return the likeliest nodes of the state's draft trees, up to the row budget of a RAGGED_VERIFY batch."""
         size = batch.padded_reqs
         rows, live = self._live(size)
         chances, parents = self.chances[:size], self._state.parents[:size]

@@ -24,13 +24,13 @@ class Cost:
     per_token: float = 0.0
 
     def at(self, kv_tokens: float) -> float:
-        """Return the seconds with `kv_tokens` committed tokens over all requests."""
+        """Return the program's seconds if all requests together have `kv_tokens` committed tokens."""
         return self.seconds + self.per_token * kv_tokens
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs by program and size.
+    """Holds the seconds of each program of a round, by size (padded requests or row budget).
 
     Costs between two sizes are interpolated. Above the largest size they grow in proportion to the size. Below the
     smallest size the cost of the smallest size applies.
@@ -40,7 +40,7 @@ class CostTable:
         verify: cost of RAGGED_VERIFY with the following DRAFT_EXTEND, by row budget.
         drafting: cost of DRAFT, by padded requests; empty for drafts of the host.
         catching_up: cost of the head's forward over rows of plain rounds, by requests; `per_token` is the seconds that
-            each row adds. Empty for drafts of the host.
+            each row adds. Empty for drafts that are made on the host.
 
     Raises:
         RequestError: a program has no sizes, or a cost is not a positive number of seconds.
@@ -67,7 +67,7 @@ class CostTable:
                     )
 
     def decode(self, padded: int, kv_tokens: float) -> float:
-        """Return the seconds of a plain round."""
+        """Return the seconds of a round without drafts."""
         return _at(self.plain, padded, kv_tokens)
 
     def speculate(self, budget: int, padded: int, kv_tokens: float) -> float:
@@ -76,7 +76,7 @@ class CostTable:
         return _at(self.verify, budget, kv_tokens) + drafting
 
     def catch_up(self, requests: int, rows: int) -> float:
-        """Return the seconds that the head needs for `rows` waiting rows of `requests` requests."""
+        """Return the seconds that the head needs to process `rows` waiting rows of `requests` requests."""
         return _at(self.catching_up, requests, rows) if rows and self.catching_up else 0.0
 
 

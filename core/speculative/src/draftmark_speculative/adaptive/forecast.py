@@ -1,4 +1,4 @@
-"""Forecast of a round's tokens by its rows, from the reports of past rounds. Numbers only, no torch."""
+"""Forecast of the tokens that a round yields with a number of rows, from past rounds. Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRUST_PRIOR = 1.0
 
 
 def grid(num_draft_tokens: int) -> tuple[float, ...]:
-    """Return the rows a request at which a round reports its expected tokens; dense where budgets are small."""
+    """Return the numbers of rows per request for which a round reports expected tokens; dense for small budgets."""
     points = [1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0]
     while points[-1] < num_draft_tokens:
         points.append(points[-1] + max(1.0, points[-1] // 4))
@@ -37,13 +37,16 @@ def grid(num_draft_tokens: int) -> tuple[float, ...]:
 
 
 class Forecast:
-    """Expected tokens a request by rows a request, averaged over rounds, corrected by the share that was accepted.
+    """Predicts the tokens per request that a round yields with a number of rows per request.
 
-    The function is concave, because the likeliest drafts get the first rows. So a straight line between two points
+        underestimates it. Beyond the last point it is constant.
+Reports of past rounds are averaged, and scaled by the accepted share of the expected drafts. The function is
+    concave, because the likeliest drafts get the first rows. So a straight line between two points underestimates it.
+    Beyond the last point it is constant.
     underestimates it. Beyond the last point it is constant.
 
     Args:
-        points: rows a request, ascending from 1.
+        points: numbers of rows per request, ascending from 1.
     """
 
     def __init__(self, points: Sequence[float]) -> None:
@@ -59,14 +62,14 @@ class Forecast:
 
     @property
     def trust(self) -> float:
-        """Ratio of accepted to expected drafts. It corrects for choosing the best, usually too high, forecast."""
+        """Ratio of accepted to expected drafts. It scales forecasts, because the highest one is usually too high."""
         return min(MOST_TRUST, (self._came + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
 
     def learn(self, values: Sequence[float], rows: int, requests: int, accepted: float) -> None:
-        """Add a round's report and its result.
+        """Add a round's report (expected tokens) and its result (accepted tokens).
 
         Args:
-            values: expected tokens a request at every point.
+            values: expected tokens per request, for each of `points`.
             rows: rows of the round.
             requests: requests of the round.
             accepted: tokens that the round yielded for all its requests.
@@ -83,13 +86,13 @@ class Forecast:
         self._values = [a + (b - a) * weight for a, b in zip(old, values, strict=True)]
 
     def age(self, rounds: int) -> None:
-        """Decay the evidence by rounds without drafts, so that a probe's own result counts more."""
+        """Decay the averages for `rounds` rounds without drafts, so that the next round with drafts counts more."""
         kept = TRUST_KEPT**rounds
         self._averaged *= kept
         self._promised, self._came, self._seen = kept * self._promised, kept * self._came, kept * self._seen
 
     def tokens(self, rows: int, requests: int) -> float:
-        """Return the expected tokens of a round; one token a request before the first report."""
+        """Return the expected tokens of a round; one token per request before the first report."""
         each = self._at(self._values, rows / requests) if self._values else 1.0
         return requests * (1.0 + (each - 1.0) * self.trust)
 

@@ -1,4 +1,4 @@
-"""Acceptance rates of host drafts by their ground (class of evidence), learned online. Numbers only, no torch."""
+"""Acceptance rates of host drafts by ground (class of evidence, such as matched tokens). Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEEPEST = 4
 
 
 class Grounds:
-    """Chances of drafts by ground (for n-grams, the number of matched tokens), by depth in the tree, and by request.
+    """Learns the acceptance probability of drafts by ground (for n-grams, the matched tokens), depth and request.
 
     Nodes that are not their parent's first child form separate classes.
     """
@@ -29,7 +29,7 @@ class Grounds:
         self._requests: dict[int, tuple[float, float]] = {}
 
     def chances(self, request: int, tree: DraftTree) -> list[float]:
-        """Return each node's chance once its parent is kept; 1 for the root. Siblings sum to at most 1."""
+        """Return each node's acceptance probability once its parent is accepted; siblings sum to at most 1."""
         expected, came = self._requests.get(request, (0.0, 0.0))
         ratio = (came + PRIOR) / (expected + PRIOR)
         found = [1.0] + [min(1.0, ratio * self._chance(one)) for one in _classes(tree)[1:]]
@@ -39,7 +39,7 @@ class Grounds:
         return [1.0] + [found[n] / max(1.0, total[tree.parents[n]]) for n in range(1, len(tree))]
 
     def learn(self, request: int, tree: DraftTree, tokens: Sequence[int]) -> None:
-        """Learn from a verified tree.
+        """Update the acceptance rates from a verified tree.
 
         Args:
             tokens: the round's tokens: the target's tokens along the kept path, and the token after the path.
@@ -75,7 +75,7 @@ class Grounds:
 
 
 def _classes(tree: DraftTree) -> list[tuple[int, int, bool]]:
-    """Return each node's class: ground, depth, and True if the node has an earlier sibling."""
+    """Return each node's class (ground, depth, True if the node has an earlier sibling)."""
     levels, seen, found = [0], set[int](), [(0, 0, False)]
     for node in range(1, len(tree)):
         parent = tree.parents[node]

@@ -54,7 +54,7 @@ When they are full and drafting is off, the head processes them in one forward i
 
 
 class AdaptiveHeadDrafter(HeadDrafter):
-    """A `HeadDrafter` that drafts when it pays, and verifies the nodes that a row budget admits.
+    """Drafts with a head only in rounds where drafts should raise tokens per second, under a row budget.
 
     In rounds without drafts the head does not run, and their rows are appended to a `Backlog`. The head processes the
     backlog in one forward when drafting resumes or when the backlog is full.
@@ -114,7 +114,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
     def extend(
         self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
     ) -> None:
-        """Run the head over the rows of a prefill, and clear the history of the state rows that start to run."""
+        """Run the head over a prefill, and reset backlog and calibration of state rows with a finished prompt."""
         super().extend(batch, features, tokens, rows, last)
         self._backlog.forget(rows)
         self._calibration.forget(rows)
@@ -164,7 +164,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
 
     @property
     def report(self) -> torch.Tensor | None:
-        """Expected tokens of the round by rows a request; None for a plain round."""
+        """Expected tokens of the latest round for each number of rows per request; None after a plain round."""
         return None if self._sent.mode is Mode.DECODE else self._candidates.report
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
@@ -194,7 +194,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._keep(rows, hidden.index_select(0, newest))
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
-        """Write the trees into the state, and the chances of their nodes. Captured."""
+        """Write the draft trees into the state, and the nodes' acceptance probabilities into `Candidates`. Captured."""
         tokens, parents, chances, levels = growth.best_with_chances(self._geometry.draft.num_draft_tokens - 1)
         self._state.set_draft_tokens(size, tokens, parents)
         count, candidates = tokens.shape[1], self._candidates
@@ -202,7 +202,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         candidates.chances[:size, 1 : count + 1].copy_(chances * current[:, None])
         candidates.levels[:size, 1 : count + 1].copy_(levels)
 
-    # -- on the host --------------------------------------------------------------------------------------
+    # -- host side: choice of the round, backlog ------------------------------------------------------------
 
     def _decide(self, requests: Sequence[Request], padded: int) -> int | None:
         if all(map(self._backlog.lapsed, requests)):
@@ -217,7 +217,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         return Load(len(requests), padded, sum(self._state.lengths.upper_bound(by_row(requests)).lens))
 
     def _keep_up(self, requests: Sequence[Request], padded: int) -> None:
-        """Empty a full backlog: run the head over it if plain rounds have saved the time, else drop its rows."""
+        """Empty a full backlog: run the head over it if the policy's time allowance suffices, else drop its rows."""
         waiting = sum(map(self._backlog.waiting, requests))
         if self._policy.keeps_up(self._load(requests, padded), waiting):
             self._catch_up(requests)
@@ -226,7 +226,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._backlog.lapse(full, to_device(by_row(full), self._state.device))
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Run the head over the rows of plain rounds, in as few forwards as max_extend_tokens permits."""
+        """Run the head over the requests' whole backlog; max_extend_tokens limits the rows of one forward."""
         for chunk in self._chunks([r for r in requests if self._backlog.waiting(r)]):
             numbers = by_row(chunk)
             bound = UpperBound(self._state.lengths.upper_bound(numbers).lens)
@@ -234,7 +234,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._backlog.caught_up(requests)
 
     def _read_backlog(self, numbers: Sequence[int], counts: tuple[int, ...], bound: UpperBound) -> None:
-        """Run the head over the first `counts` backlog entries of state rows `numbers`."""
+        """Run the head over the first ``counts[i]`` backlog entries of each state row ``numbers[i]``."""
         state, device, room = self._state, self._state.device, self._backlog.room
         rows = to_device(numbers, device)
         prefix_lens = state.lengths.device.index_select(0, rows) - to_device(counts, device, torch.int32)
@@ -257,19 +257,19 @@ class AdaptiveHeadDrafter(HeadDrafter):
         if chunk:
             yield chunk
 
-    # -- rehearsal ----------------------------------------------------------------------------------------
+    # -- measurement of the cost table ----------------------------------------------------------------------
 
     def _seat(self, load: int) -> None:
         self.accepted.prefix_lens.fill_(load)
         self._candidates.chances.fill_(1)
 
     def _rehearse_backlog(self, requests: int, rows: int, host: HostLengths) -> None:
-        """Read `rows` rows of each of the first `requests` requests."""
+        """Run the head over `rows` backlog rows of each of the first `requests` requests, to measure its cost."""
         assert isinstance(host, UpperBound), "a rehearsal passes upper bounds"
         self._read_backlog(range(requests), (rows,) * requests, host)
 
     def _clear(self, rehearsal: Rehearsal) -> None:
-        """Clear the tensors that the rehearsal wrote: their values could be NaN."""
+        """Clear the tensors that the cost measurement wrote: their values could be NaN."""
         rehearsal.clear()
         self._backlog.clear()
         self._calibration.forget()

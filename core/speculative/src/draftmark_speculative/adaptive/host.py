@@ -1,7 +1,7 @@
-"""Adaptive drafting with drafts of the host: n-gram look-up or a custom drafter.
+"""Adaptive drafting with drafts that are made on the host: n-gram look-up or a custom drafter.
 
-The host has all drafts before the round, so it chooses the budget from this round's drafts. It learns their chances by
-ground (see `grounds`).
+The host has all drafts before the round, so it chooses the budget from this round's drafts. It learns their acceptance
+probabilities by ground (class of evidence; see `grounds`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AdaptiveHostDrafting(Drafting):
-    """Host drafting under a row budget that admits the likeliest nodes. A request without a guess has one row."""
+    """Drafts on the host, and verifies only the likeliest nodes. A request without a guess has one row."""
 
     def __init__(self, speculation: Adaptive, layers: AttentionLayers, state: DeviceState) -> None:
         super().__init__(speculation, layers.geometry, state)

@@ -36,7 +36,7 @@ Reading = Callable[[int, int, HostLengths], None]
 
 
 class Rehearsal:
-    """Requests that fill every row of the engine's empty state for a measurement; `clear` removes them.
+    """Fills every row of the engine's empty state with dummy requests for a measurement; `clear` removes them.
 
     Args:
         seat: function that writes the inputs of drafting, from the number of committed tokens of each request.
@@ -108,8 +108,8 @@ def measure(
     """Return the cost table of an engine with captured or eager rounds.
 
     Args:
-        draft: runs the draft model before a round; called with a padded batch size. None for drafts of the host.
-        take_over: runs the draft model after a round; called with a number of rows. None for drafts of the host.
+        draft: runs the draft model before a round; called with a padded batch size. None for drafts made on the host.
+        take_over: runs the draft model after a round; called with a number of rows. None for drafts made on the host.
         catch_up: runs the draft model over waiting rows, at most `most_rows` of a request. Measuring it also compiles
             its kernels before the first request.
         most_rows: see `catch_up`.
@@ -157,7 +157,7 @@ def _by_rows(rehearsal: Rehearsal, requests: int, run: Reading, most: int) -> Co
 
 
 def _live(rehearsal: Rehearsal, budget: int) -> int:
-    """Return the number of requests for measuring a budget: two rows each, at most max_reqs."""
+    """Return the number of requests with which a row budget is measured: half the budget, from 1 to max_reqs."""
     return max(1, min(rehearsal.geometry.max_reqs, budget // 2))
 
 

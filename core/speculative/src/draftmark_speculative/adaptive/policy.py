@@ -51,12 +51,12 @@ class Choice:
 
 
 def plain(table: CostTable, load: Load) -> Choice:
-    """Return the round without drafts."""
+    """Return plain decoding as a `Choice`, with its expected tokens and seconds."""
     return Choice(None, float(load.live), table.decode(load.padded, load.kv_tokens))
 
 
 def drafted(table: CostTable, budgets: Sequence[int], load: Load, tokens: Tokens) -> Choice | None:
-    """Return the best round with drafts; None if no budget has rows for the padded batch and a draft."""
+    """Return the round with drafts that yields the most tokens a second; None if no budget is large enough."""
     found = [
         Choice(budget, tokens(budget), table.speculate(budget, load.padded, load.kv_tokens))
         for budget in budgets
@@ -74,10 +74,11 @@ Without this limit, switches near the break-even point would pay that cost again
 
 
 class Policy:
-    """Policy that chooses each round. While drafts do not pay off, some rounds (probes) still try them.
+    """Chooses plain decoding or a row budget for each round.
 
-    A probe yields at least one token a request, like a plain round. So a probe costs at most the difference of both
-    rounds' times, plus the head's time for its backlog. Each plain round adds time to the allowance for probes.
+    While drafts do not pay off, some rounds (probes) still try them. A probe yields at least one token per request,
+    like a plain round. So its extra cost is at most the probe's seconds minus a plain round's, plus the head's time
+    for its backlog. Each plain round adds time to the allowance for probes.
 
     Args:
         budgets: numbers of rows that can be verified, ascending.
@@ -91,12 +92,12 @@ class Policy:
     def start(self, load: Load) -> int | None:
         """Return the largest row budget, for a first round without a forecast, so that drafts of every depth are tried.
 
-        Returns None if no budget has a row for each request.
+        Return None if no budget has a row for each padded request and at least one draft.
         """
         return max((b for b in self.budgets if b >= load.padded and b > load.live), default=None)
 
     def decide(self, load: Load, tokens: Tokens, waiting: int = 0) -> int | None:
-        """Return the budget of the next round; None decodes plainly.
+        """Return the row budget of the next round, or None for plain decoding.
 
         Args:
             waiting: rows that the head must process before it drafts.
@@ -113,7 +114,7 @@ class Policy:
         return best.budget
 
     def keeps_up(self, load: Load, waiting: int) -> bool:
-        """Return True if the allowance suffices for the head to process `waiting` rows now, and deduct the cost."""
+        """Deduct the head's time for `waiting` rows from the allowance; if that is too short, only return False."""
         cost = self.table.catch_up(load.padded, waiting)
         if cost > self._upkeep:
             return False

@@ -13,7 +13,7 @@ import torch
 
 
 def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch.Tensor:
-    """Multiply chances along each path.
+    """Return each node's survival: the product of the chances (acceptance probabilities) along its path.
 
     Args:
         chances: float32 ``[R, D]``, chance of each node once its parent is kept; 0 for an unused node. The root's entry
@@ -36,7 +36,7 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
 
 
 def of_children(values: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-    """Sum values over each node's children, ``[R, D]`` → ``[R, D]``, with equal bits on every device of a kind.
+    """Sum values over each node's children, ``[R, D]`` → ``[R, D]``, bit-identical on equal devices.
 
     scatter_add is not used: its atomics add in any order, so tensor-parallel ranks could admit different nodes of a
     tie.
@@ -46,7 +46,7 @@ def of_children(values: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
 
 
 class Ranked(NamedTuple):
-    """Nodes of a batch in order of admission: roots first, then by survival; ties keep their order.
+    """Nodes of a batch in order of admission: roots, then by survival (probability of acceptance); sorting is stable.
 
     Attributes:
         values: float32 ``[R · D]``, survival in this order, descending; 0 for nodes that must not be admitted.
@@ -62,7 +62,7 @@ def ranked(alive: torch.Tensor, live: torch.Tensor) -> Ranked:
 
     Args:
         alive: float32 ``[R, D]``, from `survival`.
-        live: bool ``[R]``; nodes of other requests get value 0.
+        live: bool ``[R]``; nodes of padding requests get value 0.
     """
     keys = torch.where(live[:, None], alive, 0)
     keys[:, 0].copy_(live).mul_(2)
@@ -86,11 +86,11 @@ def admit(order: Ranked, budget: int, requests: int) -> torch.Tensor:
 
 
 def expected(order: Ranked, live: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Return the expected tokens a live request of a round, by its rows.
+    """Return a round's expected tokens per live request, for each number of rows per request in `points`.
 
     Args:
         live: bool ``[R]``.
-        points: float32 ``[n]``, rows a live request, each at least 1.
+        points: float32 ``[n]``, numbers of rows per live request, each at least 1.
 
     Returns:
         float32 ``[n]``, the target's own token included; linear between whole rows.
@@ -131,6 +131,6 @@ def compacted(tokens: torch.Tensor, parents: torch.Tensor, admitted: torch.Tenso
     used = node < q_lens[:, None]
     above = parents.gather(1, nodes)
     above = torch.where(above < 0, -1, rank.gather(1, above.clamp(min=0)))
-    # The root keeps parent -1 in a request without rows too: a kernel that climbs to the root would never end.
+    # The root has parent -1 even in a request without rows: a kernel that climbs to the root would loop forever.
     above = torch.where(used, above, 0).index_fill(1, node[:1], -1)
     return Admitted(torch.where(used, tokens.gather(1, nodes), -1), above, q_lens, nodes)

@@ -45,7 +45,7 @@ def baselines(
     config: EngineConfig,
     line: ProgressLine,
 ) -> list[Baseline]:
-    """Decode without drafts in the same graph mode and, if greedy, by transformers' own `generate`.
+    """Decode the prompts without drafts in the same graph mode, and if greedy also by transformers' `generate`.
 
     Sampled text is not compared with transformers, because its random numbers differ. It is compared with draftmark's
     plain sampling: randomness is a function of (seed, request, position), so drafts cannot change the text.
@@ -90,7 +90,8 @@ def _generate(model: CausalLM, prompt: Sequence[int], max_new_tokens: int) -> To
 def _generation_config(hf: Any, config: GenerationConfig) -> Iterator[None]:
     """Replace the model's generation configuration inside the context.
 
-    transformers fills unset fields, such as penalties, from the model's own configuration. Greedy decoding has none.
+    transformers would fill unset fields, such as penalties, from the model's own configuration. draftmark's greedy
+    decoding applies no penalties.
     """
     own = hf.generation_config
     hf.generation_config = config

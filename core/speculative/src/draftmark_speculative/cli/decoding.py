@@ -41,7 +41,7 @@ Show = Callable[[int, Sequence[int], bool], None]
 
 
 class _Watch:
-    """Progress of each prompt so far: tokens, rounds and finish reason."""
+    """Records each prompt's progress so far: tokens, rounds and finish reason."""
 
     def __init__(self, engine: Engine, num_prompts: int) -> None:
         self.engine = engine

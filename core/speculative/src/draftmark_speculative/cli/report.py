@@ -34,7 +34,7 @@ NAME_WIDTH = 40
 
 @dataclass
 class Report:
-    """Inputs of one command, and its results as they arrive."""
+    """Holds the inputs of one `draftmark generate` command, and its results as they arrive."""
 
     model: CausalLM
     config: EngineConfig

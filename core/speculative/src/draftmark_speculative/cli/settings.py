@@ -76,7 +76,7 @@ def _check_ids(ids: Sequence[int], max_context_len: int | None) -> None:
 
 
 def _draft_shape(args: argparse.Namespace) -> DraftShape:
-    """Return the draft shape of the arguments; an argument left out takes the drafting method's default.
+    """Return the draft shape of the arguments; an absent argument gets the drafting method's default.
 
     Raises:
         ArgumentError: an argument has no effect with this way of drafting.

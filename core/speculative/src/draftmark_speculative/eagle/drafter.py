@@ -25,7 +25,7 @@ from .tree_builder import DraftTreeBuilder, best_tokens
 
 
 class Accepted:
-    """Accepted path that VERIFY leaves for DRAFT_EXTEND, in static tensors. Rows are batch entries.
+    """Holds the accepted path that VERIFY writes and DRAFT_EXTEND reads, in static tensors. Rows are batch entries.
 
     Attributes:
         prefix_lens: int32 ``[max_reqs]``, committed tokens *before* the round: the start of the path.
@@ -42,7 +42,7 @@ class Accepted:
         self.features = torch.zeros(reqs, nodes, width, dtype=dtype, device=device)
 
     def write(self, prefix_lens: torch.Tensor, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep a round's accepted path. Capturable.
+        """Store a verified round's accepted path: prefix lengths, tokens and features. Capturable.
 
         Args:
             prefix_lens: int32 ``[R]``, prefix lengths of the verified batch.
@@ -58,7 +58,7 @@ class Accepted:
 
 
 class HeadDrafter(Drafting):
-    """Drafting with a head: runs its EXTEND, DRAFT_EXTEND and DRAFT over the engine's state, eagerly or captured.
+    """Drafts with a head: runs its EXTEND, DRAFT_EXTEND and DRAFT over the engine's state, eagerly or captured.
 
     Between rounds this object keeps the output of each request's newest complete row: the hidden state and the topk
     most probable next tokens. So the first round after a prefill drafts like every other round.
@@ -102,7 +102,7 @@ class HeadDrafter(Drafting):
             self.capture_steps(size, host)
 
     def capture_steps(self, size: int, host: HostLengths) -> None:
-        """Capture the draft steps of a batch; the state is already filled."""
+        """Capture the draft steps for `size` batch entries; the state must be filled already."""
         steps = self._steps(size, size, host)
         for batch in steps:
             self._layers.plan(batch)
@@ -123,14 +123,14 @@ class HeadDrafter(Drafting):
         return Round(Mode.VERIFY, padded)
 
     def grow(self, padded: int, num_reqs: int, host: HostLengths) -> None:
-        """Run all draft steps of a round over the filled state."""
+        """Run all draft steps of a round; the state must be filled already."""
         steps = self._steps(padded, num_reqs, host)
         for batch in steps:
             self._layers.plan(batch)
         self._runner.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep the accepted path for DRAFT_EXTEND."""
+        """Store the accepted path for DRAFT_EXTEND."""
         self.accepted.write(batch.prefix_lens, result, features)
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
@@ -139,7 +139,7 @@ class HeadDrafter(Drafting):
         self._layers.plan(batch)
         self._runner.run(GraphKey(Program.DRAFT_EXTEND, padded), partial(self._take_over, batch))
 
-    # -- captured -----------------------------------------------------------------------------------------
+    # -- device work that graphs capture --------------------------------------------------------------------
 
     def _draft(self, size: int, steps: list[ForwardBatch]) -> None:
         """Run all draft steps of a round, then write the tree of the best nodes."""
@@ -196,10 +196,10 @@ class HeadDrafter(Drafting):
         rows = self._state.rows[: batch.padded_reqs]
         torch.index_select(self._state.page_table, 0, rows, out=batch.page_table)
 
-    # -- batches ------------------------------------------------------------------------------------------
+    # -- batches of the draft head --------------------------------------------------------------------------
 
     def _steps(self, padded: int, num_reqs: int, host: HostLengths) -> list[ForwardBatch]:
-        """Return one batch per draft step over the same static tensors; each step rewrites the tail."""
+        """Return one batch per draft step. All share static tensors; each step rewrites the tail (tree mask)."""
         tree = self._topk > 1
         return [
             self._batch.uniform(Mode.DRAFT, step, padded, num_reqs, host, tree=tree)

@@ -104,7 +104,7 @@ class DraftHead(nn.Module):
         return self.fc.weight.device
 
     def pack(self) -> DraftHead:
-        """Compute q, k and v in one product, and gate and up in another. For decoding; call it after the last `to`."""
+        """Pack weights: q, k and v become one matrix product, gate and up another. Call it after the last `to`."""
         a, inner = self.attention, self.config.intermediate_size
         kernels = elementwise(self.fc.weight, a.num_q, a.num_kv, a.head_dim, inner)
         self.attention.pack(kernels)

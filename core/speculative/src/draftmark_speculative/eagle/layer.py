@@ -36,7 +36,7 @@ class Attention(nn.Module):
         self.kernels = Elementwise()
 
     def pack(self, kernels: Elementwise) -> None:
-        """Compute q, k and v in one product from now on, and rotate them by `kernels`."""
+        """Pack the weights of q, k and v into one matrix product, and use `kernels` for the rotary positions."""
         self.packed, self.kernels = Packed(self.q_proj, self.k_proj, self.v_proj), kernels
 
     def _apply(self, fn: Any, recurse: bool = True) -> Attention:
@@ -78,7 +78,7 @@ class SwiGLU(nn.Module):
         self.kernels = Elementwise()
 
     def pack(self, kernels: Elementwise) -> None:
-        """Compute gate and up in one product from now on, and their activation by `kernels`."""
+        """Pack the weights of gate and up into one matrix product, and use `kernels` for the activation."""
         self.packed, self.kernels = Packed(self.gate_proj, self.up_proj), kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

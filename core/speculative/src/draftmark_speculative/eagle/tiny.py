@@ -27,7 +27,7 @@ def tiny_pair(
     head_dim: int | None = None,
     **overrides: Any,
 ) -> tuple[CausalLM, DraftHead]:
-    """Make the model and its head, with the same weights in every dtype.
+    """Make a tiny model and its draft head, with the same weights in every dtype.
 
     Args:
         head_dim: head dimension of both; None gives the model its default and the head 12.

@@ -17,7 +17,7 @@ FEW_ROWS = 64
 
 
 class DraftTreeBuilder:
-    """Candidates of one round for R requests. Capturable: (R, k, step) fix every shape.
+    """Builds the draft trees of R requests in one round. Capturable: (R, k, step) fix every shape.
 
     Attributes:
         tokens: int64 ``[R, k]``, token of each beam, the input of the next draft step.
@@ -43,7 +43,7 @@ class DraftTreeBuilder:
         self._found = [(scores, tokens, torch.full_like(tokens, -1))]
 
     def place(self) -> torch.Tensor:
-        """Place the beams into the next k tail slots; return `slots`.
+        """Place the beams into the next k tail slots (KV slots of drafted rows); return `slots`.
 
         Beam b of step i gets slot ``k·i + b``. Its parent is the slot of the beam that it continues, which may have
         another index b: beams change parents from step to step.
@@ -77,7 +77,7 @@ class DraftTreeBuilder:
         return self.best_with_chances(count)[:2]
 
     def best_with_chances(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the tree of `best` with each node's chance once its parent is kept, and its level.
+        """Return the tree of `best`, with each node's probability once its parent is kept, and its level.
 
         Returns:
             tokens and parents as in `best`; chances float32 ``[R, count]`` in [0, 1], by the draft model; levels int64
