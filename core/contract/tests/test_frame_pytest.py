@@ -47,7 +47,7 @@ Judged = Callable[..., tuple[int, str, dict[str, str]]]
 
 @pytest.fixture
 def contract(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Judged:
-    """Return a function that runs run_contract in a folder that is also on the path.
+    """Return a function that runs the contract in a folder, which is also on the path for plugins.
 
     The function takes (folder, backend, k, tier, …). It returns the exit code, the output, and the outcome per item.
     """
@@ -64,19 +64,19 @@ def contract(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
 
 
 def test_runs_in_a_project_with_its_own_settings(tmp_path: Path) -> None:
-    """A vendor's --backend option, python_files, warnings as errors and markers do not disturb the suite."""
+    """The suite runs in a project with its own --backend option, python_files, markers and warnings as errors."""
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--backend')\n")
     settings = "[pytest]\npython_files = check_*.py\nfilterwarnings = error\naddopts = --strict-markers --backend=x\n"
     (tmp_path / "pytest.ini").write_text(settings)
     done = _pytest(tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", ONE, "--attn-json=v.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
-    assert "reference has no verdict on" in done.stdout  # a selection of five items gives no verdict
+    assert "reference has no verdict on" in done.stdout  # five selected items are too few for a verdict
     assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "has no verdict"
 
 
 def test_sample_takes_fixed_items_of_every_check(tmp_path: Path) -> None:
-    """--attn-sample=2 takes at most two cases of each check, and every process takes equal ones."""
+    """--attn-sample=2 selects at most two cases of each check, and every process selects the same cases."""
     done = _pytest(tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "--attn-sample=2", "--collect-only")
     assert done.returncode == 0, done.stdout + done.stderr
     taken = [item.id for item in all_items(Tier.SIZING.includes, 2)]
@@ -95,7 +95,7 @@ def test_backend_must_be_named(tmp_path: Path) -> None:
 
 
 def test_other_projects_are_left_alone(tmp_path: Path) -> None:
-    """In a project that does not use the suite, the plugin collects and prints nothing and does not import torch."""
+    """In a project that does not use the suite, its pytest plugin collects and prints nothing and imports no torch."""
     (tmp_path / "test_it.py").write_text("import sys\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
     done = _python(tmp_path, "-m", "pytest", "-q", "test_it.py")
     assert done.returncode == 0, done.stdout
@@ -120,7 +120,7 @@ def draftmark_contract_notes():
 
 
 def _failing(name: str, check: str) -> list[str]:
-    """Run a check's items in this process and return the messages of failed ones."""
+    """Run all items of one check on a backend in this process; return the messages of the failed items."""
     subject = BackendUnderTest(load(name), "cpu", Tier.SIZING)
     ended = [run_item(item, subject, []) for item in all_items() if item.check.name == check]
     assert ended
@@ -138,7 +138,7 @@ def _failing(name: str, check: str) -> list[str]:
     ids=["raises", "exits", "wrong", "prints"],
 )
 def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], body: str, words: str) -> None:
-    """An exception, an exit, a wrong type or printed output of a hook is reported by an item."""
+    """An item reports a hook that raises, exits, returns a wrong type or prints output."""
     distribution("bad", extra=body)
     assert any(words in message for message in _failing("bad", "load.answers_repeatably"))
 
@@ -154,7 +154,7 @@ def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], b
 def test_plugin_that_ends_the_process_fails_one_item(
     contract: Judged, distribution: Callable[..., Path], code: int, workers: int, words: str
 ) -> None:
-    """A hook that calls os._exit with any exit code fails one item, and later items still run."""
+    """If a hook calls os._exit, one item fails, and later items still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
     status, text, items = contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)
@@ -185,7 +185,7 @@ def draftmark_supports(geometry):
 def test_item_that_destroys_the_device_context_fails(
     contract: Judged, distribution: Callable[..., Path], workers: int
 ) -> None:
-    """After an illegal access every call of the process fails, so the remaining items run in a new process."""
+    """An item that causes an illegal memory access fails, and the remaining items run in a new process."""
     folder = distribution("loses", extra=LOSES)
     k = "opens_what_it_supports_on_device and (mha or gqa)"
     code, text, items = contract(folder, "loses", k=k, tier="device", device="cpu", workers=workers)
@@ -217,7 +217,7 @@ NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo(
 def test_backend_that_does_not_load_has_no_verdict(
     contract: Judged, distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
 ) -> None:
-    """A plugin that fails to import gets no verdict and no record; the line has the cause, and no item runs."""
+    """A plugin that fails to load gets no verdict and no record; the output has the cause, and no item runs."""
     folder = tmp_path if body is None else distribution("unloadable", extra=body)
     code, text, items = contract(folder, "unloadable")
     assert (code, items) == (2, {})
@@ -228,7 +228,7 @@ def test_backend_that_does_not_load_has_no_verdict(
 
 
 def test_outputs_are_checked_before_anything_runs(contract: Judged, tmp_path: Path) -> None:
-    """A run with an output file in a missing folder ends before the first item."""
+    """If an output path is in a missing folder or is a folder, the run ends before the first item."""
     code, text, _ = contract(tmp_path, "reference", json_path="results/verdict.json")
     assert code == 2
     assert "lies in a folder that does not exist; create the folder first" in text
@@ -237,7 +237,7 @@ def test_outputs_are_checked_before_anything_runs(contract: Judged, tmp_path: Pa
 
 
 def test_unknown_item_gets_suggestions(contract: Judged, tmp_path: Path) -> None:
-    """An unknown item id ends the run with similar ids."""
+    """An unknown item id ends the run with a list of similar ids."""
     code, text, _ = contract(tmp_path, "reference", items=["numerics.match_float64[mandatory-decod]"])
     assert code == 2 and "close to it are numerics.match_float64[mandatory-decode]" in text
 
@@ -259,7 +259,7 @@ def draftmark_open_backend(geometry, arena):
 
 
 def test_backend_with_many_failures_prints_one_screen(contract: Judged, distribution: Callable[..., Path]) -> None:
-    """The first failed checks are printed in full, the others in one line each, then the verdict."""
+    """The first failed checks are printed in full, the others in one line each; the verdict comes last."""
     folder = distribution("zeros", extra=ZEROS)
     most = "not proof and not covers and not production and not random"
     code, text, items = contract(folder, "zeros", tier="host", sample=1, k=most)
@@ -276,7 +276,7 @@ def test_backend_with_many_failures_prints_one_screen(contract: Judged, distribu
 
 
 def test_failed_history_names_its_seed(contract: Judged, distribution: Callable[..., Path]) -> None:
-    """--seed selects other random histories, and a failure names the seed that reproduces it."""
+    """--seed selects other random test histories, and a failure prints the seed that reproduces it."""
     folder = distribution("zeros", extra=ZEROS)
     item = "random_history.equals_the_oracle[plain-0]"
     code, text, items = contract(folder, "zeros", items=[item], seed=7)
@@ -296,7 +296,7 @@ item = "supports.mandatory_profile[*]"
 
 
 def test_known_failures_are_read_from_the_plugins_folder(contract: Judged, distribution: Callable[..., Path]) -> None:
-    """Entries of contract.toml in the plugin's folder make matching failures declared."""
+    """A failure that matches an entry of contract.toml in the plugin's folder has the outcome DECLARED."""
     folder = distribution("excused", extra=RAISES)
     (folder / "throwaway_draftmark_excused" / "contract.toml").write_text(KNOWN)
     code, text, items = contract(folder, "excused", k=ONE, allow_known=True)
@@ -305,7 +305,7 @@ def test_known_failures_are_read_from_the_plugins_folder(contract: Judged, distr
 
 
 def test_known_failures_must_match_an_item(distribution: Callable[..., Path]) -> None:
-    """An entry of contract.toml that matches no item fails."""
+    """An entry of contract.toml that matches no item is itself a failure."""
     current, name = "load.known_failures_are_current", "throwaway_draftmark_bad"
     folder = distribution("bad") / name
     (folder / "contract.toml").write_text(KNOWN)
@@ -316,7 +316,7 @@ def test_known_failures_must_match_an_item(distribution: Callable[..., Path]) ->
 
 
 def test_device_tier_needs_a_device(contract: Judged, tmp_path: Path) -> None:
-    """Without an accelerator the device tier ends before the first item; the CPU is no substitute."""
+    """Without an accelerator, a run of the device tier ends before the first item; it does not fall back to the CPU."""
     import torch
 
     if torch.accelerator.is_available():

@@ -1,4 +1,4 @@
-"""Tests of records: the full and the short form, and when a record becomes stale."""
+"""Tests of recorded verdicts: the full form, the short form, and the changes that make a record stale."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def short() -> dict[str, Any]:
-    """Return the short record of a run of all tiers on a device."""
+    """Return the short record of a run of all tiers with a device."""
     made = verdict(tier=Tier.DEVICE)
     return short_record(replace(made, runs=({"date": "2026-01-01", "device": {"name": "some"}},)))
 
 
 def test_both_forms_read_back(tmp_path: Path) -> None:
-    """Both records can be read back: the full record has every item, the short record the counts of every check."""
+    """Both records can be read back: the full one has every item, the short one the counts of every check."""
     made = verdict(lambda item: Outcome.REFUSED if Profile.FP8 in item.needs else None)
     (tmp_path / "full.json").write_text(as_text(full_record(made)))
     (tmp_path / "short.json").write_text(as_text(short_record(made)))
@@ -48,14 +48,14 @@ def test_both_forms_read_back(tmp_path: Path) -> None:
 
 
 def _many(item: Item) -> Result | None:
-    """Return outcomes for a nearly correct backend: half of the items fail in three ways, with long reasons."""
+    """Return an outcome for an item of a nearly correct backend: half of the items fail, with long reasons."""
     outcomes = (Outcome.DECLARED, Outcome.UNJUDGED, Outcome.FAILED, *[None] * 3)
     outcome = outcomes[len(item.case.id) % len(outcomes)]
     return Result(item.id, item.tier.value, outcome, "reason " * 60) if outcome else None
 
 
 def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
-    """The short record lists items that did not pass, by check and reason, in at most 30 KB."""
+    """The short record groups items that did not pass by check and reason, and needs at most 30 KB."""
     worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
     made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
     found = short_record(made)
@@ -67,7 +67,7 @@ def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
 
 
 def test_record_is_current_until_something_changes(short: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record becomes stale with a change of plugin, core, suite, tiers, device or verdict."""
+    """A record becomes stale when the plugin, core, suite, tiers, device or verdict changes."""
     monkeypatch.setattr(staleness, "verified", lambda record, parts, repository: True)
     loaded = backend()
     assert stale(short, loaded, HERE) == []
@@ -87,13 +87,13 @@ def test_record_is_current_until_something_changes(short: dict[str, Any], monkey
 
 
 def test_unverifiable_commit_makes_a_record_stale(short: dict[str, Any]) -> None:
-    """A record is stale if no git history shows that its commit contains the recorded code."""
+    """A record is stale unless git history shows that its commit contains the recorded code."""
     claimed = {**short, "source": {"commit": "0123abc", "tree": "clean", "paths": {}}}
     assert "no history here shows that commit 0123abc contains the recorded code" in stale(claimed, backend(), HERE)
 
 
 def test_stale_record_fails_only_with_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints one line per record and fails only with --strict."""
+    """The command prints one line for each stale record, and returns an error only with --strict."""
     path = tmp_path / "contract-x.json"
     path.write_text('{"schema": 1, "backend": "reference"}')
     assert (main([str(path)]), main([str(path), "--strict"])) == (0, 1)
@@ -106,7 +106,7 @@ def _validate(record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("tier", list(Tier))
 def test_records_fit_the_published_schema(tier: Tier) -> None:
-    """Both forms of a record, with every outcome, are valid against the published schema."""
+    """Full and short records with every outcome are valid against the published JSON schema."""
     made = replace(verdict(_many, tier), runs=({**machine_of("reference", "cpu"), "items": 3},))
     for record in (full_record(made), short_record(made)):
         _validate(record)
@@ -116,7 +116,7 @@ def test_records_fit_the_published_schema(tier: Tier) -> None:
 
 
 def test_recorded_verdicts_fit_the_published_schema() -> None:
-    """Records of earlier versions in the repository are valid too."""
+    """Records of earlier versions in this repository are valid against the published JSON schema."""
     records = sorted((HERE.parents[2] / "benchmarks" / "results").glob("contract-*.json"))
     assert records
     for path in records:

@@ -1,4 +1,4 @@
-"""Tests of refusals: a backend's refusals are consistent, and it may not refuse the mandatory profile."""
+"""Tests of refusals in supports(): they must be consistent, and never cover the mandatory profile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_refusing_everything_does_not_conform() -> None:
 
 
 def test_changing_refusal_is_a_violation() -> None:
-    """supports() must return equal answers on every call."""
+    """If supports() gives different answers for one geometry, its item fails."""
     calls = itertools.count()
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: [] if next(calls) % 2 else ["not on every call"])
     with pytest.raises(ContractViolation, match="different answers for one geometry"):
@@ -38,14 +38,14 @@ def test_changing_refusal_is_a_violation() -> None:
 
 
 def test_vague_refusal_is_a_violation() -> None:
-    """A reason must be a sentence with the field, the value and the limit."""
+    """If a reason of supports() is not a sentence with the field, the value and the limit, its item fails."""
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: ["unsupported"])
     with pytest.raises(ContractViolation, match="a refusal must be a sentence"):
         _run(subject, "supports.answers_alike", "target-mha")
 
 
 def test_exact_lengths_with_overlap_are_refused() -> None:
-    """The core refuses exact host lengths with overlap, and the item ends as refused."""
+    """If a backend needs exact host lengths, the core refuses geometries with overlap, and their items are refused."""
     subject = subject_of(csr_pages, LEVEL, requirements=Requirements(HostLengthsNeed.EXACT))
     _run(subject, "supports.answers_alike", "target-mha")
     with pytest.raises(Refused, match="overlap=False"):
@@ -61,13 +61,13 @@ def test_exact_lengths_with_overlap_are_refused() -> None:
     ],
 )
 def test_metadata_spec_out_of_range_is_a_violation(change: dict[str, object], words: str) -> None:
-    """A declared value out of range is found before it is used."""
+    """A metadata specification with a value out of range is found before the value is used."""
     with pytest.raises(ContractViolation, match=words):
         _run(subject_of(csr_pages, LEVEL, **change), "load.declares_types", "mandatory")
 
 
 def test_geometry_has_the_backends_device() -> None:
-    """A CUDA backend's sizing gets geometries for a CUDA device on every machine."""
+    """If a backend is for CUDA, its sizing gets geometries of a CUDA device, even on a machine without one."""
     seen: list[Geometry] = []
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: seen.append(geometry) or [])
     object.__setattr__(subject.backend.info, "device", "cuda")

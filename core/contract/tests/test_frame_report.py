@@ -1,4 +1,4 @@
-"""Tests of the HTML report: self-contained, six separate counts, what to fix first, and the map of profiles."""
+"""Tests of the HTML report: self-contained, six separate counts, the first thing to fix, and the map of profiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from draftmark_contract.runner.report import page
 
 
 class WrongRow(ReferencePlugin):
-    """The reference with row 3 of a verify step multiplied by 1.5."""
+    """Reference backend that multiplies row 3 of each verify step by 1.5."""
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
         backend: Any = super().open_backend(geometry, arena)
@@ -43,7 +43,7 @@ class WrongRow(ReferencePlugin):
 
 @pytest.fixture(scope="module")
 def short_buffer() -> str:
-    """Return the page of a backend with a too short indptr."""
+    """Return the page for a backend that declares a too short indptr."""
     subject = changed("csr_pages", Role.KV_INDPTR, lambda g: (g.limits.max_num_reqs + 1,))
     items = [item for item in all_items((Tier.SIZING,)) if item.check.name == "sizing.covers_processors"]
     return page(judge("sized", subject.backend, [run_item(item, subject, []) for item in items]))
@@ -51,7 +51,7 @@ def short_buffer() -> str:
 
 @pytest.fixture(scope="module")
 def wrong_row() -> str:
-    """Return the page of a backend with a wrong output row, from the numerics and graphs of one geometry."""
+    """Return the page for a backend with one wrong output row, from numerics and graph items of one geometry."""
     backend = LoadedBackend("reference", WrongRow())
     names = ("numerics.match_float64[fp32-gqa4-64-verify]", "graphs.replay_equals_eager[target-page128-verify]")
     items = [one for one in all_items((Tier.HOST,)) if one.id in names]
@@ -68,7 +68,7 @@ def test_page_is_self_contained(short_buffer: str, wrong_row: str) -> None:
 
 
 def test_first_failure_has_its_batch_and_its_command(short_buffer: str) -> None:
-    """The page shows the first failed check unfolded: both values, the drawing, other cases and the command."""
+    """The first failed check is unfolded, with both values, the drawing, the other failed cases and the command."""
     assert "sized does not conform to" in short_buffer
     assert details_open(short_buffer, "1. sizing.covers_processors")
     text = short_buffer.replace("&#x27;", "'")
@@ -79,7 +79,7 @@ def test_first_failure_has_its_batch_and_its_command(short_buffer: str) -> None:
 
 
 def test_failures_stand_in_the_order_of_learning(wrong_row: str) -> None:
-    """Numerics failures come before graph failures in any order of the run; only the first failure is unfolded."""
+    """Numerics failures come before graph failures whatever ran first; only the first failure is unfolded."""
     assert details_open(wrong_row, "1. numerics.match_float64")
     assert not details_open(wrong_row, "2. graphs.replay_equals_eager")
 
@@ -90,7 +90,7 @@ def test_drawing_marks_the_wrong_row(wrong_row: str) -> None:
 
 
 def test_every_count_has_its_own_tile() -> None:
-    """The page has a tile for each count of the verdict line."""
+    """The page shows each count of the verdict line in a box of its own."""
     ends = {Profile.FP8: Outcome.REFUSED, Profile.WINDOW: Outcome.DECLARED}
     judged = verdict(lambda item: next((ends[one] for one in ends if one in item.needs), None))
     text = page(judged)
@@ -100,7 +100,7 @@ def test_every_count_has_its_own_tile() -> None:
 
 
 def test_map_counts_each_profile_and_tier() -> None:
-    """A cell has the colour of its most serious outcome and the number of items of each outcome."""
+    """A cell of the map has the color of its most serious outcome, and the number of items with each outcome."""
     failed = next(one for one in all_items((Tier.HOST,)) if Profile.WINDOW in one.needs)
     judged = verdict(
         lambda item: (
@@ -117,7 +117,7 @@ def test_map_counts_each_profile_and_tier() -> None:
 
 
 def test_few_items_serve_no_profile_in_full() -> None:
-    """After a run of one item the page names no profile as served, and its map counts the items not run."""
+    """After a run of one item, the page names no profile as served, and the map counts all other items as not run."""
     item = all_items((Tier.SIZING,))[0]
     subject = BackendUnderTest(LoadedBackend("reference", ReferencePlugin()), "cpu", Tier.SIZING)
     text = page(judge("reference", subject.backend, [run_item(item, subject, [])]))
@@ -127,7 +127,7 @@ def test_few_items_serve_no_profile_in_full() -> None:
 
 
 def test_refusals_are_folded_by_reason() -> None:
-    """Refused items are in a folded section: one row per reason, with the number of items and their checks."""
+    """Refused items are in a folded section with one row per reason: the number of items and their checks."""
     judged = verdict(lambda item: Outcome.REFUSED if Profile.SINKS in item.needs else None)
     text = page(judged)
     assert not details_open(text, "refused: supports() rejects the geometry")
@@ -136,7 +136,7 @@ def test_refusals_are_folded_by_reason() -> None:
 
 
 def test_names_and_messages_are_escaped() -> None:
-    """A plugin's name and text are escaped and cannot become markup."""
+    """HTML in a plugin's name or messages is escaped, so it is shown as text."""
     item = all_items()[0].id
     evil = "<script>x</script>\n<b onclick=x>what</b>\n  got: <i>1</i>\n  run it again: <u>"
     judged = verdict(lambda one: Result(item, "sizing", Outcome.FAILED, evil) if one.id == item else None)

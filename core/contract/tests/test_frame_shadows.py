@@ -1,4 +1,4 @@
-"""Tests that commands import nothing from the current folder, even if its files are named like standard modules."""
+"""Tests that commands do not import files of the current folder that are named like standard modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with a file per standard module; importing one ends the process with an error."""
+    """Return a folder with one file for each of several standard modules; importing such a file ends the process."""
     for name in sys.stdlib_module_names:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was imported')\n")
     return tmp_path
@@ -28,7 +28,7 @@ def _draftmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def test_contract_imports_nothing_from_current_folder(folder: Path) -> None:
-    """The probe, pytest, its worker and the process of a check import nothing from the current folder."""
+    """The command, its pytest, the pytest worker and a check's own process import nothing from the current folder."""
     chosen = ["--tier", "sizing", "-k", "imports_lightly", "--workers", "1"]
     done = _draftmark(folder, "contract", "reference", "--json", "verdict.json", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr

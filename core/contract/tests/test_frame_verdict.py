@@ -31,7 +31,7 @@ def _in_core(item: Item) -> bool:
 
 
 def test_complete_run_names_profiles_and_counts() -> None:
-    """The line of a complete host run has the profiles, all counts, and the device tier as not run."""
+    """After a complete host run, the line has the profiles, all counts, and the device tier as not run."""
     judged = verdict()
     assert judged.line == (
         f"reference conforms to draftmark contract {VERSION} ({ALL}): {HOST:,} passed, 0 refused, 0 declared, "
@@ -41,7 +41,7 @@ def test_complete_run_names_profiles_and_counts() -> None:
 
 
 def test_refused_profile_is_not_named() -> None:
-    """Refused items have a count of their own, and the verdict does not name their profile."""
+    """Refused items are counted separately, and a verdict does not name the profile that they need."""
     judged = verdict(_needing(Profile.FP8, Outcome.REFUSED))
     refused = sum(Profile.FP8 in item.needs for item in all_items(Tier.HOST.includes))
     assert judged.word is Word.CONFORMS
@@ -50,7 +50,7 @@ def test_refused_profile_is_not_named() -> None:
 
 
 def test_known_failures_change_the_verdict() -> None:
-    """Declared failures remove their profile, and the exit code is 0 only with allow_known."""
+    """If a profile has declared failures, the verdict does not name it; the exit code is 0 only with allow_known."""
     judged = verdict(_needing(Profile.WINDOW, Outcome.DECLARED))
     assert judged.line.startswith(f"reference conforms with known failures to draftmark contract {VERSION} (core, ")
     assert Profile.WINDOW not in judged.profiles
@@ -59,7 +59,7 @@ def test_known_failures_change_the_verdict() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.DECLARED, Outcome.FAILED])
 def test_core_profile_must_be_complete(outcome: Outcome) -> None:
-    """A single core item that is refused, declared or failed means "does not conform"."""
+    """If one core item is refused, declared or failed, the verdict is "does not conform"."""
     only = next(item.id for item in all_items() if _in_core(item))
     judged = verdict(lambda item: outcome if item.id == only else None)
     assert judged.word is Word.DOES_NOT
@@ -69,7 +69,7 @@ def test_core_profile_must_be_complete(outcome: Outcome) -> None:
 
 
 def test_unjudged_core_gives_no_verdict() -> None:
-    """A backend with an undeclared metadata layout, on a machine without its kernels, gets no verdict."""
+    """If the items of the core profile are unjudged, there is no verdict."""
     judged = verdict(lambda item: Result(item.id, "host", Outcome.UNJUDGED, OPAQUE) if item.tier is Tier.HOST else None)
     assert judged.word is Word.NONE
     assert ", because the core profile is open (" in judged.line and " unjudged): " in judged.line
@@ -82,7 +82,7 @@ def _interpreted(item: Item) -> Result | None:
 
 
 def test_without_kernels_verdict_covers_metadata() -> None:
-    """If no kernel ran, output items are unjudged, and the verdict covers sizing and metadata."""
+    """If no kernel ran, items about outputs are unjudged, and the verdict covers sizing and metadata only."""
     judged = verdict(_interpreted, host_kernels=False)
     assert (judged.word, judged.scope) == (Word.CONFORMS, Scope.METADATA)
     assert judged.line.startswith(f"sizing and metadata of reference conform to draftmark contract {VERSION} (core, ")
@@ -93,14 +93,14 @@ def test_without_kernels_verdict_covers_metadata() -> None:
 
 
 def test_device_tier_decides_unjudged_host_items() -> None:
-    """An unjudged host item removes no profile if the equivalent device item passed."""
+    """If a host item is unjudged but its device item passed, the verdict keeps the profile that the item needs."""
     judged = verdict(_interpreted, Tier.DEVICE, host_kernels=False)
     assert (judged.word, judged.scope, list(judged.profiles)) == (Word.CONFORMS, Scope.BACKEND, SHOWN)
     assert judged.counts.unjudged
 
 
 def test_sizing_run_gives_a_verdict_on_sizing() -> None:
-    """A run of only the first tier gives a verdict on sizing."""
+    """A run of only the sizing tier gives a verdict on sizing."""
     judged = verdict(tier=Tier.SIZING)
     assert judged.line.startswith("sizing of reference conforms to")
     host = sum(one.tier is Tier.HOST for one in all_items())
@@ -108,7 +108,7 @@ def test_sizing_run_gives_a_verdict_on_sizing() -> None:
 
 
 def test_selected_items_give_no_verdict() -> None:
-    """A selection of items has no verdict; it fails only if an item fails."""
+    """A run of selected items has no verdict; its exit code is an error only if an item fails."""
     some = verdict().results[:5]
     few = judge("reference", backend(), some)
     assert few.line.startswith(
@@ -136,7 +136,7 @@ def test_line_names_the_targeted_contract() -> None:
 
 
 def test_backend_that_does_not_load_has_no_verdict() -> None:
-    """A backend that does not load has no verdict; the line has the cause and no counts."""
+    """A backend that does not load has no verdict; the line has the cause, and nothing is recorded."""
     judged = judge("missing", None, [], "it does not load: no such thing")
     assert judged.line == (
         f"missing has no verdict on draftmark contract {VERSION}, because it does not load: no such thing: "
@@ -162,7 +162,7 @@ def test_selection_that_is_refused_whole_exits_with_1() -> None:
 
 
 def test_partial_run_serves_no_profile() -> None:
-    """A run of selected items names no profile in the verdict or the record, and counts the items that ran."""
+    """A run of selected items serves no profile, and the verdict counts how many items of each profile ran."""
     some = judge("reference", backend(), verdict().results[:5])
     assert some.profiles == ()
     tried, of = some.tried[Profile.CORE]

@@ -1,4 +1,4 @@
-"""Tests of worker processes: items per request, and number of threads."""
+"""Tests of worker processes: each gets one item at a time, and few threads."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ CORES = 16
 
 
 def threads(monkeypatch: pytest.MonkeyPatch, workers: int, tier: str) -> int:
-    """Return the number of threads per process, on a machine with `CORES` cores."""
+    """Return the number of threads per process on a machine with `CORES` cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: CORES)
     monkeypatch.delenv(THREADS, raising=False)
     return int(environment(RunOptions("reference", tier, workers=workers))[THREADS])
 
 
 def test_worker_gets_one_item_at_a_time(tmp_path: Path) -> None:
-    """Workers get one item at a time, and without workers the command has no option of pytest-xdist."""
+    """pytest-xdist gives a worker one item at a time; without workers the command has no option of pytest-xdist."""
     shared = command(RunOptions("reference", workers=3), tmp_path, tmp_path / "journal.jsonl")
     alone = command(RunOptions("reference"), tmp_path, tmp_path / "journal.jsonl")
     assert shared == [*alone, "-n", "3", "--maxschedchunk=1"]
 
 
 def test_host_tier_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of the sizing and host tiers use one thread, since their tensors are tiny."""
+    """Processes of the sizing and host tiers use one thread, because their tensors are tiny."""
     assert [threads(monkeypatch, workers, tier) for workers in (0, 2) for tier in ("sizing", "host")] == [1, 1, 1, 1]
 
 
@@ -39,6 +39,6 @@ def test_workers_of_the_device_tier_share_the_cores(workers: int, each: int, mon
 
 
 def test_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OMP_NUM_THREADS of the caller takes precedence."""
+    """If the caller has set OMP_NUM_THREADS, that number is used."""
     monkeypatch.setenv(THREADS, "7")
     assert environment(RunOptions("reference", workers=2))[THREADS] == "7"

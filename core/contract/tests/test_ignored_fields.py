@@ -19,10 +19,10 @@ TWINS = next(item for item in all_items() if item.id == "memory.of_geometries_th
 
 
 class DefaultScale(ReferencePlugin):
-    """The reference, which computes with head_dim ** -0.5 for every geometry."""
+    """Reference backend that computes with softmax_scale head_dim ** -0.5 for every geometry."""
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Open the reference for the default scale."""
+        """Open the reference backend with the default softmax scale."""
         backend: Any = super().open_backend(geometry, arena)
         attention = replace(geometry.attention, softmax_scale=geometry.attention.head_dim**-0.5)
         backend.geometry = replace(geometry, attention=attention)
@@ -30,7 +30,7 @@ class DefaultScale(ReferencePlugin):
 
 
 def test_ignored_scale_is_not_blamed_on_memory() -> None:
-    """The failure text names the output and the scale, and no other geometry's memory."""
+    """If a backend ignores softmax_scale, the failure names output and scale and does not blame another geometry."""
     subject = BackendUnderTest(LoadedBackend("reference", DefaultScale()), "cpu", Tier.HOST)
     found = run_item(TWINS, subject, [])
     assert found.outcome is Outcome.FAILED
@@ -39,7 +39,7 @@ def test_ignored_scale_is_not_blamed_on_memory() -> None:
 
 
 def test_printed_geometries_contain_the_scale() -> None:
-    """Both one-line forms of a geometry contain its softmax scale."""
+    """The long and the short text of a geometry both contain its softmax scale."""
     geometry = all_shapes()[0].geometry
     scaled = replace(geometry, attention=replace(geometry.attention, softmax_scale=0.05))
     assert "scale=0.05" in describe(scaled) and "scale=0.05" in brief(scaled)

@@ -1,4 +1,4 @@
-"""Tests of helpers of the checks: host reads, storages that a backend references, and tolerances of outputs."""
+"""Tests of helpers of the checks: detection of host reads, search for storages, and tolerances of outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reference() -> BackendUnderTest:
 
 @pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t + 1).max().item(), lambda t: t.tolist(), bool, int])
 def test_host_read_of_a_watched_tensor_is_detected(read: object) -> None:
-    """A host read is detected on the tensor itself and on a result computed from it."""
+    """A host read is detected both on a watched tensor and on a result computed from it."""
     watched = torch.ones(1)
     with host_reads([watched]) as reads:
         read(watched)  # type: ignore[operator]
@@ -34,7 +34,7 @@ def test_host_read_of_a_watched_tensor_is_detected(read: object) -> None:
 
 
 def test_host_read_of_other_tensors_is_allowed() -> None:
-    """A host read of a tensor that the host created is not reported."""
+    """A host read of a tensor that the host itself created is not reported."""
     watched = torch.ones(1)
     with host_reads([watched]) as reads:
         torch.tensor([1, 2]).sum().item()
@@ -43,7 +43,7 @@ def test_host_read_of_other_tensors_is_allowed() -> None:
 
 
 def test_reachable_storages_searches_containers() -> None:
-    """Storages are found in attributes, lists and dicts, and a view counts as its storage."""
+    """The search finds a backend's storages in attributes, lists and dicts, and counts a view as its base storage."""
 
     class Holder:
         def __init__(self) -> None:
@@ -54,7 +54,7 @@ def test_reachable_storages_searches_containers() -> None:
 
 
 def test_attention_of_one_key_is_its_value() -> None:
-    """Attention over one key returns its value, heads of a group share their KV head, and an empty row is zero."""
+    """Attention over one key returns its value, query heads of a group share a KV head, and an empty row gives zero."""
     shape = AttentionShape(4, 2, 8, 1, softmax_scale=1.0)
     k, v = torch.randn(2, 3, 2, 8)
     out = attend(torch.randn(2, 4, 8), k, v, {(0, 0): (2,)}, [(0, 0), (0, 1)], shape).out
@@ -64,7 +64,7 @@ def test_attention_of_one_key_is_its_value() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_missing_key_exceeds_the_tolerance(dtype: str) -> None:
-    """A missing key among 84 changes some element by more than the allowed rounding error."""
+    """If one key of 84 is left out, some output element differs by more than the tolerance."""
     torch.manual_seed(0)
     shape = AttentionShape(2, 1, 64, 1, dtype, dtype)
     k, v = torch.randn(2, 84, 1, 64)
@@ -75,7 +75,7 @@ def test_missing_key_exceeds_the_tolerance(dtype: str) -> None:
 
 
 def test_sink_equals_a_key_with_value_zero() -> None:
-    """A sink acts like a key with this logit and the value zero, and a sink of -inf changes nothing."""
+    """An attention sink acts like a key with the sink's logit and value zero; a sink of -inf changes nothing."""
     shape = AttentionShape(4, 2, 8, 16, "float32", "float32", sinks=True)
     dice = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(n, heads, 8, generator=dice) for n, heads in ((1, 4), (5, 2), (5, 2)))
@@ -90,7 +90,7 @@ def test_sink_equals_a_key_with_value_zero() -> None:
 
 
 def test_violation_shows_batch_and_both_values() -> None:
-    """A violation's message has the batch, the actual and expected value, and the formula."""
+    """The message of a violation has the batch, the actual value, the expected value, and the formula."""
     forward = next(one for one in all_forwards(behaviours()["target"]) if one.name == "verify-edges")
     harness = Harness(reference(), forward.geometry, forward.num_pages)
     batch = harness.load(forward)

@@ -1,4 +1,4 @@
-"""Tests of the `late` checks: staging with fences passes, and staging without them fails."""
+"""Tests of the `late` checks, which run work after the host has moved on: only staging memory with fences passes."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ EAGER, REPLAYS, HALFWAY, REOPENED = (
 
 
 def original(layout: str) -> LoadedBackend:
-    """Return a correct backend."""
+    """Return the correct backend with this metadata layout."""
     return LoadedBackend(layout, LAYOUTS[layout])
 
 
 def case(check: Check, name: str) -> Case:
-    """Return a case by its id."""
+    """Return the case of a check with this id."""
     return next(one for one in check.cases() if one.id == name)
 
 
 def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
-    """Run one item."""
+    """Run one case of a check on a backend."""
     check.run(BackendUnderTest(backend, "cpu", Tier.HOST), case(check, name))
 
 
@@ -53,13 +53,13 @@ def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
 @pytest.mark.parametrize("kind", staging.RIGHT)
 @pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in CHECKS])
 def test_fenced_staging_passes(layout: str, kind: str, check: Check) -> None:
-    """A plan that sends numbers through pinned memory passes if it waits by fences or by blocking copies."""
+    """A plan that stages numbers in pinned memory passes if it waits with fences or copies with blocking calls."""
     run(check, Mutant("none", "", "", staging.HOOKS, patch=staging.staged(staging.RIGHT[kind])).build(layout))
 
 
 @pytest.mark.parametrize(("mutant", "layout"), PAIRS)
 def test_late_mutants_fail_the_late_checks(mutant: Mutant, layout: str) -> None:
-    """Each mutant fails a check with a remedy in the message, and does not fail because the host waited."""
+    """Each mutant fails a `late` check because the device runs late, and the message names the fence to use."""
     backend = mutant.build(layout)
     found = next(suite.failures(backend, CHECKS, True), None) or next(suite.failures(backend, CHECKS), None)
     assert found, f"{mutant.id} survives in {layout}: {mutant.what}"
@@ -71,14 +71,14 @@ def test_late_mutants_fail_the_late_checks(mutant: Mutant, layout: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS])
 def test_other_checks_pass_late_mutants(mutant: Mutant) -> None:
-    """Without a late device the mutants are correct: a sample of every other check passes."""
+    """A sample of all other checks passes on the mutants, because they are correct without a late device."""
     checks = [one for one in suite.checks_for(mutant) if one not in CHECKS]
     wrong = next(suite.failures(mutant.build(mutant.layouts[0]), checks, True), None)
     assert wrong is None, wrong
 
 
 def test_last_round_is_sent_before_any_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference never waits, so the late device runs nothing until all rounds are sent."""
+    """The reference never waits, so the late device runs nothing until all batches are sent."""
     seen: list[tuple[int, int]] = []
     leave = LateDevice.__exit__
 
@@ -100,7 +100,7 @@ def test_last_round_is_sent_before_any_has_run(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rounds_share_no_page_and_differ() -> None:
-    """Rounds use different pages, and lengths both grow and shrink, so that mixed-up rounds are detected."""
+    """Batches in flight use different pages, and lengths grow and shrink, so that mixing up two batches is detected."""
     for geometry in behaviours().values():
         rounds = in_flight(geometry)
         pages = [page for one in rounds for request in one.requests if request.live for page in request.pages]
@@ -111,14 +111,14 @@ def test_rounds_share_no_page_and_differ() -> None:
 
 
 def test_step_that_waits_is_a_violation() -> None:
-    """A host read in attend() is a violation, since it stops the engine until the device has finished."""
+    """A host read in attend() is a violation, because it stops the host until the device has finished."""
     reads = Mutant("none", "", "", patch=lambda b: after(b, "attend", lambda q, cache, batch, out: out.sum().item()))
     with pytest.raises(ContractViolation, match=r"a step waits for the device"):
         run(EAGER, reads.build("reference"))
 
 
 def test_late_error_names_the_rounds() -> None:
-    """An error that occurs when the late device runs is a violation with the batches that were sent."""
+    """An error in work that the late device runs is a violation, with the batches that were sent."""
     beyond = Mutant("none", "", "", patch=lambda b: after(b, "write_metadata", lambda batch: _reach(b, batch)))
     with pytest.raises(ContractViolation, match="when a late device gets there") as caught:
         run(EAGER, beyond.build("reference"))
@@ -127,5 +127,5 @@ def test_late_error_names_the_rounds() -> None:
 
 
 def _reach(backend: Any, batch: Any) -> None:
-    """Read an index past the end."""
+    """Queue a read of an index past the end."""
     backend.arena["slot_mapping"].index_select(0, batch.prefix_lens.long() + 10**6)

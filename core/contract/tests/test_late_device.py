@@ -1,4 +1,4 @@
-"""Tests on a GPU: late mutants fail on a GPU that spins first, and the CUDA plugins pass the `late` checks.
+"""Tests on a GPU that first runs a spin kernel: late mutants fail, and the CUDA plugins pass the `late` checks.
 
 ``pytest -m device core/contract/tests/test_late_device.py core/contract/tests/late_device``
 """
@@ -33,7 +33,7 @@ TELLING = ("target", "draft")
 
 
 def ends(backend: LoadedBackend, check: Check, case: Case) -> None:
-    """Run one item on the device; a refusal passes."""
+    """Run one item on the GPU; a refused item counts as passed."""
     try:
         check.run(BackendUnderTest(backend, "cuda", Tier.DEVICE), case)
     except Refused:
@@ -41,7 +41,7 @@ def ends(backend: LoadedBackend, check: Check, case: Case) -> None:
 
 
 def wrong(backend: LoadedBackend) -> str:
-    """Return the first failing item among the `late` cases of a target, or ""."""
+    """Return the first failing item among the `late` cases "target" and "draft", or ""."""
     for check in CHECKS:
         for case in check.cases():
             if case.id in TELLING:
@@ -55,14 +55,14 @@ def wrong(backend: LoadedBackend) -> str:
 @pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("kind", staging.RIGHT)
 def test_fenced_staging_passes_on_a_spinning_device(layout: str, kind: str) -> None:
-    """With fences each round on the GPU keeps its own data."""
+    """If a backend waits with fences, each batch in flight on the GPU keeps its own data."""
     built = Mutant("none", "", "", staging.HOOKS, patch=staging.staged(staging.RIGHT[kind])).build(layout)
     assert not wrong(built)
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS if one.id not in HOST_ONLY])
 def test_late_mutants_fail_on_a_spinning_device(mutant: Mutant) -> None:
-    """Late mutants of the host tier also fail on the device, so the device really is late."""
+    """Mutants that fail the `late` checks on the host tier also fail on the GPU, so the GPU really runs late."""
     assert wrong(mutant.build(mutant.layouts[0])), f"{mutant.id} survives on the device: {mutant.what}"
 
 

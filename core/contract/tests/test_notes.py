@@ -1,4 +1,4 @@
-"""Tests of contract notes: invalid notes are violations, and items that need missing notes are unjudged."""
+"""Tests of contract_notes(): invalid notes are violations, and items that need missing notes are unjudged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEMS = {item.id: item for item in all_items(Tier.HOST.includes)}
 
 
 def plugin(notes: object, workspace: bool = False) -> BackendUnderTest:
-    """Return the reference with these notes, and optionally with a workspace that needs usage()."""
+    """Return the reference backend with these contract notes, and on request with a workspace buffer of its own."""
 
     class Noted(ReferencePlugin):
         def contract_notes(self) -> object:
@@ -33,31 +33,31 @@ def plugin(notes: object, workspace: bool = False) -> BackendUnderTest:
 
 
 def end(item: str, subject: BackendUnderTest) -> Outcome:
-    """Return the outcome of one item."""
+    """Run one item and return its outcome."""
     return run_item(ITEMS[item], subject, []).outcome
 
 
 def item_of(check: str) -> str:
-    """Return the id of the first item of a check on a target's geometry."""
+    """Return the id of the first item of a check with a target geometry."""
     return next(name for name in ITEMS if name.startswith(f"{check}[") and "target" in name)
 
 
 @pytest.mark.parametrize("check", ["sizing.covers", "tightness.index_buffers", "metadata.decodes_to_the_token_history"])
 def test_without_notes_metadata_is_not_judged(check: str) -> None:
-    """Without notes, items about metadata are unjudged: none fails and none passes."""
+    """If a backend has no notes, items about metadata are unjudged: none fails and none passes."""
     item = item_of(check)
     assert end(item, plugin(contract)) is Outcome.PASSED
     assert end(item, plugin(None)) is Outcome.UNJUDGED
 
 
 def test_without_notes_outputs_are_judged() -> None:
-    """Without notes, outputs of kernels that run here are still compared with float64."""
+    """If a backend has no notes, its outputs are still compared with float64."""
     item = next(name for name in ITEMS if name.startswith("numerics.") and "target" in name)
     assert end(item, plugin(None)) is Outcome.PASSED
 
 
 def test_workspace_without_usage_is_not_judged() -> None:
-    """`usage` is optional without own buffers; with an own buffer and no `usage` the item is unjudged."""
+    """`usage` is optional for a backend without own buffers; with an own buffer and no `usage` the item is unjudged."""
     item = item_of("tightness.own_buffers")
     layouts_alone = SimpleNamespace(layouts=contract.layouts)
     assert end(item, plugin(layouts_alone)) is Outcome.PASSED
@@ -67,7 +67,7 @@ def test_workspace_without_usage_is_not_judged() -> None:
 
 
 def test_undeclared_layouts_are_opaque() -> None:
-    """Without notes every mode has an opaque layout."""
+    """If a backend has no notes, the layout of every mode is opaque (not described, so not decoded)."""
     subject = plugin(None)
     assert subject.layouts(mandatory()) == dict.fromkeys(mandatory().modes, UNDECLARED)
     assert UNDECLARED.opaque and subject.unjudged
@@ -88,7 +88,7 @@ def raising(*_: Any) -> Any:
     ids=["none", "empty", "one mode", "raises"],
 )
 def test_invalid_layouts_are_a_violation(layouts: Any, words: str) -> None:
-    """The message of invalid layouts() has the function, the returned value and the expected value."""
+    """If layouts() is invalid, the message names the function, the returned value and the expected value."""
     with pytest.raises(ContractViolation) as caught:
         plugin(SimpleNamespace(layouts=layouts)).layouts(mandatory())
     assert words in str(caught.value) and "layouts()" in str(caught.value)
@@ -96,6 +96,6 @@ def test_invalid_layouts_are_a_violation(layouts: Any, words: str) -> None:
 
 @pytest.mark.parametrize("usage", [lambda geometry, batch: 12, raising], ids=["number", "raises"])
 def test_invalid_usage_is_a_violation(usage: Any) -> None:
-    """usage() must return a dict with bytes by buffer name."""
+    """If usage() returns anything but a dict of bytes by buffer name, that is a violation."""
     with pytest.raises(ContractViolation, match=r"usage\(\)"):
         plugin(SimpleNamespace(usage=usage)).notes.usage(mandatory(), None)  # type: ignore[arg-type]

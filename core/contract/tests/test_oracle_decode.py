@@ -1,4 +1,4 @@
-"""Tests of decoding metadata in every layout that a backend may declare, with handwritten buffers."""
+"""Tests of the decoder of backends' metadata: each layout that a backend may declare, with handwritten buffers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def batch(tree: bool = True) -> ForwardBatch:
-    """Return the batch of `REQUESTS`."""
+    """Return a VERIFY batch of `REQUESTS`, with a draft tree or a causal tail."""
     masks = [0b1, 0b11, 0b101, 0b1011] * 2 + [1, 2, 4, 8]
     tail = Tree(ints(*masks).view(12, 1), ints(*[0, 1, 1, 2] * 2, 0, 0, 0, 0).view(3, 4)) if tree else Causal()
     table = ints(9, 2, 7, 1, 4, 3, 6, 1, 0, 0, 0, 0).view(3, 4)
@@ -45,7 +45,7 @@ def batch(tree: bool = True) -> ForwardBatch:
 
 
 def agrees(found: Decoded) -> bool:
-    """Return True if live rows equal the brute force result."""
+    """Return True if the decoded rows of live requests see the tokens that brute force finds."""
     truth = enumerate_truth(REQUESTS, 4, -1)
     return all(found.visible[row] == truth.visible[row] for row in truth.visible if row[0] < 2)
 
@@ -55,7 +55,7 @@ def read(spec: MetadataSpec, arena: dict[str, torch.Tensor], tree: bool = True, 
 
 
 def pages(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the batch as CSR pages over prefix and tail."""
+    """Return CSR buffers with the pages of prefix and tail; `changed` replaces buffers."""
     right = {"indptr": ints(0, 3, 6, 7), "indices": ints(9, 2, 7, 4, 3, 6, 0, -1), "last": ints(1, 4, 4)}
     return {**right, **changed}
 
@@ -64,12 +64,12 @@ PAGES = MetadataSpec((Level(Layout.CSR_PAGES, BOTH, LEVEL_OF_PAGES, masked=True)
 
 
 def test_page_table_of_the_batch_itself() -> None:
-    """Metadata without own buffers is decoded from the batch's page table."""
+    """A backend without own buffers is decoded from the batch's page table."""
     assert agrees(read(MetadataSpec((Level(Layout.PAGE_TABLE, BOTH, masked=True),)), {}))
 
 
 def test_csr_pages() -> None:
-    """CSR pages are decoded from indptr, page ids and last page lengths."""
+    """CSR pages are decoded from indptr, page ids and the length of each last page."""
     assert agrees(read(PAGES, pages()))
 
 
@@ -82,7 +82,7 @@ def test_csr_tokens() -> None:
 
 @pytest.mark.parametrize("layout", [Layout.CSR_PAGES, Layout.CSR_TOKENS, Layout.PAGE_TABLE])
 def test_two_levels(layout: Layout) -> None:
-    """An unmasked pass over the prefix and a masked pass over the tail are merged; a tail may begin inside a page."""
+    """An unmasked pass over the prefix and a masked pass over the tail decode to one set of keys per row."""
     prefix = Level(Layout.PAGE_TABLE, PREFIX, {"kv_lens": "lens"})
     names = {"kv_indptr": "p", "kv_indices": "i", "kv_last_page_len": "last"}
     tail = Level(layout, TAIL, {} if layout is Layout.PAGE_TABLE else names, masked=True)
@@ -95,7 +95,7 @@ def test_two_levels(layout: Layout) -> None:
 
 
 def test_packed_mask_in_bytes() -> None:
-    """In a packed mask each request starts at a byte of its own, with its mask rows one after another."""
+    """In a packed bit mask, each request starts at its own byte, and its mask rows follow each other without gaps."""
     rows = [0b0001, 0b0011, 0b0101, 0b1011]
     bits = sum(row << 4 * n for n, row in enumerate(rows))
     mask = ints(bits & 255, bits >> 8, 99, bits & 255, bits >> 8, 0, 0, dtype=torch.uint8)
@@ -104,25 +104,25 @@ def test_packed_mask_in_bytes() -> None:
 
 
 def test_strided_mask_with_dummy_rows() -> None:
-    """With staged queries, qo_indptr counts six rows per request, of them four queries at the end. Words are int16."""
+    """With staged queries, qo_indptr counts six rows per request, and the last four are real. Mask words are int16."""
     rows = [[1, 0], [1, 0], [0b1, 0], [0b11, 0], [0b101, 0], [0b1011, 0]]
     flat = [word for _ in range(3) for row in rows for word in row]
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask", "qo_indptr": "qo"}, masked=True)
     spec = MetadataSpec((level,), mask_stride=2, mask_dtype="int16")
     arena = {"mask": ints(*flat, dtype=torch.int16), "qo": ints(0, 6, 12, 18)}
     assert agrees(read(spec, arena, staged=True))
-    with pytest.raises(DecodeProblem, match="does not count the rows"):  # without staged queries, 6 rows are too many
+    with pytest.raises(DecodeProblem, match="does not count the rows"):  # unstaged, a request has 4 rows, not 6
         read(spec, arena)
 
 
 def test_causal_tail_needs_no_mask() -> None:
-    """Without a mask, row j sees the tail up to its own token."""
+    """A level without a mask is causal: row j sees the tail up to its own token."""
     found = read(MetadataSpec((Level(Layout.PAGE_TABLE, BOTH, masked=True),)), {}, tree=False)
     assert found.visible[0, 1] == (8, 9, 10, 36, 37, 38, 39)
 
 
 def test_live_extent_leaves_padding_out() -> None:
-    """With live_extent="live", padding requests are empty in indptr and are not decoded."""
+    """If live_extent is "live", padding requests are empty in indptr and are not decoded."""
     spec = MetadataSpec(PAGES.levels, live_extent="live")
     found = read(spec, pages(indptr=ints(0, 3, 6, 6)))
     assert agrees(found)
@@ -130,7 +130,7 @@ def test_live_extent_leaves_padding_out() -> None:
 
 
 def test_pad_fill_of_one() -> None:
-    """With pad_fill=1, a padding request may have one token before its tail."""
+    """If pad_fill is 1, a padding request may have one token before its tail."""
     spec = MetadataSpec((Level(Layout.PAGE_TABLE, BOTH, {"kv_lens": "lens"}, masked=True),), pad_fill=1)
     assert agrees(read(spec, {"lens": ints(9, 12, 5)}))
 
@@ -154,19 +154,19 @@ def test_opaque_layout_is_not_decoded() -> None:
     ],
 )
 def test_invalid_metadata_raises(changed: dict[str, torch.Tensor]) -> None:
-    """A falling or short indptr, a sentinel, or an invalid last page length raises `DecodeProblem`."""
+    """If indptr falls or is short, or an index or last page length is invalid, decoding raises `DecodeProblem`."""
     with pytest.raises(DecodeProblem):
         read(PAGES, pages(**changed))
 
 
 @pytest.mark.parametrize("changed", [{"indices": ints(9, 7, 2, 4, 3, 6, 0)}, {"indices": ints(9, 9, 7, 4, 3, 6, 0)}])
 def test_wrong_pages_are_detected(changed: dict[str, torch.Tensor]) -> None:
-    """Swapped or repeated pages give a result that differs from brute force."""
+    """If pages are swapped or repeated, the decoded tokens differ from brute force."""
     assert not agrees(read(PAGES, pages(**changed)))
 
 
 def test_mask_bits_above_the_tail_raise() -> None:
-    """Mask bits at and above T must be zero."""
+    """If a mask has bits set at or above the tail's length T, decoding raises an error."""
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask"}, masked=True)
     mask = ints(*[1, 3, 5, 11 | 1 << 4] * 2, 1, 2, 4, 8)
     with pytest.raises(DecodeProblem, match="at and above"):

@@ -1,4 +1,4 @@
-"""Tests of proof statuses: proofs are not vacuous, refutations are checked on integers, undecided claims fail."""
+"""Tests of proof statuses: no vacuous proof, refutations confirmed on integers, undecided claims fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TARGET, OVERLAP = VARIANTS[0], VARIANTS[1]
 
 
 def _lens(formula: Any) -> BackendUnderTest:
-    """Return a backend with one buffer, kv_lens, of this size."""
+    """Return a backend with one buffer, kv_lens, of the size that `formula` gives."""
 
     def buffers(g: Geometry) -> list[BufferSpec]:
         return [one(Role.KV_LENS, (formula(g),), Unit.TOKENS)]
@@ -56,7 +56,7 @@ def test_correct_sizing_is_proved(name: str) -> None:
 
 
 def test_plain_max_and_if_are_explored() -> None:
-    """Sizing code that branches with Python's max and if is proved path by path."""
+    """A size that branches with Python's `max` and `if` is proved separately for each path."""
 
     def size(g: Geometry) -> Any:
         largest = max(g.limits.max_num_reqs, *g.limits.capture_batch_sizes)
@@ -66,14 +66,14 @@ def test_plain_max_and_if_are_explored() -> None:
 
 
 def test_one_wrong_path_refutes() -> None:
-    """A formula that is wrong on one branch is refuted on that branch."""
+    """If a size is wrong on one branch only, the proof refutes it with a value of that branch."""
     proofs = _prove(_lens(lambda g: g.max_reqs if g.draft.topk < 7 else g.limits.max_num_reqs))
     assert {proof.status for proof in proofs} == {Status.REFUTED}
     assert all("k=7" in proof.note for proof in proofs)
 
 
 def test_unprovable_operation_is_undecided() -> None:
-    """math.ceil of a quotient cannot be proved, and the message names ceil_div."""
+    """A size with math.ceil of a quotient is undecided, and the message names ceil_div as the replacement."""
     [proof] = _prove(_lens(lambda g: math.ceil(g.max_reqs / 1)))
     assert proof.status is Status.UNDECIDED
     assert proof.fails
@@ -81,14 +81,14 @@ def test_unprovable_operation_is_undecided() -> None:
 
 
 def test_plugin_error_on_symbols_is_undecided() -> None:
-    """A plugin that raises an error on symbols is undecided."""
+    """If sizing code raises an error on symbolic integers, the proof is undecided."""
     [proof] = _prove(_lens(lambda g: {}["missing"]))
     assert proof.status is Status.UNDECIDED
     assert "KeyError" in proof.note
 
 
 def test_divisor_that_may_be_zero_is_refuted() -> None:
-    """A division by num_steps - 1 is refuted, since num_steps = 1 would make every claim vacuous."""
+    """A division by num_steps - 1 is refuted: num_steps = 1 makes it undefined, so later claims would be vacuous."""
     proofs = _prove(_lens(lambda g: g.max_reqs + g.draft.topk // (g.draft.num_steps - 1)))
     divisors = [proof for proof in proofs if "divisors" in proof.theorem]
     assert {proof.status for proof in divisors} == {Status.REFUTED}
@@ -96,7 +96,7 @@ def test_divisor_that_may_be_zero_is_refuted() -> None:
 
 
 def test_refused_geometries_are_not_claimed() -> None:
-    """A geometry that supports() refuses is no counterexample; a variant refused as a whole has status refused."""
+    """A geometry that supports() refuses is no counterexample; if it refuses all, the proof has status REFUSED."""
     wrong_above_one = _lens(lambda g: g.max_reqs if g.draft.topk == 1 else 1)
     assert Status.REFUTED in _statuses(wrong_above_one)
 
@@ -110,14 +110,14 @@ def test_refused_geometries_are_not_claimed() -> None:
 
 
 def test_unconfirmed_refutation_is_undecided() -> None:
-    """A counterexample that plain integers do not confirm leaves the claim undecided."""
+    """If plain integers do not confirm a counterexample, the claim is undecided."""
     proofs = _prove(_lens(lambda g: 100_000 if isinstance(g.max_reqs, int) else g.limits.max_num_reqs))
     assert {proof.status for proof in proofs} == {Status.UNDECIDED}
     assert "did not replay" in proofs[0].note
 
 
 def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that z3 decides only for fixed draft shapes names these shapes."""
+    """If the solver z3 decides a claim only for fixed draft shapes, the result names these shapes."""
     ask = prover._ask
 
     def only_fixed(claim: Any, solver: Any, encoding: str, hinted: bool, effort: int, within: Any = None) -> Answer:
@@ -131,14 +131,14 @@ def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_decided_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solver without answers leaves the claim undecided, which fails."""
+    """If the solver answers "unknown" to everything, the claim is undecided, which counts as failed."""
     monkeypatch.setattr(prover, "_ask", lambda *args, **kwargs: Answer("unknown"))
     assert all(proof.fails for proof in _prove(_lens(lambda g: g.max_reqs)))
 
 
 @pytest.mark.parametrize(("effort", "cpu_seconds"), [(100_000, 600), (2**31, 1)], ids=["steps", "processor-time"])
 def test_overrunning_query_is_unknown(effort: int, cpu_seconds: int) -> None:
-    """A query over a limit is unknown, also when its process ends, and the next query is still answered."""
+    """A query over its limit of steps or processor time is unknown, and the solver still answers the next query."""
     hard = "(declare-const x Int)(declare-const y Int)(declare-const z Int)"
     hard += "(assert (and (> x 2) (> y 2) (> z 2) (= (+ (* x x x x x) (* y y y y y)) (* z z z z z))))"
     with Solver() as solver:
@@ -147,7 +147,7 @@ def test_overrunning_query_is_unknown(effort: int, cpu_seconds: int) -> None:
 
 
 def test_answers_do_not_depend_on_earlier_queries() -> None:
-    """A query has equal answers and models in a new worker and in a worker with earlier queries."""
+    """A query has the same answer and model in a new solver process and after other queries."""
     query, names = "(declare-const x Int)(declare-const y Int)(assert (< 3 x (* y y) 90))", ["x", "y"]
     with Solver() as solver:
         first = solver.ask(query, names, prover.SHORT)
@@ -157,7 +157,7 @@ def test_answers_do_not_depend_on_earlier_queries() -> None:
 
 
 def test_item_shows_the_counterexample() -> None:
-    """A failed item of the suite has the theorem, the batch and the formula."""
+    """A failed proof item prints the theorem, the batch and the numbers; a refused one raises `Refused`."""
     check = next(check for check in all_checks() if check.name == "proof.needed_is_declared")
     subject = _lens(lambda g: g.limits.max_num_reqs)
     with pytest.raises(ContractViolation, match=r"kv_lens entries, extend: refuted[^$]*\d > \d at extend: ") as failure:
@@ -169,7 +169,7 @@ def test_item_shows_the_counterexample() -> None:
 
 
 def test_proof_finds_what_sweeps_miss() -> None:
-    """A size that is too small for a single context length passes every sweep and fails the proof."""
+    """A size that is wrong for one context length only passes all sweeps over examples, and the proof refutes it."""
     subject = _lens(lambda g: g.max_reqs - 1 if g.limits.max_context_len == 77_777 else g.max_reqs)
     checks = {check.name: check for check in all_checks()}
     for name in ("sizing.covers", "sizing.covers_shapes", "sizing.covers_random", "tightness.index_buffers"):
@@ -181,7 +181,7 @@ def test_proof_finds_what_sweeps_miss() -> None:
 
 
 def test_extend_tail_is_bounded_by_its_rows() -> None:
-    """Tail buffers sized only for graph modes are refuted for EXTEND, by a batch within the limits."""
+    """Tail buffers sized only for graph modes are refuted for EXTEND, with a batch within the limits."""
 
     def graph_modes_only(g: Geometry) -> list[BufferSpec]:
         return [

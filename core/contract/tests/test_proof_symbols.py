@@ -1,4 +1,4 @@
-"""Tests of symbols: they compute like integers, fork at comparisons, and reject other operations with a remedy."""
+"""Tests of symbolic integers: they compute like integers, fork at comparisons, and reject unprovable operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftmark_contract.proof.symbols import Context, Sym, SymbolicUse
 
 
 def _value(term: Any, context: Context, **inputs: int) -> set[int]:
-    """Return the only value that a term can have with fixed inputs, under each encoding of division."""
+    """Return the only value that a term can have with these inputs, in each encoding of division."""
     found = set()
     for encoding in ("native", "skolem"):
         solver = z3.Solver()
@@ -47,7 +47,7 @@ def _value(term: Any, context: Context, **inputs: int) -> set[int]:
 )
 @pytest.mark.parametrize(("a", "b"), [(1, 1), (7, 3), (64, 64), (129, 2)])
 def test_arithmetic_equals_python(formula: Callable[[Any, Any], Any], a: int, b: int) -> None:
-    """Each operation has Python's value, in both encodings of division."""
+    """A symbolic operation has the value of Python's operation, in both encodings of division."""
     context = Context()
     term = formula(context.variable("a", 1), context.variable("b", 1))
     assert _value(term, context, a=a, b=b) == {formula(a, b)}
@@ -67,13 +67,13 @@ def test_arithmetic_equals_python(formula: Callable[[Any, Any], Any], a: int, b:
     ids=["div", "ceil", "int", "range", "bits", "float", "bool"],
 )
 def test_rejected_operation_names_the_remedy(use: Callable[[Any], Any], helper: str) -> None:
-    """An operation that cannot be proved raises an error that names the replacement."""
+    """An operation that cannot be proved raises an error that names a replacement."""
     with pytest.raises(SymbolicUse, match=helper):
         use(Context().variable("x", 1))
 
 
 def test_plain_branches_are_explored() -> None:
-    """`if`, `max` and `in` give one path per outcome, and a repeated condition does not fork again."""
+    """`if`, `max` and `in` on symbols give one path per outcome; a repeated condition does not fork again."""
 
     def run(context: Context) -> Any:
         page, rows = context.variable("page", 1), context.variable("rows", 1)
@@ -87,7 +87,7 @@ def test_plain_branches_are_explored() -> None:
 
 
 def test_impossible_branches_are_pruned() -> None:
-    """Branches that contradict earlier conditions are not explored."""
+    """A branch that contradicts earlier conditions is not explored."""
 
     def run(context: Context) -> str:
         x = context.variable("x", 1)
@@ -101,7 +101,7 @@ def test_impossible_branches_are_pruned() -> None:
 
 
 def test_endless_branching_is_rejected() -> None:
-    """A loop with a symbolic bound, which would branch without end, raises an error that names the remedy."""
+    """A loop up to a symbolic bound would branch without end, so it raises an error with a remedy."""
 
     def run(context: Context) -> int:
         x, n = context.variable("x", 1), 0

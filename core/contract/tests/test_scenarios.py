@@ -1,4 +1,4 @@
-"""Tests of the suite's cases: they avoid special values that would hide bugs."""
+"""Tests of the contract's cases: they cover edges and avoid special values that would hide bugs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURNS = [forward for geometry in behaviours().values() for forward in all_forwar
 
 
 def test_no_equality_hides_a_factor() -> None:
-    """The cases avoid equal sizes that would hide a wrong factor, such as a topk or page size of 1."""
+    """Cases avoid equal sizes that would hide a wrong factor, for example num_draft_tokens = num_steps + 1."""
     trees = [g for g in behaviours().values() if g.draft.topk > 1]
     assert len(trees) > 5
     for geometry in trees:
@@ -46,7 +46,7 @@ def test_large_pages_are_crossed_by_trees() -> None:
 
 
 def test_every_check_covers_the_common_shapes() -> None:
-    """A check with a case on one common shape has cases on all of them."""
+    """If a check has a case on one common shape, it has cases on all common shapes."""
     names: dict[str, Counter[str]] = {}
     for item in all_items((Tier.HOST,)):
         found = [name for name in EVERYWHERE if item.case.id == name or item.case.id.startswith(f"{name}-")]
@@ -60,7 +60,7 @@ def test_every_check_covers_the_common_shapes() -> None:
 
 
 def test_every_mode_and_step_occurs_with_padding() -> None:
-    """All core modes and draft steps occur, with and without padding requests."""
+    """All core modes and draft steps occur, both with and without padding requests."""
     assert {forward.mode for forward in TURNS} == set(CORE_MODES)
     assert {forward.step for forward in TURNS if forward.mode is Mode.DRAFT} >= {0, 1, 2, 3, 4}
     for mode in CORE_MODES:
@@ -68,7 +68,7 @@ def test_every_mode_and_step_occurs_with_padding() -> None:
 
 
 def test_prefixes_cover_every_edge() -> None:
-    """Prefixes of 0, 1, a page boundary, inside a page, and the maximum length occur."""
+    """Prefixes of length 0, length 1, exactly a page, within a page, and the maximum all occur."""
     for forward in (one for one in TURNS if one.name.endswith("wall") and one.mode is Mode.VERIFY):
         limit = forward.geometry.max_prefix_len
         assert {0, limit, limit - 1} <= {one.prefix for one in forward.requests}
@@ -77,7 +77,7 @@ def test_prefixes_cover_every_edge() -> None:
 
 
 def test_live_requests_own_their_pages() -> None:
-    """No page is used twice except one shared prefix page, none is a null page, and page ids are shuffled."""
+    """No page has two owners except one shared prefix page, none is a null page (for padding), and ids are shuffled."""
     shuffled = False
     for forward in TURNS:
         live = [page for one in forward.requests if one.live for page in one.pages]
@@ -89,7 +89,7 @@ def test_live_requests_own_their_pages() -> None:
 
 
 def test_unique_null_pages_are_disjoint() -> None:
-    """With unique slots every padding request has its own null pages."""
+    """If padding must not share slots, every padding request has its own null pages (pages for padding)."""
     for forward in TURNS:
         if forward.mode is Mode.EXTEND:
             continue
@@ -101,14 +101,14 @@ def test_unique_null_pages_are_disjoint() -> None:
 
 
 def test_replays_grow_and_shrink() -> None:
-    """Replayed batch sizes go 8 → 4 → 8 → 1 → 8."""
+    """Replays first use batch sizes 8, 4, 8, 1 and 8."""
     geometry = behaviours()["target"]
     for program in programs_of(geometry):
         assert [len(forward.requests) for _, forward in replays(geometry, program)][:5] == [8, 4, 8, 1, 8]
 
 
 def test_steps_of_a_round_share_their_prefix() -> None:
-    """The tail of an earlier draft step is the beginning of a later step's tail, on equal pages."""
+    """A later draft step of the same round has the earlier step's tail as its beginning, on the same pages."""
     forward = next(one for one in TURNS if one.mode is Mode.DRAFT and one.step == 2)
     earlier = forward.at_step(1)
     for one, other in zip(forward.requests, earlier.requests, strict=True):
@@ -117,6 +117,6 @@ def test_steps_of_a_round_share_their_prefix() -> None:
 
 
 def test_forward_prints_its_batch() -> None:
-    """The text of a forward has the geometry and every request."""
+    """The text of a batch contains the geometry and every request."""
     text = str(max(TURNS, key=lambda forward: len(str(forward))))
     assert "page_size=" in text and "r0:" in text and isinstance(TURNS[0], ForwardCase)

@@ -1,4 +1,4 @@
-"""Tests with one wrong sizing formula each: the sweep over edge cases rejects it, and the proof refutes it."""
+"""Tests with one wrong buffer size each: the sweep over edge cases rejects it, and the proof refutes it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ UNDERSIZED = {
 
 
 def _killed_by(subject: BackendUnderTest, names: tuple[str, ...], every: int = 1) -> str:
-    """Return the first failing item of these checks, or ""; uses every `every`-th case."""
+    """Return the first failing item of these checks, or ""; run every `every`-th case of each check."""
     for check in all_checks():
         for case in check.cases()[::every] if check.name in names else ():
             try:
@@ -84,7 +84,7 @@ def _killed_by(subject: BackendUnderTest, names: tuple[str, ...], every: int = 1
 @pytest.mark.parametrize("layout", NAMES)
 @pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_correct_layouts_pass_sizing_checks(layout: str, every: int) -> None:
-    """The correct backend of each layout passes the checks that reject the wrong formulas."""
+    """The correct backend of each layout passes the checks that reject wrong buffer sizes."""
     names = ("sizing.covers", "sizing.covers_random", "tightness.index_buffers", "overflow.values_fit")
     assert _killed_by(correct(layout), names, every) == ""
 
@@ -97,14 +97,14 @@ LATE = ("depth-of-one-step",)
     "mutant", [pytest.param(name, marks=[pytest.mark.slow] if name in LATE else []) for name in UNDERSIZED]
 )
 def test_undersized_buffers_fail_the_sweep(mutant: str) -> None:
-    """A formula without a factor or a term is too small for an edge case."""
+    """A buffer size that lacks a factor or a term is too small in one of the sweep's edge cases."""
     layout, role, shape = UNDERSIZED[mutant]
     assert _killed_by(changed(layout, role, shape), ("sizing.covers",))
 
 
 @pytest.mark.parametrize("mutant", UNDERSIZED)
 def test_undersized_buffers_are_refuted(mutant: str) -> None:
-    """The proof finds a batch that breaks the formula, and plain integers confirm it."""
+    """If a buffer size is too small, the proof finds a batch that needs more, and plain integers confirm it."""
     layout, role, shape = UNDERSIZED[mutant]
     subject = changed(layout, role, shape)
     found = []
@@ -147,7 +147,7 @@ OVERSIZED = {
 
 @pytest.mark.parametrize("mutant", OVERSIZED)
 def test_oversized_buffers_fail_tightness(mutant: str) -> None:
-    """A formula with an extra factor takes memory that no batch needs."""
+    """A buffer size with an extra factor fails the tightness check, because no batch needs that much memory."""
     layout, role, shape = OVERSIZED[mutant]
     assert _killed_by(changed(layout, role, shape), ("tightness.index_buffers",))
 
@@ -157,14 +157,14 @@ NARROW = {"csr_pages": (Role.SLOT_MAPPING, Role.KV_INDPTR), "csr_tokens": (Role.
 
 @pytest.mark.parametrize(("layout", "role"), [(name, role) for name, roles in NARROW.items() for role in roles])
 def test_int32_offsets_fail_overflow(layout: str, role: Role) -> None:
-    """M29: slots and prefix sums above 2**31 do not fit into int32."""
+    """Mutant M29: slots and prefix sums above 2**31 do not fit into int32 buffers."""
     sizing, _ = LAYOUTS[layout]
     shapes = {"shape": lambda g: next(spec.shape for spec in sizing(g) if spec.role is role)}
     assert _killed_by(changed(layout, role, shapes["shape"], dtype="int32"), ("overflow.values_fit",))
 
 
 def _own(workspace: Any, usage: Any) -> BackendUnderTest:
-    """Return a backend with a workspace as its only buffer."""
+    """Return a backend with one buffer, a workspace of the size that `workspace` gives."""
     return subject_of(
         lambda g: [one(Role.WORKSPACE, (workspace(g),), Unit.BYTES, "uint8")],
         lambda specs: Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL),
@@ -197,7 +197,7 @@ OWN = {
 
 @pytest.mark.parametrize("case", OWN)
 def test_own_buffers_are_compared_with_usage(case: str) -> None:
-    """A sweep checks usage() <= declared <= 2 x usage(), for every size and device."""
+    """The sweep accepts an own buffer if usage() <= declared size <= 2 x usage(), for every size and device."""
     workspace, usage, killer = OWN[case]
     subject = _own(workspace, usage)
     names = ("sizing.covers", "sizing.covers_processors", "tightness.own_buffers")

@@ -10,12 +10,12 @@ from draftmark.cli import main
 
 
 def new_backend(name: str, folder: Path) -> int:
-    """Run `draftmark new-backend`."""
+    """Run `draftmark new-backend` and return its exit code."""
     return main(["new-backend", name, "--folder", str(folder)])
 
 
 def test_names_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An invalid name and an existing folder are rejected with exit code 2 and one sentence."""
+    """An invalid package name and an existing folder are rejected with exit code 2 and one sentence."""
     assert new_backend("My-NPU", tmp_path) == 2
     assert "lower-case" in capsys.readouterr().err
     assert new_backend("my_npu", tmp_path) == 0

@@ -1,4 +1,4 @@
-"""Tests of wrong arguments of the suite's commands: exit code 2, one sentence, and nothing runs."""
+"""Tests of invalid command lines of the contract's commands: exit code 2, one sentence, and nothing runs."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_command_line_exits_with_2(draftmark: Run, kind: str) -> None:
-    """A wrong command line prints one sentence with the cause and the help command."""
+    """An invalid command line prints one sentence with the cause, and the command that shows help."""
     command, argv, cause = WRONG[kind]
     draftmark(command, *argv).assert_one_line_error(2, cause)
 
 
 def test_device_is_allowed_with_item_of_any_tier() -> None:
-    """--device is allowed with --item, since the command that repeats a failed item contains it."""
+    """--device is allowed together with --item, because the command printed for a failed item has both."""
     from draftmark_contract.runner.options import RunOptions
 
     RunOptions("reference", items=("load.answers_repeatably[mandatory]",), device="cuda:0").check()

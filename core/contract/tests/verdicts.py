@@ -1,4 +1,4 @@
-"""Verdicts for tests, computed from chosen outcomes instead of running items."""
+"""Builder of verdicts for tests, from chosen outcomes instead of items that really run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Ending = Callable[[Item], Outcome | Result | None]
 
 
 def backend(**info: Any) -> LoadedBackend:
-    """Return the reference backend with other values in its BackendInfo."""
+    """Return the reference backend with these values in its BackendInfo."""
     loaded = load("reference")
     loaded.info = replace(loaded.info, **info)
     return loaded
 
 
 def verdict(ending: Ending = lambda item: None, tier: Tier = Tier.HOST, **info: Any) -> Verdict:
-    """Return the verdict of a run up to `tier`; `ending` returns an item's outcome, or None for passed."""
+    """Return the verdict of a run up to `tier`; `ending` gives each item's outcome, and None means passed."""
     results = []
     for item in all_items(tier.includes):
         ended = ending(item) or Outcome.PASSED
