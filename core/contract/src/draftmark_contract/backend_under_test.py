@@ -31,16 +31,16 @@ _TYPICAL = {"cuda": DeviceProfile("cuda", 90, 132), "npu": DeviceProfile("npu", 
 
 @dataclass
 class BackendUnderTest:
-    """One backend on one device, for one item.
+    """Holds one backend and one device for the run of one item (one check with one case).
 
     Attributes:
         backend: the loaded plugin.
         device: ``"cpu"`` in the sizing and host tiers, the real device in the device tier.
         tier: tier of the item that runs.
-        marks: notes of this item for the verdict: ``"interpreted"`` (the suite computed an output) and ``"opaque"``
+        marks: labels of this item for the verdict: ``"interpreted"`` (the suite computed an output) and ``"opaque"``
             (a metadata layout could not be decoded).
-        attended: True after the backend's own attention kernels ran.
-        refused: refusals of this item that came from `supports`; no other refusal counts.
+        attended: True after the item has run the backend's own attention kernels.
+        refused: `Refused` errors of this item that `refusal` created; an item ends as refused only by one of these.
         current: the forward or geometry that the item runs now; every error message includes it.
     """
 
@@ -58,7 +58,7 @@ class BackendUnderTest:
 
     @property
     def kernels(self) -> bool:
-        """True when `write_kv` and `attend` run in this tier. Otherwise only buffers and metadata are tested."""
+        """True if this tier runs `write_kv` and `attend`. Otherwise only the buffers and the metadata are checked."""
         return self.tier is Tier.DEVICE or self.backend.info.host_kernels
 
     def interpreted(self) -> None:
@@ -82,12 +82,12 @@ class BackendUnderTest:
         return {spec.name: used.get(spec.name, 0) for spec in own}
 
     def opaque(self) -> None:
-        """Record that this item met a metadata layout that the suite cannot decode."""
+        """Record that this item needs a metadata layout that the suite cannot decode."""
         self.marks.add("opaque")
 
     @property
     def unjudged(self) -> str:
-        """Reason why an item without a violation does not count as met; empty when it counts."""
+        """Reason why an item that found no violation still does not count as passed. Empty when the item counts."""
         if "opaque" in self.marks and not self.attended:
             return OPAQUE
         return INTERPRETED if "interpreted" in self.marks else ""
@@ -98,17 +98,18 @@ class BackendUnderTest:
         if self.tier is Tier.DEVICE:
             from draftmark.devices import device_profile
 
-            self.backend.require_runtime(self.device)  # the runtime may register this kind of device with torch
+            # The vendor's runtime may have to register this kind of device with torch before the device is used.
+            self.backend.require_runtime(self.device)
             return device_profile(self.device)
         typical = _TYPICAL.get(self.backend.info.device, DeviceProfile())
         return replace(typical, num_sms=min(typical.num_sms, 4)) if self.tier is Tier.HOST else typical
 
     def fit(self, geometry: Geometry) -> Geometry:
-        """Return `geometry` on this subject's device. `require` and `open` call this themselves."""
+        """Return `geometry` with the device set to this object's device. `require` and `open` call this themselves."""
         return replace(geometry, device=self.profile)
 
     def require(self, geometry: Geometry) -> None:
-        """Check that every entry point refuses `geometry` alike, then raise `Refused` if the backend refuses it."""
+        """Check that all entry points agree about `geometry`, then raise `Refused` if they refuse it."""
         geometry = self.current = self.fit(geometry)
         reasons = self._reasons(geometry)
         if reasons:
@@ -122,7 +123,7 @@ class BackendUnderTest:
         return made
 
     def _reasons(self, geometry: Geometry) -> tuple[str, ...]:
-        """Return the reasons of supports(), or the core's own reason: exact host lengths cannot be had with overlap."""
+        """Return the reasons of supports(), or the core's reason if exact host lengths are needed and overlap is on."""
         try:
             reasons = self.backend.supports(geometry)
         except BackendRefusal as refusal:
@@ -159,7 +160,7 @@ class BackendUnderTest:
         if self.tier is Tier.DEVICE:
             self.backend.require_runtime(self.device)
         arena = Arena.allocate(self.backend.buffers(geometry), self.device, guard=guard)
-        # The checks of guard mode read the device, and they would hide what the backend does with a wrong batch.
+        # Guard mode reads the device. It would hide faults of the backend in a wrong batch, so it is off here.
         return self.backend.bind(geometry, arena, checked=False), arena
 
     def graph_state(self, geometry: Geometry) -> GraphState:
@@ -173,7 +174,7 @@ class BackendUnderTest:
             ("require", lambda: self.backend.require(replace(geometry))),
             ("open", lambda: self.backend.open(replace(geometry), self.device)),
         ]
-        # The sizing tier runs where torch is absent, and open() needs it.
+        # The sizing tier also runs where torch is not installed. open() needs torch, so that tier skips this entry.
         for entry, call in entries[: 1 if self.tier is Tier.SIZING else 2]:
             again: object = "no refusal"
             try:

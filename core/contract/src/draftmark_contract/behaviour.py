@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fixture(StrEnum):
-    """Kinds of arguments of a behaviour check. Each member lists its arguments and their source, the case value."""
+    """Arguments that a behaviour check receives. Each member states the arguments and how the case value gives them."""
 
     FORWARD = "forward"
     """``(Harness, ForwardCase)`` from a ForwardCase. The pool fits the forward; padded requests use the null pages."""

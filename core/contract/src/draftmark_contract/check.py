@@ -1,7 +1,7 @@
 """The registry of checks.
 
 A check is a function ``run(subject, value)`` in a module of `draftmark_contract.checks`, decorated with `check`.
-Every backend runs the same cases. For a geometry that the backend refuses, the item checks that every entry point
+Every backend runs the same cases. If the backend refuses the geometry, the item checks that every entry point
 refuses it with the same reasons (`Refused`).
 
 Modules in `checks/` must import without torch, so they import it inside functions only.
@@ -45,7 +45,7 @@ class Case:
         id: short stable slug. Results, known failures and ``-k`` use it.
         value: the input that the check receives.
         since: contract (major, minor) that added this input to its check.
-        geometry: geometry that `profiles.needs` reads when the value contains none.
+        geometry: geometry that `profiles.needs` reads when `value` contains no geometry.
     """
 
     id: str
@@ -56,14 +56,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Check:
-    """One rule and its inputs.
+    """Holds one rule of the contract and its inputs.
 
     Attributes:
         name: ``"module.function"``.
         tier: tier that the check runs in.
         cases: builds the inputs. They are the same for every backend, cheap to build, and need no torch.
         run: raises `ContractViolation` when the backend breaks the rule, and `Refused` when it refuses the geometry.
-        since: contract (major, minor) that introduced the check. For a plugin with an older target it is "upcoming".
+        since: contract (major, minor) that introduced the check. It is "upcoming" for a plugin with an older target.
         bugs: public issue threads with a bug of this class.
         doc: the rule: first line of the function's docstring.
         details: the rest of the docstring; empty when it has one line.
@@ -90,14 +90,14 @@ class ContractViolation(AssertionError):
         what: one sentence.
         batch: the (small) batch or geometry that shows the violation.
         got, expected: the two values.
-        poison: meaning of `got` when it was read from memory that the suite had poisoned; see `harness.poison`.
+        poison: explanation of `got` if it came from poisoned memory; see `harness.poison`.
         formula: source of the expected value, or of the plugin's value.
         bug: public thread with the same defect.
         remedy: change that fixes the defect.
         wrong: place of the fault in the batch, for a drawing; see `failing_batch`.
 
     Attributes:
-        details: the arguments by the labels that the message prints.
+        details: the arguments, keyed by the labels in the message.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ContractViolation(AssertionError):
 class Refused(Exception):
     """The backend refuses a geometry at every entry point; the item ends as refused.
 
-    Only `BackendUnderTest.refusal` creates a refusal that counts. If a plugin raises this class, it is a plain error.
+    Only `BackendUnderTest.refusal` creates a valid refusal. If a plugin raises this class, the item ends as an error.
     """
 
     def __init__(self, reasons: Sequence[str]) -> None:
@@ -173,12 +173,13 @@ def check(
 
 
 def all_checks() -> list[Check]:
-    """Return every check, by tier and then in the order of learning. The first call imports `checks/`."""
+    """Return every check, ordered by tier and then by topic, simplest first. The first call imports `checks/`."""
     from . import checks
 
     for module in pkgutil.iter_modules(checks.__path__):
         _import(f"{checks.__name__}.{module.name}")
-    return sorted(_REGISTRY.values(), key=_rank)  # stable: the order within a module is the order in its file
+    # sorted() is stable, so the checks of one module stay in the order of their file.
+    return sorted(_REGISTRY.values(), key=_rank)
 
 
 def _rank(check: Check) -> tuple[int, int, str]:
@@ -188,12 +189,12 @@ def _rank(check: Check) -> tuple[int, int, str]:
 
 
 def spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
-    """Return at most `most` of the cases, spread evenly over their order; always the same cases. 0 returns them all."""
+    """Return at most `most` cases, spread evenly over the list. The choice is deterministic; 0 returns all cases."""
     return cases[:: -(-len(cases) // most)] if most and cases else cases
 
 
 def unavailable() -> dict[str, str]:
-    """Return the check modules that could not be imported, and the package that each lacks. The verdict lists them."""
+    """Return the check modules that could not be imported, each with the package it lacks. The verdict lists them."""
     return dict(_UNAVAILABLE)
 
 

@@ -1,6 +1,6 @@
-"""Batches of failed items as plain data, small enough for a record, from which a report draws them.
+"""Converts the batch of a failed item to plain data, which a record stores and a report draws.
 
-A `ContractViolation` has the batch in words and the place of the fault (`Wrong`, or `TooSmall` for a size). `drawing`
+A `ContractViolation` has the batch as text and the place of the fault (`Wrong`, or `TooSmall` for a size). `drawing`
 turns both into a dictionary of JSON types. This module does not import torch.
 """
 
@@ -27,13 +27,13 @@ Drawing = dict[str, Any]
 
 @dataclass(frozen=True)
 class Wrong:
-    """Place of a fault in a forward.
+    """States where in a forward a fault is.
 
     Attributes:
         what: kind of fault: ``"output"``, ``"keys"`` (KV slots that a row reads) or ``"store"`` (KV slot of the row).
-        rows: (request, row) of each wrong row. The violation's values are of the first one.
-        missing: KV slots that the first row must name and does not.
-        extra: KV slots that the first row names and must not.
+        rows: (request, row) of each wrong row. The violation's values belong to the first wrong row.
+        missing: KV slots that the metadata of the first wrong row must name and does not.
+        extra: KV slots that the metadata of the first wrong row names and must not.
         batch: the forward, if the violation describes it only as text.
     """
 
@@ -46,7 +46,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class TooSmall:
-    """Extent of a buffer that is too small for a batch. `declared` and `needed` are sizes in `unit`."""
+    """States that a buffer is too small for a batch. `declared` and `needed` are its two sizes in `unit`."""
 
     batch: BatchShape
     buffer: str
@@ -60,7 +60,7 @@ def drawing(error: BaseException, current: object = None) -> Drawing | None:
 
     Args:
         error: exception of an item.
-        current: batch that the item was running, for an error that names none.
+        current: batch that the item was running; used if the error has no batch.
     """
     violation = error if isinstance(error, ContractViolation) else None
     wrong = violation.wrong if violation else None
@@ -68,7 +68,8 @@ def drawing(error: BaseException, current: object = None) -> Drawing | None:
         return _sizes(wrong)
     named = violation.details["batch"] if violation else None
     batch = next((one for one in (wrong.batch if wrong else None, named, current) if one is not None), None)
-    forward = getattr(batch, "forward", batch)  # a Step or an EngineForward contains a forward
+    # Both a Step and an EngineForward hold their ForwardCase in the attribute `forward`.
+    forward = getattr(batch, "forward", batch)
     return _forward(forward, wrong or Wrong("")) if isinstance(forward, ForwardCase) else None
 
 
@@ -87,7 +88,7 @@ def _sizes(wrong: TooSmall) -> Drawing:
 
 
 def _forward(forward: ForwardCase, wrong: Wrong) -> Drawing:
-    """Return the requests of a forward, and one request row by row.
+    """Return the sizes of every request of a forward, and the rows of one wrong request in full.
 
     Keys: ``mode``, ``step``, ``what`` (of `Wrong`), ``hidden`` (number of requests that are left out), ``requests``
     (each with ``number``, ``live``, ``prefix``, ``rows``, ``tail`` and ``wrong``, its number of wrong rows), ``full``
@@ -112,7 +113,7 @@ def _request(number: int, one: Request, wrong: int) -> Drawing:
 
 
 def _full(forward: ForwardCase, number: int, wrong: Wrong) -> Drawing:
-    """Return one request row by row.
+    """Return the draft tree of one request, and the keys of each of its drawn rows.
 
     Keys: ``number``, ``prefix``, ``rows``, ``tail``, ``window``, ``first`` (first tail slot that is drawn), ``parents``
     (one for each drawn slot) and ``lines``, one for each row of a drawn slot; see `_line`.
@@ -162,14 +163,14 @@ def _line(prefix: int, drawn: range, seen: dict[str, list[int]]) -> Drawing:
 
 
 def _first_slot(request: Request, rows: Sequence[int]) -> int:
-    """Return the first tail slot to draw, so that the first wrong row is in the drawing."""
+    """Return the first tail slot (new token) to draw, chosen so that the drawing contains the first wrong row."""
     if request.tail <= MOST_SLOTS or not rows:
         return 0
     return max(0, min(request.own_slot(rows[0]) - MOST_SLOTS * 2 // 3, request.tail - MOST_SLOTS))
 
 
 def _elsewhere(forward: ForwardCase, number: int, wrong: Wrong) -> list[str]:
-    """Return, in words, the tokens of the wrong KV slots that do not belong to request `number`."""
+    """Return, as text, the tokens stored in the wrong KV slots of requests other than `number`."""
     size = forward.geometry.attention.page_size
     own = set(kv_slots(forward.requests[number], size))
     left = [slot for slot in wrong.extra if slot not in own][:MOST_REQUESTS]

@@ -1,1 +1,1 @@
-"""Inputs of the checks: geometries, forwards as token histories, draft trees, rounds of graphs. No torch."""
+"""Inputs of the checks: geometries, forwards as token histories, draft trees, and rounds of CUDA graphs. No torch."""

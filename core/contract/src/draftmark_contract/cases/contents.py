@@ -1,4 +1,4 @@
-"""Kinds of values in queries and keys, by their effect on a softmax. No torch."""
+"""Kinds of test values for queries and keys, grouped by their effect on a softmax. Does not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAR_SINKS = (float("-inf"), -1e4, 30.0, 1e4, -30.0)
 
 
 class Contents(StrEnum):
-    """Kinds of rows and caches. All values are random except as described."""
+    """Kinds of values with which the rows and the KV cache are filled. Values are random except as described."""
 
     USUAL = "usual"
     """Weights stay close to each other, so one extra or missing key changes every output."""
@@ -53,7 +53,7 @@ CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Conte
 
 
 class Needles:
-    """Random choice of a key that one row sees. Keys next to a multiple of 8 to 2048, and end keys, are likelier.
+    """Draws keys that one row sees. The first and last keys, and keys next to a multiple of 8 to 2048, are likelier.
 
     Args:
         window_left: keys that a row sees to its left; -1 for all.
@@ -67,7 +67,7 @@ class Needles:
         self._tail = [request.prefix + slot for slot, place in places if place >= self._oldest]
 
     def draw(self, dice: random.Random) -> int:
-        """Draw one token of the request."""
+        """Draw one key that the row sees; return its token index in the request."""
         if self._oldest >= self._prefix:
             return dice.choice(self._tail)
         kind = dice.randrange(3)
@@ -80,7 +80,7 @@ class Needles:
         return dice.randrange(self._oldest, self._prefix)
 
     def _edge(self, step: int, dice: random.Random) -> int | None:
-        """Draw a committed token next to a multiple of `step`, or None when the drawn token is outside."""
+        """Draw a committed token next to a multiple of `step`. Return None if the row does not see the drawn token."""
         first, last = max(1, -(-self._oldest // step)), self._prefix // step
         token = dice.randint(first, max(first, last)) * step - dice.randrange(2)
         return token if self._oldest <= token < self._prefix else None
@@ -93,7 +93,7 @@ def level_query(shape: AttentionShape) -> float:
 
 
 def usual_sink(forward: ForwardCase) -> float:
-    """Return the sink logit that weighs about as much as all keys of a row: the log of the mean number of keys."""
+    """Return the sink logit with about the weight of all keys of a row together: the log of the mean number of keys."""
     window = forward.geometry.attention.window_left
     seen = [one.prefix + one.tail for one in forward.requests if one.live] or [1]
     return math.log(sum(min(n, window + 1) if window >= 0 else n for n in seen) / len(seen) or 1)

@@ -1,4 +1,4 @@
-"""Forwards with an engine's own slots, tables and KV layouts, and modes with row counts that the device decides."""
+"""Forwards with an engine's own KV slots, page tables and KV layouts, and modes in which the device sets row counts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class EngineForward:
     """A forward with the additional inputs that an engine passes.
 
     Attributes:
-        forward: the requests. In DRAFT_BLOCK and RAGGED_VERIFY the rows of a request are its tail slots.
+        forward: the requests. In DRAFT_BLOCK and RAGGED_VERIFY each new token (tail slot) has one query row.
         budget: query rows of the batch, RAGGED_VERIFY only. Rows after the requests' rows are padding.
-        bounds: upper bound of each request's rows that the host knows; () means D for each.
+        bounds: upper bound of each request's row count, known to the host; () means D (verify rows) for each.
         unstored: rows that the engine passes with slot -1, because it already has their KV.
     """
 
@@ -69,14 +69,14 @@ class EngineForward:
 
     @cached_property
     def truth(self) -> Truth:
-        """Slots that each live row sees and writes, also for rows that are not stored."""
+        """KV slots that each live row reads and writes. Rows that the engine does not store are included."""
         live = [one for one in self.forward.requests if one.live]
-        if self.forward.mode is Mode.DRAFT_BLOCK:  # every row sees the whole tail
+        if self.forward.mode is Mode.DRAFT_BLOCK:  # In a draft block every row sees all new tokens of its request.
             live = [replace(one, masks=(tuple(range(one.tail)),) * one.tail) for one in live]
         return enumerate_truth(live, self.geometry.attention.page_size, self.geometry.attention.window_left)
 
     def slot(self, row: Row) -> int:
-        """Return the slot that the engine passes for a row: its own, or -1 when the row is not stored."""
+        """Return the KV slot that the engine passes for a row: the row's own slot, or -1 when the row is not stored."""
         return -1 if row in self.unstored else self.truth.writes.get(row, -1)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class EngineForward:
 
 
 def of_the_device() -> list[Case]:
-    """Return RAGGED_VERIFY cases: chains and trees, loose and exact bounds, a budget that is larger or just enough."""
+    """Return RAGGED_VERIFY cases: chains and trees, loose and exact row bounds, spare rows in the batch or none."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY))
@@ -117,7 +117,7 @@ def of_the_device() -> list[Case]:
 
 
 def captures() -> list[Case]:
-    """Return lists of forwards of equal size: the first is captured, and its graph replays the others."""
+    """Return lists of forwards of equal size. The first is captured, and its graph replays the other forwards."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
@@ -142,7 +142,7 @@ def captures() -> list[Case]:
 
 
 def blocks() -> list[Case]:
-    """Return DRAFT_BLOCK cases: prefixes from 0 on, padding, and blocks that cross a page boundary."""
+    """Return DRAFT_BLOCK cases: prefixes from 0 tokens on, padded requests, blocks that cross a page boundary."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
@@ -154,7 +154,7 @@ def blocks() -> list[Case]:
 
 
 def forms() -> list[Case]:
-    """Return cases with one engine input form each (`Form`) and with all forms, in every mode. Some slots are -1."""
+    """Return cases in every mode with one engine input `Form` each, and with all forms at once. Some slots are -1."""
     sets = {one.value: (one,) for one in Form} | {"all": tuple(Form)}
     found = []
     for name, chosen in sets.items():
@@ -181,7 +181,7 @@ def _in_mode(geometry: Geometry, mode: Mode) -> EngineForward:
     if Form.ENGINE_SLOTS not in geometry.forms:
         return made
     live = [row for row in made.forward.rows if made.forward.requests[row[0]].live]
-    # The first row and a later one: a scatter must not store a row without a slot at slot 0 or at the last slot.
+    # Leave out the first row and a later row: a scatter must not store a row without a slot at slot 0 or the last slot.
     return replace(made, unstored=frozenset((live[0], *live[4:5])))
 
 
@@ -194,7 +194,7 @@ def _placed(
     padded: int = 0,
     seed: int = 0,
 ) -> ForwardCase:
-    """Place requests with their tail slots as rows on shuffled pages of their own. Padded requests have null page 0."""
+    """Place requests, with one row per tail slot, on shuffled pages. Padded requests use null page 0."""
     size, uniform_rows = geometry.attention.page_size, rows[0] if mode is Mode.DRAFT_BLOCK else 0
     needs = [pages(prefix + n, size) for prefix, n in zip(prefixes, rows, strict=True)]
     ids = list(range(1, 1 + sum(needs)))

@@ -52,7 +52,7 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
 
 
 def representative_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Return, for every mode and step, padded forwards around a page boundary with every kind of tree."""
+    """Return padded forwards with prefixes around a page boundary, for every mode, draft step and kind of tree."""
     return [
         one
         for one in all_forwards(geometry, first_page)
@@ -61,23 +61,23 @@ def representative_forwards(geometry: Geometry, first_page: int = 0) -> list[For
 
 
 def spanning_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Return, for every mode and step, a short and a long forward with every kind of tree, and some extends."""
+    """Return short and long forwards for every mode and draft step, with every kind of tree, and some prefills."""
     kinds = ("edges", "wall", "above", "extend-ragged", "extend-full")
     return [one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in kinds)]
 
 
 def longest_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Return, for every mode and step, the forwards that use most of a buffer: at the context limit, on full pages."""
+    """Return the forwards that use most of a buffer, for every mode and step: at the context limit, on full pages."""
     return [
         one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in ("wall", "full", "above"))
     ]
 
 
 def forward_cases(*names: str, few: bool = False) -> list[Case]:
-    """Return forwards of the shapes that every check runs and of the named shapes.
+    """Return one case per forward, for the shapes that every check runs and for the shapes in `names`.
 
     Args:
-        few: for a shape with `Shape.brief`, return only its representative forwards.
+        few: True to return only the representative forwards of a shape that has `Shape.brief` set.
     """
     return [
         shape.case(forward, forward.name)
@@ -87,12 +87,12 @@ def forward_cases(*names: str, few: bool = False) -> list[Case]:
 
 
 def few_forwards(shape: Shape) -> Sequence[ForwardCase]:
-    """Return a shape's forwards for rules without host lengths: only representative ones if `Shape.brief` is set."""
+    """Return a shape's forwards for checks that do not vary host lengths; only representative ones if it is brief."""
     return representative_forwards(shape.geometry) if shape.brief else all_forwards(shape.geometry)
 
 
 def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
-    """Return tails that end on the last token of a page, start a page, and start on the last token of a page."""
+    """Return forwards with tails (new tokens) that end on a page's last token, or start on its first or last token."""
     size, (_, tail) = geometry.attention.page_size, rows_and_tail(geometry, mode, step)
     label, short = f"{mode.value}{step or ''}-full", -tail % size
     lens = (short, short + size, size, size - 1)[: geometry.limits.max_num_reqs]
@@ -103,7 +103,7 @@ def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Fo
 
 
 def _above(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
-    """Return a full batch, if it is larger than every captured graph and so runs eagerly (sglang#28767)."""
+    """Return a batch larger than every captured graph, which runs eagerly (sglang#28767), or [] without such a size."""
     most = geometry.limits.max_num_reqs
     if most <= max(geometry.limits.capture_batch_sizes, default=0):
         return []
@@ -119,12 +119,12 @@ def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
 
 
 def last_steps(geometry: Geometry) -> dict[Mode, int]:
-    """Return the last step of every mode. EXTEND has no steps."""
+    """Return the last draft step of every mode. EXTEND has no steps."""
     return {**dict(programs(geometry)), Mode.EXTEND: 0}
 
 
 def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Return ragged prefills: fresh, chunked, one token, the most tokens, at the context limit, with padding."""
+    """Return ragged prefills: without prefix, chunked, one token, the most tokens, at the context limit, padded."""
     size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens
     rest = most - 24
     found = [

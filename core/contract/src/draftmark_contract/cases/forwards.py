@@ -1,4 +1,4 @@
-"""One forward as a token history. Every check draws its batches from these. No torch."""
+"""One forward as a token history. Every check builds its batches from these forwards. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ForwardCase:
     Attributes:
         name: label for messages.
         requests: live requests, then padded ones.
-        causal: True when the tail has no mask words.
+        causal: True when the new tokens form a chain and the batch has no mask words.
         num_pages: pages that the pool must have. No request owns the last `TRAPS` of them.
         null_pages: pages at the start of the pool for padded requests.
     """
@@ -51,7 +51,7 @@ class ForwardCase:
         return sum(one.rows for one in self.requests if one.live)
 
     def at_step(self, step: int) -> ForwardCase:
-        """Return an earlier step of this draft round: the same requests and pages with a shorter tail."""
+        """Return an earlier step of this draft round: the same requests and pages with fewer new tokens."""
         k = self.geometry.draft.topk
         cut = tuple(replace(one, parents=one.parents[: k * (step + 1)]) for one in self.requests)
         return replace(self, step=step, requests=cut)
@@ -63,7 +63,7 @@ class ForwardCase:
         return replace(self, name=f"{self.name}-shared", requests=(first, shared, *rest))
 
     def moved_but_first(self) -> ForwardCase:
-        """Return the forward with each live request's pages in another order, except its first page.
+        """Return the forward with the pages of each live request reordered, except the first page.
 
         A preempted request looks like this: it found its first page in the prefix cache when it came back.
         """
@@ -76,8 +76,8 @@ class ForwardCase:
     def with_common_pages(self, count: int) -> ForwardCase:
         """Return the forward with the first `count` pages of request 0 at the start of every live request's table.
 
-        A common system prompt looks like this. A request with a shorter prefix shares fewer pages, and tail pages are
-        never shared.
+        A common system prompt looks like this. A request with a shorter prefix shares fewer pages. Pages with new
+        tokens are never shared.
         """
         first, size = self.requests[0], self.geometry.attention.page_size
 
@@ -118,10 +118,10 @@ def uniform(
     seed: int = 0,
     first_page: int = 0,
 ) -> ForwardCase:
-    """Return a forward with the tail size of `mode` for every request, padded to `padded` requests.
+    """Return a forward in which every request has the row count of `mode`. Padded requests fill it up to `padded`.
 
     Args:
-        tree: for VERIFY a kind of `verify_tree`, or ``"masks"``: rows that see other slots than their ancestors.
+        tree: for VERIFY a kind of `verify_tree`, or ``"masks"``, where rows see slots that are not their ancestors.
     """
     rows, tail = rows_and_tail(geometry, mode, step)
     single = mode is Mode.DRAFT and geometry.draft.topk == 1
@@ -146,7 +146,7 @@ def ragged(
     seed: int = 0,
     first_page: int = 0,
 ) -> ForwardCase:
-    """Return an EXTEND in which request n has rows[n] tokens after its prefix. Padded requests have none."""
+    """Return an EXTEND in which request n has rows[n] new tokens after its prefix. Padded requests have no rows."""
     requests = [Request(prefix, (), chain(n), n) for prefix, n in zip(prefixes, rows, strict=True)]
     requests += [Request(0, (), (), 0, live=False)] * padded
     return _with_pages(name, geometry, Mode.EXTEND, 0, requests, True, seed, first_page)
@@ -177,7 +177,7 @@ def _with_pages(
 
 
 def _null(n: int, request: Request, page_size: int, null_pages: int) -> tuple[int, ...]:
-    """Return the null pages of a padded request: page 0, or its own pages where the backend needs unique slots."""
+    """Return the null pages of a padded request: page 0, or separate null pages if the backend needs unique slots."""
     need: int = max(1, pages(request.tail, page_size))
     if null_pages == 1:
         return (0,) * need

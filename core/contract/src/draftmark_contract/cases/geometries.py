@@ -1,4 +1,4 @@
-"""Geometries of the behaviour checks: few, small, and without equal sizes that would hide bugs. No torch."""
+"""Geometries of the behaviour checks: few and small, with sizes that differ so that swapped sizes show. No torch."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
 
 @dataclass(frozen=True)
 class Shape:
-    """A geometry with the name that its cases start with.
+    """Holds a geometry and its name. The ids of its cases start with that name.
 
     Attributes:
         since: contract (major, minor) that added the shape to the suite.
-        brief: True when rows see hundreds of keys. Checks without a rule about lengths then run fewer forwards.
+        brief: True when rows see hundreds of keys. Checks that do not test lengths then run fewer forwards.
     """
 
     name: str
@@ -86,7 +86,7 @@ def all_shapes() -> list[Shape]:
 
 
 def behaviours() -> dict[str, Geometry]:
-    """Return the geometries of every check except numerics, by name."""
+    """Return the geometries of every check except the numerics checks, by name."""
     window = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     tokens = replace(SMALL, page_size=1)
     wide = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
@@ -122,7 +122,7 @@ def behaviours() -> dict[str, Geometry]:
 
 
 def wide() -> list[Shape]:
-    """Return geometries with counts above 8 and 16 bits. Their pools are large, so only metadata is checked on them."""
+    """Return geometries with counts that exceed 8 and 16 bits. Their pools are large, so only metadata is checked."""
     crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=4400, capture_batch_sizes=(4, 320))
     long = Limits(max_num_reqs=3, max_context_len=70_000, max_extend_tokens=64, capture_batch_sizes=(1, 4))
     plain = (Mode.EXTEND, Mode.DECODE)
@@ -145,7 +145,7 @@ def mandatory() -> Geometry:
 
 
 def numerics() -> list[Shape]:
-    """Return dtypes, head shapes, head sizes, windows and caps, paired so that few shapes contain each value."""
+    """Return shapes that vary dtype, head shape, head size, window and soft cap, combined so that few are needed."""
     rows = {
         "bf16-mha-80": (4, 4, 80, "bfloat16", -1, 0.0),
         "bf16-gqa4-128": (8, 2, 128, "bfloat16", -1, 0.0),

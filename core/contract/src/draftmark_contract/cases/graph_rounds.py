@@ -1,4 +1,4 @@
-"""Rounds on which graphs are captured and replayed. No torch."""
+"""Decode rounds for which CUDA graphs are captured and replayed. Does not import torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def programs_of(geometry: Geometry) -> list[Program]:
 
 
 def program_cases(shapes: Iterable[Shape], since: tuple[int, int] = (1, 0)) -> list[Case]:
-    """Return a case (geometry, program) for each program of each shape; `since` applies when the shape is older."""
+    """Return one case (geometry, program) per graph program of each shape, dated by the later of both `since`."""
     return [
         Case(f"{shape.name}-{program.value}", (shape.geometry, program), max(since, shape.since))
         for shape in shapes
@@ -36,7 +36,7 @@ def program_cases(shapes: Iterable[Shape], since: tuple[int, int] = (1, 0)) -> l
 
 
 def captured(geometry: Geometry, program: Program, size: int, short: bool = False) -> ForwardCase:
-    """Return the batch of a capture: full and long, or one short request. For DRAFT it is the last step."""
+    """Return the batch on which a graph is captured: full and long, or one short request. DRAFT gives its last step."""
     live = 1 if short else min(size, geometry.limits.max_num_reqs)
     wall = geometry.limits.max_context_len
     lens = tuple(1 if short else wall - 3 * n for n in range(live))
@@ -52,7 +52,7 @@ LARGE = (0, 2, 7)
 
 
 def replays(geometry: Geometry, program: Program) -> list[tuple[bool, ForwardCase]]:
-    """Return (poison the arena first, batch) for sizes 8 → 4 → 8 → 1 → 8: long and short, full and nearly empty."""
+    """Return (True to poison the arena first, batch) for sizes 8 → 4 → 8 → 1 → 8, with long and short requests."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
     small, mid, large = (*geometry.limits.capture_batch_sizes, geometry.limits.capture_batch_sizes[-1])[:3]
     page = geometry.attention.page_size

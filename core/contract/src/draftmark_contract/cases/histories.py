@@ -1,4 +1,4 @@
-"""Sequences of forwards as an engine makes them, from drawn numbers. Every number is valid, and 0 is the simplest.
+"""Builds sequences of forwards like an engine's from random numbers. Any number is valid; 0 is the simplest step.
 
 Requests join, grow, leave, wait without pages, and return on other pages. Each step is a `ForwardCase` on the pages
 that its requests have at that time. A list of small numbers is therefore a sequence, and a shrunk list is a simpler
@@ -51,14 +51,14 @@ def profiles() -> dict[str, Geometry]:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward of a sequence.
+    """Holds one forward of a sequence, and how to run it.
 
     Attributes:
         forward: the forward to run.
         program: graph to replay, or None for an eager forward.
         host: kind of host lengths.
         poison: True to overwrite the arena before the step.
-        moved: changes of requests and pages since the step before, in words.
+        moved: changes of requests and pages since the previous step, as text for messages.
     """
 
     forward: ForwardCase
@@ -80,14 +80,14 @@ class Step:
 
 @dataclass
 class Row:
-    """A running request: its committed tokens, and its pages (none while it waits)."""
+    """A running request: its committed tokens and its pages. A preempted request has no pages."""
 
     length: int
     pages: list[int] = field(default_factory=list)
 
 
 class Engine:
-    """Turns draws into steps. A request owns its pages from their first use on."""
+    """Turns random draws into steps of a simulated engine. A request owns its pages from their first use on."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -99,7 +99,7 @@ class Engine:
         self._last: tuple[list[Row], list[int]] = ([], [])
 
     def steps(self, draws: Sequence[Draw]) -> list[Step]:
-        """Return the forwards of a sequence. A draw that only moves requests appears in `moved` of the next forward."""
+        """Return the forwards of a sequence. `moved` of a forward lists the changes of requests before it."""
         actions: list[Callable[[Draw], Step | None]] = [
             *(self._round, self._extend, self._round, self._extend_again, self._other_mode),
             *(self._leave, self._wait, self._jump, self._move),
@@ -124,7 +124,7 @@ class Engine:
         return self._extended(chosen, _split(TOTALS[b % len(TOTALS)], count, c), d)
 
     def _extend_again(self, draw: Draw) -> Step | None:
-        """Repeat the last EXTEND with equal requests and an equal total of rows, but another split."""
+        """Repeat the last EXTEND with the same requests and total of rows, but with the rows split differently."""
         chosen, rows = self._last
         if len(chosen) < 2 or any(row not in self._rows for row in chosen):
             return self._extend(draw)
@@ -144,7 +144,7 @@ class Engine:
         return self._step(Mode.EXTEND, 0, requests, True, None, d)
 
     def _round(self, draw: Draw) -> Step:
-        """Make a uniform forward of some running requests: eager, eager with padding, or a replay."""
+        """Make a forward of some running requests with equal row counts: eager, eager with padding, or a replay."""
         a, b, c, d = draw
         count = (b + 1) % (self.geometry.limits.max_num_reqs + 1)
         while len(self._rows) < count:
@@ -152,7 +152,7 @@ class Engine:
         return self._uniform(a, self._rows[:count], c, d, advance=True)
 
     def _other_mode(self, draw: Draw) -> Step:
-        """Make a forward of all running requests in any mode. Their lengths stay unchanged."""
+        """Make a forward of all running requests in any mode. Their committed lengths do not change."""
         return self._uniform(draw[0], self._rows, draw[2], draw[3], advance=False)
 
     def _uniform(self, a: int, live: list[Row], c: int, d: int, advance: bool) -> Step:
@@ -165,7 +165,7 @@ class Engine:
         step = (steps - 1 if program else c % steps) if mode is Mode.DRAFT else 0
         rows, tail = rows_and_tail(geometry, mode, step)
         tree = TREES[d % len(TREES)]
-        # The batch of a graph has a mask wherever the geometry drafts trees, also for a chain.
+        # A graph's batch has a mask whenever the geometry drafts trees, even if this batch's tree is a chain.
         causal = mode in (Mode.DECODE, Mode.DRAFT_EXTEND) or (mode is Mode.VERIFY and tree == "chain" and not program)
         requests = []
         for n, row in enumerate(live):
@@ -194,7 +194,7 @@ class Engine:
     # -- changes of requests between forwards -------------------------------------------------------------
 
     def _leave(self, draw: Draw) -> None:
-        """End a request. The next request that joins gets its pages first."""
+        """End a request. The next request that joins gets the freed pages first."""
         if self._rows:
             row = self._rows.pop(draw[0] % len(self._rows))
             self._give_back(row)

@@ -1,4 +1,4 @@
-"""Rounds that are sent one after another to a device that has run none of them. No torch.
+"""Rounds (forwards) that the host queues on a device before the device has run any of them. Does not import torch.
 
 Each round has its own pages, so that a value from another round names other KV slots. Lengths, sizes and trees change
 from round to round. Every program first runs long and full batches, then few short requests, then a mix. Prefills with
@@ -18,7 +18,7 @@ from .graph_rounds import MODES, programs_of
 
 @cache
 def in_flight(geometry: Geometry) -> tuple[ForwardCase, ...]:
-    """Return the rounds in order of sending. For a draft program it is the last step."""
+    """Return the forwards in the order in which they are queued. A DRAFT round is given by its last step."""
     found: list[ForwardCase] = []
     for number, (name, lens, size, tree) in enumerate(_scenes(geometry)):
         for program in programs_of(geometry):
@@ -38,7 +38,7 @@ def _end(rounds: list[ForwardCase]) -> int:
 
 
 def _scenes(geometry: Geometry) -> list[tuple[str, tuple[int, ...], int, str]]:
-    """Return (name, prefix lengths, padded size, tree) of each group of rounds."""
+    """Return groups of forwards as (name, prefix lengths, padded batch size, kind of tree)."""
     wall, most, page = geometry.limits.max_context_len, geometry.limits.max_num_reqs, geometry.attention.page_size
     sizes = geometry.limits.capture_batch_sizes or (most,)
     mid, large = sizes[-2:][0], sizes[-1]

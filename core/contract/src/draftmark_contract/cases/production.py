@@ -1,4 +1,4 @@
-"""Sizes of real models and engines: head shapes, dozens of requests, thousands of keys, wide tails. No torch.
+"""Forwards with the sizes of real models: head shapes, dozens of requests, thousands of keys, large draft trees.
 
 Each geometry has one large size and keeps the others small, so that an interpreter can run it on a laptop. `full_size`
 makes all sizes large at once, for a device.
@@ -71,7 +71,7 @@ def few_requests(geometry: Geometry, lens: tuple[int, int] = (140, 37)) -> list[
 
 
 def crowds() -> list[Shape]:
-    """Return geometries of 24 requests and thousands of keys, with few heads."""
+    """Return geometries for batches of 24 requests with thousands of keys each, with few heads."""
     shapes = {
         "crowd": AttentionShape(2, 1, 64, 64, "float32", "float32"),
         "crowd-window": AttentionShape(2, 1, 64, 32, "float32", "float32", window_left=1500),
@@ -86,7 +86,7 @@ def crowds() -> list[Shape]:
 
 
 def crowd(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """Return one forward with all 24 requests, more than any graph is captured for."""
+    """Return one forward with all 24 requests, more than the largest captured graph holds."""
     if mode is Mode.EXTEND:
         rows = [1, 40, 3, 100, 17, 1, 64, 5, *(1 + n % 4 for n in range(16))]
         prefixes = [n - 1 if n == CROWD.max_context_len else n for n in PREFIXES]
@@ -112,12 +112,12 @@ def mostly_padding(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
 
 
 def _shapes(named: Mapping[str, AttentionShape], limits: Limits, draft: DraftShape) -> list[Shape]:
-    """Return attention shapes with common limits and trees, in every core mode."""
+    """Return a shape for each named attention shape, in every core mode, with these limits and this draft shape."""
     return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in named.items()]
 
 
 def wide_tails() -> list[Shape]:
-    """Return geometries with trees of 130 nodes and drafts of 72 slots: masks of five words (TRT-LLM#13006)."""
+    """Return geometries with trees of 130 nodes and drafts of 72 slots: masks of five words a row (TRT-LLM#13006)."""
     draft = DraftShape(topk=8, num_steps=10, num_draft_tokens=130)
     limits = Limits(max_num_reqs=2, max_context_len=150, max_extend_tokens=16, capture_batch_sizes=(2,))
     shapes = {
@@ -150,7 +150,7 @@ def wide_crowds() -> list[Shape]:
 
 
 def wide_crowd(geometry: Geometry) -> list[ForwardCase]:
-    """Return VERIFY and the last DRAFT step of a dozen requests, each with its own tree."""
+    """Return a VERIFY and the last DRAFT step of a dozen requests, each with its own tree."""
     lens, last = [7 * n % 60 for n in range(12)], dict(programs(geometry))
     return [
         uniform(f"{mode.value}-crowd", geometry, mode, lens, 12, step=last[mode], seed=3)
@@ -159,7 +159,7 @@ def wide_crowd(geometry: Geometry) -> list[ForwardCase]:
 
 
 def many_columns() -> list[Shape]:
-    """Return geometries with page tables of very many columns: pages of one token, and of 16."""
+    """Return geometries with very wide page tables: pages of one token, and pages of 16 tokens."""
     tokens, pages = AttentionShape(2, 1, 64, 1, "float32", "float32"), AttentionShape(2, 1, 64, 16)
     sizes = {"columns4100-page1": (tokens, 4100), "columns530-page16": (pages, 8480)}
     return [
@@ -169,7 +169,7 @@ def many_columns() -> list[Shape]:
 
 
 def columns(geometry: Geometry) -> list[ForwardCase]:
-    """Return a forward per mode with one request near the context limit and a short one; few modes for pages of 16."""
+    """Return forwards with one request near the context limit and a short one; fewer modes for pages of 16."""
     most, few = geometry.limits.max_context_len, (Mode.DECODE, Mode.VERIFY)
     last = {m: step for m, step in dict(programs(geometry)).items() if geometry.attention.page_size == 1 or m in few}
     found = [uniform(f"{mode.value}-columns", geometry, mode, (most, 9), 2, step=step) for mode, step in last.items()]
@@ -177,7 +177,7 @@ def columns(geometry: Geometry) -> list[ForwardCase]:
 
 
 def thousands_of_rows() -> list[Shape]:
-    """Return a geometry for a prefill of 4,128 rows. Half floats skip integers above 2,048, and more above 4,096."""
+    """Return a geometry for a prefill of 4,128 rows. A float16 counter skips integers above 2,048."""
     limits = Limits(max_num_reqs=48, max_context_len=128, max_extend_tokens=4200, capture_batch_sizes=(1,))
     geometry = Geometry.create(AttentionShape(1, 1, 64, 16), limits, modes=(Mode.EXTEND, Mode.DECODE))
     return [Shape("rows4128", geometry, SINCE)]
@@ -186,7 +186,7 @@ def thousands_of_rows() -> list[Shape]:
 def long_prefill(geometry: Geometry) -> list[ForwardCase]:
     """Return a prefill of 48 requests with 85 to 87 rows each.
 
-    Above 2,048 a half float represents only even row offsets, and above 4,096 only multiples of four.
+    In float16, row offsets above 2,048 can only be even, and those above 4,096 only multiples of four.
     """
     return [ragged("rows4128-extend", geometry, [n % 40 for n in range(48)], [85 + n % 3 for n in range(48)], seed=1)]
 
@@ -218,7 +218,7 @@ FULL_WITH_SINKS = {"full-gpt-oss": -1, "full-gpt-oss-window": 127}
 
 
 def full_size() -> list[Shape]:
-    """Return geometries with all sizes large: 33 requests, contexts of 8,192, bfloat16, pages of 64 and 128."""
+    """Return geometries in which every size is large: 33 requests, contexts of 8,192, bfloat16, pages of 64 and 128."""
     limits = Limits(max_num_reqs=33, max_context_len=8192, max_extend_tokens=2048, capture_batch_sizes=(1, 8))
     found = []
     for number, (h, kv, dim, window) in enumerate(FULL):

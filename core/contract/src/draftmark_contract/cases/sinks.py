@@ -1,4 +1,4 @@
-"""Layers with attention sinks: gpt-oss's, every group from 1 to 8, and other dtypes, caps and windows. No torch."""
+"""Layers with attention sinks: those of gpt-oss, GQA groups of 1 to 8, and other dtypes, soft caps and windows."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _made(shape: AttentionShape, draft: DraftShape = TREE) -> Geometry:
 
 
 def gpt_oss() -> tuple[Geometry, Geometry]:
-    """Return gpt-oss's two kinds of layers on one rank: with a window and without."""
+    """Return gpt-oss's two kinds of layers on one tensor-parallel rank: with a sliding window and without."""
     return _made(replace(RANK, window_left=WINDOW)), _made(RANK)
 
 
 def shapes() -> list[Shape]:
-    """Return gpt-oss as a whole, other group sizes, and sinks with other dtypes, caps, scales and pages."""
+    """Return gpt-oss's full geometry, other GQA groups, and sinks with other dtypes, caps, scales and page sizes."""
     floats = {"q_dtype": "float32", "kv_dtype": "float32"}
     found = {
         "gpt-oss": GPT_OSS,
@@ -57,20 +57,20 @@ def requests(shape: Shape) -> list[ForwardCase]:
     """Return the forwards of a shape: every mode for gpt-oss's window layer, few modes and short prefixes otherwise."""
     if shape.name == "gpt-oss-window":
         return few_requests(shape.geometry, LENS)
-    if shape.geometry.draft == CHAIN:  # some kernels serve chains with a window, but no trees
+    if shape.geometry.draft == CHAIN:  # Some kernels support a window with chains only, not with trees.
         modes = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT_EXTEND)
         return [uniform(mode.value, shape.geometry, mode, LENS, 3, tree="chain") for mode in modes]
     return [one for one in few_requests(shape.geometry, (70, 5)) if one.mode in FEW]
 
 
 def far() -> list[Shape]:
-    """Return the shapes for sinks far from all logits: each dtype, with a group, a cap and a window."""
+    """Return shapes for sinks far from all logits: one per dtype, each with a GQA group, a soft cap and a window."""
     named = {shape.name: shape for shape in shapes()}
     return [named[name] for name in ("group6", "group4-fp32-cap", "page128-window-cap")]
 
 
 def crowded() -> list[Case]:
-    """Return forwards of 24 requests with up to 2,600 keys, in modes for which kernels split the keys."""
+    """Return forwards of 24 requests with up to 2,600 keys, in modes in which kernels use split-KV."""
     made = {
         "crowd": (AttentionShape(2, 1, 64, 64, "float32", "float32"), (Mode.DECODE, Mode.VERIFY, Mode.DRAFT)),
         "crowd-window": (AttentionShape(2, 1, 64, 64, "float32", "float32", window_left=1500), (Mode.DECODE,)),

@@ -1,4 +1,4 @@
-"""Rounds of draft trees: the inputs that the decode loop passes to `TreeOps`, as plain lists. No torch."""
+"""Inputs that the decode loop passes to `TreeOps` for one round of draft trees, as plain lists. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = (5, 5 + 2**32, 6 + 2**40)
 
 @dataclass
 class Round:
-    """Trees and target tokens of one batch. Every list has an entry per request; the last request is padded.
+    """Holds the draft trees and target tokens of one batch. Every list has one entry per request; the last is padding.
 
     Attributes:
         requests: trees, lengths and pages.
@@ -36,7 +36,7 @@ class Round:
 
     @property
     def kept(self) -> list[list[int]]:
-        """Accepted path of the target through each tree."""
+        """Path of nodes in each tree that the target model accepts."""
         nodes = zip(self.drafts, self.requests, self.targets, strict=True)
         return [kept_path(drafts, one.parents, targets) for drafts, one, targets in nodes]
 
@@ -63,27 +63,27 @@ def make_round(geometry: Geometry, seed: int, first_page: int = 1) -> Round:
 
 
 def _agree(request: Request, drafts: list[int], targets: list[int], node: int) -> None:
-    """Set the target's tokens so that they accept the drafts from the root to `node`, except unused drafts."""
+    """Set the target's tokens so that the target accepts the drafts from the root to `node`, except unused drafts."""
     for child in request.lineage(node)[:-1]:
         if drafts[child] >= 0:
             targets[request.parents[child]] = drafts[child]
 
 
 def any_paths(one: Round, seed: int) -> list[list[int]]:
-    """Return an ascending path per tree, with every kind of path in turn. A padded request keeps its root."""
+    """Return one path of ascending nodes per tree, going through all kinds of path. A padded request keeps its root."""
     dice, nodes = random.Random(seed), len(one.drafts[0])
     return [_path(nodes, (seed + r) % 5, dice) if request.live else [0] for r, request in enumerate(one.requests)]
 
 
 def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
-    """Return an ascending path: from slot 2 on, every second slot, random slots, all slots, or only the root."""
+    """Return ascending slots: from slot 2 on, every second slot, random slots, all slots, or only the root."""
     shifted = [0, *range(2, nodes)]
     chosen = [0, *sorted(dice.sample(range(1, nodes), dice.randrange(nodes)))]
     return (shifted, list(range(0, nodes, 2)), chosen, list(range(nodes)), [0])[kind]
 
 
 def tails(geometry: Geometry) -> list[tuple[Mode, int, bool]]:
-    """Return (mode, step, True for a tree) of every uniform forward."""
+    """Return (mode, step, True for a tree) of every forward with equal row counts per request."""
     chains = (Mode.DECODE, Mode.DRAFT_EXTEND)
     found: list[tuple[Mode, int, bool]] = [(mode, 0, False) for mode in chains if mode in geometry.modes]
     if Mode.VERIFY in geometry.modes:
@@ -94,7 +94,7 @@ def tails(geometry: Geometry) -> list[tuple[Mode, int, bool]]:
 
 
 def with_tails(one: Round, geometry: Geometry, mode: Mode, step: int, tree: bool, seed: int) -> list[Request]:
-    """Return the round's requests with the tails of another mode."""
+    """Return the round's requests with the new tokens that another mode gives them."""
     rows, tail = rows_and_tail(geometry, mode, step)
     found = []
     for r, request in enumerate(one.requests):

@@ -1,4 +1,4 @@
-"""Draft trees, as the parents of tail slots. No torch."""
+"""Draft trees, given as the parent of each new token (tail slot). Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..oracle.history import NO_PARENT, chain
 
 
 def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
-    """Return the parents of a verify tail of `rows` slots; slot 0 is the root.
+    """Return the parent of each slot of a verify tree with `rows` slots; slot 0 is the root.
 
     Args:
-        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, ``"deep"`` (two chains next to each other), or
+        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, ``"deep"`` (two parallel chains), or
             ``"unused"``: a short chain, then unused rows that are children of the root and can never be accepted.
     """
     dice = random.Random(f"{kind} {rows} {seed}")
@@ -28,15 +28,15 @@ def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
 
 
 def any_masks(rows: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Return the visible slots of each slot: itself and random earlier ones, ancestors or not (lookahead, n-gram)."""
+    """Return the slots that each slot sees: itself and random earlier slots, ancestors or not (lookahead, n-gram)."""
     dice = random.Random(f"masks {rows} {seed}")
     return tuple((*sorted(dice.sample(range(slot), dice.randrange(slot + 1))), slot) for slot in range(rows))
 
 
 def beams(topk: int, step: int, seed: int) -> tuple[int, ...]:
-    """Return the parents of a draft tail: topk slots per step, each after any slot of the step before.
+    """Return the parent of each draft slot: topk slots per step, each with a random parent from the previous step.
 
-    Beams change parents: one branch may continue twice while another ends. A later step extends an earlier one.
+    One branch can continue twice while another ends. The result for a later step extends that for an earlier step.
     """
     dice = random.Random(f"beams {topk} {seed}")
     parents = [NO_PARENT] * topk

@@ -1,4 +1,4 @@
-"""Checks of RAGGED_VERIFY, of DRAFT_BLOCK, and of an engine's own slots, page tables and KV layouts."""
+"""Checks of RAGGED_VERIFY and DRAFT_BLOCK, and of an engine's own KV slots, page tables and KV layouts."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def keys_are_closed_under_padding(graphs: GraphHarness, geometry: Geometry) -> N
 
 
 def _cold() -> list[Case]:
-    """Return cases with sizes that no other check has, so that caches keyed by size are first filled in a capture."""
+    """Return cases with sizes that no other check uses, so that caches keyed by size are still empty at the capture."""
     made = {
         "page16": Geometry.create(SMALL, Limits(3, 117, 32, (1, 3)), TREE, modes=CORE_MODES),
         "page128": Geometry.create(PAGE128, Limits(3, 399, 32, (1, 3)), TREE, modes=CORE_MODES),
@@ -156,7 +156,7 @@ def a_capture_may_come_first(graphs: GraphHarness, program: Program) -> None:
 
 
 def _many() -> list[Case]:
-    """Cases with a graph for every batch size up to 18. One KV head keeps 18 captures fast in an interpreter."""
+    """Return cases with a graph for every batch size up to 18. One KV head keeps 18 captures fast in an interpreter."""
     limits = Limits(18, 84, 32, tuple(range(1, 19)))
     shapes_of = {"page16": SMALL, "page128": PAGE128}
     made = {
@@ -204,7 +204,7 @@ def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
         loaded = graphs.load_replay(forward, number)
         if number in SIZES:
             graphs.assert_replay(program, loaded)
-        else:  # run only plan(): a replay runs captured work and cannot move memory
+        else:  # Here the loop only calls plan(): a replay runs captured work, which cannot move memory.
             graphs.plan(loaded)
         moved = sorted(name for address, name in harness.held().items() if address not in held)
         if moved or harness.arena.addresses() != addresses:
@@ -218,7 +218,7 @@ def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
 
 
 def _assert_keys(graphs: GraphHarness, wanted: list[GraphKey], geometry: Geometry) -> None:
-    """Check that the keys are the captured ones, and that a graph exists for any number of live requests."""
+    """Check that `state` has exactly these keys, and that a graph exists for any number of live requests."""
     sizes = geometry.limits.capture_batch_sizes
     padded = {padded_batch_size(n, sizes) for n in range(1, min(geometry.limits.max_num_reqs, sizes[-1]) + 1)}
     if set(graphs.state.keys) != set(wanted) or not padded <= set(sizes):

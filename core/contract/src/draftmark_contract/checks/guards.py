@@ -82,7 +82,7 @@ def find_no_buffer_unused(harness: Harness, geometry: Geometry) -> None:
 
 
 def _poison(spec: BufferSpec) -> int:
-    """Return the value of an entry with all bits set."""
+    """Return the integer value of a buffer entry in which all bits are set."""
     return {"uint8": 255, "uint16": 65535, "bool": 1}.get(spec.dtype, -1)
 
 
@@ -98,7 +98,8 @@ def keep_target_and_draft_apart(target: Harness, draft: Harness) -> None:
     verify = [one for one in all_forwards(target.geometry) if one.mode is Mode.VERIFY and one.name.endswith("edges")]
     forward = target.place(verify[0])
     for other in map(draft.place, spanning_forwards(draft.geometry)):
-        batch = target.load(forward, "exact")  # exact host lengths, so that the plan depends on this batch
+        # Exact host lengths make the plan depend on this batch, so that a plan overwritten by the draft model shows.
+        batch = target.load(forward, "exact")
         expected = target.expected(forward)
         target.prepare(batch)
         draft.assert_forward(other, draft.load(other, "exact"), "the draft model's output")

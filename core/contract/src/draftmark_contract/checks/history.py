@@ -74,7 +74,7 @@ def an_arena_serves_for_long(harness: Harness, forwards: list[ForwardCase]) -> N
 
 
 def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:
-    """Return short forwards, long ones, few short requests, then many again, with changing trees."""
+    """Return a sequence for one mode: short forwards, long ones, few short requests, then many, with changing trees."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
     largest = max_requests(geometry)
     plans = [
@@ -93,7 +93,7 @@ def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> l
 
 
 def _other_places(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:
-    """Return forwards with swapped requests, or new pages after the same first page; sums and extents stay equal."""
+    """Return forwards with swapped requests, or with new pages after a common first page. Total sizes stay equal."""
     size, largest = geometry.attention.page_size, max_requests(geometry)
     long = min(2 * size + 3, geometry.limits.max_context_len)
 
@@ -105,7 +105,7 @@ def _other_places(label: str, geometry: Geometry, mode: Mode, step: int) -> list
 
 
 def _same_totals(geometry: Geometry) -> list[ForwardCase]:
-    """Return prefills of equal extents with other prefixes and other splits of the rows over the requests."""
+    """Return prefills with equal totals, but other prefixes and other splits of the rows over the requests."""
     rows = min(8, geometry.limits.max_extend_tokens)
     found = []
     for number, first in enumerate((rows - 3, 1, rows, 2, rows - 3)):
@@ -120,14 +120,14 @@ def _same_totals(geometry: Geometry) -> list[ForwardCase]:
     bugs=("sglang#10892", "vllm#36611", "flashinfer#1028", "sglang#31198", "vllm#41841"),
 )
 def equals_a_fresh_state(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """A forward on dirty buffers gives a right output, and the metadata that it gives on a fresh arena.
+    """On dirty buffers a forward gives a right output, and the same metadata as on a fresh arena.
 
     The forwards before it grow, shrink, and change mode, draft step and tree.
     """
     kinds = SUFFICIENT[harness.subject.backend.requirements(harness.geometry).host_lengths][::-1]
     for number, forward in enumerate(forwards):
         what, kind = f"the output after {number} other forwards", kinds[number // 2 % len(kinds)]
-        # Outputs are compared with float64, which is stricter than a second run.
+        # The output is compared with a float64 reference, which is stricter than comparing two runs of the backend.
         harness.assert_forward(forward, harness.load(forward, kind), what)
         fresh = harness.fresh()
         batch = fresh.load(forward)

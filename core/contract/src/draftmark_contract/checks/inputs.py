@@ -1,4 +1,4 @@
-"""Checks that a forward's inputs may lie anywhere, in every form that `draftmark.backend.AttentionBackend` allows."""
+"""Checks that a forward's tensors may have any address and layout that `draftmark.backend.AttentionBackend` allows."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def plans_do_not_reach_a_round_half_run(late: LateHarness, geometry: Geometry) -
     The device stops between the metadata and the attention of a round while the host plans the next round.
     """
     rounds = in_flight(geometry)
-    late.stage(rounds[: 2 * len(rounds) // 3])  # each round is followed by exactly one plan
+    # Each round is followed by exactly one plan, so two thirds of the rounds are enough here.
+    late.stage(rounds[: 2 * len(rounds) // 3])
     late.send(halfway=True)
     late.assert_rounds()
 

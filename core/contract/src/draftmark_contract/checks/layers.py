@@ -24,7 +24,7 @@ Shapes = tuple[Geometry, ...]
 
 
 def _models() -> dict[str, Shapes]:
-    """Return the layer shapes of several models: equal layers, fp8 KV, and a window next to full attention."""
+    """Return the layer shapes of several models: equal layers, fp8 KV, and window layers mixed with full attention."""
     known = behaviours()
     small, large = known["all-modes"], known["all-few-graphs"]
     return {

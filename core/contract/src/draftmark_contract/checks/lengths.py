@@ -1,4 +1,4 @@
-"""Checks of host lengths: the declared need is enough, and a backend must not take an upper bound for a length."""
+"""Checks of host lengths: the declared need suffices, and the backend never uses an upper bound as the exact length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUFFICIENT = {
 
 
 def _forwards() -> list[Case]:
-    """Return cases that include long requests. Their upper bounds give more split-KV pieces than their lengths do."""
+    """Return cases with long requests. Their upper bounds give more split-KV splits than their exact lengths do."""
     shapes = [shape for shape in crowds() if shape.name in ("crowd", "crowd-page128")]
     crowded = [
         shape.case(crowd(shape.geometry, mode, 0), mode.value)
@@ -52,7 +52,7 @@ def of_any_kind_give_one_result(harness: Harness, forward: ForwardCase) -> None:
     tested = set()
     for kind in SUFFICIENT[harness.subject.backend.requirements(forward.geometry).host_lengths]:
         batch = harness.load(forward, kind)
-        if batch.host not in tested:  # two kinds may give equal lengths
+        if batch.host not in tested:  # Two kinds of host lengths can give equal values; run equal values only once.
             tested.add(batch.host)
             harness.arena.poison()
             harness.assert_forward(forward, batch, f"with {kind} host lengths the output")

@@ -66,7 +66,7 @@ def describes_itself(subject: BackendUnderTest, _: None) -> None:
 def imports_lightly(subject: BackendUnderTest, _: None) -> None:
     """Loading and sizing import neither torch nor the vendor's runtime, so that `draftmark size` works anywhere."""
     if subject.backend.name not in {row.name for row in available()}:
-        return  # a backend object that a test registers has no module to import
+        return  # A backend object that a test registers has no module to import in a new process.
     command = [sys.executable, "-c", _PROBE, subject.backend.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -93,7 +93,7 @@ def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
     for name, hook in hooks:
         first = _quietly(name, hook, geometry)
         kept = repr(first)
-        first.clear()  # a caller may change the returned list
+        first.clear()  # Clear the returned list, as a caller can: the next call must return a complete list again.
         _expect(f"{name}() must give the same answer every time", repr(_quietly(name, hook, replace(geometry))), kept)
     _expect("hooks must not change the geometry", repr(geometry), before)
 
@@ -130,7 +130,7 @@ def siblings_are_declared(subject: BackendUnderTest, _: None) -> None:
     """
     declared = set(getattr(subject.backend.info, "runs_code_of", ()))
     installed = {row.name for row in available()}
-    # Where the vendor's runtime is absent a sibling plugin may be absent too: both come with the same extra.
+    # If the vendor's runtime is absent, a sibling plugin may be absent too, because the same extra installs both.
     if declared - installed and not subject.backend.missing_runtime():
         _wrong(
             "BackendInfo.runs_code_of names backends that are not installed",

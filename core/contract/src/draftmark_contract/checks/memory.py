@@ -47,7 +47,7 @@ def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
 
 
 def _at_the_wall(geometry: Geometry) -> list[ForwardCase]:
-    """Return forwards of every mode with a request at the context limit, where geometries with other limits differ."""
+    """Return forwards with a request at the context limit, in every mode. Geometries with other limits differ there."""
     last = dict(programs(geometry))
     lens = (max_prefix(geometry), 2)
     return [uniform(f"{mode.value}-wall", geometry, mode, lens, 2, step=step, seed=5) for mode, step in last.items()]
@@ -83,7 +83,7 @@ def of_two_captures_is_apart(graphs: GraphHarness, program: Program) -> None:
 
 
 def _twins() -> list[Case]:
-    """Return pairs of geometries that differ in one field."""
+    """Return pairs of geometries that differ in exactly one field."""
     base = behaviours()["all-modes"]
 
     def shaped(**change: object) -> Geometry:
@@ -112,7 +112,8 @@ def _twins() -> list[Case]:
 @behaviour(Fixture.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "flashinfer#1028", "vllm#48261"))
 def of_geometries_that_differ_is_apart(one: Harness, other: Harness) -> None:
     """Two geometries that differ in one field are independent: each is right while the other's memory is poisoned."""
-    for harness in (one, other):  # finds a geometry field that the backend ignores, which is no fault of memory
+    # First run each backend: a geometry field that the backend ignores fails here, and that is no memory fault.
+    for harness in (one, other):
         _assert_all(harness, _same_lengths(harness.geometry)[:1], "the output, before another geometry is used")
     for first, second in ((one, other), (other, one)):
         forwards = [*_same_lengths(first.geometry), *_at_the_wall(first.geometry)]

@@ -41,7 +41,8 @@ def _crowd(geometry: Geometry) -> list[ForwardCase]:
 
 def _long(geometry: Geometry) -> list[ForwardCase]:
     size = geometry.attention.page_size
-    lens = (69_999, 4_097 // size * size + size - 1, 33_333 // size * size - 1)  # two are next to a page bound
+    # The second and the third length end next to a page boundary.
+    lens = (69_999, 4_097 // size * size + size - 1, 33_333 // size * size - 1)
     return [
         *(uniform(f"long-{mode.value}", geometry, mode, lens, 4, step=step) for mode, step in programs(geometry)),
         ragged("long-extend", geometry, (69_990, 2_049), (9, 3), padded=1),

@@ -48,7 +48,7 @@ def match_float64(harness: Harness, forward: ForwardCase) -> None:
 
 
 def _odd() -> list[Case]:
-    """Return one forward of each mode for every geometry that a backend may refuse."""
+    """Return one forward per mode for every geometry that a backend is allowed to refuse."""
     found = []
     for case in (*odd_geometries(), *odd_trees()):
         geometry: Geometry = case.value
@@ -117,7 +117,7 @@ def each_scale_counts_alone(harness: Harness, forwards: list[ForwardCase]) -> No
 
 
 def _high() -> list[Case]:
-    """Return forwards on pages more than 2**31 elements into the pool: 4.3 GB a tensor, mostly never touched."""
+    """Return forwards on pages more than 2**31 elements into the pool: 4.3 GB per tensor, mostly never touched."""
     found = []
     for shape in (one for one in numerics() if one.name in ("bf16-gqa4-128", "bf16-gqa4-128-page128")):
         a = shape.geometry.attention

@@ -48,7 +48,7 @@ def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 
 def largest_slot(geometry: Geometry) -> int:
-    """Return the highest KV slot of the smallest pool for a full batch: a null page, then the pages of each request."""
+    """Return the highest KV slot of the smallest pool for a full batch: one null page, then each request's pages."""
     batches = (batch for batch in limit_batches(geometry) if batch.mode is not Mode.EXTEND)
     page = geometry.attention.page_size
     pages = max((g.count * -(-(g.prefix + g.tail) // page) for b in batches for g in b.groups), default=0)

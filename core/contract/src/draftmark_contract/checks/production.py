@@ -169,6 +169,6 @@ def full_size_is_right_on_device(harness: Harness, forward: ForwardCase) -> None
 
 
 def _assert_with(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
-    """Check the forward with each of these contents."""
+    """Check the forward once with each of these kinds of values in rows and cache."""
     for one in contents:
         harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")

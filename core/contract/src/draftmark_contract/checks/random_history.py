@@ -84,7 +84,7 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
 
 
 class _Runs:
-    """Runs sequences, and records how each failed sequence failed."""
+    """Runs sequences on the backend, and records the error of each failed sequence."""
 
     def __init__(self, subject: BackendUnderTest, geometry: Geometry) -> None:
         self.subject, self.geometry = subject, geometry
@@ -140,7 +140,7 @@ def _run(subject: BackendUnderTest, geometry: Geometry, num_pages: int, steps: l
 
 
 def _step(graphs: GraphHarness, step: Step, number: int) -> None:
-    """Run one forward, eagerly or by a graph, which is captured at its first use."""
+    """Run one forward eagerly or by a graph. The graph is captured when it is first needed."""
     from draftmark.graphs import GraphKey
 
     harness, what = graphs.harness, f"the output of step {number + 1}"

@@ -95,7 +95,7 @@ def are_each_layers_own(layers: LayerHarness, forwards: list[ForwardCase]) -> No
 
 
 def _captured() -> list[Case]:
-    """Return cases with layers of one shape in every program, and with both shapes in VERIFY, which has most rows."""
+    """Return cases with layers of one shape in every program, and of both shapes in VERIFY, the mode with most rows."""
     window, full = gpt_oss()
     models = [("rank", (full,), program) for program in programs_of(full)]
     found = []
@@ -122,7 +122,7 @@ def are_read_at_every_replay(layers: LayerHarness, forwards: list[ForwardCase]) 
 
 
 def _pairs() -> Sequence[Case]:
-    """Return forwards in pairs: one geometry with sinks, and the same geometry without."""
+    """Return forwards in pairs: one with a geometry that has sinks, and one with the same geometry without sinks."""
     with_sinks = gpt_oss()[1]
     without: Geometry = replace(with_sinks, attention=replace(with_sinks.attention, sinks=False))
     forwards = [one for one in few_requests(with_sinks, LENS) if one.mode in FEW]
@@ -150,7 +150,7 @@ def that_do_not_fit_are_refused(subject: object, forwards: list[ForwardCase]) ->
 
 
 def _refuses(harness: Harness, forward: ForwardCase, batch: object, cache: KVCache) -> None:
-    """Prepare a forward and store its rows, then check that attend() raises BatchError for such a cache."""
+    """Prepare a forward and store its rows, then check that attend() raises BatchError for this cache."""
     harness.prepare(batch)  # type: ignore[arg-type]
     if not harness.kernels:
         harness.subject.interpreted()

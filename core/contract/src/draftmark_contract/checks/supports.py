@@ -119,7 +119,7 @@ def _once() -> Sequence[Case]:
 def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
     """supports() gives the same answers in a fresh process without torch and the backend's runtime."""
     if subject.backend.name not in {row.name for row in available()}:
-        return  # another process cannot load a backend object that a test registered
+        return  # A fresh process cannot load a backend object that a test registered, so there is nothing to compare.
     subject.open(mandatory())
     cases, device = odd_geometries(), subject.profile
     command = [sys.executable, "-c", _ELSEWHERE, subject.backend.name]
@@ -142,7 +142,8 @@ def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
 def _same_answer(subject: BackendUnderTest, geometry: Geometry) -> None:
     first = subject.backend.supports(geometry)
     answers = [subject.backend.supports(replace(geometry))]
-    subject.backend.supports(subject.fit(mandatory()))  # an answer must not depend on earlier calls
+    # Call supports() for another geometry first: an answer must not depend on earlier calls.
+    subject.backend.supports(subject.fit(mandatory()))
     answers.append(subject.backend.supports(replace(geometry)))
     if answers != [first, first]:
         raise ContractViolation(

@@ -46,7 +46,7 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     own = judged_own_buffers(subject, specs)
     if not own:
         return
-    # Batches between the smallest and the largest may use most of a workspace (split-KV partials).
+    # A batch between the smallest and the largest may use most of a workspace, for example for split-KV partials.
     most = max_requests(geometry)
     counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
     usages = [usage_of(subject, geometry, batch, specs) for batch in limit_batches(geometry, counts)]
@@ -61,7 +61,7 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
 def largest_need(
     spec: BufferSpec, geometry: Geometry, metadata: dict[Mode, MetadataSpec], *, padded_to_tail: bool = False
 ) -> tuple[int, int]:
-    """Return the entries of `spec` that the largest batches need, and the slack for rounding per request.
+    """Return (entries of `spec` that the largest batches need, entries allowed for rounding per request).
 
     Lengths include the longest tail of any mode, because one request's row may serve every mode. With `padded_to_tail`
     the backend stages its queries, and may pad the rows of each request up to its number of tail slots.

@@ -36,7 +36,7 @@ MANY_LAYERS = 13
 
 
 def _trees() -> list[Shape]:
-    """Return trees of 2 to 101 nodes with masks of one to four words; a tail may need fewer words than its mask has."""
+    """Return trees of 2 to 101 nodes with masks of one to four words. A mask may be wider than its tree needs."""
     tokens = replace(SMALL, page_size=1, q_dtype="float32", kv_dtype="float32")
     make = Geometry.create
     return [
@@ -59,7 +59,7 @@ def _cases(*names: str) -> Callable[[], list[Case]]:
 
 
 def _tailed() -> list[Case]:
-    """Return the cases with the modes of a target and of a draft model."""
+    """Return cases with the modes of a target model and of a draft model."""
     names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain", "page128", "crowd")
     return [replace(case, value=replace(case.value, modes=CORE_MODES)) for case in _cases(*names)()]
 
@@ -152,7 +152,7 @@ def replays_follow_the_round(trees: TreeHarness, geometry: Geometry) -> None:
 
     tensors.load(make_round(geometry, 17))
     tensors.scramble(17)
-    step()  # a warm-up, as in engines; it compiles the kernels
+    step()  # The first call compiles the kernels, as an engine's warm-up does.
     found = trees.capture(key, step)
     for seed in range(4):
         one, what = make_round(geometry, seed), f"replay {seed}"

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _measuring() -> Any:
     try:
         from . import measuring
-    except Exception as error:  # a broken torch may raise anything
+    except Exception as error:  # A broken torch installation can raise any exception.
         cause = " ".join(str(error).split())
         raise DraftmarkError(
             f"importing torch failed ({type(error).__name__}: {cause}); run `pip install 'draftmark-contract[torch]'`"

@@ -1,4 +1,4 @@
-"""`draftmark contract NAME`: judges a plugin's backend and prints the verdict in one line."""
+"""`draftmark contract NAME`: runs the contract suite on a plugin's backend and prints the verdict in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftmark judge ENGINE:TARGET`: checks the contract's rules on a backend that belongs to an engine."""
+"""`draftmark judge ENGINE:TARGET`: runs the contract's rules on an attention backend that is part of an engine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_overview(args: argparse.Namespace) -> None:
-    """Reject options that need a target when no target is given."""
+    """Reject options that need a target (the backend to judge) when the command line has no target."""
     from draftmark.cli.errors import ArgumentError
 
     names = ("device", "release", "list", "json", "html", "stop_at_first", "k", "sample", "item")
@@ -98,7 +98,7 @@ def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -
 
 
 def _write(verdict: Verdict, json_path: str | None, html_path: str | None) -> list[str]:
-    """Write the requested files; return one sentence for each file that failed."""
+    """Write the requested files. Return one sentence for each file that could not be written."""
     from ..judge.page import page
     from ..runner.outputs import write_whole
 

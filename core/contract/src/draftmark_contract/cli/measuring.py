@@ -31,7 +31,7 @@ REPLAYS, EAGER_CALLS, WARM_SECONDS = 30, 3, 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """A forward: mode, draft shape, number of requests, and committed tokens per request (`context`)."""
+    """Describes one forward to time: mode, draft shape, number of requests, and committed tokens each (`context`)."""
 
     name: str
     mode: Mode
@@ -69,7 +69,7 @@ def case_of(name: str, requests: int, context: int, chunk: int) -> Case:
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one backend for one case. `us` is None if it was not timed; `note` has the reason."""
+    """Holds the result of one backend for one case. `us` is None if it was not timed; `note` then has the reason."""
 
     case: str
     backend: str
@@ -85,12 +85,12 @@ class Row:
 
     @property
     def tb_per_s(self) -> float | None:
-        """Bandwidth in TB/s, with K and V counted once."""
+        """Memory bandwidth in TB/s, counting each byte of K and V once."""
         return self.bytes / self.us / 1e6 if self.us else None
 
 
 class Inputs:
-    """Tensors of one case: a batch, queries, and KV sets that share one page table."""
+    """Holds the tensors of one case: a batch, queries, and several KV sets that share one page table."""
 
     def __init__(self, case: Case, shape: AttentionShape, device: torch.device) -> None:
         self.geometry = case.geometry(shape, device)
@@ -116,7 +116,8 @@ class Inputs:
         self._pages = r * each
         table = torch.zeros(r, geometry.max_pages_per_req, dtype=torch.int32, device=device)
         order = torch.randperm(self._pages, generator=random, device=device).int()
-        table[:, :each] = order.view(r, each) + 1  # page 0 stays unused
+        # Real requests use pages from 1 on; page 0 stays unused as the null page.
+        table[:, :each] = order.view(r, each) + 1
         prefix = torch.full((r,), case.context, dtype=torch.int32, device=device)
         depth = torch.arange(self.tail_len, dtype=torch.int32, device=device).expand(r, -1)
         tail: Causal | Tree = Causal()
@@ -145,7 +146,7 @@ class Inputs:
         )
 
     def _parents(self, case: Case, device: torch.device, random: torch.Generator) -> torch.Tensor:
-        """Return random trees: in VERIFY a parent is any earlier node, in DRAFT a branch of the previous step."""
+        """Return random parents of draft nodes: any earlier node in VERIFY, a branch of the previous step in DRAFT."""
         slot = torch.arange(self.tail_len, device=device)
         drawn = torch.rand(case.requests, self.tail_len, generator=random, device=device)
         if case.mode is Mode.VERIFY:
@@ -155,7 +156,7 @@ class Inputs:
 
 
 def measure(case: Case, names: Sequence[str], shape: AttentionShape, device: torch.device) -> list[Row]:
-    """Return one row per backend; a refusal or an error becomes the row's note."""
+    """Return one row per backend. If a backend refuses the case or fails, its row has a note instead of a time."""
     inputs = Inputs(case, shape, device)
     expected, why = _answer(load("reference"), inputs, device)
     rows = []
@@ -184,19 +185,20 @@ def _row(
         return Row(*known, us=run.microseconds(), error=error, checked=True)
     except (BackendRefusal, BackendLoadError) as refusal:
         return Row(*known, note=_line(refusal))
-    except Exception as failure:  # a vendor's kernel may raise anything; the other backends' rows still count
+    # A vendor's kernel can raise any exception. The other backends must still get their rows.
+    except Exception as failure:
         return Row(*known, note=f"{type(failure).__name__}: {_line(failure)}", failed=True)
 
 
 def _answer(backend: LoadedBackend, inputs: Inputs, device: torch.device) -> tuple[torch.Tensor | None, str]:
     try:
         return _Run(backend, inputs, device, sets=1).outs[0], ""
-    except (DraftmarkError, RuntimeError) as error:  # usually out of memory
+    except (DraftmarkError, RuntimeError) as error:  # The usual cause is that the device is out of memory.
         return None, f"{type(error).__name__}: {_line(error)}"
 
 
 class _Run:
-    """An opened backend with written metadata; every call has already run once."""
+    """Holds one opened backend with its metadata written. Every timed call has already run once."""
 
     def __init__(self, backend: LoadedBackend, inputs: Inputs, device: torch.device, sets: int | None = None) -> None:
         self.device = device
@@ -214,7 +216,7 @@ class _Run:
         synchronize(self.device)
 
     def microseconds(self) -> float:
-        """Return the median time of a call: graph replays on CUDA, wall clock elsewhere."""
+        """Return the median time of a call, measured over graph replays on CUDA and by wall clock on other devices."""
         return replayed_us(self.calls) if self.device.type == "cuda" else self._eager()
 
     def _eager(self) -> float:
@@ -229,7 +231,7 @@ class _Run:
 
 
 class Replayed:
-    """A CUDA graph of calls on the current device, for timing.
+    """Captures calls into one CUDA graph on the current device, to time its replays.
 
     Every call must have run before. Each call uses another KV set, so that no call finds its KV in L2.
     """
@@ -278,7 +280,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _sets(nbytes: int, device: torch.device) -> int:
-    """Return the number of KV sets that together exceed L2, at most 4; 1 without CUDA."""
+    """Return the number of KV sets needed to exceed the L2 cache together, at most 4. Without CUDA return 1."""
     if device.type != "cuda":
         return 1
     cached = 4 * torch.cuda.get_device_properties(device).L2_cache_size

@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove the claims and print the table."""
+    """Prove that each buffer size suffices, and print one table row per proof."""
     from ..runner.prove import prove
 
     return prove(args.name)

@@ -1,1 +1,1 @@
-"""Harnesses that run a case on a backend and compare the result: tensors, eager and captured forwards, expectations."""
+"""Harnesses that run a case on a backend and compare the result with the oracle: eager, captured and late forwards."""

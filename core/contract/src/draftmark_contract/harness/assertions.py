@@ -60,7 +60,7 @@ def assert_output(
 
 
 class BytesPastUsage:
-    """Bytes of a plugin's own buffers after the bytes that `usage()` declares. The batch must not write them.
+    """Checks that a batch does not write a plugin-sized buffer after the bytes that `usage()` declares.
 
     Args:
         used: bytes that `usage()` declares, by buffer name. Other buffers are not checked.

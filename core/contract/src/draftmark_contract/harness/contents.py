@@ -1,4 +1,4 @@
-"""Functions that fill rows and cache with each kind of contents; see `cases.contents`."""
+"""Fills rows (q, k, v) and the KV cache with each kind of test values; see `cases.contents`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: i
 
 
 def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Point the query of each live row and head at one key that the row sees."""
+    """Make the query of each live row and head point at one key that the row sees, which then gets most weight."""
     a, dice = forward.geometry.attention, random.Random(f"needles {seed} {forward.name}")
     slots = [kv_slots(one, a.page_size) for one in forward.requests]
     rows = forward.rows[: forward.live_rows]
@@ -42,7 +42,7 @@ def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
 
 
 def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Set each key to a sign vector times one of two sizes (`LEVELS`). Queries point along or against it."""
+    """Set each key to a sign vector times one of the sizes `LEVELS`. Queries are parallel or antiparallel to it."""
     dice, query = torch.Generator().manual_seed(seed + 3), level_query(forward.geometry.attention)
     low, high = LEVELS
     signs = torch.randint(0, 2, (tensors.q.shape[-1],), generator=dice) * 2.0 - 1

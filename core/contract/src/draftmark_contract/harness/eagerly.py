@@ -1,4 +1,4 @@
-"""Error notes for a failed capture or replay: they state whether the batch is right when it runs eagerly."""
+"""Adds a note to the error of a failed capture or replay: it states whether the batch is right when run eagerly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def notes_eager_result(method: Method) -> Method:
     def run(self: Any, *args: Any, **named: Any) -> Any:
         try:
             return method(self, *args, **named)
-        except Exception as error:  # a violation, or an error of the plugin
+        # Any exception gets the note: a ContractViolation, or an error that the plugin raised.
+        except Exception as error:
             if not any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
                 loaded = next(one for one in (*args, *named.values()) if hasattr(one, "forwards"))
                 error.add_note(f"{NOTE}: {eager_run(self.harness, loaded.forwards)}")
@@ -42,7 +43,7 @@ def eager_run(harness: Harness, forwards: Iterable[ForwardCase]) -> str:
             fresh.assert_forward(forward, fresh.load(forward))
     except ContractViolation as wrong:
         return f"wrong too: {wrong.what}"
-    except Exception as error:  # an error of the plugin, or of a lost device
+    except Exception as error:  # The plugin can raise any exception here, and a lost device can too.
         return f"raises too: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     finally:
         harness.subject.current = current

@@ -1,4 +1,4 @@
-"""Harness for forwards with an engine's own slots, tables and KV layouts: runs them and checks cache and output."""
+"""Runs forwards with an engine's own KV slots, page tables and KV layouts, and checks the cache and the output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SINK = 3.0
 
 @dataclass(frozen=True)
 class Loaded:
-    """A forward that is on the tensors, with its expected result.
+    """Holds a forward with inputs already in the harness's tensors, and its expected result.
 
     Attributes:
         case: the forward.
@@ -54,7 +54,7 @@ class Loaded:
 
 
 class EngineHarness:
-    """One opened backend with tensors for forwards of one geometry, one mode and one number of rows.
+    """Opens a backend, and runs forwards of one geometry, one mode and one number of rows on fixed tensors.
 
     Raises `Refused` if the backend refuses the geometry.
     """
@@ -79,7 +79,7 @@ class EngineHarness:
         self._dirty()
 
     def _own_table(self, reqs: int) -> torch.Tensor:
-        """Return the static page table, or a table of the engine's width and row pitch without surplus pages."""
+        """Return the static page table, or an engine's wider table with its own row pitch, filled with `NOWHERE`."""
         width = self.buffers.page_table.shape[1]
         if Form.ENGINE_TABLE not in self.geometry.forms:
             return self.buffers.page_table
@@ -87,7 +87,7 @@ class EngineHarness:
         return whole[:, : width + SURPLUS]
 
     def _own_cache(self, pages: int) -> KVCache:
-        """Return a contiguous pool, or views of packed pages: k and v of a page side by side, heads before tokens."""
+        """Return a contiguous pool, or views of packed pages (k and v of a page adjacent, heads before tokens)."""
         a, device = self.geometry.attention, self.subject.device
         dtype = getattr(torch, a.kv_dtype)
         if Form.STRIDED_KV in self.geometry.forms:
@@ -116,7 +116,7 @@ class EngineHarness:
 
         Args:
             seed: seed of the random rows and KV.
-            host: kind of host lengths, see `host_lengths`; by default the least that the backend needs.
+            host: kind of host lengths, see `host_lengths`; by default the least exact kind that the backend accepts.
         """
         if self.null_pages > 1:
             case = replace(case, forward=case.forward.with_null_pages(self.null_pages))
@@ -135,7 +135,7 @@ class EngineHarness:
         return Loaded(case, self._batch(case, host or self._kind), pools, answer)
 
     def step(self, loaded: Loaded) -> None:
-        """Run the device half of a forward: metadata, then store and attend where kernels run here."""
+        """Run the device part of a forward: write_metadata, then write_kv and attend if kernels run in this tier."""
         self.backend.write_metadata(loaded.batch)
         if not self.subject.kernels:
             self.subject.interpreted()
@@ -146,7 +146,7 @@ class EngineHarness:
         self.backend.attend(self.q[:n], self.cache, loaded.batch, self.out[:n])
 
     def run(self, case: EngineForward) -> None:
-        """Run a forward eagerly and check it, once with the least host lengths and once with exact ones."""
+        """Run a forward eagerly and check it, with the least exact host lengths that suffice and with exact ones."""
         for seed, host in enumerate(dict.fromkeys((self._kind, "exact"))):
             loaded = self.load(case, seed, host)
             self.backend.plan(loaded.batch)
@@ -169,7 +169,7 @@ class EngineHarness:
         state = self.subject.graph_state(self.geometry)
         loaded = self.load(case)
         self.backend.plan(loaded.batch)
-        self.step(loaded)  # run once before the capture
+        self.step(loaded)  # Run the step once before the capture, as an engine's warm-up does.
         with no_sync(self.subject.device):
             state.capture(key, lambda: self.step(loaded))
 
@@ -198,7 +198,7 @@ class EngineHarness:
     # -- filling ------------------------------------------------------------------------------------------
 
     def _fill_rows(self, seed: int) -> None:
-        """Draw new rows, padding rows included, as an engine's buffers hold numbers there too; `out` becomes NaN."""
+        """Fill all rows with random numbers, padding rows too, as in an engine's buffers. `out` becomes NaN."""
         dice = torch.Generator().manual_seed(seed)
         for rows in (self.q, self.k, self.v):
             rows.copy_(torch.randn(rows.shape, generator=dice))
@@ -207,7 +207,7 @@ class EngineHarness:
             self._sinks.copy_(SINK + torch.randn(self._sinks.shape, generator=dice))
 
     def _fill_cache(self, case: EngineForward, seed: int) -> None:
-        """Fill the cache: NaN, zeros in the null pages, and numbers where earlier forwards stored KV."""
+        """Fill the cache: random KV where earlier forwards stored some, zeros in the null pages, NaN elsewhere."""
         dice, size = torch.Generator().manual_seed(seed + 1), self.geometry.attention.page_size
         filled = [case.truth.writes[row] for row in sorted(case.unstored)]
         for one in case.forward.requests:
@@ -262,7 +262,7 @@ class EngineHarness:
             self.table[n, :width] = torch.tensor(ids, dtype=torch.int32)
 
     def _fill_tree(self, forward: ForwardCase, tail: Tree) -> None:
-        """Fill the ancestor masks per row, and the depths per request, or per row in RAGGED_VERIFY."""
+        """Write the ancestor mask of each row, and the depths of each request (of each row in RAGGED_VERIFY)."""
         by_row = forward.mode is Mode.RAGGED_VERIFY
         for number, (n, row) in enumerate(forward.rows):
             one = forward.requests[n]
@@ -296,5 +296,5 @@ class EngineHarness:
                 raise ContractViolation(f"a null page of {name} is not finite", batch=case, got="NaN or infinity")
 
     def _stores_in_no_null_page(self, case: EngineForward) -> bool:
-        """Return True when padded requests own no rows, or the engine gives them no slots."""
+        """Return True when padded requests have no rows, or when the engine passes no slots for them."""
         return case.forward.mode is Mode.RAGGED_VERIFY or Form.ENGINE_SLOTS in self.geometry.forms

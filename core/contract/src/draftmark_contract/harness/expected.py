@@ -19,7 +19,7 @@ class Expected:
     """Expected result of one forward.
 
     Attributes:
-        truth: visible and written slots of every request. For a padded request the visible set is only an example.
+        truth: visible and written slots of every request. A padded request may see other slots instead.
         k, v: the pool after the forward stored its rows, ``[slots, kv_heads, head_dim]``, kv_dtype.
         answer: output of the live rows; padded rows are zero.
     """
@@ -51,7 +51,7 @@ def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | N
 
 
 def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCase, tensors: CaseTensors) -> None:
-    """Write a forward's k and v to KV slots, quantised as in the cache. Rows without a slot are not stored."""
+    """Store a forward's k and v at KV slots, quantised as in the cache. Rows missing from `writes` are not stored."""
     _, k, v, _ = tensors.rows(forward)
     numbers = [number for number, row in enumerate(forward.rows) if row in writes]
     slots = torch.tensor([writes[forward.rows[number]] for number in numbers], dtype=torch.int64, device=k.device)
@@ -60,7 +60,7 @@ def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCas
 
 
 def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows as the cache stores them: value / scale in kv_dtype."""
+    """Return rows as the cache stores them: divided by `scale`, then rounded to the KV dtype."""
     return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
 
 
@@ -81,5 +81,5 @@ def truth_of(forward: ForwardCase) -> Truth:
 
 @lru_cache(maxsize=64)
 def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
-    """Return the slot sets of some requests. They are cached, because checks run a forward many times."""
+    """Return the slot sets of these requests. Results are cached, because checks run each forward many times."""
     return enumerate_truth(requests, page_size, window_left)

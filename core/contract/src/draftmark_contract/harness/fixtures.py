@@ -1,4 +1,4 @@
-"""Functions that open the fixture of a behaviour check; see `behaviour.Fixture`."""
+"""Opens the fixture (the prepared arguments) of a behaviour check; see `behaviour.Fixture`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Opened = tuple[Any, Any]
 
 
 def run_with_fixture(fixture: Fixture, run: Callable[..., None], subject: BackendUnderTest, value: Any) -> None:
-    """Run a check's body on its fixture."""
+    """Open the fixture for this case value, and call the check's body with it."""
     with _one_thread(subject.device), FIXTURES[fixture](subject, value) as opened:
         run(*opened)
 
 
 @contextmanager
 def _one_thread(device: str) -> Iterator[None]:
-    """Use one thread on a CPU: tensors are tiny, and the result of a sum would depend on the number of threads."""
+    """Use one thread on a CPU. The tensors are tiny, and a sum's bits would depend on the number of threads."""
     before = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)

@@ -23,16 +23,16 @@ from .tensors import CaseTensors
 
 
 class ForwardRunner:
-    """One opened backend with its tensors. Raises `Refused` if the backend refuses the geometry.
+    """Opens a backend and runs forwards on its tensors. Raises `Refused` if the backend refuses the geometry.
 
     Args:
-        num_pages: pages of the pool, one null page included. With unique slots the other null pages are added.
+        num_pages: pages of the pool, one null page included. Further null pages are added for unique slots.
         pool: k and v ``[2, num_pages, P, kv_heads, head_dim]``; a new pool by default.
 
     Attributes:
         backend, arena: results of `BackendUnderTest.open`.
         tensors: all tensors that the backend receives.
-        kernels: True when write_kv and attend run here; else `interpret` replaces them.
+        kernels: True when write_kv and attend run in this tier; otherwise `interpret` computes their results.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ForwardRunner:
 
     @property
     def host(self) -> str:
-        """Kind of host lengths that just satisfies the backend's declared need, for `CaseTensors.set`."""
+        """Least exact kind of host lengths that the backend accepts, as an argument of `CaseTensors.set`."""
         kinds = {HostLengthsNeed.NONE: "unknown", HostLengthsNeed.UPPER_BOUND: "upper_bound"}
         return kinds.get(self.subject.backend.requirements(self.geometry).host_lengths, "exact")
 
@@ -56,7 +56,7 @@ class ForwardRunner:
         return self.specs[forward.mode]
 
     def place(self, forward: ForwardCase) -> ForwardCase:
-        """Return the forward with padded requests on the null pages that this backend needs."""
+        """Return the forward with its padded requests on the number of null pages that this backend needs."""
         return forward if self.null_pages == forward.null_pages else forward.with_null_pages(self.null_pages)
 
     @property
@@ -67,23 +67,23 @@ class ForwardRunner:
     def load(
         self, forward: ForwardCase, host: str | None = None, seed: int = 0, contents: Contents = Contents.USUAL
     ) -> ForwardBatch:
-        """Put a forward on the tensors: batch, rows and cache."""
+        """Fill the tensors with a forward: batch, rows and cache."""
         batch = self.set(forward, host)
         fill(self.tensors, forward, contents, seed)
         return batch
 
     def set(self, forward: ForwardCase, host: str | None = None) -> ForwardBatch:
-        """Put a forward's batch on the tensors. Rows and cache stay as they are."""
+        """Fill the batch tensors with a forward. Rows and cache stay as they are."""
         self.subject.current = forward
         return self.tensors.set(forward, host or self.host)
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Run the part of a step that needs no kernels: plan, then metadata."""
+        """Run the part of a step that needs no attention kernels: plan(), then write_metadata()."""
         self.backend.plan(batch)
         self.backend.write_metadata(batch)
 
     def layer(self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors | None = None) -> None:
-        """Store and attend, with the backend's kernels or by the suite from the decoded metadata."""
+        """Store KV and attend, with the backend's kernels, or in the suite from the decoded metadata."""
         tensors = tensors or self.tensors
         q, k, v, out = tensors.rows(forward)
         if self.kernels:
@@ -102,13 +102,13 @@ class ForwardRunner:
     def expected(
         self, forward: ForwardCase, tensors: CaseTensors | None = None, after: Expected | None = None
     ) -> Expected:
-        """Return the expected result (`expected_of`), from the harness's own tensors unless others are given."""
+        """Return the expected result (`expected_of`) on these tensors, by default the runner's own."""
         return expected_of(forward, tensors or self.tensors, after)
 
     def decoded(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
     ) -> Decoded:
-        """Return the decoded content of the backend's buffers, from now or from an earlier copy."""
+        """Return the decoded content of the backend's buffers, or of an earlier copy of them."""
         a = self.geometry.attention
         staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
         shape = Shape(a.page_size, a.window_left, staged)
@@ -124,7 +124,7 @@ class ForwardRunner:
     def interpret(
         self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors, arena: Mapping[str, torch.Tensor]
     ) -> None:
-        """Compute in the suite the KV and output that correct kernels would make from the metadata."""
+        """Compute in the suite the KV and output that correct kernels would produce from the backend's metadata."""
         self.subject.interpreted()
         found, truth = self.decoded(forward, batch, arena), truth_of(forward)
         pools = [pool.view(-1, *pool.shape[2:]) for pool in (tensors.cache.k, tensors.cache.v)]

@@ -1,4 +1,4 @@
-"""Harness for captured programs, which it runs as an engine does: fill static buffers, plan, replay."""
+"""Captures and replays graphs on a backend as an engine does: fill static buffers, plan, replay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Copies = list[dict[str, torch.Tensor]]
 
 @dataclass
 class Loaded:
-    """A round in the static tensors: its forwards, its batches, and the expected results."""
+    """Holds a round loaded into the static tensors: its forwards, its batches, and the expected results."""
 
     forwards: list[ForwardCase]
     batches: list[ForwardBatch]
@@ -39,11 +39,11 @@ class Loaded:
 
 
 class GraphHarness:
-    """All programs of one harness. Each step of DRAFT has its own static buffers; all share the KV pool.
+    """Captures and replays all graph programs of one backend. Each DRAFT step has its own static buffers.
 
     Attributes:
         state: the backend's graph state.
-        copies: copies of the metadata buffers after each step, by key. Each replay overwrites them.
+        copies: copies of the metadata buffers after each captured step, by graph key. Each replay overwrites them.
         runs: number of times that a captured step ran as Python.
         step_tensors: static tensors of each step of a round.
     """
@@ -56,7 +56,8 @@ class GraphHarness:
         steps = max(1, draft_steps(harness.geometry)) if Mode.DRAFT in harness.geometry.modes else 1
         pool = torch.stack((harness.tensors.cache.k, harness.tensors.cache.v))
         num_pages = pool.shape[1]
-        # Only device buffers are copied in a capture. Host buffers belong to plan(), and a copy would be pageable.
+        # A capture copies device buffers only. plan() writes the host buffers, and a copy of them would be pageable
+        # memory.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
         device = harness.subject.device
         self.step_tensors = [CaseTensors(harness.geometry, device, num_pages, pool) for _ in range(steps)]
@@ -69,7 +70,7 @@ class GraphHarness:
     # -- start-up: warm-up and capture --------------------------------------------------------------------
 
     def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
-        """Run a key's step eagerly on the batch of its capture. Return the round and copies of its metadata."""
+        """Run the step of a graph key eagerly on its capture batch. Return the round and copies of its metadata."""
         loaded = self._round_of_capture(key, short)
         self.harness.arena.poison()
         self.plan(loaded)
@@ -77,7 +78,7 @@ class GraphHarness:
 
     @notes_eager_result
     def record(self, key: GraphKey, loaded: Loaded, cold: bool = False) -> Copies:
-        """Capture the step of a round. The first replay fills the returned copies; `cold` means without a warm-up."""
+        """Capture the step of a round. The first replay fills the returned copies. `cold` skips the eager run."""
 
         def step() -> Copies:
             self.runs += 1
@@ -85,7 +86,8 @@ class GraphHarness:
 
         self.harness.arena.poison()
         self.plan(loaded)
-        # Graph states of devices run a step once before its capture. The capture must then do all of the work again.
+        # A device's graph state runs the step once before the capture, so this run does the same on the host tier. The
+        # capture must not skip work because this run has already done it.
         if not cold:
             self.step(loaded)
         with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
@@ -93,7 +95,7 @@ class GraphHarness:
         return self.copies[key]
 
     def capture_cold(self, key: GraphKey) -> Loaded:
-        """Capture without an eager run before it."""
+        """Capture a key's graph without an eager run before it, and return the round."""
         loaded = self._round_of_capture(key)
         self.record(key, loaded, cold=True)
         return loaded
@@ -101,13 +103,13 @@ class GraphHarness:
     def _round_of_capture(self, key: GraphKey, short: bool = False) -> Loaded:
         """Fill the static buffers for a capture.
 
-        Host lengths are unknown, so that the plan serves every replay; exact if the backend needs exact lengths.
+        Host lengths are unknown, so that the plan fits every replay, or exact if the backend needs them.
         """
         host = "unknown" if self.harness.bounded else "exact"
         return self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
 
     def capture(self, key: GraphKey, short: bool = False) -> Loaded:
-        """Warm up and capture. The output is checked by `graphs.captured_run_is_right`."""
+        """Run a key's step eagerly, then capture it. The check `graphs.captured_run_is_right` tests the output."""
         loaded, _ = self.warm_up(key, short)
         self.record(key, loaded)
         return loaded
@@ -138,13 +140,13 @@ class GraphHarness:
 
     @notes_eager_result
     def plan(self, loaded: Loaded) -> None:
-        """Run the host half, before every run and every replay."""
+        """Run the host part of a step, `plan`. It runs before every eager run and every replay."""
         for batch in loaded.batches:
             self.harness.backend.plan(batch)
 
     @notes_eager_result
     def step(self, loaded: Loaded) -> Copies:
-        """Run the device half: metadata and layer of every step. Return copies of the metadata."""
+        """Run the device part of every step: metadata and attention layer. Return copies of the metadata."""
         copies = []
         for forward, batch, tensors in zip(loaded.forwards, loaded.batches, self.step_tensors, strict=False):
             self.harness.backend.write_metadata(batch)
@@ -181,7 +183,7 @@ class GraphHarness:
                 self.harness.interpret(forward, batch, tensors, copy)
 
     def outputs(self, key: GraphKey) -> list[list[int]]:
-        """Return the bytes of the captured step's return value for a key."""
+        """Return the captured return value of a key's step, as lists of bytes."""
         return [bits_of(one).tolist() for copy in self.copies[key] for one in copy.values()]
 
     def clear_outputs(self) -> None:
@@ -201,7 +203,7 @@ class GraphHarness:
 
     @notes_eager_result
     def assert_round(self, loaded: Loaded, copies: Copies, what: str) -> None:
-        """Check metadata, outputs, cache and guard words of every step of a round that ran or was replayed."""
+        """Check metadata, outputs, cache and guard words of every step after a round ran."""
         steps = zip(loaded.forwards, loaded.batches, self.step_tensors, loaded.expected, copies, strict=False)
         for forward, batch, tensors, expected, copy in steps:
             self.harness.assert_metadata(forward, batch, copy)
@@ -214,7 +216,7 @@ class GraphHarness:
 
 @contextmanager
 def _refusals(what: str, forward: ForwardCase) -> Iterator[None]:
-    """Turn a refusal of a graph state into a violation."""
+    """Turn an error of a graph state into a `ContractViolation`."""
     try:
         yield
     except DraftmarkError as error:

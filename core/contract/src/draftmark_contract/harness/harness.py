@@ -31,7 +31,7 @@ from .watch import Watch, batch_tensors
 
 
 class Harness(ForwardRunner):
-    """Runs forwards and judges them. Raises `Refused` if the backend refuses the geometry."""
+    """Runs forwards on one backend and checks them. Raises `Refused` if the backend refuses the geometry."""
 
     def fresh(self) -> Harness:
         """Return a harness that opens this backend again, on new tensors."""
@@ -41,7 +41,7 @@ class Harness(ForwardRunner):
     # -- whole forwards -----------------------------------------------------------------------------------
 
     def assert_forward(self, forward: ForwardCase, batch: ForwardBatch, what: str = "the output") -> torch.Tensor:
-        """Run one eager forward that is on the tensors, and check it. Return a copy of its output."""
+        """Run one eager forward that is loaded into the tensors, and check it. Return a copy of its output."""
         expected = self.expected(forward)
         out = self.run(forward, batch)
         self.assert_step(forward, batch, expected, what)
@@ -116,8 +116,8 @@ class Harness(ForwardRunner):
         """Check that live rows of `out` match float64 within rounding, and that padded rows are finite.
 
         Args:
-            what: subject of the error message.
-            out: ``[rows, heads, head_dim]``; by default the output on the tensors.
+            what: name of the output in the error message.
+            out: ``[rows, heads, head_dim]``; by default `out` of the harness's tensors.
         """
         out = self.tensors.rows(forward)[3] if out is None else out
         assertions.assert_output(out, expected.answer, forward.geometry.attention, forward, what=what)
@@ -153,7 +153,7 @@ class Harness(ForwardRunner):
     # -- side effects of a call ---------------------------------------------------------------------------
 
     def watch(self, forward: ForwardCase, batch: ForwardBatch) -> Watch:
-        """Return snapshots of every tensor that the backend receives for a forward."""
+        """Return snapshots of every tensor that the backend receives for a forward, to detect changes later."""
         return Watch(self.tensors, forward, batch)
 
     @contextmanager
@@ -168,11 +168,11 @@ class Harness(ForwardRunner):
         return raw(tensor).clone()
 
     def held(self) -> dict[int, str]:
-        """Return the memory that the backend can reach: address of each storage → a name."""
+        """Return the memory that the backend can reach, as a dict from storage address to a name."""
         return reachable_storages(self.backend)
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
-        """Run `call`, and return the names of its calls that read tensors of the batch or the arena on the host."""
+        """Run `call`, and return the names of torch calls in it that read batch or arena tensors on the host."""
         device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
         cache = self.tensors.cache
         given = [one for one in (cache.k_scale, cache.v_scale, cache.sinks) if one is not None]

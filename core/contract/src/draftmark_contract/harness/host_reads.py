@@ -1,4 +1,4 @@
-"""Detects host code that reads a device tensor, also on a CPU, where such a read does not wait for anything.
+"""Detects host code that reads a device tensor. It also works on a CPU, where this read would not wait.
 
 The tensors of the batch are tainted, and so is every result computed from them. A read of a tainted tensor's values on
 the host would wait for a real device.
@@ -56,7 +56,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False; see `draftmark.graphs.recorder`."""
+        """Return False: no code is compiled here, and dynamo's wrapper slows every operator."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +70,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True when an operator's value, or the size of its output, depends on data."""
+    """Return True if the operator's result, or the size of its result, depends on tensor data at the call."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
     if torch.Tag.dynamic_output_shape not in func.tags or kwargs.get("output_size") is not None:

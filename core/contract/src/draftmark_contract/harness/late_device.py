@@ -1,4 +1,4 @@
-"""Delay of a device's queued work while the host continues: a queue on a CPU, a spinning kernel on a GPU.
+"""Delays a device's queued work while the host continues, by a queue on a CPU and by a spinning kernel on a GPU.
 
 The order of the work does not depend on time.
 """
@@ -38,11 +38,11 @@ class Lateness:
 
     @property
     def waits(self) -> list[str]:
-        """Names of the calls that the host has waited in so far; empty where no `LateDevice` records them."""
+        """Names of the calls in which the host has waited for the device. Empty where no `LateDevice` records them."""
         return [] if self._late is None else self._late.waits
 
     def linger(self) -> None:
-        """Make the device pause when it reaches this point of its queue."""
+        """Queue a pause: the device stops at this point of its queue until `arrive`."""
         if self._late is None:
             spin = SPINS.get(self._device.type)
             if spin is not None:
@@ -51,7 +51,7 @@ class Lateness:
             self._here = self._late.mark()
 
     def arrive(self) -> None:
-        """Run the queued work up to the point of `linger`. A real device does so by itself."""
+        """Run the queued work up to the point of `linger`. A real device reaches that point without this call."""
         if self._late is not None:
             self._late.advance(self._here)
 
@@ -61,7 +61,7 @@ def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Laten
     """Run the block with a late device. Leaving the block waits for all queued work.
 
     Args:
-        tensors: tensors in device memory, which a CPU queue cannot detect by itself.
+        tensors: tensors to treat as device memory; on a CPU the queue cannot tell them from host memory.
     """
     if torch.device(device).type != "cpu":
         yield Lateness(device, None)
@@ -69,5 +69,5 @@ def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Laten
         return
     with LateDevice() as late:
         late.owns(tensors)
-        del tensors  # keep no reference here, so that the block can free a tensor
+        del tensors  # Delete this reference, so that the block can free a tensor.
         yield Lateness(device, late)

@@ -1,4 +1,4 @@
-"""Harness for a late device: queues rounds as an overlapping engine does, and checks each round's results."""
+"""Queues rounds on a late device as an engine with overlap does, and checks the results of each round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEDY = (
 
 
 class LateHarness:
-    """Rounds of one `GraphHarness`. Each round is copied to the static tensors on the device, run, and copied out.
+    """Queues the rounds of one `GraphHarness`. The device copies a round's inputs in, runs it, and copies results out.
 
     Attributes:
         rounds: rounds made by `stage`, in the order of `send`.
@@ -43,13 +43,13 @@ class LateHarness:
     # -- set-up: the device is not late -------------------------------------------------------------------
 
     def capture(self, forwards: Sequence[ForwardCase]) -> None:
-        """Capture the programs of all uniform rounds at their sizes. Call before `stage`, which reuses the tensors."""
+        """Capture the graphs of all rounds except prefills. Call this before `stage`, which reuses the tensors."""
         keys = {key_of(forward) for forward in forwards if forward.mode is not Mode.EXTEND}
         for key in sorted(keys, key=lambda key: -key.batch_size):
             self.graphs.capture(key)
 
     def stage(self, forwards: Sequence[ForwardCase]) -> None:
-        """Put the rounds on the device and compute their expected results. The arena is poisoned."""
+        """Copy the inputs of all rounds to the device and compute their expected results. Poison the arena."""
         self.rounds = [Round.of(self.harness.place(forward)) for forward in forwards]
         self._reset()
         last: Expected | None = None
@@ -60,7 +60,8 @@ class LateHarness:
         """Restore the state before the first round: KV of earlier forwards, a poisoned arena, no results."""
         first = [one.forwards[0] for one in self.rounds]
         live = tuple(request for forward in first for request in forward.requests if request.live)
-        self.harness.tensors.fill_cache(replace(first[-1], requests=live))  # the rounds share no page
+        # No two rounds share a page, so one fill can set the earlier KV of all rounds.
+        self.harness.tensors.fill_cache(replace(first[-1], requests=live))
         for one in self.rounds:
             one.copies, one.outs = [], []
         self.graphs.clear_outputs()
@@ -80,7 +81,7 @@ class LateHarness:
         """Queue all rounds on a late device, and wait for the device at the end.
 
         Args:
-            captured: uniform rounds are replays.
+            captured: True to replay graphs for all rounds except prefills.
             halfway: plan the next round while the device is between a round's metadata and its attention. Otherwise
                 plan all rounds before the device runs any.
             reopen_after: after this number of rounds, drop the backend and its arena and continue with a new one.
@@ -102,7 +103,7 @@ class LateHarness:
                     self._reopen()
 
     def _plan(self, one: Round, number: int) -> Loaded:
-        """Run the host half with this round's host lengths, while the device still holds an earlier round."""
+        """Run plan() with this round's host lengths, while the device has not yet run an earlier round."""
         kind = "exact" if self.harness.host == "exact" else KINDS[number % len(KINDS)]
         if one.is_ragged:
             one.move_to(self.graphs.step_tensors)
@@ -146,7 +147,7 @@ class LateHarness:
         self.harness.backend, self.harness.arena = self.harness.subject.open(self.harness.geometry)
 
     def _on_device(self) -> list[torch.Tensor]:
-        """Return every tensor in device memory, for the CPU queue. The arena marks its own host buffers."""
+        """Return every tensor in device memory, for the queue on a CPU. The arena marks its own host buffers."""
         found = [self.harness.arena[name] for name in self.harness.arena]
         found += [tensor for stage in self.graphs.step_tensors for tensor in memory_of(stage)]
         return found + [tensor for one in self.rounds for tensor in one.on_device()]
@@ -154,7 +155,7 @@ class LateHarness:
     # -- assertions ---------------------------------------------------------------------------------------
 
     def assert_rounds(self) -> None:
-        """Check each round's metadata and outputs against its own batch, and the pool against all rounds."""
+        """Compare each round's metadata and outputs with its own batch, and the pool with the result of all rounds."""
         for number, one in enumerate(self.rounds):
             with self._describes_round(one, number):
                 one.assert_round(self.harness, "the output")
@@ -191,7 +192,7 @@ def _assert_no_wait(one: Round, waits: Sequence[str]) -> None:
 
 @contextmanager
 def _failures(rounds: Sequence[Round]) -> Iterator[None]:
-    """Turn an error of queued work, which appears when a `LateDevice` runs it, into a violation."""
+    """Turn an error of queued work, raised when a `LateDevice` runs that work, into a violation."""
     try:
         yield
     except Exception as error:

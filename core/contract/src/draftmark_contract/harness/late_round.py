@@ -24,11 +24,11 @@ PROGRAMS = {mode: program for program, mode in MODES.items()}
 
 @dataclass
 class Round:
-    """A round with all of its inputs in its own device memory, so that the host copies no input later.
+    """Holds a round with its inputs in its own device memory, so that the host copies no input later.
 
     Attributes:
         forwards: one forward, or the steps of a draft round.
-        sources: inputs of each step. Where no kernels run, they also hold the outputs after `assert_round`.
+        sources: inputs of each step. If no kernels run in this tier, `assert_round` also writes the outputs there.
         batches: batches over the sources, for checking the metadata.
         expected: expected results, in the order of sending.
         copies, outs: metadata and outputs of each step, copied on the device after the step.
@@ -49,11 +49,11 @@ class Round:
 
     @property
     def is_ragged(self) -> bool:
-        """True for a prefill, which is not captured; its batch is built from its own inputs."""
+        """True for a prefill. A prefill is not captured, and its batch is built over its own inputs."""
         return self.forwards[0].mode is Mode.EXTEND
 
     def stage(self, harness: Harness, seed: int, last: Expected | None) -> Expected | None:
-        """Put the inputs on the device, and compute the expected results after the rounds that end with `last`."""
+        """Put the inputs on the device, and compute the expected results. `last` is the result of the rounds before."""
         for step, forward in enumerate(self.forwards):
             source = CaseTensors(harness.geometry, harness.subject.device, 1)
             source.cache = harness.tensors.cache
@@ -78,7 +78,7 @@ class Round:
         return batches + [tensor for source in self.sources for tensor in memory_of(source)]
 
     def assert_round(self, harness: Harness, what: str) -> None:
-        """Check each step's metadata and outputs against its own batch."""
+        """Compare each step's metadata and outputs with the batch of this round."""
         steps = zip(self.forwards, self.batches, self.sources, self.copies, self.outs, self.expected, strict=True)
         for forward, batch, source, copy, out, expected in steps:
             harness.assert_metadata(forward, batch, copy)
@@ -94,7 +94,7 @@ def key_of(forward: ForwardCase) -> GraphKey:
 
 
 def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBatch:
-    """Return a forward's batch over the static tensors, without filling them. kind: see `host_lengths`."""
+    """Return a forward's batch over the static tensors, without filling them. For `kind` see `host_lengths`."""
     b, size, lens = live.buffers, len(forward.requests), host_lengths(forward, kind)
     if forward.mode is Mode.EXTEND:
         rows = tuple(one.rows for one in forward.requests)

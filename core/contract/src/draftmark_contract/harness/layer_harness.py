@@ -1,4 +1,4 @@
-"""Harness for several layers in one forward: each has its own cache, scales and rows, and shapes may differ."""
+"""Runs forwards of several layers: each has its own cache, scales and rows, and layer shapes may differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tensors import CaseTensors
 
 @dataclass
 class Layer:
-    """One layer: the backend of its shape, and the layer's own tensors."""
+    """Holds one layer: the harness of the backend for its shape, and the layer's own tensors."""
 
     harness: Harness
     tensors: CaseTensors
@@ -32,11 +32,11 @@ class Layer:
 
 
 class LayerHarness:
-    """The layers of a model. Layers of one shape share a backend and its metadata. All layers share the batch.
+    """Runs the layers of a model. Layers of one shape share a backend and its metadata. All layers share the batch.
 
     Attributes:
         harnesses: one per distinct shape.
-        layers: in order of execution. Shapes alternate, so that each layer runs on leftovers of another shape.
+        layers: in order of execution. Shapes alternate, so that each layer finds stale buffers of another shape.
     """
 
     def __init__(self, subject: BackendUnderTest, shapes: Sequence[Geometry], num_pages: int, each: int = 2) -> None:
@@ -51,7 +51,7 @@ class LayerHarness:
         self._state = subject.graph_state(shapes[0])
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> tuple[ForwardBatch, list[Expected]]:
-        """Put a forward on the tensors of every layer. Return the batch and the expected result of each layer."""
+        """Fill the tensors of every layer with a forward. Return the batch and the expected result of each layer."""
         batch = self.layers[0].tensors.set(forward, host or self._host)
         for number, layer in enumerate(self.layers):
             fill(layer.tensors, layer.of(forward), Contents.USUAL, seed + 100 * number)
@@ -64,7 +64,7 @@ class LayerHarness:
 
     @property
     def _host(self) -> str:
-        """Kind of host lengths that satisfies every shape."""
+        """Least exact kind of host lengths that the backends of all shapes accept."""
         return max((harness.host for harness in self.harnesses), key=("unknown", "upper_bound", "exact").index)
 
     def place(self, forward: ForwardCase) -> ForwardCase:
@@ -73,12 +73,12 @@ class LayerHarness:
         return forward if most == forward.null_pages else forward.with_null_pages(most)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Run the host half of a step."""
+        """Run the host part of a step, `plan`, on the backend of every shape."""
         for harness in self.harnesses:
             harness.backend.plan(batch)
 
     def step(self, forward: ForwardCase, batch: ForwardBatch) -> None:
-        """Run the device half: the metadata of every shape, then every layer."""
+        """Run the device part of a step: write_metadata for every shape, then every layer."""
         for harness in self.harnesses:
             harness.backend.write_metadata(batch)
         for layer in self.layers:
@@ -94,7 +94,7 @@ class LayerHarness:
             self._state.capture(key, lambda: self.step(forward, batch))
 
     def replay(self, key: GraphKey, batch: ForwardBatch) -> None:
-        """Plan and replay."""
+        """Run plan(), then replay the captured graph."""
         self.plan(batch)
         with no_sync(self.subject.device):
             self._state.replay(key)

@@ -1,4 +1,4 @@
-"""Explanations of poison in a failure. Before a step the suite fills memory with set bits: NaN or -1 by dtype."""
+"""Explains a failing value that came from poisoned memory. The suite poisons memory by setting all bits (NaN or -1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of an opened backend that is poisoned while another backend runs, and must not change."""
+"""Poisons the memory of an opened backend while another backend runs, and checks that it does not change."""
 
 from __future__ import annotations
 

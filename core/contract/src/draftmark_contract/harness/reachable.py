@@ -8,7 +8,7 @@ import torch
 
 
 def reachable_storages(owner: object) -> dict[int, str]:
-    """Return the address of each storage that `owner` reaches by attributes, sequences, sets and dicts → a name."""
+    """Return storages that `owner` reaches through attributes, sequences, sets and dicts: address → a name."""
     found: dict[int, str] = {}
     seen: set[int] = set()
     queue: list[tuple[str, Any]] = [(type(owner).__name__, owner)]

@@ -22,7 +22,7 @@ def sparse_pool(forward: ForwardCase, device: str) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def sparse_memory(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Iterator[torch.Tensor]:
-    """Yield zeros. A CPU maps address space without reserving memory; a device allocates all of it."""
+    """Yield a tensor of zeros. On a CPU untouched pages take no memory; on a device all of it is allocated."""
     if device != "cpu":
         yield torch.zeros(shape, dtype=dtype, device=device)
         return

@@ -38,7 +38,7 @@ class RowForm(StrEnum):
 
 
 class CaseTensors:
-    """All tensors that a backend receives, at fixed addresses. Forwards fill them; unused parts are dirty.
+    """Holds all tensors that a backend receives, at fixed addresses. Parts that a forward does not use are stale.
 
     Attributes:
         cache: one layer's pages, with its own scales and sinks.
@@ -122,12 +122,12 @@ class CaseTensors:
             self.cache.sinks.copy_(values)
 
     def fill_cache(self, forward: ForwardCase, seed: int = 0) -> None:
-        """Fill the cache: random KV where earlier forwards stored some, zeros in the null pages, NaN elsewhere."""
+        """Fill the cache: random KV where earlier forwards stored KV, zeros in the null pages, NaN elsewhere."""
         dice = torch.Generator().manual_seed(seed + 1)
         size, used = self.geometry.attention.page_size, used_slots(forward)
         for pool in (self.cache.k, self.cache.v):
             if pool.numel() < SPARSE:
-                raw(pool).fill_(-1)  # all ones: NaN in every dtype
+                raw(pool).fill_(-1)  # All bits set is NaN in every floating-point dtype.
             flat = raw(pool).view(-1, *pool.shape[2:])
             flat[: forward.null_pages * size] = 0
             values = torch.randn((len(used), *flat.shape[1:]), generator=dice).to(pool.dtype)
@@ -140,7 +140,7 @@ class CaseTensors:
 
 
 def used_slots(forward: ForwardCase) -> list[int]:
-    """Return the KV slots that a forward finds filled: committed tokens, and tail slots of earlier draft steps."""
+    """Return the KV slots that are filled before a forward: committed tokens, and new tokens of earlier draft steps."""
     size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
     return sorted({slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
 
@@ -179,7 +179,7 @@ def host_lengths(forward: ForwardCase, kind: str) -> HostLengths:
 
 
 def _table(forward: ForwardCase, columns: int) -> list[list[int]]:
-    """Return each request's page ids: its own, then NaN pages for a live request and null pages for a padded one."""
+    """Return each request's page ids, then filler: pages of NaN for a live request, null pages for a padded one."""
     rows = []
     for n, one in enumerate(forward.requests):
         rest = [forward.num_pages - 1 - (n + i) % TRAPS for i in range(columns - len(one.pages))]

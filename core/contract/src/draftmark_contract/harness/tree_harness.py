@@ -22,7 +22,7 @@ from .tree_tensors import DIRT, TreeTensors
 
 
 class TreeHarness:
-    """The tree operations that the decode loop would use with a backend. Raises `Refused` for a refused geometry.
+    """Runs the tree operations that the decode loop uses with a backend. Raises `Refused` if it refuses the geometry.
 
     Every ``assert_`` method compares the output of `TreeOps` with the result of plain Python for the round.
 
@@ -59,7 +59,7 @@ class TreeHarness:
         return TreeTensors(self.geometry, self.subject.device, group=group, layers=layers)
 
     def verify(self) -> VerifyResult:
-        """Run verify_tree on the trees that are on the tensors."""
+        """Run `verify_tree` on the trees that are loaded into the tensors."""
         return self.ops.verify_tree(*self.tensors.trees(), self.tensors.targets)
 
     def compact(self, paths: list[list[int]]) -> None:
@@ -72,7 +72,7 @@ class TreeHarness:
     # -- assertions ---------------------------------------------------------------------------------------
 
     def assert_tail(self, batch: ForwardBatch, requests: list[Request], what: str) -> None:
-        """Check that mask, depth and positions follow the parents, and that the elements after them are still dirty."""
+        """Check that mask, depth and positions follow the parents, and that later elements keep their old values."""
         buffers = self.tensors.buffers
         wall, words = self.geometry.limits.max_context_len - 1, buffers.mask.shape[1]
         rows = [(one, one.own_slot(row)) for one in requests for row in range(one.rows)]
@@ -109,7 +109,7 @@ class TreeHarness:
                 )  # fmt: skip
 
     def moved(self, one: Round, paths: list[list[int]]) -> list[torch.Tensor]:
-        """Return K and V ``[layers, slots, …]`` of the owned pages as they must be after the paths are contiguous."""
+        """Return K and V ``[layers, slots, …]`` of the owned pages as `compact` must leave them."""
         size, first, after = self.geometry.attention.page_size, self.tensors.first_page, []
 
         def slot(request: Request, node: int) -> int:
@@ -126,7 +126,7 @@ class TreeHarness:
         return after
 
     def assert_pool(self, wanted: list[torch.Tensor], one: Round, what: str) -> None:
-        """Check every byte of every page that a request may own."""
+        """Compare every byte of every page that a request may own with the wanted pool."""
         for name, pages, want in zip("kv", self.tensors.owned, wanted, strict=True):
             differ = (pages.flatten(1, 2) != want).flatten(2).any(2)
             if bool(differ.any()):

@@ -23,11 +23,11 @@ DIRT = -7
 
 
 class TreeTensors:
-    """Static tensors of rounds, and the pool that they compact.
+    """Holds the static tensors of draft-tree rounds, and the KV pool that `compact` changes.
 
     Attributes:
-        buffers: the batch's static buffers. Everything outside a round's part is dirty and must stay unchanged.
-        drafts, parents: int64, wider and longer than a round, as in an engine. Their widths differ.
+        buffers: the batch's static buffers. Elements that a round does not use must stay unchanged.
+        drafts, parents: int64, wider and longer than a round needs, as in an engine. Their two widths differ.
         targets: int64 ``[R, D]``.
         pool: KV pool. Requests may own its pages from `first_page` on, which contain random bytes.
 
@@ -62,14 +62,14 @@ class TreeTensors:
             self.pool.layers = [KVCache(k, v) for k, v in zip(*memory, strict=True)]
 
     def batch(self, mode: Mode = Mode.VERIFY, step: int = 0, tree: bool = True) -> ForwardBatch:
-        """Return a batch of all requests over the static buffers, with a dirty tail and dirty positions."""
+        """Return a batch of all requests over the static buffers. Its mask, depths and positions hold stale values."""
         for tensor in (self.buffers.mask, self.buffers.depth, self.buffers.positions):
             tensor.fill_(DIRT)
         host = Unknown(self.reqs - 1, max_prefix(self.geometry))
         return self.buffers.uniform(mode, step, self.reqs, self.reqs - 1, host, tree=tree)
 
     def load(self, one: Round) -> None:
-        """Fill the static inputs."""
+        """Copy the inputs of a round into the static tensors."""
         reqs, nodes = self.targets.shape
         self.buffers.prefix_lens.copy_(torch.tensor([r.prefix for r in one.requests], dtype=torch.int32))
         self.buffers.page_table.copy_(torch.tensor([r.pages for r in one.requests], dtype=torch.int32))
@@ -95,7 +95,7 @@ class TreeTensors:
         return self.drafts[:reqs, :nodes], self.parents[:reqs, :nodes]
 
     def parents_of(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Return the parents of these requests' tails, int64 ``[R, T]``, as a slice of a wider tensor."""
+        """Return the parents of these requests' new tokens, int64 ``[R, T]``, as a slice of a wider tensor."""
         tail = requests[0].tail
         wide = torch.full((len(requests), tail + 5), JUNK, dtype=torch.int64, device=self.device)
         wide[:, :tail].copy_(torch.tensor([request.parents for request in requests]))

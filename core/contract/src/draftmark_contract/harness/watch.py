@@ -1,4 +1,4 @@
-"""Detects changes of tensors around a call."""
+"""Detects which tensors a call changes, by comparing them with snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
 
 
 class Watch:
-    """Snapshots of every tensor that a backend receives, except its arena: batch, static buffers, cache, rows."""
+    """Takes snapshots of every tensor that a backend receives, except its arena: batch, static buffers, cache, rows."""
 
     def __init__(self, tensors: CaseTensors, forward: ForwardCase, batch: ForwardBatch) -> None:
         buffers = tensors.buffers
@@ -43,7 +43,7 @@ class Watch:
         self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
 
     def assert_unchanged_except(self, allowed: Sequence[str], call: str) -> None:
-        """Raise a ContractViolation if another tensor than `allowed` changed since the last call."""
+        """Raise a ContractViolation if a tensor outside `allowed` has changed since the last check."""
         for name, one in self._watched.items():
             now = bits_of(one)
             if name not in allowed and not torch.equal(now, self._before[name]):
