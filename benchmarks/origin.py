@@ -34,7 +34,7 @@ def device_name(device: str) -> str:
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Return the versions of Python, of torch's CUDA ("" without) and of distributions ("absent" if not installed)."""
+    """Return versions: Python, torch's CUDA ("" on a CPU build), and each distribution ("absent" if not installed)."""
     found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
     for name in names:
         try:

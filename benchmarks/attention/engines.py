@@ -50,7 +50,7 @@ def _tails(inputs: Inputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def sglang(inputs: Inputs) -> Peer:
-    """Run SGLang's Triton backend, page size 1: one decode row per branch (draft), a mask over all keys (verify)."""
+    """Run SGLang's Triton kernels at page size 1: draft as one decode row per branch, verify with a full mask."""
     return _sglang_extend(inputs) if _packed(inputs) else _sglang_decode(inputs)
 
 
@@ -198,7 +198,7 @@ def flex(inputs: Inputs) -> Peer:
     def causal(b: torch.Tensor, h: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return key - lens[b] <= row + shift
 
-    one_for_all = case.ragged  # all requests have equal lengths, so one mask serves every request
+    one_for_all = case.ragged  # requests of a ragged case have equal lengths, so one mask is enough
     mask = create_block_mask(
         tree if case.tree else causal, 1 if one_for_all else requests, None, case.q_len, keys, device="cuda"
     )

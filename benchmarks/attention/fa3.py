@@ -61,7 +61,7 @@ def _forward(
 
 
 def fa3(inputs: Inputs) -> Peer:
-    """Run FlashAttention 3 by itself: a tree runs as a chain, a draft step without its tail."""
+    """Run FlashAttention 3 once, without a tree mask: a tree runs as a chain, a draft step runs without its tail."""
     case, model = inputs.case, inputs.case.model
     _load()
     draft = case.tree and case.q_len != case.tail_len
@@ -81,7 +81,7 @@ def fa3(inputs: Inputs) -> Peer:
 
 
 def composed(inputs: Inputs) -> Peer:
-    """Run an exact composition: the prefix unmasked, each row's ancestors as tokens at page size 1, then a merge."""
+    """Run FA3 twice: on the prefix without a mask, and on each row's tree ancestors at page size 1. Merge both."""
     case, model = inputs.case, inputs.case.model
     if not case.tree or inputs.seen is None:
         raise Absent("no tree in this case")
@@ -137,7 +137,7 @@ def _merged(
 
 @triton.jit
 def merge_states(out, other, near, far, rows, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Write to `out` both parts weighted by their log-sum-exps ``[heads, rows]``; one program per row and head."""
+    """Merge `other` into `out` with weights from the log-sum-exps `near` and `far`; one program per row and head."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     a, b = tl.load(near + head * rows + row), tl.load(far + head * rows + row)
     top = tl.maximum(a, b)

@@ -70,7 +70,7 @@ def import_flashinfer() -> object:
 
 
 def flashinfer(inputs: Inputs) -> Peer:
-    """Run FlashInfer fa2 as engines do: a custom mask over all keys (verify), or one row per branch (draft)."""
+    """Run FlashInfer fa2 as engines do: verify with a custom mask over all keys, draft with one row per branch."""
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if case.name.startswith("draft"):
@@ -120,7 +120,7 @@ def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
 
 
 def flashinfer_once(inputs: Inputs) -> Peer:
-    """Run FlashInfer's fastest exact composition: prefix once and unmasked, tail with its mask, then a merge."""
+    """Run FlashInfer in three calls: the prefix without a mask, the tail with the tree mask, and a merge."""
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if not case.tree:

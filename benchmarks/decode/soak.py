@@ -67,7 +67,8 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         "tree": Eagle(head, draw.randint(2, 8), draw.randint(1, 4), draw.randint(2, 34)),
     }[kind]
     if speculate is not None and draw.random() < 0.4:
-        # A row is free, cheap or too expensive. So rounds draft, mix both, or decode plainly except for probes.
+        # The assumed cost of a draft row is zero, low or too high. So the adaptive scheduler drafts always, sometimes,
+        # or only in probes.
         row = draw.choice([0.0, 0.03, 1.0])
         costs = CostTable({1: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row)})
         speculate = Adaptive(speculate, (), costs, draw.choice([0.01, 0.3]))

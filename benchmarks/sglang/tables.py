@@ -112,9 +112,9 @@ def compared(rows: Iterable[Row]) -> list[tuple[Row | None, Row | None, list[Row
 
 
 def bound(row: Row, profiles: Iterable[Row]) -> float | None:
-    """Return the tokens/s of a row if attention took no time; None where its kernels were not timed.
+    """Return the tokens/s that a row would reach if attention took no time; None if its kernels were not profiled.
 
-    The round is the measured one less the µs in which only attention ran.
+    The round's time is then the measured time minus the µs in which only attention kernels ran.
     """
     for one in profiles:
         if all(one[name] == row[name] for name in ("case", "backend", "page_size")) and "attention_us" in one:

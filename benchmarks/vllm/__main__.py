@@ -94,7 +94,7 @@ class Benchmark:
         self.out.write_text(json.dumps(self.result, indent=1) + "\n")
 
     def run(self) -> None:
-        """Run the whole plan."""
+        """Run all parts of the plan: the text comparison, the timed cases, and the draft measurements."""
         large = self._large()
         drafting = self._small("drafting", self.given.drafting, SMALL)
         self.equality()
@@ -102,7 +102,7 @@ class Benchmark:
             # The checkpoint may have been copied to this machine since the first attempt.
             drafting = drafting or self._small("drafting", self.given.drafting, SMALL)
             if large is not None:
-                if drafting is not None:  # no kernel may compile while a case is timed
+                if drafting is not None:  # wait, because an engine that still compiles would disturb timed cases
                     drafting.wait(self.plan.get("start_seconds", 150), self.left())
                 self._throughput(large)
             drafting = drafting or self._small("drafting", self.given.drafting, SMALL)
@@ -244,7 +244,7 @@ ABOUT = ("backend", "dtype", "page_size", "num_gpus", "drafts", "eager")
 
 
 def _about(engine: Engine) -> dict[str, Any]:
-    """Return the fields that identify an engine in a row of texts."""
+    """Return the fields that identify an engine in a result row of the text comparison."""
     about = {name: getattr(engine, name) for name in ABOUT}
     if engine.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         about["runner"] = "V1"

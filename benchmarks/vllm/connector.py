@@ -45,16 +45,16 @@ class AlreadyThere(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Do nothing: the pages keep their contents."""
 
     def start_load_kv(self, forward_context: Any, **more: Any) -> None:
-        """Load nothing."""
+        """Do nothing: attention reads the KV memory as it is."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Wait for nothing."""
+        """Return at once: this connector loads no KV."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **more: Any) -> None:
-        """Save nothing."""
+        """Do nothing: this connector saves no KV."""
 
     def wait_for_save(self) -> None:
-        """Wait for nothing."""
+        """Return at once: this connector saves no KV."""
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Let vLLM free the pages at once."""

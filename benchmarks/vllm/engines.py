@@ -186,7 +186,7 @@ def _tree_worker() -> str:
 
 
 def model(folder: Path, engine: Engine) -> Path:
-    """Write a model folder of the engine's shape; it has weights only with `random_weights`. vLLM makes dummy ones."""
+    """Write a model folder of the engine's shape, with weights only if `random_weights`; else vLLM makes dummy ones."""
     path = folder / f"{engine.shape}-{engine.dtype}"
     if not (path / "config.json").exists():
         from transformers import AutoConfig, AutoModelForCausalLM

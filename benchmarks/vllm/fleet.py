@@ -76,7 +76,7 @@ class Fleet:
             process, link = _start(how, _serve, engine, folder, warm, first + number, bool(weights and engine.shared))
             self._processes.append(process)
             self._links.append(link)
-        if weights:  # allocated while engines import
+        if weights:  # the keeper process allocates the memory while the engines import vLLM
             for engine, link, handle in zip(self.engines, self._links, self._keeper_link.recv(), strict=True):
                 with contextlib.suppress(OSError):  # `wait` reports an engine that has ended
                     if engine.shared:
@@ -147,7 +147,7 @@ class Fleet:
 
 
 def idle(llm: Any, engine: Engine) -> None:
-    """Warm up nothing."""
+    """Do nothing: the warm-up task of engines that need no warm-up."""
 
 
 def _start(context: Any, target: Any, *given: Any) -> tuple[Any, Any]:
@@ -210,7 +210,7 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, shared: bool, 
         os.environ["VLLM_PORT"] = str(21000 + 100 * number)
         os.environ["VLLM_CACHE_ROOT"] = str(folder / f"cache-{number}")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor-{number}")
-        prepare(engine.architectures)  # the parent has done so, but this process may not be its fork
+        prepare(engine.architectures)  # a spawned process inherits nothing from the prepared parent
         share_kernels(folder / KERNELS)
         if shared:
             _map(link.recv(), folder / f"handles-{number}")

@@ -180,7 +180,7 @@ def register(mapped: Mapped) -> None:
         """Loader that maps the shared weights into a model."""
 
         def download_model(self, model_config: Any) -> None:
-            """Download nothing."""
+            """Do nothing: the shared weights are in memory already."""
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
             mapped.memory().adopt(model)

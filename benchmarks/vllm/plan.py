@@ -50,7 +50,7 @@ class Plan:
         return {name for one in (*self.timed, *self.said, *self.drafting) for name in one.architectures}
 
     def rounds(self) -> list[list[tuple[str, Case]]]:
-        """Return the first case of each phase, then the second of each, so that an early end leaves rows of each phase."""
+        """Return the first case of each phase, then the second of each. An early end leaves rows of each phase."""
         beside = itertools.zip_longest(*self.cases.values())
         return [[(phase, case) for phase, case in zip(PHASES, one, strict=True) if case] for one in beside]
 

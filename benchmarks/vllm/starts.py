@@ -64,7 +64,7 @@ def _register(architecture: str) -> None:
 def _try(what: Callable[[], Any]) -> None:
     try:
         what()
-    except Exception as error:  # preparation only saves time
+    except Exception as error:  # not raised, because preparation only saves time
         print(f"not prepared: {type(error).__name__}: {str(error)[:160]}", flush=True)
 
 

@@ -250,7 +250,7 @@ def _result(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _backends(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Return the backends that load, and the reason for each of the others."""
+    """Return the names of the backends that load, and for each other backend the reason why it does not."""
     if args.backend:
         return args.backend, {}
     installed, found, absent = {one.name for one in available()}, [], {}

@@ -158,7 +158,7 @@ def seated(engine: Engine, unit: Unit) -> None:
         engine.step()
     seat(engine, unit.batch, unit.context)
     drafting = engine._drafting
-    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill resets these too, but `seat` runs none
+    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill would reset these, but `seat` runs none
         rows = torch.tensor([request.row for request in engine._scheduler.running], device=engine.model.device)
         drafting._backlog.forget(rows)
         drafting._calibration.forget(rows)

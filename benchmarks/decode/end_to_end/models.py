@@ -107,7 +107,7 @@ def seat(engine: Engine, requests: int, context: int) -> None:
 class FindingNgram(Ngram):
     """Prompt look-up that continues with old text if it finds no match.
 
-    Random text never repeats, so a real look-up would draft nothing. The search runs all the same.
+    Random text never repeats, so a real look-up would draft nothing. The search still runs, so its time is measured.
     """
 
     def begin(self, request_id: int, prompt: Any) -> Any:

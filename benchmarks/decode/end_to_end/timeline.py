@@ -72,7 +72,7 @@ def predicted_attention(
             return float(layers * times[f"decode-{batch}x{context}"])
         verify, draft = times[f"verify{nodes}-{batch}x{context}"], times[f"draft8-{batch}x{context}"]
         return float((layers + 1) * verify + (steps - 1) * draft)
-    except (KeyError, TypeError):  # no such case, or a refused one
+    except (KeyError, TypeError):  # the benchmark has no such case, or no time for it
         return None
 
 

@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 class Parts(Backend):
-    """Attention of tugboat, the tutorial's backend, in overridable parts. This class has no defect."""
+    """Attention of the tutorial's backend (tugboat) in overridable parts. This class has no defect."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -248,7 +248,7 @@ class LastToken(Parts):
 
 
 class Cascade(Parts):
-    """Attends a shared prefix (8 or more requests, 256 or more tokens) once for all requests, without the window."""
+    """Ignores the window in a prefix of 256 or more tokens that 8 or more requests share (cascade attention)."""
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
         inside = super().in_window(batch, rows, row, key)
@@ -356,7 +356,7 @@ def partials_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 class SplitDecode(Parts):
-    """Decodes through the partial outputs. torch's slice ends at the buffer's end; a kernel would write beyond it."""
+    """Decodes with split-KV partial outputs. A slice stops at the buffer's end, where a kernel would write beyond."""
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         super().attend(q, cache, batch, out)

@@ -126,7 +126,7 @@ def _all_branches(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _unused_alone(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Let rows at depth 1, except the first two, see only themselves."""
+    """Let tree rows at depth 1 see only themselves, except the first two of these rows."""
     if batch.mode is not Mode.VERIFY or not isinstance(batch.tail, Tree):
         return batch
     seen, each = bits(batch.tail.mask), batch.q_lens[0]
@@ -137,7 +137,7 @@ def _unused_alone(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _siblings(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Make step 0 of a draft causal over its branches."""
+    """In draft step 0, let each branch also see the tail slots of the branches before it."""
     if batch.mode is not Mode.DRAFT or batch.step or not isinstance(batch.tail, Tree):
         return batch
     each = batch.q_lens[0]

@@ -27,7 +27,7 @@ def _live_at_capture(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _baked_padding(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Capture the padding: requests that were padding at capture keep length 0 in every replay."""
+    """Keep prefix length 0 in every replay for requests that were padding when the graph was captured."""
     if not is_recording():
         return batch
     live = torch.arange(batch.padded_reqs, dtype=torch.int32, device=batch.device) < batch.num_reqs

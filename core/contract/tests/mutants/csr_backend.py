@@ -169,7 +169,7 @@ class CsrBackend:
         start, stop = indptr[:-1][one], indptr[1:][one]
         lens = (stop - start - 1) * shape.page_size + last
         index = (start[:, None] + torch.arange(pages, device=q.device)).clamp(max=self.arena["kv_indices"].shape[0] - 1)
-        # Entries after the live part may be poison. They are masked, so any valid page will do.
+        # Index entries beyond the live pages may hold garbage. Their keys are masked, so any valid page id is safe.
         table = self.arena["kv_indices"][index.long()].clamp(0, cache.k.shape[0] - 1).long()
         k = kernel.gathered(cache.k, table, cache.k_scale)
         v = kernel.gathered(cache.v, table, cache.v_scale)

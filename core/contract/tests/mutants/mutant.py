@@ -120,7 +120,7 @@ def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callab
 
 
 class BrokenMutant(BaseException):
-    """A mutant changes a method that no longer exists. Not an `Exception`, because the suite counts that as a kill."""
+    """Raised if a mutant changes a method that does not exist. The suite would count an `Exception` as a kill."""
 
 
 def _method(owner: Any, name: str) -> Any:

@@ -50,7 +50,7 @@ def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "layout"), [pair for pair in PAIRS if pair.values[0].id in catalog.KILLER])
 def test_outside_mutant_is_killed_by_its_class_check(mutant: Mutant, layout: str) -> None:
-    """A mutant of an outside author, or of sinks, fails the check of its class of defects."""
+    """A mutant by an outside author, or a mutant of attention sinks, fails the check for its class of defects."""
     check = CHECKS[catalog.KILLER[mutant.id]]
     assert suite.killing_case(mutant.build(layout), check) is not None, f"{mutant.id} survives {check.name}"
 

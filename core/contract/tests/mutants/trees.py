@@ -131,7 +131,7 @@ def _narrow(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> 
 
 
 def _same_tree(ops: Any) -> None:
-    """Write the tail only once for each batch and tree address."""
+    """Run write_tail only the first time for each address of the batch's and the tree's tensors."""
     seen: set[tuple[int, ...]] = set()
 
     def call(original: Any, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:

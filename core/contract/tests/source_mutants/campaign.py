@@ -44,7 +44,7 @@ class Plan:
         return self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
 
     def decided(self, mutation: Mutation, before: Ended | None) -> bool:
-        """Return True if a mutant needs no run: its result is final, or this run would use no more cases than before."""
+        """Return True if a mutant needs no run: its result is final, or this run would add no cases to it."""
         if before is None or self.again:
             return False
         return before.final or 0 < self.most(mutation) <= before.sample

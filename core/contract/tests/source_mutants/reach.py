@@ -13,7 +13,7 @@ NOTE = "__draftmark_reached__"
 
 
 class Reach:
-    """Statements that ran since `clear`, as (module, number); `sites.numbers` gives the numbers."""
+    """Records the statements that ran since `clear`, as (module, number); `sites.numbers` gives the numbers."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = set(modules)
