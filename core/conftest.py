@@ -1,4 +1,4 @@
-"""Shared fixtures of core's tests: small geometries, command lines, throw-away plugins, and scenes.
+"""Shared fixtures of core's tests: small geometries, command lines, temporary plugins, and scenes.
 
 A scene describes one forward in plain Python: committed lengths, tail slots, and the slots that each row sees. Its
 brute-force visibility (`Scene.visible`) shares no code with the package. `PagedScene` lays a scene out in KV pages and

@@ -21,7 +21,7 @@ def geometry(make_geometry):
 
 @pytest.fixture
 def verify(geometry):
-    """Return a batch of two live requests padded to three, which verifies trees."""
+    """Return a VERIFY batch with draft trees: two live requests, padded to three."""
     return BatchBuffers(geometry, "cpu").uniform(Mode.VERIFY, 0, 3, 2, Exact((9, 4)), tree=True)
 
 

@@ -99,7 +99,7 @@ def longest_prefix(f, mode, tail):
     ],
 )
 def test_worked_examples(make_geometry, fields, expected):
-    """Formulas give numbers that were worked out by hand."""
+    """Each length formula gives the number that was computed by hand."""
     geometry = make_geometry(**fields)
     assert {name: getattr(geometry, name) for name in expected} == expected
 

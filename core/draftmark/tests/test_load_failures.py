@@ -88,7 +88,7 @@ def test_another_contract_major_is_refused(distribution, major):
 
 
 def test_the_release_for_our_contract_major_is_loaded(distribution):
-    """With one name under v1 and v2 in two distributions, the v1 backend loads."""
+    """If two distributions register one backend name, for contract v1 and v2, the v1 backend loads."""
     distribution("both", project="both-old")
     distribution("both", project="both-new", group="draftmark.backends.v2", source="raise RuntimeError('v2')")
     assert draftmark.load("both").name == "both"

@@ -41,7 +41,7 @@ def test_a_backend_without_the_hook_gets_torch_operations(make_geometry):
 
 
 def test_a_hook_that_returns_none_gets_torch_operations(make_geometry):
-    """None means that the backend has no tree kernels for the device."""
+    """A `tree_ops` hook that returns None, for a device without tree kernels, selects torch operations."""
     assert isinstance(offering(None).tree_ops(make_geometry(), CPU), TorchTreeOps)
 
 

@@ -93,7 +93,7 @@ class Arena:
         return {name: block.tensor.data_ptr() for name, block in self._blocks.items()}
 
     def poison(self) -> None:
-        """Overwrite every `Init.EMPTY` buffer with poison, because no step may depend on earlier contents.
+        """Overwrite every `Init.EMPTY` buffer with poison (NaN or -1), because no step may depend on earlier contents.
 
         Waits for the device if a buffer is pinned; otherwise the host could overwrite a pending copy's source.
         """

@@ -52,10 +52,10 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
 
 
 class LoadedBackend:
-    """A plugin of a backend, registered in its own plugin manager.
+    """A backend plugin with its hooks as plain methods. Each instance has its own pluggy plugin manager.
 
-    Every method that calls a hook raises `BackendHookError` when the hook raises or returns a wrong type. Errors of the
-    plugin itself never reach the caller in another form, except `DraftmarkError`, which passes unchanged.
+    Every method that calls a hook raises `BackendHookError` when the hook raises or returns a wrong type. Only a
+    `DraftmarkError` that the hook raises reaches the caller unchanged.
 
     Attributes:
         name: name of the entry point.
@@ -293,7 +293,7 @@ class LoadedBackend:
 
 
 def _is_of(value: object, kind: type | tuple[type]) -> bool:
-    """Return True if `value` has type T (kind T) or is a tuple of T (kind (T,)). A bool is not an int."""
+    """Return True if `value` is an instance of `kind`, or a tuple of T if `kind` is ``(T,)``. A bool is not an int."""
     if isinstance(kind, tuple):
         return isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

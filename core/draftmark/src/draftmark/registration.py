@@ -74,7 +74,7 @@ def _instance(name: str, plugin: type) -> object:
 
 
 def _check_methods(name: str, plugin: BackendPlugin) -> None:
-    """Check that the plain methods accept the arguments of their hooks; pluggy checks only the marked methods."""
+    """Check that each plain method accepts its hook's arguments; pluggy checks only methods marked with hookimpl."""
     for hook, arguments in hook_arguments().items():
         method = getattr(plugin, hook.removeprefix(PREFIX), None)
         if method is None:

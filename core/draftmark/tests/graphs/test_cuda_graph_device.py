@@ -194,7 +194,7 @@ def test_a_cuda_graph_behaves_like_a_recorded_graph(name: str) -> None:
 @pytest.mark.device
 @on_device
 def test_cuda_random_numbers_advance_with_each_replay() -> None:
-    """Each replay draws from the default generator, as in a recorded graph."""
+    """Each replay of a CUDA graph draws new numbers from the default generator, as in a recorded graph."""
     state = graph_state_for(CUDA)
     outputs = state.capture(KEY, lambda: torch.rand(64, device=CUDA))
     state.replay(KEY)
@@ -258,6 +258,6 @@ def write_one_element(s: Setting) -> torch.Tensor:
 @pytest.mark.device
 @on_device
 def test_known_difference_cuda_refuses_a_one_element_write() -> None:
-    """`x[0, 0] = 5.` copies a host scalar: a recorded graph accepts it, CUDA refuses it (a row would be filled)."""
+    """CUDA refuses `x[0, 0] = 5.`, which copies a host scalar to one element; a recorded graph accepts it."""
     assert same(outcome(RecordedGraphState(), CPU, write_one_element), eager(write_one_element))
     assert outcome(graph_state_for(CUDA), CUDA, write_one_element) == "refused"

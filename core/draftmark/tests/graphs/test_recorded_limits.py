@@ -1,7 +1,7 @@
-"""Steps that are wrong on a device and that a recorded graph accepts, as tests that keep the documented list correct.
+"""Steps that a recorded graph accepts, although a device would refuse them or give wrong results.
 
-A device would refuse each of these steps or give wrong results. If one of these tests fails, the limit is gone: add
-a rule for the step instead.
+The tests keep the list of limits in `draftmark.graphs.recorded` correct. If one of these tests fails, that limit is
+gone: add a rule for the step instead.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_rows_see_the_keys_of_brute_force(mode, share, scene_types, open_referen
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_step_does_not_depend_on_earlier_arena_contents(data, scene_types, open_reference):
-    """Forwards of different modes and sizes are correct on one backend with a poisoned arena between them."""
+    """On one backend, forwards of different modes and sizes are correct, although the arena is poisoned before each."""
     shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim": KEYS + REQUESTS}
     first = data.draw(scene_types.scenes(Mode.VERIFY, **shape))
     backend, arena = open_reference(first.geometry)
@@ -104,7 +104,7 @@ def test_a_step_does_not_depend_on_earlier_arena_contents(data, scene_types, ope
 
 
 def test_mask_bits_31_and_32_are_different_slots(make_geometry, scene_types, open_reference):
-    """A 40-slot tree with rows that see only themselves and slot 31 or 32 tests the sign bit and the second word."""
+    """Mask bits 31 (the sign bit of the first word) and 32 (in the second word) select different tail slots."""
     slots = [scene_types.Slot(s, frozenset({s, 31 if s % 2 else 32})) for s in range(40)]
     geometry = make_geometry(
         num_draft_tokens=40, num_qo_heads=1, num_kv_heads=1, head_dim=KEYS + REQUESTS, modes=(Mode.VERIFY,)
@@ -183,7 +183,7 @@ def test_a_first_token_without_prefix_returns_its_own_value(
 
 
 def test_an_empty_prefix_contributes_nothing(make_geometry, scene_types, open_reference):
-    """A request without prefix gets equal bits next to a request with a long prefix and in a batch of one."""
+    """A request without prefix has the same output in a batch of one as next to a request with a long prefix."""
     geometry = make_geometry(num_draft_tokens=3)
     tail = scene_types.tree([None, 0, 0])
     short, long = scene_types.Request(0, tail, 3), scene_types.Request(29, tail, 3)

@@ -60,7 +60,7 @@ def _largest_first(parts: Sequence[Part]) -> list[Part]:
 
 
 def _widths(parts: Sequence[Part], width: int) -> list[int]:
-    """Return the number of characters of each part, which add up to `width` exactly."""
+    """Return the bar length of each part in characters; the lengths add up to `width` exactly."""
     total, ends, before = sum(part.bytes for part in parts), [0], 0
     for part in parts:
         before += part.bytes
@@ -69,7 +69,7 @@ def _widths(parts: Sequence[Part], width: int) -> list[int]:
 
 
 def _lines(parts: Sequence[Part], total: int) -> list[str]:
-    """Return a name, a share and a size for each part."""
+    """Return one line of text for each part: its name, its share in percent, and its size."""
     longest = max(len(part.name) for part in parts)
     return [
         f"{part.name:<{longest}}  {100 * part.bytes / total:5.1f} %  {human_bytes(part.bytes):>10}" for part in parts

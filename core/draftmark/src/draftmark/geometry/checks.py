@@ -1,6 +1,6 @@
 """Validation of a geometry's fields.
 
-The checks are separate from the formulas, because they branch on values, and proofs run the formulas on symbols.
+The checks branch on values. The formulas are in another module, because proofs run them on symbolic integers.
 """
 
 from __future__ import annotations

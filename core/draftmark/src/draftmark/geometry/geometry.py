@@ -121,7 +121,7 @@ class Geometry:
 
     @property
     def null_pages_per_req(self) -> int:
-        """Null pages of one padded request with unique slots: enough for its tail."""
+        """Number of null pages that one padded request gets for its tail, if the backend requires unique slots."""
         return ceil_div(self.max_tail, self.attention.page_size)
 
     # -- batch --------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Geometry:
 
     @property
     def num_draft_steps(self) -> int:
-        """DRAFT forwards of one round: num_steps - 1."""
+        """Number of DRAFT forwards before each VERIFY: num_steps - 1."""
         return self.draft.num_steps - 1
 
     def last_step(self, mode: Mode) -> int:

@@ -37,7 +37,7 @@ class OutsideStorage:
         return f"the {self.alias.dtype} tensor {list(self.alias.shape)} used by {self.operator}"
 
     def check(self, own: int) -> None:
-        """Raise GraphError if the caller freed or re-allocated the storage; `own` is our number of references."""
+        """Raise GraphError if the caller freed or re-allocated the storage; the graph itself has `own` references."""
         if references(self.alias) <= own:
             raise GraphError(
                 f"{self.label} was freed after capture, so a device would read other data at its address; "
@@ -89,10 +89,10 @@ class StorageLedger:
         return key in self._outside or key in self._inside or key in self._constants
 
     def alias(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor on the same storage, and count it as one of our references.
+        """Return a new tensor on the storage of `tensor`, and count it as a reference of the graph.
 
-        The caller's own tensor would keep the storage alive after the caller drops it. The count of aliases separates
-        our references from the caller's.
+        If the graph kept the caller's tensor object, the storage would look used after the caller drops it. A storage
+        with more references than counted aliases is still used by the caller.
         """
         self._own[storage_key(tensor)] += 1
         return tensor.detach()
@@ -132,7 +132,7 @@ class StorageLedger:
         return [self.alias(one.alias) for one in self._outside.values()] + list(self._inside.values())
 
     def watches(self) -> list[tuple[OutsideStorage, int]]:
-        """Return each outside storage with the number of our references; call it after the last alias is made."""
+        """Return each outside storage and the graph's number of references to it; call it after the last `alias`."""
         return [(outside, self._own[key]) for key, outside in self._outside.items() if outside.address]
 
 
@@ -143,7 +143,7 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 def storage_key(tensor: Tensor) -> int:
     """Return an integer that identifies a tensor's storage among all live storages."""
-    # Address of the C++ storage object: unique while the storage is alive, and our aliases keep it alive.
+    # Address of the C++ storage object: unique while the storage is alive, and the ledger's aliases keep it alive.
     key: int = tensor.untyped_storage()._cdata
     return key
 

@@ -1,17 +1,19 @@
 """Graphs on the CPU: a test tool that follows the rules of device graphs without a device.
 
 A `RecordedGraph` records the operators that torch dispatches, with their tensors. A replay runs them again on the same
-storages. As in a CUDA graph, Python numbers and slices keep the values of the capture. A tensor that the caller
-re-allocates is not seen.
+storages. As in a CUDA graph, Python numbers and slices keep the values of the capture. If the caller allocates a tensor
+again, a replay still uses the old one.
 
 A recorded graph is not faster than eager mode, and it is not a proof. It does not detect:
 
-* device mismatches: on a CPU `.to(q.device)` and a forgotten ``device=`` cost nothing (`mark_host` helps for buffers);
+* device mismatches: on a CPU `.to(q.device)` and a forgotten ``device=`` have no effect (`mark_host` marks a buffer as
+  host memory, so that its use is an error);
 * memory reads outside torch: `data_ptr()` with ctypes, a `numpy` view made before capture, `frombuffer`;
-* `x[i] = 5.` when ``x[i]`` is a single element: CUDA copies the number from the host, but fills a whole row on device;
+* `x[i] = 5.` when ``x[i]`` is a single element: CUDA copies the number from the host, which a capture refuses (if
+  ``x[i]`` is a row, CUDA fills it with a kernel);
 * kernels that torch does not dispatch (pybind extensions), unless they use `record_call`;
-* a dropped static tensor with another reference, such as a closure or an autograd graph;
-* memory reuse: a device may reuse the memory of a freed intermediate, here each intermediate keeps its memory;
+* a static tensor that the caller dropped but a closure or an autograd graph still references;
+* memory reuse: a device may reuse the memory of a freed intermediate tensor, a recorded graph never does;
 * streams and races (`draftmark_contract.late_device` detects races with the host), launch limits, and effects of the
   step on Python objects, which capture cannot undo.
 
@@ -81,7 +83,7 @@ class RecordedGraph:
             late.send("a replay", self._run)
 
     def _run(self) -> None:
-        # A static tensor made in inference mode can be written only in inference mode; other tensors allow both.
+        # A static tensor made in inference mode can be written only in inference mode; other tensors in either mode.
         with torch.inference_mode():
             self._tape.run()
 

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class Recorder:
-    """Recorder that runs each operator, so that shapes and dtypes are real, and stores the calls of a replay."""
+    """Runs each operator of a step, so that shapes and dtypes are real, and stores the calls that a replay makes."""
 
     def __init__(self) -> None:
         self.tape = Tape()
@@ -101,7 +101,7 @@ class Recorder:
         return operands
 
     def _adopt(self, leaves: Sequence[Any]) -> list[Tensor | None]:
-        """Return an alias of each result that the capture allocated; None for other values and known storages."""
+        """Return an alias of each newly allocated result tensor; None for other results, such as views."""
         fresh = [isinstance(leaf, Tensor) and not self.ledger.contains(leaf) for leaf in leaves]
         return [self.ledger.made(leaf) if is_fresh else None for leaf, is_fresh in zip(leaves, fresh, strict=True)]
 

@@ -51,7 +51,7 @@ def _check_lengths(batch: ForwardBatch, geometry: Geometry) -> list[int]:
 
 
 def _check_rows(batch: ForwardBatch) -> list[int]:
-    """Return the number of rows of each request, from `q_indptr`."""
+    """Check `q_indptr` against the host's row counts, and return the number of rows of each request."""
     starts: list[int] = batch.q_indptr.tolist()
     rows = [end - start for start, end in pairwise(starts)]
     ragged = batch.mode is Mode.RAGGED_VERIFY
@@ -134,7 +134,7 @@ def _check_pages(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows:
                     "there; reserve pages for the prefix and the tail before the forward"
                 )
             largest = max(largest, page)
-            # A warm-up before capture runs live requests without a prefix on null pages.
+            # Null pages are allowed without a prefix, because a warm-up before capture runs live requests on them.
             if page < null_pages and (start or batch.mode is Mode.EXTEND) and end > start:
                 raise BatchError(
                     f"page_table[{r}, {column}] is {page}, but pages below {null_pages} are null pages of padding; "
