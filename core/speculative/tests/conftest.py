@@ -45,7 +45,7 @@ def plain_text():
 
 @pytest.fixture(scope="session")
 def oracle():
-    """Return the class `Oracle`."""
+    """Return the class `Oracle`, a speculation with known texts."""
     from core.speculative.tests.known import Oracle
 
     return Oracle
@@ -87,7 +87,7 @@ def random_head():
 
 @pytest.fixture(scope="session")
 def markov():
-    """Return a function strength → (model, head): always right at 0, about two tokens at 0.01, almost never at 1."""
+    """Return a function strength → (model, head). At strength 0 the head is always right, at 1 almost never."""
     from draftmark_speculative.eagle.tiny import tiny_pair
 
     return cache(tiny_pair)

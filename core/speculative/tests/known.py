@@ -28,7 +28,7 @@ class Oracle(Speculation):
 
 
 class OracleDrafter:
-    """Drafter of trees in which at most one path is right, for a random number of tokens."""
+    """Proposes trees in which at most one path is right, for a random number of tokens."""
 
     def __init__(self, oracle: Oracle, request_id: int, prompt: Sequence[int]) -> None:
         self._oracle = oracle

@@ -86,7 +86,7 @@ def test_sampled_texts_are_equal_or_wrong(halves):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_right_backend_rounds_as_transformers_does(family, dtype):
-    """The reference's logit error is 0.5 to 1.5 times transformers' own, and its text is right."""
+    """The reference backend's logit error is 0.5 to 1.5 times transformers' own, and its text is right."""
     model, prompts = tiny_model(family, dtype=dtype), [[3, 1, 4, 1, 5], [9, 2, 6]]
     config = EngineConfig(max_context_len=64)
     outs, _ = generate(model, prompts, 20, config)
@@ -105,7 +105,7 @@ ERROR = LogitError(0.4, 0.1)
     [(ERROR, 1.0, 0.8), (ERROR, 0.3, 0.6), (LogitError(math.nan, math.nan), 0.3, 0), (LogitError(math.inf, 1), 0.3, 0)],
 )
 def test_the_bound_has_a_cap(rounding, cap, bound):
-    """A model with huge rounding errors allows gaps up to the cap. A model that overflows allows no gap."""
+    """With huge rounding errors, logit gaps up to the cap are near-ties. If the model overflows, no gap is one."""
     found = Agreement({(0, "a"): 3}, "float16", rounding, cap, gaps={(0, "a"): 0.59}, choices={0: (3, 0.7)})
     assert found.bound == bound
     assert found.excuses(0, "a") is (bound > 0)

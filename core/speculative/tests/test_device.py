@@ -143,7 +143,7 @@ def test_no_step_synchronises_with_the_device(configure, backend, shape, row_s, 
     """
     engine = Engine(on("cuda")[0], configure(shape, row_s, host_lengths=host, backend=backend, guard=False))
     prompts = starts()
-    engine.submit(prompts[0], 3)  # the first prefill compiles what is not captured
+    engine.submit(prompts[0], 3)  # a first prefill, because it compiles the kernels that no graph contains
     while engine.busy:
         engine.step()
     torch.cuda.set_sync_debug_mode("error")

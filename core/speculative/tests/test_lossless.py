@@ -52,7 +52,7 @@ def late_is_possible(way: str, overlap: bool, host: HostKind = HostKind.UNKNOWN)
 
 @pytest.fixture(scope="session")
 def decode(markov, oracle, table):
-    """Return a function (way, prompts, known texts, …) → outputs and engine, by default with the near-Markov model."""
+    """Return a function (drafting method, prompts, known texts, …) → (outputs, engine)."""
 
     def of(way, starts, texts=(), *, model=None, head=None, count=COUNT, stop=(), **more):
         who, shape, row_s, _ = WAYS[way]

@@ -21,7 +21,7 @@ from draftmark_speculative.sampling import uniform
      ({"top_p": 1.5}, "top_p is 1.5"), ({"top_p": float("nan")}, "top_p is nan")],
 )  # fmt: skip
 def test_settings_out_of_range_are_rejected(settings, named):
-    """NaN, negative, too large and mistyped settings give an error with the value and the remedy."""
+    """Sampling settings that are NaN, out of range or of a wrong type give an error with the value and the remedy."""
     with pytest.raises(RequestError, match=f"{named}.*; use"):
         Sampling(**settings)
 

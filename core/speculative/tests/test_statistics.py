@@ -1,4 +1,4 @@
-"""Statistics count the tokens that requests got, also where a request ends inside an accepted run."""
+"""Statistics count only the tokens that requests got, also if a request ends inside an accepted path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decoded(markov, count, stop=(), **more):
 @pytest.mark.parametrize("more", [{}, {"graph": True}, LATE], ids=["eager", "graph", "overlap"])
 @pytest.mark.parametrize(("count", "kept", "rounds"), [(2, 1, 1), (8, 7, 3)])
 def test_accepted_tokens_are_those_kept(markov, count, kept, rounds, more):
-    """Accepted tokens after max_new_tokens are not counted: 1 of 3 counts here, and 7 of 9."""
+    """The statistics do not count accepted tokens after a request's max_new_tokens."""
     output, seen = decoded(markov, count, **more)
     assert len(output.tokens) == count == 1 + kept
     assert (seen.accepted, seen.verified) == (kept, rounds)
@@ -39,7 +39,7 @@ def test_tokens_after_a_stop_token_are_not_counted(markov):
 
 
 def test_tokens_after_the_context_are_not_counted(markov):
-    """Accepted tokens after max_context_len are not counted."""
+    """The statistics do not count accepted tokens after max_context_len."""
     model, head = markov(0.0)
     config = EngineConfig(speculate=Eagle(head, 2, 4, 8), max_context_len=5)
     [output], engine = generate(model, [PROMPT], 60, config)

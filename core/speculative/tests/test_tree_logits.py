@@ -31,7 +31,7 @@ class Fixed(Speculation):
 
 @pytest.mark.parametrize(("family", "page_size"), quick(product(FAMILIES, [1, 16]), together=1))
 def test_tree_logits_equal_path_logits(make_model, family, page_size):
-    """Logits of every tree node equal transformers' logits on its path, and no live KV outside the tails changes.
+    """Logits of every tree node equal transformers' logits on its path, and only the tree rows' KV changes.
 
     Prefixes have 21 and 9 tokens (not page-aligned). Two padded requests are in the batch. Unused KV is NaN.
     """
@@ -105,7 +105,7 @@ def _prefill(model, layers, table, prefixes):
 def _verify(model, layers, table, prefixes, trees):
     geometry = layers.geometry
     buffers = BatchBuffers(geometry, "cpu")
-    buffers.mask.fill_(-1)  # stale memory inside and after the live part
+    buffers.mask.fill_(-1)  # as if stale memory were inside and after the live part of the mask
     batch = buffers.uniform(Mode.VERIFY, 0, 4, 2, Unknown(2, geometry.max_prefix_len), tree=True)
     batch.prefix_lens.copy_(torch.tensor([len(p) for p in prefixes] + [0, 0]))
     batch.page_table.zero_()

@@ -63,7 +63,7 @@ def text(model: CausalLM, plan: Plan, work: Path) -> tuple[list[Sample], list[Sa
 
 
 def _prompts(model: CausalLM, writer: Writer, plan: Plan) -> Iterator[list[int]]:
-    """Yield two template prompts for each prompt sampled by the target, while those last; skip too long prompts."""
+    """Yield two template prompts for each prompt that the target sampled, later only template prompts; skip long ones."""
     own = own_prompts(writer, plan.own)
     random.Random(plan.seed).shuffle(own)
     texts = training_prompts(plan.seed)

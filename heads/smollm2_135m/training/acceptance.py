@@ -21,7 +21,7 @@ from .unroll import DenseForward, collate, unroll
 
 @torch.no_grad()
 def acceptance(model: CausalLM, head: DraftHead, samples: Sequence[Sample], steps: int) -> dict[str, Any]:
-    """Return the mean accepted length of chains of `steps` guesses over greedy answers, and its bound for topk 4."""
+    """Return the mean accepted length of chains of `steps` guesses, and its upper bound for trees with topk 4."""
     taps, weight = model.tap(head.config.feature_layers), head.output_rows(model.lm_head)
     kept = {"chain": [0, 0], "in_top4": [0, 0]}
     for sample in samples:

@@ -9,7 +9,7 @@ was kept. A row of the result is one level of one shape:
 * `probability[q]`: quantile of the most probable child's probability.
 * `kept[q]`: share of places around that quantile at which this child was kept. Neighbours are pooled until the shares
   ascend. A calibrated head would have this probability.
-* `siblings[k]`: share in which the child of rank k was kept, of the places where the most probable was not.
+* `siblings[k]`: among places where the most probable child was not kept, the share that kept the child of rank k.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The target answers every prompt once. The head then drafts trees over the known answers without the engine (`trees`).
 `--check` also runs the engine on some prompts: in float32 its texts, its number of rounds and its accepted length must
-be equal. Neither counts tokens after the end of a text.
+be equal. Neither measurement counts tokens after the end of a text.
 
 `profile` is, for i = 1, 2, …, the share of rounds that kept at least i drafts among rounds that kept at least i - 1.
 `benchmarks.decode.end_to_end` forces such a profile on a model of random weights. Except for rounding, nothing here

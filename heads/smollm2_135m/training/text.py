@@ -110,7 +110,7 @@ class Writer:
     def write(
         self, prompts: Sequence[Sequence[int]], temperatures: Sequence[float], most: int | None = None
     ) -> list[Sample]:
-        """Write one batch: at most `batch` prompts of at most `width` tokens, and `most` new tokens for each."""
+        """Generate answers to at most `batch` prompts of at most `width` tokens, with `most` new tokens for each."""
         unwritten = 1 - len(prompts) / self.batch
         assert len(prompts) <= self.batch and max(map(len, prompts)) <= self.width
         filled = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]

@@ -101,7 +101,7 @@ class Trainee:
         self.optimizer = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), fused=True)
 
     def _begin(self) -> None:
-        """Initialise small random weights. The fused feature starts near the last layer's, nearest to the output."""
+        """Initialise small random weights, but let the fused feature start near the last hidden state that is read."""
         size = self.config.hidden_size
         with torch.no_grad():
             for parameter in self.head.parameters():
@@ -153,7 +153,7 @@ def _rope_theta(config: Any) -> float:
 
 
 class Target:
-    """The target's part of the batches: features, computed once and kept on the device.
+    """Computes the target's features for the batches once, and keeps them on the device.
 
     Attributes:
         layers: hidden states that are kept. The last one is among them, because the labels come from it.

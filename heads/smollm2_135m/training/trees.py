@@ -1,8 +1,8 @@
 """Accepted length of draft trees over known greedy answers, from the head without the engine.
 
-The target's text and features are known, so a round needs no forward of the target. The tree that the engine would
-draft at a place is drafted, and the text shows which path the target would keep. Rounds follow each other as in the
-engine. They equal its rounds in float32 (`held_out --check`), in a fraction of the time.
+The target's text and features are known, so a round needs no forward of the target. At each place the head
+drafts the tree that the engine would draft, and the text shows the path that the target would keep. Rounds follow each
+other as in the engine. They equal the engine's rounds in float32 (`held_out --check`), in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shape = tuple[int, int, int]
 
 
 class Place:
-    """The head's rows over a whole text, computed from the target's features.
+    """Holds the head's outputs over a whole text, computed from the target's features.
 
     Attributes:
         hidden: ``[length - 1, hidden_size]``; row p predicts token p + 2.
@@ -80,7 +80,7 @@ class Place:
 def tree_acceptance(
     model: CausalLM, head: DraftHead, samples: Sequence[Sample], shapes: Sequence[Shape]
 ) -> dict[Shape, Counter[int]]:
-    """Return, for each shape, the number of rounds by tokens kept, the target's own token included."""
+    """Return a histogram per shape: rounds by number of kept tokens, the target's own token included."""
     kept: dict[Shape, Counter[int]] = {shape: Counter() for shape in shapes}
     for sample in samples:
         place = Place(model, head, sample)
@@ -119,7 +119,7 @@ def _ancestors(parents: list[int]) -> torch.Tensor:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Compute attention. Rows see all keys before the drafts', and the draft keys that `seen` marks."""
+    """Compute attention of draft rows over all committed keys, and over the draft keys that `seen` marks."""
     mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
     mask[:, len(k) - seen.shape[1] :] = seen.to(q.device)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))

@@ -32,7 +32,7 @@ class TextBatch:
     answers: torch.Tensor
 
     def guessed(self, steps: int) -> list[torch.Tensor]:
-        """Return, for each step, indices into ``[batch · length]`` of rows with a chain inside one answer so far."""
+        """Return for each step the indices into ``[batch · length]`` of rows with a chain still inside one answer."""
         valid = pad(self.answers[:, 1:], (0, 1))
         found = []
         for step in range(steps):

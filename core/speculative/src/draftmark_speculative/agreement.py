@@ -81,7 +81,7 @@ class Agreement:
 
     @property
     def wrong_choices(self) -> dict[int, tuple[int, float]]:
-        """By prompt: (index, distance below the best logit) of its worst token, if rounding cannot explain that token."""
+        """By prompt: (index, distance below the best logit) of its worst token, if rounding does not explain it."""
         return {prompt: choice for prompt, choice in self.choices.items() if not choice[1] < self.bound}
 
     @property

@@ -237,7 +237,7 @@ class Engine:
         self._host.forget(request)
         self._scheduler.release(request)
 
-    # -- checks of the arguments ----------------------------------------------------------------------------
+    # -- checks of the settings -----------------------------------------------------------------------------
 
     def _check_host_lengths(self) -> None:
         needs = [layers.host_need for layers in self._models]

@@ -1,4 +1,4 @@
-"""Forwards with results not on the host yet, and the prefix lengths that the host may use until then."""
+"""Forwards in flight (results not on the host yet), and the prefix lengths that the host may use until then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FinishedForward:
 
 
 class PendingForward:
-    """Results of one forward, from the moment the forward is enqueued.
+    """Holds one enqueued forward while its results are copied to the host.
 
     Attributes:
         at_most: most tokens that the forward committed for a request; 0 for a prefill, which has exact counts.
@@ -69,7 +69,7 @@ class PendingForward:
 
 
 class HostView:
-    """Host's view of prefix lengths, in the precision of `HostKind`.
+    """Tracks the requests' prefix lengths on the host, in the precision of `HostKind`.
 
     The host adds a round's committed tokens at once, or one round later.
 
@@ -80,7 +80,7 @@ class HostView:
     def __init__(self, lengths: SequenceLengths, config: EngineConfig) -> None:
         self._lengths, self._kind = lengths, config.host_lengths
         self._at_once = config.overlap or config.host_lengths is HostKind.EXACT
-        # By request id: the row's assignment, the tokens to add one round later, and their upper bound.
+        # Maps a request id to (row assignment, tokens to add one round later, upper bound of these tokens).
         self._unsettled: dict[int, tuple[int, int, int]] = {}
 
     def of(self, rows: Sequence[int]) -> HostLengths:
@@ -99,7 +99,7 @@ class HostView:
         self._lengths.dispatched(rows, at_most)
 
     def settle(self, finished: FinishedForward, at_most: int) -> None:
-        """Add a round's committed tokens to the host's lengths: one round later for inexact lengths without overlap."""
+        """Add a round's committed tokens to the host's lengths. Inexact ones without overlap get them a round later."""
         request, count = finished.request, len(finished.tokens)
         if request.row is None:
             return  # the request was preempted and has no row
@@ -112,5 +112,5 @@ class HostView:
         self._unsettled[request.id] = (request.assignment, count, at_most)
 
     def forget(self, request: Request) -> None:
-        """Drop the count of an ended request that is not yet in the host's lengths."""
+        """Drop the committed tokens of an ended request that are not yet added to the host's lengths."""
         self._unsettled.pop(request.id, None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PlacedRows(NamedTuple):
-    """Indices from rows to nodes and from nodes to rows, for R requests with trees of D nodes.
+    """Maps rows to nodes and nodes to rows, for R requests with trees of D nodes.
 
     Attributes:
         requests: int64 ``[rows]``, batch entry of each row; 0 for padding rows.
@@ -50,7 +50,7 @@ def rows_of_nodes(batch: ForwardBatch, nodes: torch.Tensor) -> torch.Tensor:
 
 
 class RaggedRows:
-    """Writer of a ragged batch: `q_indptr`, positions and the tail of a tree.
+    """Writes `q_indptr`, positions and the tail (mask and depths of the draft trees) of a ragged batch.
 
     The backend's own `write_tail` writes the tail of all D nodes of every request into a separate uniform batch.
     The ragged rows are gathered from that batch. So a plugin needs no extra operation for ragged trees.
@@ -60,7 +60,7 @@ class RaggedRows:
         self._uniform_buffers = BatchBuffers(replace(geometry, modes=(Mode.VERIFY,), forms=()), device)
 
     def write(self, batch: ForwardBatch, trees: Admitted, ops: TreeOps) -> PlacedRows:
-        """Fill the batch for the trees of `batch.padded_reqs` requests; prefix lengths and page table are filled."""
+        """Fill the batch with the rows of `trees`. Its prefix lengths and page table must be filled already."""
         size, nodes = trees.tokens.shape
         batch.q_indptr[1:].copy_(trees.q_lens.cumsum(0))
         row = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
@@ -79,7 +79,7 @@ class RaggedRows:
         return placed
 
     def _all_nodes(self, batch: ForwardBatch) -> ForwardBatch:
-        """Return a VERIFY batch of the batch's requests with all D nodes each, over separate tensors."""
+        """Return a VERIFY batch of the same requests, with all D nodes of each and separate tensors."""
         tree = isinstance(batch.tail, Tree)
         full = self._uniform_buffers.uniform(Mode.VERIFY, 0, batch.padded_reqs, batch.num_reqs, batch.host, tree=tree)
         return replace(full, prefix_lens=batch.prefix_lens, page_table=batch.page_table)

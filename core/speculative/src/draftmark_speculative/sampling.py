@@ -54,7 +54,7 @@ class Sampling:
         return self.temperature == 0
 
     def choose(self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Choose one token a row. Capturable.
+        """Choose one token for each row. Capturable.
 
         Args:
             logits: float32 ``[rows, vocab_size]``.
@@ -82,7 +82,7 @@ class Sampling:
 
 
 def uniform(seed: int, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return a float64 in [0, 1) a row: a hash of (seed, request, position) by splitmix64 (Steele et al. 2014)."""
+    """Return a float64 in [0, 1) for each row: splitmix64 (Steele et al. 2014) of (seed, request, position)."""
     seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
     state = _splitmix(requests * _GOLDEN + seed)
     state = _splitmix(state + positions * _GOLDEN)

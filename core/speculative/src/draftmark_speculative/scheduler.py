@@ -13,7 +13,7 @@ from .state import DeviceState
 
 
 class Scheduler:
-    """Queues of waiting, prefilling and running requests; each request is in exactly one of them.
+    """Holds the queues of waiting, prefilling and running requests; each request is in exactly one queue.
 
     When pages run out, the youngest running request returns its pages. It goes to the front of the waiting queue with
     all its tokens. A later prefill restores its KV, and its text does not change.

@@ -17,7 +17,7 @@ Outputs = TypeVar("Outputs")
 
 
 class DeviceState:
-    """Fixed tensors for requests that come and go. Request rows come first, then null rows, as in `SequenceLengths`.
+    """Holds the engine's static device tensors. Rows of requests come first, then null rows (for padding).
 
     Attributes:
         lengths: the committed length of every row.

@@ -9,7 +9,7 @@ COUNT = 30
 
 @pytest.fixture(scope="session")
 def run(table):
-    """Return run(model, drafts, row_s, starts, **config) → (texts, engine): adaptive, four requests at a time."""
+    """Return run(model, drafts, row_s, starts, **config) → (texts, engine), which drafts adaptively."""
     from draftmark_speculative import Adaptive, EngineConfig, generate
 
     def of(model, drafts, row_s, starts, *, budgets=(), probe_share=0.01, count=COUNT, **more):

@@ -33,7 +33,7 @@ def test_triton_kernels_decode_adaptive_rounds(markov, run, shape, graph):
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_good_drafts_are_used_and_bad_ones_dropped(markov, prompts, run, strength):
-    """Right drafts of a head give several tokens a round. With wrong drafts at equal costs, rounds become plain."""
+    """Right drafts of a head give several tokens a round. With wrong drafts, the engine changes to plain decoding."""
     model, head = markov(strength)
     got, engine = run(model, Eagle(head, 1, 4, 5), SOME, prompts(4, 9, seed=2), count=50, graph=True)
     want, _ = run(model, None, 0, prompts(4, 9, seed=2), count=50)
@@ -123,7 +123,7 @@ class Scripted:
 
 @functools.cache
 def _texts_and_trees(overlap, plain_rounds):
-    """Return both requests' texts, and each tree by (request, length); three drafted rounds come first."""
+    """Repeat three rounds with drafts and `plain_rounds` without; return two texts, and trees by (request, length)."""
     model, head = tiny_pair(1.0)
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     config = EngineConfig(
@@ -192,7 +192,7 @@ def _never():
 
 @pytest.mark.parametrize(("graph", "host_drafts"), quick(itertools.product([True, False], [False, True]), together=1))
 def test_measured_cost_table_gives_plain_text(markov, prompts, graph, host_drafts):
-    """Without a cost table the engine measures one, eagerly or captured, and gives the plain text."""
+    """Without a cost table the engine measures one, eagerly or captured, and gives the text of plain decoding."""
     model, head = markov(0.01)
     starts, drafts = prompts(4, 12, seed=8), Ngram(2, 6) if host_drafts else Eagle(head, 2, 3, 6)
     want, _ = generate(model, starts, 20, EngineConfig(max_context_len=64))
@@ -239,7 +239,7 @@ def _replace(info, modes):
 
 
 def test_wrong_adaptive_settings_are_rejected(markov, make_model):
-    """Adaptive drafting rejects a bad share, drafts of one row, overlap with host drafts, and an unknown source."""
+    """Adaptive rejects an invalid probe_share, drafts of one row, overlap with host drafts, and an unknown source."""
     _, head = markov(0.01)
     with pytest.raises(RequestError, match=r"probe_share is 1\.5"):
         Adaptive(Eagle(head), probe_share=1.5)

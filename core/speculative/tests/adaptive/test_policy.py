@@ -1,4 +1,4 @@
-"""The policy's choice of rounds: never slower than plain decoding by the cost table, with probes within their share."""
+"""Tests of the policy: by its cost table no round is slower than plain decoding, except for limited probes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tables(draw):
 
 @st.composite
 def loads(draw):
-    """Draw a batch, padded or not."""
+    """Draw a `Load`: a number of requests, padded or not, and their KV tokens."""
     live = draw(st.integers(1, 64))
     return Load(live, live + draw(st.integers(0, 8)), draw(st.floats(0, 1e6)))
 
@@ -76,7 +76,7 @@ def flat(plain_s=1.0, row_s=0.01, drafting_s=0.1):
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(load=loads(), one=SECONDS, row=st.floats(0, 1e-4), often=st.integers(1, 300))
 def test_backlog_reads_stay_within_their_share(load, one, row, often):
-    """The time spent on backlogs and probes stays within the upkeep share and the probe share."""
+    """The time spent on backlogs and probes stays within their shares of the plain rounds' time."""
     table = CostTable({1: Cost(1e-2)}, {64: Cost(1.0)}, {1: Cost(1e-3)}, {1: Cost(one, row)})
     policy, spent, plainly = Policy(table, (64,), 0.005), 0.0, 0.0
     for number in range(1, 601):
@@ -110,7 +110,7 @@ def test_probe_resumes_drafts_that_pay_again():
 
 
 def test_costly_rows_get_a_smaller_budget():
-    """With equal drafts, a higher cost of a row gives a smaller budget, and then plain decoding."""
+    """The policy picks smaller budgets for the same drafts as rows get costlier, and in the end plain decoding."""
     gains = [0.0, *accumulate([0.8] * 4 + [0.3] * 4 + [0.1] * 8)]
     tokens = lambda budget: 4 + gains[budget - 4]  # noqa: E731
     for row_s, budget in ((0.001, 20), (0.1, 8), (0.5, None)):
@@ -156,7 +156,7 @@ def test_invalid_cost_table_is_rejected(plain_, cost):
 
 @pytest.mark.parametrize(("reqs", "nodes"), [(1, 5), (8, 16), (64, 5), (256, 16), (1, 2)])
 def test_budgets_ascend_in_small_steps(reqs, nodes):
-    """Budgets ascend in steps of at most a half, from two rows to the largest useful number."""
+    """Each budget is at most 1.5 times the one before (or one more), from two rows to the largest useful number."""
     found = row_budgets(reqs, nodes)
     assert found == tuple(sorted(set(found))) and found[0] == 2
     assert found[-1] == min(reqs * nodes, max(MOST_ROWS, 2 * reqs))
@@ -197,7 +197,7 @@ def test_one_round_of_a_large_batch_changes_the_forecast():
 
 
 def test_one_bad_round_of_one_request_changes_little():
-    """A bad round of one request barely lowers the forecast; a round of a large batch has half of the weight."""
+    """A bad round of one request barely lowers the forecast; a bad round of a large batch counts for one half."""
     promised = []
     for requests in (1, 64):
         forecast = Forecast(grid(4))
@@ -209,6 +209,6 @@ def test_one_bad_round_of_one_request_changes_little():
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 16, 48])
 def test_the_grid_ends_with_the_draft_shape(nodes):
-    """The grid of report points starts at one row a request and ends at all nodes of the draft shape."""
+    """The numbers of rows per request in a report start at one and end at all nodes of the draft shape."""
     points = grid(nodes)
     assert points[0] == 1 and points[-1] == nodes and list(points) == sorted(set(points))

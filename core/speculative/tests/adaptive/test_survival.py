@@ -1,4 +1,4 @@
-"""Admission of draft nodes: within the budget, closed under parents, and better nodes first."""
+"""Tests of the choice of draft nodes: within the budget, together with their parents, likeliest nodes first."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_equal_nodes_are_admitted_parents_first():
 
 
 def test_expected_tokens_by_rows():
-    """The expected tokens are the mean over live requests, linear between whole rows, and bounded by all nodes."""
+    """Expected tokens are a mean over live requests, linear between whole rows, and constant beyond all nodes."""
     alive = torch.tensor([[1.0, 0.8, 0.4], [1.0, 0.6, 0.2], [1.0, 1.0, 1.0]])
     order = ranked(alive, torch.tensor([True, True, False]))
     found = expected(order, torch.tensor([True, True, False]), torch.tensor([1.0, 1.25, 1.5, 2.0, 3.0]))

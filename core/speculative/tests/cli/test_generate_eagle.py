@@ -40,7 +40,7 @@ def generate(draftmark: Run, tiny: Path) -> Run:
     "argv", [(), ("--topk", 1, "--num-draft-tokens", 5), ("--graph", "--overlap"), ("--temperature", 1, "--overlap")]
 )
 def test_check_finds_the_same_text(generate: Run, head: Path, argv: tuple[object, ...]) -> None:
-    """EAGLE drafts give the plain text with trees, chains, graphs, overlap and sampling."""
+    """EAGLE drafts give the text of plain decoding with trees, chains, graphs, overlap and sampling."""
     done = generate("--head", head, *argv)
     assert done.code == 0, done.err
     assert done.json["check"]["differing"] == 0
@@ -57,7 +57,7 @@ def test_check_finds_the_same_text(generate: Run, head: Path, argv: tuple[object
     ],
 )
 def test_adaptive_drafting_finds_the_same_text(generate: Run, head: Path, argv: tuple[object, ...]) -> None:
-    """Adaptive drafts of a head or of n-grams give the plain text with measured costs."""
+    """Adaptive drafting with a head or n-grams, at measured costs, gives the text of plain decoding."""
     named = () if "ngram" in argv else ("--head", head)
     done = generate("--speculate", "adaptive", *named, *argv)
     assert done.code == 0, done.err

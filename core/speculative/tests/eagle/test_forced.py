@@ -1,4 +1,4 @@
-"""Forced acceptance, which the benchmarks use: the accepted lengths follow the given profile."""
+"""Forced acceptance, which the benchmarks use: accepted lengths follow a profile of probabilities by depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROFILE = (0.9, 0.8, 0.7)
 
 
 def accepted(make_model, random_head, prompts, shape, profile, **more):
-    """Return the tokens per request and round with random drafts."""
+    """Return the mean tokens per request and round, with random drafts and acceptance forced to `profile`."""
     model, speculate = make_model("llama"), Eagle(random_head(), *shape)
     config = EngineConfig(speculate=speculate, max_num_reqs=8, max_context_len=256, **more)
     wrap = partial(ForcedAcceptance, profile=profile, seed=0, device=model.device) if profile else None
@@ -25,7 +25,7 @@ def accepted(make_model, random_head, prompts, shape, profile, **more):
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (4, 4, 16)])
 def test_accepted_length_equals_the_profile(make_model, random_head, prompts, shape):
-    """The mean accepted length equals the profile's: 1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round.
+    """The mean accepted length follows the profile p: 1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round.
 
     The tolerance is 0.15. A tree may give less, because its likeliest path may be short.
     """
@@ -41,6 +41,6 @@ def test_profile_of_ones_and_no_profile(make_model, random_head, prompts):
 
 
 def test_invalid_profile_is_rejected(make_model, random_head, prompts):
-    """An invalid profile raises an error that names it, before any token."""
+    """An acceptance profile with a probability above 1 raises an error that names the profile."""
     with pytest.raises(RequestError, match=r"the profile is \(0\.5, 1\.5\)"):
         accepted(make_model, random_head, prompts, (1, 4, 5), (0.5, 1.5))

@@ -74,7 +74,7 @@ def likelihood(counts, exact):
 
 
 def same(one, other):
-    """Return the p-value for two samples from one distribution; rare texts are pooled."""
+    """Return the p-value of the hypothesis that two samples have one distribution; rare texts are pooled."""
     common = [text for text in one | other if one[text] + other[text] >= 10]
     table = [[counts[text] for text in common] for counts in (one, other)]
     rest = [SAMPLES - sum(row) for row in table]
@@ -85,12 +85,12 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def plain(model):
-    """Counts of plain sampling with a separate seed."""
+    """Number of times that plain sampling drew each text, with a separate seed."""
     return sample(model, None, 17)[0]
 
 
 def test_plain_sampling_has_the_exact_distribution(plain, exact):
-    """Plain sampling without drafts has the exact distribution."""
+    """Texts sampled without drafts have the distribution that transformers computes."""
     assert likelihood(plain, exact) > LEVEL
 
 
@@ -105,7 +105,7 @@ def test_speculative_sampling_has_the_exact_distribution(model, head, plain, exa
 
 
 def test_biased_loop_is_detected(model, head, plain, exact):
-    """Both tests detect a loop that accepts one draft in ten against the target's choice."""
+    """Both chi-square tests (exact and two-sample) detect a loop that accepts one draft in ten against the target."""
     forced = partial(ForcedAcceptance, profile=(1 / 10,), seed=4, device=model.device)
     counts, _ = sample(model, Eagle(head, *SHAPES["chain"]), 4, forced)
     assert likelihood(counts, exact) < 1e-6

@@ -51,7 +51,7 @@ def dense_paths(model, head, text, topk, steps, nodes):
 
 
 def planted_paths(tokens, parents):
-    """Return the token paths in one row of the engine's trees."""
+    """Return the token paths of the draft tree that the engine wrote for one request."""
     paths = [()]
     for token, parent in list(zip(tokens.tolist(), parents.tolist(), strict=True))[1:]:
         paths.append(() if token < 0 else (*paths[parent], token))
@@ -111,7 +111,7 @@ def test_engine_drafts_the_trees_of_the_head(make_model, random_head, prompts, s
 @pytest.mark.parametrize("features", [(2,), (0,), (1, 2)])
 @torch.no_grad()
 def test_trees_are_right_with_any_feature_layers(make_model, random_head, prompts, features):
-    """The drafted trees are right with one or several features, the embedding or the final norm's output."""
+    """Trees equal the densely run head's if it reads one or two features, the embedding or the final norm's output."""
     wrong, trees, _ = compare(make_model("llama"), random_head(features), prompts(3, 20), (2, 3, 8))
     assert (wrong, trees > 20) == (0, True)
 
@@ -126,7 +126,7 @@ def test_a_reduced_vocabulary_drafts_its_own_tokens(make_model, random_head, pro
 @pytest.mark.parametrize("graph", [False, True])
 @torch.no_grad()
 def test_trees_are_right_after_long_paths_with_overlap(markov, random_head, prompts, graph):
-    """Trees are right after accepted paths of several tokens, with overlap."""
+    """With overlap, after accepted paths of several tokens, the trees equal those of the densely run head."""
     model, head = markov(0.01)
     wrong, trees, accepted = compare(
         model, mixed(head, random_head((0, 1))), prompts(4, 20), (3, 4, 12), graph=graph,
@@ -183,12 +183,12 @@ MUTANTS = {
 
 @pytest.fixture(scope="module")
 def unchanged(make_model, markov, random_head, prompts):
-    """Return a function with the inputs and plain texts of a kind of head, after a check of unchanged drafting."""
+    """Return a function that makes a mutant test's inputs and plain texts, after a check without a mutant."""
 
     @cache
     def of(attends):
-        # Mutants of draft extend need long accepted paths, so a head that guesses well. The mutant of the slots needs a
-        # head with strong attention, so that its tokens depend on the slots it reads.
+        # Mutants of draft extend show only after long accepted paths, so they get a head that guesses well. The mutant
+        # of the slots gets a head with strong attention, so that its tokens depend on the slots that it reads.
         if attends:
             runs = make_model("llama"), attentive(random_head()), prompts(2, 5), (4, 6, 40)
         else:

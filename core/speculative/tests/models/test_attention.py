@@ -16,7 +16,7 @@ from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
 
 class Echo:
-    """Step that returns its queries and records the layers that called it."""
+    """`AttentionStep` that returns its queries and records the layers that called it."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -28,7 +28,7 @@ class Echo:
 
 
 class Broken(Echo):
-    """Step that fails in the middle of a forward."""
+    """`AttentionStep` that fails in the middle of a forward."""
 
     def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
         """Raise an error."""

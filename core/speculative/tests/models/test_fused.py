@@ -20,7 +20,7 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
 class Answering:
-    """An `AttentionStep` that attends as the probe does."""
+    """`AttentionStep` that computes plain causal attention, as the probe does."""
 
     def __init__(self, model: CausalLM) -> None:
         self._run, self._layers = ProbeAttention(), model.layers

@@ -17,7 +17,7 @@ from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
 
 class Causal:
-    """Step for prompts of one request: plain causal attention, no cache."""
+    """`AttentionStep` for the prompt of one request: plain causal attention without a cache."""
 
     def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
         """Compute attention over the rows so far."""

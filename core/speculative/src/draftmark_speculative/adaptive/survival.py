@@ -17,7 +17,7 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
 
     Args:
         chances: float32 ``[R, D]``, chance of each node once its parent is kept; 0 for an unused node. The root's entry
-            is not read. Siblings exclude each other, so a sum of siblings above 1 is scaled down to 1.
+            is not read. Siblings exclude each other, so a sum of siblings above 1 is scaled to 1.
         parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root.
         levels: number of levels below the root, at least the depth of the deepest used node.
 

@@ -47,7 +47,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Implementations of `rotated` and `swiglu` that one model runs."""
+    """Holds the implementations of `rotated` and `swiglu` that one model runs: compiled kernels or torch operators."""
 
     rotated: Rotation = rotated
     swiglu: Activation = swiglu

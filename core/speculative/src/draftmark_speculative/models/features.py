@@ -12,7 +12,7 @@ from draftmark import ModelError
 
 
 class FeatureTaps:
-    """Hooks that keep some hidden states of a model's forward.
+    """Records some hidden states of a model's forward, by hooks.
 
     `layers` counts as transformers' ``output_hidden_states``: 0 is the embedding, i the output of the first i decoder
     layers, num_hidden_layers the output of the final norm. Hooks exist during one forward only, so a captured forward
@@ -46,7 +46,7 @@ class FeatureTaps:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Keep the hidden states of the forward inside the context."""
+        """Record the tapped hidden states of a forward that runs inside the context."""
         handles = [block.register_forward_pre_hook(self._before(i), with_kwargs=True) for i, block in self._blocks]
         handles += [norm.register_forward_hook(self._after(i)) for i, norm in self._norms]
         try:

@@ -100,7 +100,7 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
     import gguf  # imported here because a model folder does not need the package
 
     class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
-        """GGUFReader over a plain array: each of about a million slices of a memmap would cost one microsecond more."""
+        """GGUFReader over a plain array. With a memmap, each of about a million slices takes one microsecond more."""
 
         data: Any
 

@@ -34,7 +34,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class FusedDecoder:
-    """Whole model from token ids to logits. Capturable; hooks on transformers' modules do not run.
+    """Runs a Llama-shaped model from token ids to logits. Capturable; hooks on transformers' modules do not run.
 
     The constructor packs the model's projections; see `Packed` for the effect on its parameters.
 
@@ -46,7 +46,7 @@ class FusedDecoder:
     def __init__(self, hf: Any, layers: Sequence[LayerAttention]) -> None:
         self._embed, self._rotary, self._lm_head = hf.get_input_embeddings(), hf.model.rotary_emb, hf.lm_head
         self._norm = hf.model.norm
-        one, inner = layers[0], hf.config.intermediate_size  # in these families all layers have one shape
+        one, inner = layers[0], hf.config.intermediate_size  # in these families all layers have the first layer's shape
         kernels = elementwise(hf.lm_head.weight, one.num_qo_heads, one.num_kv_heads, one.head_dim, inner)
         self._layers = [_Layer(block, layer, kernels) for block, layer in zip(hf.model.layers, layers, strict=True)]
 
@@ -72,7 +72,7 @@ class FusedDecoder:
         states = {}
         for index, layer in enumerate(self._layers):
             if index in taps:
-                states[index] = hidden.clone()  # the layer adds to `hidden` in place
+                states[index] = hidden.clone()  # a copy, because the next layer adds to `hidden` in place
             layer.add_to(hidden, cos, sin, partial(run, index, layer.attention))
         hidden = states[len(self._layers)] = _normed(self._norm, hidden)
         wanted = hidden if logits_rows is None else hidden.index_select(0, logits_rows)
@@ -133,7 +133,7 @@ def _plain(module: nn.Module) -> bool:
 
 
 class Packed:
-    """Several linear layers as one product: ``[layer(x) for layer in linears]``, concatenated.
+    """Runs several linear layers as one matrix product: ``[layer(x) for layer in linears]``, concatenated.
 
     The layers' parameters become views of the packed tensors, so nothing is stored twice. Writes to them in place are
     visible here. Moving the module (`Module.to`) breaks the views, so pack last.

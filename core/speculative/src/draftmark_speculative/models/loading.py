@@ -131,7 +131,7 @@ def _read_weights(folder: Path, shown: Path, source: dict[str, str], dtype: str)
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # checked below: transformers' own error only points at its log
+            ignore_mismatched_sizes=True,  # `_check_complete` reports them: transformers' error only names its log
             **source,
         )
     except Exception as error:  # damage shows as KeyError, RuntimeError, SafetensorError, …

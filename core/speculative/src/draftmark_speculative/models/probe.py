@@ -158,13 +158,13 @@ class ProbeAttention:
         back = row[:, None] - row
         hidden = back < 0 if called.window_left < 0 else (back < 0) | (back > called.window_left)
         scores = scores.masked_fill(hidden, float("-inf"))
-        if sinks is not None:  # one more column, which has no value
+        if sinks is not None:  # the sink is one more logit column, without a value vector
             scores = torch.cat((scores, sinks.float().view(1, -1, 1, 1).expand(REQUESTS, -1, TOKENS, 1)), -1)
         out = scores.softmax(-1)[..., :TOKENS] @ v
         return out.transpose(1, 2).flatten(0, 1).to(dtype)
 
     def layers(self, count: int) -> tuple[LayerAttention, ...]:
-        """Return the recorded calls; raise `ModelError` unless each of `count` layers called exactly once."""
+        """Return the recorded calls; raise `ModelError` unless each of `count` layers called attention exactly once."""
         got = [layer for layer, _ in self.calls]
         if got != list(range(count)):
             raise ModelError(
