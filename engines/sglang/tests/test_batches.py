@@ -1,4 +1,4 @@
-"""Conversion of SGLang's forward batches to draftmark batches, with padding requests."""
+"""Tests of the conversion of SGLang's forward batches to draftmark batches, with padding requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTS = RunnerFacts("cpu", "float32", "float32", 16, 4, 100, 64, "EAGLE", 4, 3, 
 
 
 class _Forward(SimpleNamespace):
-    """Attributes of SGLang's `ForwardBatch` that the adapter reads."""
+    """Stands in for SGLang's `ForwardBatch`, with the attributes that the adapter reads."""
 
 
 def _attention(facts: RunnerFacts = FACTS) -> Any:
@@ -41,7 +41,7 @@ def _attention(facts: RunnerFacts = FACTS) -> Any:
 
 
 def _batch(attention: Any, forward: Any, mode: Mode, masks: TreeMasks | None = None) -> ForwardBatch:
-    """Build a batch, and run the graph's part twice: a second replay starts from the first one's buffers."""
+    """Return a converted batch. The part that graphs capture runs twice, because a replay starts from used buffers."""
     batch = uniform_batch(attention, forward, mode, POOL, masks=masks, in_capture=False)
     write_batch(attention, batch, masks)
     write_batch(attention, batch, masks)
@@ -62,7 +62,7 @@ POOL = torch.cat([torch.zeros(1, 128), 16 + torch.arange(4 * 128).view(4, 128)])
 
 
 def test_decode_excludes_its_own_row() -> None:
-    """A decode's prefix is SGLang's length minus its row; a padding request has prefix 0 and null pages."""
+    """In a decode, the committed length is SGLang's length minus 1; a padding request has length 0 and null pages."""
     attention = _attention()
     batch = _batch(attention, _forward([9, 40, 1], [2, 1, 0]), Mode.DECODE)
     validate(batch, attention.geometry)
@@ -83,7 +83,7 @@ def test_host_lengths_are_exact_or_unknown() -> None:
 
 
 def test_tree_with_padding() -> None:
-    """A replay has masks of the live requests only; each row of a padding request sees only itself."""
+    """SGLang gives tree masks of live requests only, so each row of a padding request sees only itself."""
     attention = _attention()
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     mask[3, 2] = mask[4:, 2] = False
@@ -97,7 +97,7 @@ def test_tree_with_padding() -> None:
 
 
 def test_padded_draft_extend_has_no_prefix() -> None:
-    """A padding request's length of 1 minus all its rows becomes prefix 0."""
+    """In DRAFT_EXTEND, a padding request has committed length 0, not its `seq_lens` of 1 minus its D rows."""
     attention = _attention(replace(FACTS, is_draft=True))
     forward = _forward([20, 1], [3, 0])
     batch = _batch(attention, forward, Mode.DRAFT_EXTEND)
@@ -106,7 +106,7 @@ def test_padded_draft_extend_has_no_prefix() -> None:
 
 
 def test_narrower_table_resets_columns() -> None:
-    """Columns that a narrower `req_to_token` lacks become null pages again (sglang#22778)."""
+    """Page table columns past the end of a narrower `req_to_token` become null pages again (sglang#22778)."""
     attention, forward = _attention(), _forward([9, 40], [2, 1])
     _batch(attention, forward, Mode.DECODE)
     narrow = uniform_batch(attention, forward, Mode.DECODE, POOL[:, :32].clone(), in_capture=False)

@@ -1,7 +1,7 @@
-"""Interfaces that the adapter uses, checked in each supported SGLang release by reading its files without import.
+"""Tests that supported SGLang releases still have the interfaces that the adapter uses.
 
-Checked are the installed SGLang and the wheels in the folder that DRAFTMARK_SGLANG_WHEELS names (`make engines` fills
-it). `cpu/test_hooks.py` checks the behaviour that only a running SGLang shows.
+The tests read source files and import nothing. They read the installed SGLang and the wheels in the folder that
+DRAFTMARK_SGLANG_WHEELS names (`make engines` fills it). `cpu/test_hooks.py` checks behaviour in a running SGLang.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _body(function: ast.AST) -> list[ast.stmt]:
 
 @EACH
 def test_imported_names_exist(read: Read) -> None:
-    """Each imported name exists in the module that defines it; 0.5.21 removed a re-export (`get_pp_group`)."""
+    """Each name that the adapter imports is defined in the module from which it is imported, not re-exported."""
     names = imported(OURS, "sglang")
     assert len(names) > 30
     assert [str(one) for one in names if not offered(read, one.module, one.name)] == []
@@ -43,7 +43,7 @@ def test_imported_names_exist(read: Read) -> None:
 @EACH
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.target.rpartition(".")[2])
 def test_hooked_functions_exist(hook: object, read: Read) -> None:
-    """Each hook's target is defined at its path for newer or for older releases."""
+    """Each hooked function is defined at the path that the hook gives for newer or for older releases."""
     assert isinstance(hook, Hook)
     assert any(_defines(read, target) for target in filter(None, (hook.target, hook.old_target)))
 
@@ -58,7 +58,7 @@ def _defines(read: Read, target: str) -> bool:
 
 @EACH
 def test_backend_lists_contain_triton(read: Read) -> None:
-    """Checks of models that list attention backends contain Triton, the name that the hook passes to them."""
+    """SGLang's model checks that list attention backends contain Triton, the name that draftmark's hook passes."""
     source = _or_none(read, "srt.arg_groups.model_hook") or read("srt/server_args.py")
     for model in ("GptOssForCausalLM", "Llama4ForCausalLM", "Gemma4ForCausalLM", "Exaone4ForCausalLM"):
         branch = source.partition(f'"{model}"')[2][:2500]
@@ -78,7 +78,7 @@ def test_padded_batches_keep_live_count(read: Read) -> None:
 
 @EACH
 def test_rejected_arguments_exist(read: Read) -> None:
-    """Each rejected server argument exists; the adapter would no longer reject a renamed one."""
+    """Each server argument that the adapter rejects exists in SGLang; a renamed argument would not be rejected."""
     fields = ["device", "disagg", "exec_", "memory", "model", "parallel", "schedule", "serving", "spec"]
     places = ("server_args", *(f"arg_groups.fields.{part}" for part in fields))
     source = "".join(_or_none(read, f"srt.{place}") for place in places)
@@ -88,7 +88,10 @@ def test_rejected_arguments_exist(read: Read) -> None:
 
 @EACH
 def test_tree_rejection_is_the_last_check(read: Read) -> None:
-    """SGLang's tree rejection is its last check, except n-gram's DP attention check, which `refusals` repeats."""
+    """SGLang's check of tree page sizes, which a hook skips, is the last check, so the hook skips nothing else.
+
+    With n-gram drafts one more check follows, which `refusals` repeats.
+    """
     source = read(HANDLERS)
     eagle, ngram = (_body(defined(source, name)) for name in ("_handle_eagle_family", "_handle_ngram"))
     assert REFUSALS[0] in ast.unparse(eagle[-1])
@@ -98,7 +101,7 @@ def test_tree_rejection_is_the_last_check(read: Read) -> None:
 
 @EACH
 def test_backend_methods_keep_their_arguments(read: Read) -> None:
-    """SGLang's attention backend has the expected methods with the expected arguments."""
+    """SGLang's `AttentionBackend` has the methods that draftmark overrides, with the expected arguments."""
     source = read("srt/layers/attention/base_attn_backend.py")
     expected = {
         "init_cuda_graph_state": ["max_bs", "max_num_tokens"],
@@ -134,7 +137,7 @@ def test_window_pool_fields_exist(read: Read) -> None:
 
 @EACH
 def test_ngram_masks_have_a_switch(read: Read) -> None:
-    """`USE_FULL_MASK` is a module constant that SGLang reads when it prepares a round."""
+    """SGLang's n-gram worker reads the module constant `USE_FULL_MASK`, which a hook changes, in each round."""
     source = read("srt/speculative/ngram_worker.py")
     assert "\nUSE_FULL_MASK = " in source
     assert "USE_FULL_MASK" in ast.unparse(defined(source, "NGRAMWorker", "_prepare_for_speculative_decoding"))
@@ -142,7 +145,7 @@ def test_ngram_masks_have_a_switch(read: Read) -> None:
 
 @EACH
 def test_hidden_states_are_collected_before_layers(read: Read) -> None:
-    """SGLang collects hidden states before layers, so it lacks the last state, and layer numbers are one less."""
+    """SGLang collects each hidden state before a layer runs, so it never collects the last layer's output."""
     source = read("srt/models/llama.py")
     forward = ast.unparse(defined(source, "LlamaModel", "forward"))
     assert "for i in range(self.start_layer, self.end_layer)" in forward and "i in self.layers_to_capture" in forward
@@ -165,7 +168,7 @@ def test_names_can_be_added_to_the_command_line(read: Read) -> None:
 
 @EACH
 def test_rejected_variables_exist(read: Read) -> None:
-    """Each rejected environment variable exists; the adapter would no longer reject a renamed one."""
+    """Each environment variable that the adapter rejects exists in SGLang; a renamed one would not be rejected."""
     source = read("srt/environ.py")
     assert all(f"{name} = " in source for name in ENVIRONMENT)
 

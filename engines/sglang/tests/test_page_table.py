@@ -1,4 +1,4 @@
-"""Page tables computed from SGLang's token slots."""
+"""Tests of page tables that are computed from SGLang's token slots (`req_to_token`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _pool(page_size: int, width: int, requests: int = 5) -> torch.Tensor:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 def test_every_position_is_found(page_size: int) -> None:
-    """Page and offset of a position give SGLang's slot, for any page size and any rows."""
+    """Each position's page and offset give the KV slot that SGLang assigned, for several page sizes."""
     pool, rows = _pool(page_size, 130), torch.tensor([4, 1, 5])
     table = torch.full((3, -(-130 // page_size)), -7, dtype=torch.int32)
     write_page_table(table, pool, rows, page_size)
@@ -29,14 +29,14 @@ def test_every_position_is_found(page_size: int) -> None:
 
 
 def test_columns_past_the_row_are_null_pages() -> None:
-    """Columns past the width of `req_to_token` are the null page, for tokens in flight there (sglang#22778)."""
+    """Page table columns past the width of `req_to_token` are the null page (sglang#22778)."""
     table = torch.full((2, 9), -7, dtype=torch.int32)
     write_page_table(table, _pool(16, 100), torch.tensor([1, 2]), 16)
     assert bool((table[:, 7:] == 0).all()) and bool((table[:, :7] > 0).all())
 
 
 def test_wider_row_is_truncated() -> None:
-    """A row of `req_to_token` may be wider than the page table."""
+    """If a row of `req_to_token` is wider than the page table, the rest of the row is ignored."""
     table = torch.zeros(1, 4, dtype=torch.int32)
     write_page_table(table, _pool(16, 160), torch.tensor([3]), 16)
     assert table.shape == (1, 4) and bool((table > 0).all())
@@ -50,7 +50,7 @@ def test_padding_requests_have_null_pages() -> None:
 
 
 def test_slot_pool_is_viewed_as_pages() -> None:
-    """The view shares memory, and slot s is page s // P at offset s % P."""
+    """A KV pool viewed as pages shares the pool's memory, and slot s is at page s // P, offset s % P."""
     slots = torch.arange(3 * 4 * 2 * 5).view(12, 2, 5)
     pages = as_pages(slots, 4)
     assert pages.shape == (3, 4, 2, 5) and pages.data_ptr() == slots.data_ptr()

@@ -1,4 +1,4 @@
-"""Checks at SGLang's start-up: unsupported settings, models and pools are rejected with a reason."""
+"""Tests of the start-up checks: unsupported settings, models and KV pools are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_arguments(name: str) -> None:
 
 
 def test_algorithms_and_graphs() -> None:
-    """Other algorithms, context parallelism and full CUDA graphs of prefill are rejected."""
+    """Unsupported speculative algorithms, context parallelism and full CUDA graphs of prefill are rejected."""
     graphs = SimpleNamespace(prefill=SimpleNamespace(backend="full"))
     parts = dict(dcp_size=2, attn_cp_size=2)
     found = argument_reasons(SimpleNamespace(speculative_algorithm="DFLASH", cuda_graph_config=graphs, **parts))
@@ -33,7 +33,7 @@ def test_algorithms_and_graphs() -> None:
 
 
 def test_supported_arguments_have_no_reasons() -> None:
-    """Supported arguments give no reasons; DP attention is rejected with n-gram trees only."""
+    """Supported arguments give no reasons. DP attention is rejected together with n-gram trees, else accepted."""
     assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", dcp_size=1)) == []
     assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", enable_dp_attention=True)) == []
     found = argument_reasons(SimpleNamespace(speculative_algorithm="NGRAM", enable_dp_attention=True))
@@ -77,7 +77,7 @@ def test_layers(other: dict[str, Any], reason: str) -> None:
 
 
 def test_pools() -> None:
-    """Other KV pool classes, layouts and dtypes are rejected with a reason."""
+    """Unsupported KV pool classes, layouts and dtypes are rejected with a reason."""
 
     class BaseSWAKVPool: ...
 

@@ -1,4 +1,4 @@
-"""Layers with attention sinks, as in gpt-oss: the module around a layer holds them and passes them in each call."""
+"""Tests of attention sinks, as in gpt-oss: the module that contains an attention layer holds the layer's sinks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS, DIM, PREFIX, ROWS = 4, 16, 21, 5
 
 
 class _Layer(torch.nn.Module):
-    """Attributes of a `RadixAttention` that the adapter reads."""
+    """Stands in for SGLang's `RadixAttention`, with the attributes that the adapter reads."""
 
     def __init__(self, layer_id: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Layer(torch.nn.Module):
 
 
 class _Around(torch.nn.Module):
-    """Attention module of a decoder layer, which holds the sinks."""
+    """Stands in for a decoder layer's attention module, which holds an attention layer and its sinks."""
 
     def __init__(self, layer_id: int, sinks: torch.Tensor | None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Around(torch.nn.Module):
 
 
 def _opened(monkeypatch: Any, *sinks: torch.Tensor | None) -> tuple[LayerAttention, list[_Around], Any]:
-    """Return `LayerAttention` for a model with one layer for each element of `sinks`; page 0 is the null page."""
+    """Return `LayerAttention`, attention modules and KV pages of a model with one layer per element of `sinks`."""
     made = torch.nn.ModuleList(_Around(number, one) for number, one in enumerate(sinks))
     monkeypatch.setattr(module, "attention_layers", lambda model: [one.attn for one in model])
     pages = torch.randn(len(sinks), 2, 3 * 16, 2, DIM, generator=torch.Generator().manual_seed(1))
@@ -68,7 +68,7 @@ def _extend(attention: LayerAttention) -> Any:
 
 
 def test_each_layer_uses_its_own_sinks(monkeypatch: Any) -> None:
-    """Sinks become float32 for each layer; a layer without sinks has another shape and uses none."""
+    """Each layer's output uses its own sinks; a layer without sinks has another attention shape and uses none."""
     given = [torch.tensor([0.5, 3.0, -2.0, float("-inf")], dtype=torch.bfloat16), None]
     given.append(torch.tensor([2.0, 1.0, 0.0, 4.0], dtype=torch.bfloat16))
     attention, layers, pages = _opened(monkeypatch, *given)
@@ -85,7 +85,7 @@ def test_each_layer_uses_its_own_sinks(monkeypatch: Any) -> None:
 
 
 def test_unexpected_sinks_raise(monkeypatch: Any) -> None:
-    """A call with sinks for a layer without, and a call without sinks for a layer with sinks, raise an error."""
+    """A call with sinks raises if the layer had none at start-up; a call without sinks raises if it had some."""
     attention, layers, _ = _opened(monkeypatch, torch.zeros(HEADS), None)
     batch, (q, k, v) = _extend(attention), _rows(torch.Generator())
     with pytest.raises(NotImplementedError, match="layer 1: SGLang passes attention sinks"):

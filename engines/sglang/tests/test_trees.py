@@ -1,4 +1,4 @@
-"""Parents computed from SGLang's tree masks and candidate numbers."""
+"""Tests of draft tree parents that are computed from SGLang's tree masks and candidate numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftmark_sglang.trees import TreeMasks, write_parents_by_branch, write_par
 
 
 def _mask(parents: list[int]) -> torch.Tensor:
-    """Visibility mask as SGLang's tree kernels write it: each node sees itself and its ancestors."""
+    """Return a tree's visibility mask as SGLang's kernels write it: each node sees itself and its ancestors."""
     mask = torch.zeros(len(parents), len(parents), dtype=torch.bool)
     for node in range(len(parents)):
         seen = node
@@ -28,7 +28,7 @@ def _parents(masks: torch.Tensor) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_tree_is_read_back(seed: int) -> None:
-    """The parent of a node is the last of its ancestors."""
+    """The parents of a random tree are recovered from its visibility mask."""
     make = torch.Generator().manual_seed(seed)
     parents = [-1] + [int(torch.randint(0, node, (), generator=make)) for node in range(1, 40)]
     assert _parents(_mask(parents)[None]) == [parents]
@@ -41,7 +41,7 @@ def test_chains_and_forests() -> None:
 
 
 def test_upper_triangle_is_not_read() -> None:
-    """Cells above the diagonal are ignored: SGLang fills the buffer with ones before its kernel writes."""
+    """Mask elements above the diagonal are ignored, because SGLang fills the buffer with ones beforehand."""
     parents = [-1, 0, 0, 2]
     assert _parents((_mask(parents) | torch.ones(4, 4, dtype=torch.bool).triu())[None]) == [parents]
 
@@ -49,7 +49,7 @@ def test_upper_triangle_is_not_read() -> None:
 @pytest.mark.parametrize("topk", [2, 3, 8])
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_candidate_continues_its_branch(topk: int, step: int) -> None:
-    """The parent of candidate c is branch c // topk of the previous step, at that step's tail slots."""
+    """The parent of candidate c is the token that branch c // topk drafted in the previous step."""
     candidates = torch.randperm(topk * topk, generator=torch.Generator().manual_seed(topk))[None, :topk]
     reported = candidates + topk * topk * (step - 1) + topk
     parents = torch.full((1, topk * 6), -9)

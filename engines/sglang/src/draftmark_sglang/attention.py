@@ -69,8 +69,8 @@ class LayerAttention:
         }
         self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
         bound = {
-            # `checked=False`: SGLang computes positions itself, so draftmark's batches have no positions
-            # and their contents cannot be checked.
+            # `checked=False`: the model uses positions that SGLang computes itself, so neither the batch's positions
+            # nor its other contents are checked.
             shape: self._loaded.bind(geometry, arena, checked=False)
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
         }

@@ -1,6 +1,6 @@
-"""SGLang models from a config.json only, with random parameters seeded by their names.
+"""Tiny SGLang models without weight files: a config.json, and random weights seeded by the parameters' names.
 
-SGLang's own dummy weights are so small that a text hardly depends on attention.
+SGLang's own dummy weights are so small that the output tokens hardly depend on attention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def any_model(folder: Path, architecture: str, model_type: str, **shape: Any) ->
 
 
 def use_random_weights() -> None:
-    """Make this process's dummy weights random: seeded by name for the first model, nearly equal for the second."""
+    """Replace SGLang's dummy weights in this process by random weights.
+
+    The first model's weights are seeded by parameter name. A second model, the draft model, gets nearly equal weights.
+    """
     from sglang.srt.model_loader import loader
 
     models: list[Any] = []

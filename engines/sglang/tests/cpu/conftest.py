@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["test_*.py"]
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-os.environ.setdefault("TRITON_INTERPRET", "1")  # SGLang's allocators and index kernels are Triton
+os.environ.setdefault("TRITON_INTERPRET", "1")  # SGLang's allocators and index kernels are written in Triton.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 if not collect_ignore_glob and importlib.metadata.version("sglang") in ("0.5.17", "0.5.18"):
     os.environ.setdefault("CXX", str(HERE / "with_cstddef.sh"))
@@ -22,7 +22,7 @@ if not collect_ignore_glob and importlib.metadata.version("sglang") in ("0.5.17"
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the session's models."""
+    """Folder in which the test session writes its models."""
     return tmp_path_factory.mktemp("models")
 
 
@@ -44,7 +44,10 @@ def eagle(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def deep_target(folder: Path) -> str:
-    """Folder of a Llama of four layers: SGLang collects no hidden state before the first or after the last layer."""
+    """Folder of a Llama of four layers, because EAGLE-3 needs hidden states of three layers.
+
+    SGLang collects no hidden state before the first or after the last layer.
+    """
     import models
 
     return str(models.tiny_llama(folder / "deep_target", layers=4))

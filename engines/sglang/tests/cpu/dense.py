@@ -13,12 +13,12 @@ SLOTS = 8192 + 64
 
 
 def use_dense_attention() -> None:
-    """Register the reference as ``--attention-backend triton``, a name that SGLang's lists of backends contain."""
+    """Register the dense reference under the name `triton`, which SGLang's lists of supported backends contain."""
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
     class Dense(AttentionBackend):
-        """Dense attention; keys and values of every layer are at the slots of the full KV pool."""
+        """Computes dense float64 attention. It has its own K and V of every layer, at the slots of SGLang's KV pool."""
 
         def __init__(self, runner: Any) -> None:
             super().__init__()

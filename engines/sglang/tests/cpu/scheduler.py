@@ -32,7 +32,7 @@ def in_a_fork(function: Callable[..., Any], *arguments: Any, **named: Any) -> An
     """Run a function in a forked process and return its result.
 
     Raises:
-        RuntimeError: the function raised an error. The text is its traceback.
+        RuntimeError: the function raised an error. The message is its traceback.
     """
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
@@ -79,13 +79,14 @@ def generate_on_ranks(
     """Run `generate`, or another function, on every rank of a tensor-parallel run over gloo; return all results.
 
     Raises:
-        RuntimeError: a rank raised an error. The text has all ranks' errors; the first is not always the cause.
+        RuntimeError: a rank raised an error. The message has all ranks' errors; the first is not always the cause.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     together = dict(tp_size=ranks, nccl_port=port) | arguments
-    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # SGLang's default needs one NUMA node per rank
+    # All ranks use CPU core 0, because SGLang's default needs one NUMA node per rank.
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}
     together["environment"] = bind | arguments.get("environment", {})
 
     def one(rank: int) -> Any:
@@ -102,12 +103,12 @@ def generate_on_ranks(
 def generate(
     prompts: list[list[int]], max_new_tokens: int, environment: dict[str, str] | None = None, **arguments: Any
 ) -> dict[str, Any]:
-    """Serve all prompts together; return their texts and the number of verifications."""
+    """Serve all prompts together; return their output tokens, the number of verify steps, and facts of the backend."""
     scheduler = on_a_cpu(environment, **arguments)
     requests = submit(scheduler, prompts, max_new_tokens)
     run_until_done(scheduler, requests)
     backend = scheduler.tp_worker.model_runner.attn_backend
-    backend = getattr(backend, "full_attn_backend", backend)  # SGLang wraps it if the model has other layer kinds
+    backend = getattr(backend, "full_attn_backend", backend)  # SGLang wraps it if some layers are not attention
     return {
         "texts": [list(request.output_ids)[:max_new_tokens] for request in requests],
         "verifies": sum(getattr(request, "spec_verify_ct", 0) for request in requests),

@@ -9,7 +9,7 @@ import torch
 
 
 def use_short_convolutions() -> None:
-    """Use the functions below for LFM2 in this process, and define two names that SGLang looks up on a CPU."""
+    """Make LFM2 use this module's convolutions in this process, and define two names that SGLang looks up on a CPU."""
     torch.ops.sgl_kernel.fused_sigmoid_gating_delta_rule_update_cpu = torch.ops.sgl_kernel.fused_gdn_gating_cpu = None
     from sglang.srt.models import lfm2
 
@@ -27,7 +27,7 @@ def prefill(
     conv_states: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Return the causal convolution of ``[channels, tokens]``, with the last inputs in each request's state."""
+    """Return the causal convolution of ``[channels, tokens]``, and store each request's last inputs in its state."""
     assert activation is None
     kept, out, starts = weight.shape[1] - 1, torch.empty_like(x), query_start_loc.tolist()
     for request, (first, end) in enumerate(itertools.pairwise(starts)):

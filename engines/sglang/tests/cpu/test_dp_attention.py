@@ -1,4 +1,4 @@
-"""DP attention: ranks share layers, each rank has its own requests, and SGLang pads all batches to a common size."""
+"""Tests of DP attention: each rank has its own requests, and SGLang pads all ranks' batches to a common size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def served(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def head(folder: Path) -> str:
-    """Folder of an EAGLE-3 head for the model; its drafts are mostly wrong."""
+    """Folder of an EAGLE-3 head for the served model, with random weights, so most of its drafts are wrong."""
     layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}
     shape = dict(num_hidden_layers=1, draft_vocab_size=96, eagle_config=layers)
     return any_model(folder / "qwen3_moe_head", "LlamaForCausalLMEagle3", "llama", **shape)
@@ -45,14 +45,14 @@ def head(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def plain(served: dict[str, Any]) -> list[list[list[int]]]:
-    """Texts of each rank with SGLang's own attention."""
+    """Output tokens of each rank's requests with SGLang's own attention."""
     made = generate_on_ranks(2, BUSY, TOKENS, _generate, attention_backend="torch_native", **served)
     return [one["texts"] for one in made]
 
 
 @pytest.mark.parametrize("drafts", [{}, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_two_ranks(drafts: dict[str, Any], served: dict[str, Any], head: str, plain: Any) -> None:
-    """Ranks with different numbers of requests, later zero, give the texts of SGLang's own attention."""
+    """Two ranks generate the same tokens as SGLang's own attention, also after one rank has finished its requests."""
     if drafts:
         drafts = dict(drafts, speculative_draft_model_path=head)
     made = generate_on_ranks(
@@ -64,7 +64,7 @@ def test_two_ranks(drafts: dict[str, Any], served: dict[str, Any], head: str, pl
 
 
 def test_rank_without_requests(served: dict[str, Any], head: str, plain: Any) -> None:
-    """A rank without requests runs idle batches only, and the other rank's texts stay equal."""
+    """A rank without requests runs idle batches only, and the other rank still generates the right tokens."""
     drafts = dict(TREE, speculative_draft_model_path=head)
     made = generate_on_ranks(
         2, IDLE, TOKENS, _generate, attention_backend="draftmark", page_size=16, **served, **drafts
@@ -74,7 +74,7 @@ def test_rank_without_requests(served: dict[str, Any], head: str, plain: Any) ->
 
 
 def _generate(prompts: list[list[list[int]]], max_new_tokens: int, rank: int, **arguments: Any) -> dict[str, Any]:
-    """Return the texts of this rank's prompts, and the forward modes of its batches."""
+    """Return the output tokens of this rank's prompts, and the forward modes of its batches."""
     use_random_weights()
     _stand_in()
     scheduler = on_a_cpu(rank=rank, **arguments)
@@ -89,7 +89,10 @@ def _generate(prompts: list[list[list[int]]], max_new_tokens: int, rank: int, **
 
 
 def _run_together(scheduler: Any, requests: list[Any]) -> Counter[str]:
-    """Run SGLang's event loop until the requests of all ranks have ended; every rank must run every turn."""
+    """Run SGLang's event loop until all ranks' requests have ended, and count the batches by forward mode.
+
+    A rank without requests continues, because every turn of the loop has collectives of all ranks.
+    """
     modes: Counter[str] = Counter()
 
     def receive(**_: Any) -> list[Any]:

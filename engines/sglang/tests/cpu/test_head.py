@@ -1,4 +1,4 @@
-"""draftmark's draft head for SmolLM2-135M in SGLang: texts are equal, and a tree accepts more than a chain."""
+"""Test of draftmark's draft head for SmolLM2-135M in SGLang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _head(model: str, out: Path) -> str:
 
 @pytest.fixture(scope="module")
 def plain(smollm2: str) -> list[list[int]]:
-    """Texts of SGLang's own attention without drafts."""
+    """Output tokens of SGLang's own attention without drafts."""
     return in_a_fork(generate, _prompts(smollm2), TOKENS, model_path=smollm2, attention_backend="torch_native")["texts"]
 
 
@@ -45,7 +45,7 @@ def _accepted(smollm2: str, folder: Path, plain: list[list[int]], **arguments: A
 
 
 def test_tree_accepts_more_than_chain(smollm2: str, folder: Path, plain: list[list[int]]) -> None:
-    """A tree of 16 nodes accepts more than a chain of four; the head reads three layers, the last after the norm."""
+    """A tree of 16 nodes accepts more tokens than a chain of four, and both give the tokens of plain decoding."""
     chain = _accepted(smollm2, folder, plain, page_size=16, **CHAIN)
     tree = _accepted(smollm2, folder, plain, page_size=64, **TREE)
     assert chain > 1.4 and tree > 1.1 * chain, (chain, tree)

@@ -1,4 +1,7 @@
-"""Behaviour that the adapter's hooks need and that only a running SGLang shows; `../test_drift.py` reads its files."""
+"""Tests of SGLang behaviour on which the adapter's hooks depend, in a running SGLang.
+
+`../test_drift.py` checks the properties that SGLang's source files show.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def _source(target: str) -> str:
 
 
 def test_candidate_numbers_give_parents() -> None:
-    """`tree_info[2]` is the candidate's number plus topk² · (step - 1) + topk."""
+    """In a draft step, SGLang reports candidate c as c + topk² · (step - 1) + topk (`tree_info[2]`)."""
     source = _source("sglang.srt.speculative.spec_utils.select_top_k_tokens")
     assert "i == 0" in source
     import torch

@@ -1,4 +1,4 @@
-"""`draftmark judge sglang:triton` finds defects: each backend here is SGLang's own with one defect added.
+"""Tests that `draftmark judge sglang:triton` finds defects. Each judged backend is SGLang's own plus one defect.
 
 Scheduler processes are forked from this process, so that a defect can be passed as a class.
 """
@@ -34,7 +34,7 @@ def _process(setup: str, patch: Patch = lambda kind: kind, backend: str = "trito
 
 
 def _sees_every_draft(kind: Any) -> Any:
-    """Verify without the tree mask (sglang#32269)."""
+    """Return a backend class with a defect: it verifies without the tree mask (sglang#32269)."""
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
         kind.init_forward_metadata(self, batch)
@@ -44,7 +44,7 @@ def _sees_every_draft(kind: Any) -> Any:
 
 
 def _keeps_the_capture(kind: Any) -> Any:
-    """Leave the index buffers unchanged in a replay (sglang#26019)."""
+    """Return a backend class with a defect: a replay reads the index buffers of the capture (sglang#26019)."""
 
     def init_forward_metadata_out_graph(self: Any, batch: Any, in_capture: bool = False) -> None:
         if in_capture:
@@ -54,7 +54,10 @@ def _keeps_the_capture(kind: Any) -> Any:
 
 
 def _moves_its_buffer(kind: Any) -> Any:
-    """Fill a new tensor in a replay, which no captured kernel reads (sglang#27664)."""
+    """Return a backend class with a defect: a replay fills a new tensor, which captured kernels do not read.
+
+    The bug is known from sglang#27664.
+    """
 
     def init_forward_metadata_out_graph(self: Any, batch: Any, in_capture: bool = False) -> None:
         if not in_capture:
@@ -65,7 +68,7 @@ def _moves_its_buffer(kind: Any) -> Any:
 
 
 def _stores_one_further(kind: Any) -> Any:
-    """Store each row in the slot after its own."""
+    """Return a backend class with a defect: it stores each row's K and V one slot too far."""
 
     def forward_decode(self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, **named: Any) -> Any:
         batch.out_cache_loc = batch.out_cache_loc + 1
@@ -75,7 +78,7 @@ def _stores_one_further(kind: Any) -> Any:
 
 
 def _counts_one_too_few(kind: Any) -> Any:
-    """Size index buffers by a `seq_lens_sum` that is too small (sglang#26753)."""
+    """Return a backend class with a defect: an index buffer is too small, as `seq_lens_sum` is (sglang#26753)."""
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
         batch.seq_lens_sum -= 3
@@ -86,7 +89,7 @@ def _counts_one_too_few(kind: Any) -> Any:
 
 @pytest.mark.parametrize("scene", eager_scenes(SETUPS["page1-tree"]), ids=lambda one: one.name)
 def test_batch_is_on_the_device(scene: Scene) -> None:
-    """All tensors of a batch except `seq_lens_cpu` are on the device; the meta device stands for any device."""
+    """All tensors of a judged batch except `seq_lens_cpu` are on the judged device (here torch's meta device)."""
     runner = SimpleNamespace(req_to_token_pool=None, token_to_kv_pool=None)
     with torch.device("meta"):
         batch = forward_batch(place(scene, SETUPS["page1-tree"], 512), runner)
@@ -96,7 +99,7 @@ def test_batch_is_on_the_device(scene: Scene) -> None:
 
 
 def test_unchanged_backend_is_right() -> None:
-    """SGLang's own Triton backend passes the questions that find the defects below."""
+    """SGLang's own Triton backend passes the checks that find the added defects."""
     with _process("page16") as process:
         process.ask("stores", "decode")
         process.ask("replays", "decode", -1)
@@ -117,13 +120,13 @@ def test_unchanged_backend_is_right() -> None:
     ids=lambda one: one.__name__.strip("_") if callable(one) else None,
 )
 def test_defect_is_found(setup: str, patch: Patch, question: tuple[Any, ...], message: str) -> None:
-    """The question that tests the broken rule fails with the expected message."""
+    """The check of the rule that a defect breaks fails with the expected message."""
     with _process(setup, patch) as process, pytest.raises(ContractViolation, match=message):
         process.ask(*question)
 
 
 def test_backend_without_graphs_is_not_served() -> None:
-    """A backend without CUDA graphs is neither right nor wrong in replays."""
+    """For a backend without CUDA graphs, checks of replays report "not served", neither right nor wrong."""
     with _process("page16", backend="torch_native") as process:
         process.ask("rows", "decode")
         with pytest.raises(NotServed, match="it has no CUDA graphs"):
@@ -131,7 +134,7 @@ def test_backend_without_graphs_is_not_served() -> None:
 
 
 def test_ended_process_is_reported() -> None:
-    """The end of a process raises an error, and the next question starts another process."""
+    """If the scheduler's process ends during a check, an error is raised, and the next check starts another process."""
 
     def dies(kind: Any) -> Any:
         import os
@@ -164,13 +167,13 @@ def _forward_rejects(kind: Any) -> Any:
 
 @pytest.mark.parametrize("patch", [_constructor_rejects, _forward_rejects])
 def test_rejection_is_not_served(patch: Patch) -> None:
-    """An input that SGLang itself rejects is not a wrong result."""
+    """For an input that SGLang itself rejects, a check reports "not served", which is not a wrong result."""
     with _process("page16", patch) as process, pytest.raises(NotServed, match="rejects"):
         process.ask("rows", "decode")
 
 
 def test_lost_device_ends_the_process() -> None:
-    """After a CUDA error, the next question starts another process."""
+    """After a CUDA error, the judge's next check starts another process."""
 
     def faults(kind: Any) -> Any:
         def init_forward_metadata(self: Any, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Model families other than Llama, with random weights: draftmark gives the texts of another attention backend."""
+"""Tests of model families other than Llama: draftmark and another attention backend generate equal tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def _generate(*before: Any, **arguments: Any) -> dict[str, Any]:
 
 
 def test_attention_sinks(folder: Path) -> None:
-    """gpt-oss gives equal texts: sinks, a second KV pool for windows, and a list of backends without draftmark.
+    """gpt-oss, which has sinks and a second KV pool for windows, generates the same tokens as with dense attention.
 
-    The draft model is a gpt-oss too, and its trees use pages of 16.
+    The draft model is a gpt-oss too, and its trees use pages of 16. SGLang's list of backends for gpt-oss lacks
+    draftmark, so the test also needs the hook on that list.
     """
     experts = dict(num_local_experts=4, num_experts_per_tok=2, swiglu_limit=7.0, attention_bias=True, head_dim=16)
     layers = dict(sliding_window=9, layer_types=["sliding_attention", "full_attention"])
@@ -38,7 +39,7 @@ def test_attention_sinks(folder: Path) -> None:
 
 
 def test_convolution_layers(folder: Path) -> None:
-    """LFM2 gives equal texts: SGLang wraps the backend and the KV pool of its attention layers."""
+    """LFM2, for which SGLang wraps backend and KV pool, generates the same tokens as with SGLang's own attention."""
     convolutions = dict(conv_L_cache=3, conv_bias=False, block_ff_dim=128, block_dim=64, block_multiple_of=8)
     more = dict(block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, layer_types=["conv", "full_attention"])
     path = any_model(folder / "lfm2", "Lfm2ForCausalLM", "lfm2", **convolutions, **more)
@@ -49,7 +50,7 @@ def test_convolution_layers(folder: Path) -> None:
 
 
 def test_transformers_model(folder: Path) -> None:
-    """A transformers model gives equal texts: its attention layers are outside the module tree, without a scale."""
+    """A model that runs transformers' code generates the right tokens, although its attention layers lack a scale."""
     scale = dict(attention_multiplier=0.4, logits_scaling=1.0, residual_multiplier=1.0, embedding_multiplier=1.0)
     path = any_model(folder / "granite", "GraniteForCausalLM", "granite", **scale)
     served = dict(model_path=path, model_impl="transformers")

@@ -1,4 +1,4 @@
-"""SGLang's draft steps, captured once in a recorded graph: each replay equals the eager round."""
+"""Test of SGLang's draft rounds in a graph that is captured once and emulated on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30]]
 
 @pytest.mark.parametrize(("topk", "nodes", "page_size"), [(1, 5, 1), (4, 12, 16)], ids=["chain", "tree"])
 def test_replayed_round_equals_eager(topk: int, nodes: int, page_size: int, target: str, eagle: str) -> None:
-    """Replays equal eager rounds while lengths grow and requests leave; seed d, sglang#26521 and #26655."""
+    """Replayed draft rounds equal eager rounds while lengths grow and requests finish (sglang#26521, #26655)."""
     drafts = dict(
         speculative_algorithm="EAGLE",
         speculative_draft_model_path=eagle,

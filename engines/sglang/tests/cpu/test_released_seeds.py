@@ -1,6 +1,7 @@
-"""The failures that draftmark prevents: the judge finds each in the SGLang release that had it, and not in a fixed one.
+"""Test that the judge finds known failures in the SGLang releases that had them, and not in fixed releases.
 
-One of the five, sglang#26738, was in no release. Each release is downloaded once.
+The failures are four of the five that draftmark prevents; sglang#26738 was in no release. Each release is downloaded
+once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SEEDS = {"a": "sglang-26753", "c": "sglang-27338", "d": "sglang-26521", "e": "sg
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seed_is_found_in_its_release(seed: str) -> None:
-    """`draftmark judge` finds the failure, with the value in docs/findings.md, and not in the later release."""
+    """`draftmark judge` finds the failure, with the value in docs/findings.md, only in the release that has it."""
     [one] = [one for one in findings.read() if one.id == SEEDS[seed]]
     try:
         for release in (one.release, one.right):

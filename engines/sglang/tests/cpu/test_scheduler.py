@@ -1,4 +1,4 @@
-"""SGLang's scheduler with draftmark's attention: texts equal plain decoding with SGLang's own attention."""
+"""Tests of SGLang's scheduler with draftmark: output tokens equal plain decoding with SGLang's own attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = dict(speculative_eagle_topk=8, speculative_num_steps=5, speculative_num_d
 
 @pytest.fixture(scope="module")
 def plain(target: str) -> list[list[int]]:
-    """Texts of SGLang's own attention without drafts."""
+    """Output tokens of SGLang's own attention without drafts."""
     return _texts(target, attention_backend="torch_native")
 
 
@@ -39,41 +39,41 @@ def _drafts(eagle: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_plain_decoding(page_size: int, target: str, plain: list[list[int]]) -> None:
-    """Prefill and decode give the same texts at every page size."""
+    """Prefill and decode generate the right tokens at every page size."""
     assert _texts(target, 0, attention_backend="draftmark", page_size=page_size) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_chain(page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
-    """An EAGLE chain saves verifications and changes no text."""
+    """An EAGLE chain needs fewer target forwards than plain decoding, and the output tokens stay equal."""
     assert _texts(target, 20, page_size=page_size, **CHAIN, **_drafts(eagle)) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_tree(page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
-    """An EAGLE tree saves more verifications, at page sizes that SGLang allows only for its own backends."""
+    """An EAGLE tree saves more target forwards than a chain, at page sizes that SGLang allows only its own backends."""
     assert _texts(target, 30, page_size=page_size, **TREE, **_drafts(eagle)) == plain
 
 
 def test_wide_tree(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """Eight branches of five steps, with masks of more than 32 nodes, change no text on pages of 64."""
+    """A tree of eight branches and five steps, with over 32 nodes, leaves output tokens equal on pages of 64."""
     assert _texts(target, 40, page_size=64, **WIDE, **_drafts(eagle)) == plain
 
 
 def test_branch_order(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """SGLang's branch order (DRAFTMARK_ANCESTORS=branch) changes drafts but no text."""
+    """With SGLang's own choice of parents (DRAFTMARK_ANCESTORS=branch) the output tokens stay equal."""
     branch = dict(environment={"DRAFTMARK_ANCESTORS": "branch"})
     assert _texts(target, 20, page_size=16, **TREE, **_drafts(eagle), **branch) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_ngram_tree(page_size: int, target: str, plain: list[list[int]]) -> None:
-    """N-gram trees save verifications and change no text."""
+    """N-gram trees need fewer target forwards than plain decoding, and the output tokens stay equal."""
     assert _texts(target, 5, attention_backend="draftmark", page_size=page_size, **NGRAM) == plain
 
 
 def test_eagle3(deep_target: str, eagle3: str) -> None:
-    """An EAGLE-3 head with features of three layers and its own draft vocabulary changes no text."""
+    """With an EAGLE-3 head that reads three layers and has its own vocabulary, the output tokens stay equal."""
     drafts = dict(_drafts(eagle3), speculative_algorithm="EAGLE3")
     plain = _texts(deep_target, attention_backend="torch_native")
     assert _texts(deep_target, 0, page_size=16, **TREE, **drafts) == plain
@@ -81,14 +81,14 @@ def test_eagle3(deep_target: str, eagle3: str) -> None:
 
 @pytest.mark.parametrize(("shape", "page_size"), [({}, 16), (CHAIN, 64), (TREE, 16)], ids=["plain", "chain", "tree"])
 def test_triton_kernels(shape: dict[str, int], page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
-    """cuda_triton's kernels, in Triton's interpreter, give the same texts."""
+    """The kernels of draftmark's cuda_triton backend, in Triton's interpreter, generate the same tokens."""
     drafts = _drafts(eagle) if shape else dict(attention_backend="draftmark")
     kernels = dict(environment={"DRAFTMARK_BACKEND": "cuda_triton"})
     assert _texts(target, 0, page_size=page_size, **shape, **drafts, **kernels) == plain
 
 
 def test_overlap_and_mixed_chunks(target: str) -> None:
-    """Prompt chunks mixed with decodes, in SGLang's overlapped loop, give the texts of whole prompts."""
+    """With prompt chunks mixed into decode batches, and SGLang's overlapped loop, the output tokens stay equal."""
     prompts = [[5 + n, 7, 9] * 20 for n in range(4)]
     whole = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="torch_native")
     chunks = dict(chunked_prefill_size=32, enable_mixed_chunk=True, page_size=16)
@@ -118,14 +118,14 @@ def _idle_between(prompts: list[list[int]], max_new_tokens: int, **arguments: An
 
 
 def test_idle_batches(target: str, plain: list[list[int]]) -> None:
-    """Idle batches between the others change no text."""
+    """Idle batches (without requests) between other batches do not change the output tokens."""
     made = in_a_fork(_idle_between, PROMPTS, TOKENS, model_path=target, attention_backend="draftmark", page_size=16)
     assert made["texts"] == plain
     assert len(made["idle"]) > 10 and set(made["idle"]) == {"IDLE"}
 
 
 def test_radix_cache(target: str, eagle: str) -> None:
-    """A prompt that is in the radix cache gives the same text as one that is not."""
+    """A prompt with KV in the radix cache gives the same output tokens as an uncached prompt."""
     prompts = [[11, 12, 13, 14] * 10] * 3
     plain = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="torch_native")
     one_by_one = dict(max_running_requests=1, page_size=16)
@@ -134,7 +134,7 @@ def test_radix_cache(target: str, eagle: str) -> None:
 
 
 def test_sliding_window(folder: Any) -> None:
-    """A model with window layers and full layers in one pool has two shapes and gives the same texts."""
+    """A model with window layers and full layers in one KV pool has two attention shapes and the right output."""
     import models
 
     gemma = str(models.tiny_gemma2(folder / "gemma2"))
@@ -150,7 +150,7 @@ def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
-    # 0.5.20 and later free the tokens that left the window in segments.
+    # SGLang 0.5.20 and later free tokens that left the window with `free_swa_segment`, older releases with `free_swa`.
     way = "free_swa_segment" if hasattr(SWATokenToKVPoolAllocator, "free_swa_segment") else "free_swa"
     derive, free = ModelConfig._derive_hybrid_model, getattr(SWATokenToKVPoolAllocator, way)
     freed = []
@@ -170,7 +170,7 @@ def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("page_size", "drafts"), [(1, NGRAM), (16, {}), (16, NGRAM)], ids=["1", "16-plain", "16"])
 def test_second_pool_for_window_layers(page_size: int, drafts: dict[str, Any], folder: Any) -> None:
-    """Window layers in a second KV pool, which frees slots that left the window, give the texts of one pool."""
+    """With window layers in a second KV pool, which frees tokens that left the window, output tokens stay equal."""
     import models
 
     gemma = str(models.tiny_gemma2(folder / "gemma2"))
@@ -178,7 +178,7 @@ def test_second_pool_for_window_layers(page_size: int, drafts: dict[str, Any], f
     prompts = [[5 + n, 7, 9, 11] * (10 + n) for n in range(6)]
     plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
     served = dict(model_path=hybrid, attention_backend="draftmark", page_size=page_size)
-    # With these limits the two pools use different slots.
+    # With these limits the pools differ in size, so a token has different slots in the two pools.
     served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)
     made = in_a_fork(_in_two_pools, prompts, TOKENS, **served, **drafts)
     assert made["texts"] == plain["texts"]
@@ -186,7 +186,7 @@ def test_second_pool_for_window_layers(page_size: int, drafts: dict[str, Any], f
 
 
 def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """Each tensor-parallel rank has its own heads and KV, and all ranks run the same steps and give the same texts."""
+    """With tensor parallelism, both ranks run the same forwards and generate the right tokens."""
     guarded = dict(environment={"DRAFTMARK_GUARD": "1"})
     made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle), **guarded)
     assert [one["texts"] for one in made] == [plain, plain]
@@ -210,7 +210,7 @@ def _longer_on_rank_1(*arguments: Any, rank: int, **named: Any) -> dict[str, Any
 
 
 def test_different_ranks_are_reported(target: str) -> None:
-    """If one rank's lengths are off by one, every rank raises an error that names the rank."""
+    """If the lengths on one tensor-parallel rank are off by one, every rank raises an error that names this rank."""
     served = dict(model_path=target, page_size=16, attention_backend="draftmark")
     guarded = dict(environment={"DRAFTMARK_GUARD": "1"}, function=_longer_on_rank_1)
     with pytest.raises(RuntimeError, match="ranks 1 differ from rank 0 in the prefix lengths"):
@@ -218,7 +218,7 @@ def test_different_ranks_are_reported(target: str) -> None:
 
 
 def test_fp8_kv(target: str, eagle: str) -> None:
-    """With KV in e4m3, by cuda_triton in the interpreter, a tree gives the texts of plain decoding over e4m3 KV."""
+    """With an fp8 (e4m3) KV cache, decoding with a draft tree generates the same tokens as decoding without drafts."""
     kernels = {"DRAFTMARK_BACKEND": "cuda_triton"}
     served = dict(model_path=target, page_size=16, kv_cache_dtype="fp8_e4m3", environment=kernels)
     try:

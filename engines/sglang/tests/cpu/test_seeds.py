@@ -1,4 +1,4 @@
-"""The five failures that draftmark prevents, tested through SGLang: inputs that caused them do not change the texts.
+"""Tests that the inputs of known SGLang failures do not change the output tokens of SGLang with draftmark.
 
 The failures themselves are reproduced in core/draftmark/tests/regressions, and in test_released_seeds.py with the
 releases that had them.
@@ -31,7 +31,10 @@ def _tree(eagle: str) -> dict[str, Any]:
 def _tampered(
     tamper: Callable[[Any], None], prompts: list[list[int]], max_new_tokens: int, **arguments: Any
 ) -> dict[str, Any]:
-    """Serve with `tamper` applied to every forward batch before draftmark reads it, then check all guard words."""
+    """Serve prompts with `tamper` applied to each forward batch before draftmark reads it.
+
+    Afterwards check the guard words (known bytes around each buffer) of all draftmark buffers.
+    """
     from draftmark_sglang.backend import DraftmarkBackend
     from draftmark_sglang.draft_steps import DraftSteps
 
@@ -80,7 +83,7 @@ def _leave(batch: Any) -> None:
 @pytest.mark.parametrize("tamper", [_stale_sum, _nothing_on_the_host], ids=["a-26753", "b-26738"])
 @pytest.mark.parametrize("speculate", ["ngram", "tree"])
 def test_lengths_on_the_host(tamper: Callable[[Any], None], speculate: str, target: str, eagle: str) -> None:
-    """Seeds a and b: a stale or missing `seq_lens_sum` or `seq_lens_cpu` changes no text."""
+    """A stale `seq_lens_sum` (sglang#26753) or missing host lengths (sglang#26738) do not change the output tokens."""
     drafts = NGRAM if speculate == "ngram" else _tree(eagle)
     served = dict(model_path=target, attention_backend="draftmark", page_size=16)
     made = in_a_fork(_tampered, tamper, PROMPTS, 20, **served, **drafts)
@@ -90,7 +93,7 @@ def test_lengths_on_the_host(tamper: Callable[[Any], None], speculate: str, targ
 
 
 def test_topk_does_not_multiply_the_context(target: str, eagle: str) -> None:
-    """Seed c, sglang#27338: eight branches need no index memory for eight contexts, and guard words stay intact."""
+    """With eight draft branches no buffer grows by eight contexts, and no write leaves a buffer (sglang#27338)."""
     served = dict(model_path=target, attention_backend="draftmark", page_size=1)
     size = {}
     for topk in (1, 8):
@@ -103,7 +106,7 @@ def test_topk_does_not_multiply_the_context(target: str, eagle: str) -> None:
 
 
 def test_the_end_of_the_context(target: str, eagle: str) -> None:
-    """Seed e, sglang#22778: texts that end at the context's end stay equal, although a tree's tail passes it."""
+    """Requests that fill the context keep the right output, although draft tokens pass its end (sglang#22778)."""
     prompts = [[7] * 200, [8, 9] * 104]
     tokens = 256 - 210
     served = dict(model_path=target, attention_backend="draftmark", page_size=16)

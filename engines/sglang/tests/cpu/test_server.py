@@ -1,4 +1,4 @@
-"""SGLang's HTTP server, started by its command line and used through OpenAI's client."""
+"""Test of SGLang's HTTP server with draftmark, started by its command line and used through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def server(smollm2: str, folder: Path) -> Iterator[str]:
-    """Address of a server with n-gram trees on pages of 16."""
+    """Address of a running SGLang server that uses draftmark with n-gram trees and page size 16."""
     arguments = ["--model-path", smollm2, "--attention-backend", "draftmark", "--page-size", "16"]
     arguments += ["--device", "cpu"]
     arguments += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6", "--dtype", "float32"]
@@ -45,7 +45,10 @@ def server(smollm2: str, folder: Path) -> Iterator[str]:
 
 
 def _started(arguments: list[str], log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a server on a free port; another process may take the port first, so try again where the log says so."""
+    """Start a server on a free port, and return its process and address.
+
+    If the server's log has the error that another process took the port, try another port.
+    """
     for _ in range(PORTS):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -86,7 +89,7 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def test_concurrent_and_cancelled_requests(server: str, smollm2: str) -> None:
-    """Concurrent requests give the texts of the model without a server, while other requests are cancelled."""
+    """Concurrent requests get the text that transformers generates, while other requests are cancelled."""
     import openai
     import torch
     import transformers

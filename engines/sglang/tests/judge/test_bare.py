@@ -1,4 +1,4 @@
-"""Errors of a probe for names that a release lacks."""
+"""Tests of the error that a probe raises when the installed SGLang release lacks a name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftmark_sglang.judge.probes import bare
     ],
 )
 def test_missing_package_is_not_a_missing_name(error: Exception, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names a package that is not installed with the remedy, or the name that the release lacks."""
+    """The error states that a package is not installed, with the pip command, or that the release lacks a name."""
 
     def import_module(name: str) -> None:
         raise error

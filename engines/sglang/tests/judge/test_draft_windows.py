@@ -1,8 +1,9 @@
-"""Explanation of FA3's wrong output on an H200 for draft steps with a sliding window, computed from its calls.
+"""Test that SGLang's FA3 calls explain its wrong output on an H200 for draft steps with a sliding window.
 
-SGLang 0.5.17 calls FA3 twice in a draft step. The first call has a step's branches as the rows of one query over the
-committed tokens, not causal, with a window of (w, 0). The second has each branch's own drafts. A window's right end
-of 0 is aligned to the last row, as in causal attention: of k rows, row t ends k - 1 - t tokens before the newest.
+SGLang 0.5.17 calls FA3 twice in a draft step. The first call attends to the committed tokens: the k branches are the
+rows of one query, not causal, with the window (w, 0). The second call attends to each branch's own draft tokens.
+FlashAttention aligns a right window end of 0 to the last row. So row t misses the newest k - 1 - t committed tokens,
+although every branch should see them.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ ITEM = "numerics.match_float64[page1-tree-draft-window]"
 
 
 def _as_documented(length: int, branch: int) -> list[int]:
-    """Return the committed tokens that a window of `WINDOW` leaves visible to a draft step's first token."""
+    """Return the committed tokens that a draft step's row should see with a window of `WINDOW`."""
     return list(range(max(0, length - WINDOW), length))
 
 
 def _as_called(length: int, branch: int) -> list[int]:
-    """Return the committed tokens that the first call leaves visible, by FlashAttention's rule for several rows."""
+    """Return the committed tokens that a branch's row does see in SGLang's first FA3 call."""
     end = length - SETUP.topk + branch
     return list(range(max(0, end - WINDOW), end + 1))
 
 
 def _rows(seen: object) -> torch.Tensor:
-    """Return the scene's first step in float64, over the committed tokens of `seen` and each branch's own token."""
+    """Return the first draft step's attention in float64.
+
+    A row sees the committed tokens that `seen` returns, and its branch's own draft token.
+    """
     make = torch.Generator().manual_seed(0)
     shape = (ON_A_GPU.num_kv_heads, ON_A_GPU.head_dim)
     pools = [[torch.randn(length, *shape, generator=make).bfloat16().double() for length in PREFIXES] for _ in "kv"]
@@ -52,7 +56,7 @@ def _rows(seen: object) -> torch.Tensor:
 
 
 def test_calls_explain_the_recorded_output() -> None:
-    """The computed rows equal the record: the same value, and the same five of six rows are wrong."""
+    """Attention over the keys of SGLang's calls reproduces the recorded wrong value and the number of wrong rows."""
     targets = {one["target"]: one for one in json.loads(RECORD.read_text())["targets"]}
     [said] = [one for one in targets["sglang:fa3"]["wrong"] if one["item"] == ITEM]
     right, called = _rows(_as_documented), _rows(_as_called)

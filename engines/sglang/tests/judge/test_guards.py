@@ -1,4 +1,4 @@
-"""Guard words around tensors that SGLang's code allocates."""
+"""Tests of guard words (known bytes before and after each tensor that SGLang's code allocates)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftmark_sglang.judge.guards import GuardWords
 
 
 def test_write_past_the_end_is_counted() -> None:
-    """A write of 280 elements past the end fails, and the error has their number."""
+    """The check of guard words fails after 280 elements were written past a tensor's end; the error has the number."""
     words = GuardWords()
     with words:
         row = torch.zeros(3, 40, dtype=torch.int32, device="cuda")
@@ -21,7 +21,7 @@ def test_write_past_the_end_is_counted() -> None:
 
 
 def test_write_before_the_start_is_counted() -> None:
-    """A write at index -2 fails."""
+    """The check of guard words fails after a write at index -2 of a tensor; the error counts two elements."""
     words = GuardWords()
     with words:
         table = torch.full((4,), -1)
@@ -31,7 +31,7 @@ def test_write_before_the_start_is_counted() -> None:
 
 
 def test_writes_inside_pass() -> None:
-    """Writes inside a tensor pass, in the whole tensor and in views."""
+    """The check of guard words passes after writes inside tensors, through the tensor and through a view."""
     words = GuardWords()
     with words:
         buffer = torch.empty(2, 8, dtype=torch.int64)
@@ -45,6 +45,6 @@ def test_writes_inside_pass() -> None:
 
 
 def test_device_tensors_stay_on_the_device() -> None:
-    """Only a judge on a CPU moves tensors that SGLang allocates on "cuda"."""
+    """If the judged device is not a CPU, tensors that SGLang allocates on "cuda" are not moved to the CPU."""
     with GuardWords("meta"), pytest.raises((AssertionError, RuntimeError)):
         torch.zeros(2, device="cuda:0" if not torch.cuda.is_available() else "no device")

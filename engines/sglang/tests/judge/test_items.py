@@ -1,4 +1,4 @@
-"""Items of `draftmark judge` for SGLang's backends."""
+"""Tests of the items (checks that are reported one by one) of `draftmark judge` for SGLang's backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON = [(info.name, device) for info in ENGINE.targets() for device in info.device
 
 @pytest.mark.parametrize(("target", "device"), ON, ids="-".join)
 def test_items_use_rules_of_the_contract(target: str, device: str) -> None:
-    """On each device, item ids are unique, and each item's rule exists in the contract."""
+    """For each backend and device, item ids are unique, and each item's rule exists in the contract."""
     items = ENGINE.open(target, device).items()
     ids = [item.id for item in items]
     assert items and len(ids) == len(set(ids))
@@ -28,24 +28,24 @@ def test_items_use_rules_of_the_contract(target: str, device: str) -> None:
 
 
 def test_questions_exist() -> None:
-    """Each item names a function of `questions`."""
+    """Each item that runs in a scheduler names an existing function of the module `questions`."""
     names = {name for setup in SETUPS.values() for _, _, name, _, _ in _questions(setup)}
     assert names and all(callable(getattr(questions, name)) for name in names)
 
 
 def test_gpu_runs_compiled_kernels() -> None:
-    """On a GPU, the environment has no CPU settings, and the shape fits compiled kernels."""
+    """On a GPU, the judge sets no CPU environment variables, and its head shape is one that compiled kernels accept."""
     assert set(ENGINE.environment("fa3", "cuda:0")) == {"OMP_NUM_THREADS", "SGLANG_PLUGINS"}
     assert heads_on("cuda:0").dtype == "bfloat16" and heads_on("cpu").dtype == "float32"
 
 
 def test_spawned_process_arguments_can_be_pickled() -> None:
-    """Spawned processes, which GPUs need, receive their arguments by pickle."""
+    """The arguments of the judge's processes can be pickled, because processes for a GPU are spawned."""
     assert pickle.loads(pickle.dumps((_serve, unpatched))) == (_serve, unpatched)
 
 
 def test_reasons_name_modules_of_rules() -> None:
-    """Each key of `LEFT_OUT` is the module of some rule."""
+    """Each key of `LEFT_OUT`, the reasons for rules that are not judged, is the module name of a contract rule."""
     assert set(LEFT_OUT) <= {name.partition(".")[0] for name in rules()}
 
 

@@ -1,4 +1,4 @@
-"""Downloads of SGLang releases, with a stand-in for pip."""
+"""Tests of the judge's downloads of SGLang releases, with a stand-in for pip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftmark_sglang.judge.releases import folder_of, prepare
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Requirements that pip was called with. The stand-in for pip installs only the wheel's metadata."""
+    """List of the requirements with which pip was called. The stand-in for pip installs only a wheel's metadata."""
     requirements: list[str] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_release_is_downloaded_once_with_its_pins(fetched: list[str]) -> None:
-    """A release gets its own transformers and the tokenizers for it, and no other requirement."""
+    """A release is downloaded once, with the transformers version that it pins and tokenizers that fit this version."""
     prepare("0.5.12.post1")
     prepare("0.5.12.post1")
     assert fetched == ["sglang==0.5.12.post1", "transformers==5.6.0", "tokenizers>=0.22,<=0.23.0"]
@@ -43,7 +43,7 @@ def test_release_is_downloaded_once_with_its_pins(fetched: list[str]) -> None:
 
 
 def test_unknown_release_leaves_no_folder(fetched: list[str]) -> None:
-    """A malformed version fails before pip runs, an unknown one with pip's last line, and no folder remains."""
+    """For a malformed or unknown version an error is raised, and no folder remains."""
     with pytest.raises(DraftmarkError, match="release 'latest' is not a version"):
         prepare("latest")
     with pytest.raises(DraftmarkError, match=r"could not download sglang==9.9.9: ERROR: No matching distribution"):
@@ -52,7 +52,7 @@ def test_unknown_release_leaves_no_folder(fetched: list[str]) -> None:
 
 
 def test_release_comes_first_on_the_path(fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judge's PYTHONPATH begins with the release; without a release the judge does not set it."""
+    """The release's folder is the first entry of the judge's PYTHONPATH; without a release PYTHONPATH is not set."""
     monkeypatch.setenv("PYTHONPATH", "/mine")
     assert ENGINE.at("0.5.13").environment("flashinfer", "cpu")["PYTHONPATH"].endswith("sglang-0.5.13:/mine")
     assert "PYTHONPATH" not in ENGINE.environment("flashinfer", "cpu")

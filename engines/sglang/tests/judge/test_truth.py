@@ -1,4 +1,4 @@
-"""Comparison of forward results with the oracle: right results pass, wrong results fail."""
+"""Tests of the judge's checks of a forward: right results pass, wrong results fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS, KV_HEADS, HEAD_DIM = ON_A_CPU.num_qo_heads, ON_A_CPU.num_kv_heads, ON_A_C
 
 
 def _right(scene: Scene) -> ForwardResult:
-    """Return a right forward result: each row's softmax over its visible keys, without the contract's oracle."""
+    """Return a right forward result, computed by a loop over rows that shares no code with the contract's reference."""
     placed = place(scene, SETUP, 512)
     make = torch.Generator().manual_seed(1)
     before = tuple(torch.full((512, KV_HEADS, HEAD_DIM), TRAP) for _ in range(2))
@@ -57,14 +57,14 @@ def _near(scene: Scene, distance: int) -> bool:
 @pytest.mark.parametrize("window", [-1, 6])
 @pytest.mark.parametrize("mode", [Mode.VERIFY, Mode.DECODE])
 def test_right_result_passes(mode: Mode, window: int) -> None:
-    """A right result passes both checks, with trees and windows."""
+    """A right result passes the checks of output and of KV stores, with draft trees and with windows."""
     ran = _right(Scene("right", mode, (9, 3), window=window))
     check_rows(ran)
     check_stores(ran)
 
 
 def test_missing_key_is_wrong() -> None:
-    """A window that is one key short fails; the error has the request, the row and the known thread."""
+    """Output with a window that is one key short fails; the error has the request, the row and the known bug."""
     scene = Scene("short", Mode.DECODE, (9, 3), window=6)
     short = _right(replace(scene, window=5))
     placed = place(scene, SETUP, 512)
@@ -76,7 +76,7 @@ def test_missing_key_is_wrong() -> None:
 
 
 def test_padding_rows_must_be_finite() -> None:
-    """A NaN in a padding row fails."""
+    """The output check fails if a padding row contains NaN."""
     ran = _right(Scene("padded", Mode.DECODE, (9,)))
     wide = replace(ran, out=torch.cat([ran.out, torch.full_like(ran.out, float("nan"))]))
     with pytest.raises(ContractViolation, match="row 1, which belongs to a padding request, is not finite"):
@@ -84,7 +84,7 @@ def test_padding_rows_must_be_finite() -> None:
 
 
 def test_a_row_stored_elsewhere_is_wrong() -> None:
-    """A row that is not in its slot fails, and so does a change of another slot."""
+    """The store check fails if a row's K or V is not in its KV slot, or if another slot has changed."""
     ran = _right(Scene("stores", Mode.DECODE, (9, 3)))
     lost = ran.after[0].clone()
     lost[ran.writes[1]] = 0

@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: the tree functions under their second module name."""
+"""Stand-in for tests on a CPU: the functions of `sgl_kernel.trees` under another module name that SGLang imports."""
 
 from . import __getattr__  # noqa: F401
 from .trees import build_tree_kernel_efficient_cpu, reconstruct_indices_from_tree_mask, verify_tree_greedy_cpu

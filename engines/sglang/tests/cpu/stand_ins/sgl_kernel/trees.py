@@ -1,4 +1,4 @@
-"""Stand-in for tests on a CPU: building a draft tree from scores, its links, and greedy tree verification."""
+"""Stand-in for tests on a CPU: functions that build a draft tree from scores and verify it greedily."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling,
     target_predict,
 ) -> None:
-    """Accept the child with the target's token, node by node, until no child has it."""
+    """Follow the tree from the root: accept the child that has the target's next token, until no child has it."""
     target = target_predict.flatten()
     for r in range(len(candidates)):
         last, node, count = int(retrive_index[r, 0]), 0, 0
