@@ -1,4 +1,4 @@
-"""Fixtures: wheels of every distribution, and environments with chosen wheels and their requirements.
+"""Fixtures: wheels of every distribution, and environments that contain chosen wheels and their requirements.
 
 Nothing is downloaded. Required packages are linked from the environment of the tests. A requirement that a wheel's
 metadata lacks is not linked, so its import fails as it would for a user.
@@ -52,7 +52,7 @@ def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
 
 
 def build(sources: list[Path], folder: Path) -> None:
-    """Build wheels from copies, so that no build folder in the tree can leak old files into a later wheel."""
+    """Build wheels from copies of the sources, so that no old build folder in the tree can leak files into a wheel."""
     copies = [shutil.copytree(one, folder / "sources" / one.name, ignore=NOT_COPIED) for one in sources]
     done = run(sys.executable, "-c", BUILD, folder, *copies)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def build(sources: list[Path], folder: Path) -> None:
 
 @pytest.fixture(name="build", scope="session")
 def _build() -> Callable[[Path, Path], Path]:
-    """Return a function (source, folder) that builds the wheel of a distribution outside this repository."""
+    """Return a function (source, folder) that builds the wheel of a distribution that is not in this repository."""
 
     def one(source: Path, folder: Path) -> Path:
         build([source], folder)
@@ -71,7 +71,7 @@ def _build() -> Callable[[Path, Path], Path]:
 
 @pytest.fixture(scope="session")
 def wheels(shared: Callable[[str], AbstractContextManager[Path]]) -> Wheels:
-    """Return wheels by distribution name; the first pytest worker builds them for all workers."""
+    """Return each distribution's wheel by name; the first pytest worker builds the wheels for all workers."""
     with shared("wheels") as folder:
         if not (folder / "built").exists():
             build(SOURCES, folder)
@@ -80,7 +80,7 @@ def wheels(shared: Callable[[str], AbstractContextManager[Path]]) -> Wheels:
 
 
 def requirements(name: str, extras: set[str], wheels: Wheels) -> list[Requirement]:
-    """Return a distribution's requirements with these extras, from its wheel here or from the installed package."""
+    """Return a distribution's requirements with these extras, from its new wheel or from the installed package."""
     if name in wheels:
         with zipfile.ZipFile(wheels[name]) as wheel:
             [metadata] = [entry for entry in wheel.namelist() if entry.endswith(".dist-info/METADATA")]
@@ -107,7 +107,7 @@ def closure(roots: list[str], wheels: Wheels) -> set[str]:
 
 @pytest.fixture
 def environment(wheels: Wheels, tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that makes an environment and returns its bin; `bare` wheels come without requirements."""
+    """Return a function that makes an environment and returns its bin; wheels in `bare` get no requirements."""
 
     def make(*roots: str, bare: tuple[str | Path, ...] = ()) -> Path:
         venv.create(tmp_path / "env", symlinks=True)
@@ -118,7 +118,7 @@ def environment(wheels: Wheels, tmp_path: Path) -> Callable[..., Path]:
                 if not (site / top).exists():
                     (site / top).symlink_to(md.distribution(name).locate_file(top))
         python = tmp_path / "env" / "bin" / "python"
-        # This is what `pip --python` runs, without the first of its two processes.
+        # `pip --python` starts a second pip process with this command; running it directly saves one process start
         pip = (python, md.distribution("pip").locate_file("pip"), "--quiet", "--disable-pip-version-check", "install")
         chosen = [wheels[name] for name in names & set(wheels)] + [wheels.get(one, one) for one in bare]
         done = run(*pip, "--no-deps", "--no-index", *chosen)

@@ -1,4 +1,4 @@
-"""Tests of the documents: the tutorial's package is built and judged, and its printed commands run."""
+"""Tests of the documents: the tutorial's package is built and tested, and the printed commands run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wheel(written, build, tmp_path_factory):
 
 
 def test_tutorial_prints_what_new_backend_writes(written):
-    """Each file on the page equals the written file. Only backend.py is linked instead of printed."""
+    """Each file on the page equals the file that the command writes. Only backend.py is linked instead of printed."""
     printed = {name: text for _, name, text in BLOCK.findall(TUTORIAL) if name}
     for name, text in printed.items():
         assert text == (written / name).read_text(), f"{name} is not what new-backend writes"
@@ -64,7 +64,7 @@ def test_every_command_of_the_tutorial_exists(written):
 
 
 def printed(number):
-    """Return (installed packages, other lines) of one of the page's shell blocks."""
+    """Return (packages to install, other lines) of the page's shell block with this number."""
     lines = [text for kind, _, text in BLOCK.findall(TUTORIAL) if kind == "sh"][number].splitlines()
     installed = [word.strip("'") for line in lines if line.startswith("pip") for word in line.split()[2:]]
     return installed, [line for line in lines if not line.startswith("pip")]
@@ -90,7 +90,7 @@ def followed(wheel, environment, tmp_path):
 
 
 def test_first_step_works_as_printed(followed, tmp_path):
-    """The package is listed, ready and sized; in one case per rule nothing fails and nothing is unjudged."""
+    """After the page's first step the package is listed, ready and sized, and one case of each rule passes."""
     installed, (begin, *rest) = printed(0)
     assert begin == "draftmark new-backend tugboat" and installed.pop() == "./draftmark-tugboat[test]"
     installed.remove("-e")
@@ -112,7 +112,7 @@ def test_verdict_is_the_one_on_the_page(followed):
 @pytest.mark.slow
 @pytest.mark.smollm2
 def test_real_text_works_as_printed(followed):
-    """The page's last step gives plain decoding's and transformers' text on the bundled model."""
+    """The page's last step generates the text of plain decoding and of transformers on the bundled model."""
     from draftmark_speculative.models.loading import bundled_model
 
     installed, lines = printed(3)
@@ -144,14 +144,14 @@ print("the same text")
 
 
 def test_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
-    """Trees, windows, chunked prefill, eager and recorded graphs give the reference backend's text."""
+    """The tutorial's backend generates the reference backend's text with trees and windows, eager and with graphs."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     done = run(sys.executable, "-c", SAME_TEXT, path=tmp_path)
     assert done.stdout == "the same text\n", done.stderr[-2000:]
 
 
 def test_judge_page_counts_todays_rules():
-    """The page's numbers of rules that apply to vLLM's interface and of the others add up to all rules."""
+    """docs/judge.md gives two numbers of rules, for vLLM's interface and not for it, which add up to all rules."""
     counts = re.search(
         r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),
@@ -162,7 +162,7 @@ def test_judge_page_counts_todays_rules():
 
 
 def test_contract_page_counts_todays_mutants():
-    """docs/contract.md has the totals of the recorded kills and of the mutants made by rule."""
+    """docs/contract.md gives the totals of the recorded mutant runs and of the generated mutants."""
     text = (ROOT / "docs" / "contract.md").read_text()
     mutants = ROOT / "core" / "contract" / "tests"
     kills = json.loads((mutants / "mutants" / "kills.json").read_text())

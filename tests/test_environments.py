@@ -1,4 +1,4 @@
-"""tools/environments.toml describes every environment, and each lock fits its description."""
+"""Tests that tools/environments.toml describes every environment, and that each lock file fits its description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name_of(requirement: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lock_has_every_requirement_with_hashes(name):
-    """No requirement is missing, each version has hashes, and pinned versions are the locked ones."""
+    """A lock has every requirement, each with hashes, and the pinned version if a requirement pins one."""
     one = environments.read(name)
     text = one.lock.read_text()
     blocks = re.findall(r"^(\S+?)==(\S+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[ \\]*)+)", text, re.MULTILINE)
@@ -36,7 +36,7 @@ def test_a_lock_has_every_requirement_with_hashes(name):
 
 
 def test_constraints_and_locks_have_one_version_of_each_package():
-    """constraints.txt, which `pip install -c` takes, and the lock of the tests agree."""
+    """constraints.txt (for `pip install -c`) and the lock of the test environment have equal versions."""
     text = environments.read("dev").lock.read_text()
     for line in environments.CONSTRAINTS.read_text().splitlines():
         package, _, version = line.partition("==")
@@ -45,7 +45,7 @@ def test_constraints_and_locks_have_one_version_of_each_package():
 
 
 def test_an_environment_in_the_same_folder_adds_to_what_it_extends():
-    """The tests' environment holds the demo's, and the newest NPU environment replaces versions only."""
+    """The environment "dev" contains "demo", which it extends; "npu-newest" differs from "npu" only in versions."""
     demo, dev = environments.read("demo"), environments.read("dev")
     assert dev.folder == demo.folder and dev.local[: len(demo.local)] == demo.local
     npu, newest = environments.read("npu"), environments.read("npu-newest")
@@ -55,7 +55,7 @@ def test_an_environment_in_the_same_folder_adds_to_what_it_extends():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_folder_of_the_repository_that_is_named_exists(name):
-    """Every distribution and test folder that the file names exists, so a renamed folder is found before any build."""
+    """Every folder in environments.toml exists, so a renamed folder is found before any environment is built."""
     one = environments.read(name)
     words = [word for line in one.test for word in line.split() if "/" in word and "{" not in word]
     for place in (*one.local, *one.path, *words):
@@ -63,7 +63,7 @@ def test_every_folder_of_the_repository_that_is_named_exists(name):
 
 
 def test_an_unknown_name_is_one_sentence():
-    """The error lists the names that exist."""
+    """An unknown environment name gives one sentence that lists the existing names."""
     with pytest.raises(environments.EnvironmentFailed, match=r"no environment is named vlm; .* has demo, dev"):
         environments.read("vlm")
 
@@ -88,7 +88,7 @@ def test_make_installs_again_only_after_a_change(tmp_path, monkeypatch):
 
 
 def test_an_optional_environment_that_cannot_be_had_is_named(monkeypatch, capsys):
-    """An optional environment without its packages passes with a line that names the missing package."""
+    """If an optional environment's packages are unavailable, its test passes and a line names the missing package."""
     monkeypatch.setattr(environments, "can_be_had", lambda one: False)
     assert environments.test(environments.read("sglang"))
     assert "sglang was not run: pip finds no torch==2.13.0+cpu" in capsys.readouterr().out

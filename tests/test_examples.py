@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "one-step.md").read_text(encoding="utf-8")
 
 
 def test_engine_prints_what_its_page_shows():
-    """The program's output is the page's text block, and every text equals plain decoding."""
+    """The example prints the page's text block, and every generated text equals plain decoding."""
     (printed,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
     assert done.stdout == printed, done.stderr[-2000:]
@@ -23,7 +23,7 @@ def test_engine_prints_what_its_page_shows():
 
 
 def test_page_shows_the_code_of_the_engine():
-    """Each block that names examples/engine.py consists of consecutive lines of that file, apart from indentation."""
+    """Each code block that names examples/engine.py consists of consecutive lines of that file, except indentation."""
     source = PROGRAM.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python file=examples/engine\.py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5
@@ -32,7 +32,7 @@ def test_page_shows_the_code_of_the_engine():
 
 
 def test_missing_kv_move_changes_the_tokens(monkeypatch):
-    """The comparison with plain decoding detects accepted KV that was not moved out of its tree slot."""
+    """If accepted KV is not moved out of its tree slot, the example's comparison with plain decoding fails."""
     spec = importlib.util.spec_from_file_location("example_engine", PROGRAM)
     assert spec is not None and spec.loader is not None
     engine = importlib.util.module_from_spec(spec)

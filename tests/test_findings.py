@@ -1,4 +1,4 @@
-"""Tests of the page of findings: it is made from its data and the recorded runs."""
+"""Tests of docs/findings.md, a list of wrong results in released engines: it equals its data and recorded runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_page_equals_its_data() -> None:
 
 
 def test_each_finding_has_its_recorded_outcome() -> None:
-    """A finding ran wrong in its release, and right in the release that it names as right."""
+    """Each finding's run is recorded as wrong in its release, and as right in the release that fixed it."""
     runs = findings.kept()["findings"]
     for one in findings.read():
         assert runs[one.id][one.release]["outcome"] == "wrong", one.id
@@ -24,7 +24,7 @@ def test_each_finding_has_its_recorded_outcome() -> None:
 
 
 def test_gpu_findings_are_recorded() -> None:
-    """A finding of a GPU is wrong in the recorded verdict of that machine, with the same numbers."""
+    """A finding on a GPU is recorded as wrong in that GPU's verdict, with the same numbers."""
     recorded = {
         (target["target"], wrong["item"]): wrong
         for file in (findings.DOCS.parent / "benchmarks" / "results").glob("judge-*.json")
@@ -39,7 +39,7 @@ def test_gpu_findings_are_recorded() -> None:
 
 
 def test_each_command_names_a_backend_and_a_rule() -> None:
-    """Each finding's backend is a target of its engine, and its rule is a rule of the contract."""
+    """Each finding names a backend that its engine has, and a rule of the contract."""
     known = engines()
     for one in findings.read():
         name, target = one.target.split(":")
@@ -49,7 +49,7 @@ def test_each_command_names_a_backend_and_a_rule() -> None:
 
 
 def test_finding_without_a_run_is_marked() -> None:
-    """A finding without a run is marked, and a release without a run is not named as right."""
+    """A finding that was not run is marked on the page, and a release that was not run is not named as right."""
     one = findings.read()[0]
     page = findings.page([one], {"findings": {}, "verdicts": {}})
     assert "# not run" in page and "| – |" in page and one.command() in page

@@ -1,4 +1,4 @@
-"""Length formulas exist once in production, in `Geometry`, and once in the contract's oracle, which checks them."""
+"""Tests that length formulas exist only twice: in `Geometry`, and in the contract's oracle, which checks `Geometry`."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def files() -> Iterator[Path]:
 
 
 def copies(tree: ast.AST) -> set[str]:
-    """Return the formulas that a module contains."""
+    """Return the formulas that a module contains a copy of."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.BinOp, ast.Call))]
     return {text for text, holds in FORMULAS.items() if any(holds(node) for node in nodes)}
 
 
 def test_no_other_file_contains_a_formula() -> None:
-    """Other files use the property of `Geometry`, and the contract uses the oracle's copy."""
+    """No other file contains a length formula: it uses `Geometry`'s property, or in the contract the oracle's copy."""
     found = {path.relative_to(ROOT).as_posix(): copies(ast.parse(path.read_text())) for path in files()}
     others = {name: texts for name, texts in found.items() if texts and name not in (PRODUCTION, ORACLE)}
     assert not others, f"use Geometry's property, or in the contract the oracle's function: {others}"
@@ -78,7 +78,7 @@ def test_no_other_file_contains_a_formula() -> None:
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_search_finds_each_formula(text: str) -> None:
-    """The search finds each formula in an expression, and ignores a use of `Geometry`'s property."""
+    """The search finds each length formula in an expression, and does not report a use of `Geometry`'s property."""
     assert copies(ast.parse(EXAMPLES[text])) == {text}
     assert not copies(ast.parse(f"geometry.{text.split()[0]} + 1"))
 

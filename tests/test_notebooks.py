@@ -1,4 +1,4 @@
-"""Tests of the notebooks: they run and give their stored output."""
+"""Tests of the notebooks: running them gives their stored output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_notebook_gives_its_stored_output(path):
 
 
 def test_stale_replay_is_shown():
-    """The stale graph is right at the captured lengths and wrong at others; the right graph is always equal."""
+    """The notebook's stale graph is wrong at lengths other than the captured ones; its right graph never is."""
     lines = notebooks.page(notebooks.FOLDER / "stale-replay.ipynb").splitlines()
     shown = [line for line in lines if line.startswith("(")]
     assert shown == [
@@ -30,6 +30,6 @@ def test_stale_replay_is_shown():
 
 
 def test_tail_is_drawn():
-    """The notebook has a picture, and the site's page shows it."""
+    """The notebook draws the tail (draft tree) as a picture, and the site's page shows it."""
     page = notebooks.page(notebooks.FOLDER / "tree-tail.ipynb")
     assert "<div><svg" in page and "mask words: ['00000001'" in page

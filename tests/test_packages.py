@@ -27,7 +27,7 @@ def test_readme_works_on_an_index(one):
 
 
 def test_distributions_follow_their_requirements():
-    """Each distribution is published after the distributions that it requires."""
+    """The list has each distribution after the distributions that it requires: the order of publication."""
     names = [one.name for one in ALL]
     assert names[0] == "draftmark" and len(set(names)) == len(names) >= 8
     for place, one in enumerate(ALL):
@@ -35,7 +35,7 @@ def test_distributions_follow_their_requirements():
 
 
 def test_faults_of_metadata_are_reported():
-    """Another version, a requirement without bound and a missing URL are one sentence each."""
+    """A wrong version, a requirement without upper bound, and a missing URL give one sentence each."""
     first = ALL[0]
     project = first.project | {
         "version": "9.9",
@@ -49,13 +49,13 @@ def test_faults_of_metadata_are_reported():
 
 
 def test_folder_without_types_and_licence_is_reported(tmp_path):
-    """The check reads py.typed and LICENSE in the folder."""
+    """A distribution without py.typed and LICENSE files is reported."""
     found = faults(Distribution(tmp_path, ALL[0].project))
     assert any("no licence" in fault for fault in found) and any("no py.typed" in fault for fault in found)
 
 
 def test_relative_link_becomes_text_and_picture_is_removed():
-    """Links with a scheme, anchors and code blocks are unchanged."""
+    """In a README for a package index, relative links become text and pictures are removed; other links stay."""
     text = "See [notes](NOTES.md) and [site](https://example.org).\n\n![plot](../a.svg)\n\n```\n[x](y.md)\n```\n"
     made = for_index(text)
     assert made == "See notes and [site](https://example.org).\n\n\n\n```\n[x](y.md)\n```\n"
@@ -63,7 +63,7 @@ def test_relative_link_becomes_text_and_picture_is_removed():
 
 
 def test_notes_are_the_first_section_of_the_changelog():
-    """The notes are the changelog's first section, which is not empty."""
+    """Release notes are the changelog's first section, which is not empty."""
     from tools.release.notes import notes
 
     text = notes((ROOT / "CHANGELOG.md").read_text())

@@ -1,4 +1,4 @@
-"""The check of words (tools/prose.py) finds what it looks for, and nothing in plain sentences."""
+"""Tests of tools/prose.py, which finds banned words and long sentences: it finds them, and nothing in plain prose."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def findings(name: str, source: str) -> list[str]:
     ],
 )
 def test_each_word_is_found_wherever_sentences_are_written(word, name, source):
-    """A banned word is found in docstrings of modules, classes and values, comments, paragraphs, lists, tables."""
+    """A banned word is found in docstrings, comments, paragraphs, lists and table cells."""
     [found] = findings(name, source.format(word))
     assert f"'{word}'" in found
 
 
 def test_a_finding_names_its_line():
-    """The line is that of the word, not of the docstring's beginning."""
+    """A finding has the line of the banned word, even if the docstring begins on an earlier line."""
     [found] = findings("a.py", 'def f():\n    """Write rows.\n\n    Tiles beside rows.\n    """\n')
     assert found.startswith("a.py:4: 'beside'")
 
 
 @pytest.mark.parametrize("first", sorted(prose.FIRST_WORDS))
 def test_a_docstring_that_begins_with_a_fragment_is_found(first):
-    """The first word of a docstring decides."""
+    """A docstring that begins with a word of a fragment, such as "Of", is found."""
     found = findings("a.py", f'def f():\n    """{first} the rows."""\n')
     assert f"begins with '{first}'" in found[0]
 
 
 def test_a_long_sentence_of_a_page_is_found():
-    """A sentence of 25 words passes and one of 26 fails. Inline code counts as one word, an address as none."""
+    """A sentence of 25 words passes and one of 26 is found. Inline code counts as one word, an address as none."""
     words = ["row"] * 24
     assert not findings("a.md", f"{' '.join(words)} end. {' '.join(words)} end.\n")
     assert not findings("a.md", f"{' '.join(words)} `{' '.join(words)}`.\n")
@@ -58,13 +58,13 @@ def test_a_long_sentence_of_a_page_is_found():
 
 
 def test_code_is_not_read_as_a_sentence():
-    """Blocks of code, code in a line and strings in code are left out."""
+    """Banned words in code blocks, inline code and string constants are not reported."""
     assert not findings("a.md", "Call `tile.beside()`.\n\n```python\nbeside = 1  # alone\n```\n")
     assert not findings("a.py", '"""Call `tile.beside()` or ``alone``."""\nbeside = "alone"\n')
 
 
 def test_a_long_subject_is_refused(tmp_path, monkeypatch, capsys):
-    """A subject of 72 characters passes and one of 73 is refused; the body may have longer lines."""
+    """A commit subject of 72 characters passes and one of 73 is refused; body lines may be longer."""
     assert not prose.check_subject("a" * 72 + "\n\n" + "b" * 200)
     message = tmp_path / "message"
     message.write_text("a" * 73)

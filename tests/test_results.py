@@ -16,19 +16,19 @@ FOLDERS = re.compile(r"/(?:root|home|tmp|work|Users|mnt|workspace)/[\w.-]+")
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_result_has_no_folder_of_its_machine(path):
-    """A record has no path of its machine, for example in a traceback."""
+    """A benchmark record contains no path of the machine that made it, not even in a traceback."""
     assert not FOLDERS.findall(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def pages():
-    """Return every page of results by its name."""
+    """Return every page of results by its file name."""
     return {name: page() for name, page in results.MADE.items()}
 
 
 @pytest.mark.parametrize("path", sorted(results.RECORDS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_record_has_a_section(path, pages):
-    """A record's page has its anchor and its commit. Verdicts of the contract are on the compatibility page."""
+    """Each record's page has its anchor and its commit. Only verdicts of the contract are on another page."""
     page, _, anchor = results.page_of(path).partition("#")
     assert bool(page) != path.name.startswith("contract-")
     if page:
@@ -37,7 +37,7 @@ def test_every_record_has_a_section(path, pages):
 
 
 def test_every_time_of_attention_is_shown(pages):
-    """The attention pages have a line for each case of each record."""
+    """The attention pages have a line for each case of each attention record."""
     shown = pages["results-attention.md"] + pages["results-kernels.md"]
     for path in results.RECORDS.glob("attention-*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def test_every_time_of_attention_is_shown(pages):
 
 
 def test_table_states_shared_fields_once():
-    """Fields that all rows share are above the table; lists of single turns are left out."""
+    """Fields that all rows share are written once above the table; lists of single turns are left out."""
     rows = [{"case": name, "batch": 1, "us": us, "turns": [us]} for name, us in (("a", 1.5), ("b", None))]
     assert results.table(rows).splitlines() == [
         "All rows: batch 1.", "", "| case | us |", "| --- | --- |", "| a | 1.5 |", "| b |  |",
@@ -54,7 +54,7 @@ def test_table_states_shared_fields_once():
 
 
 def test_ratio_of_a_time_is_to_the_fastest_other_backend():
-    """The ratio divides the fastest other time by cuda_triton's; marks show work that is less than ours."""
+    """The ratio is the fastest other time divided by cuda_triton's; marks show backends that do less work."""
     rows = [{"case": "a", "backend": name, "us": us, "tail": tail} for name, us, tail in (
         ("fa3", 12.0, "causal"), ("cuda_triton", 10.0, "exact"), ("xqa", 15.0, "exact"),
     )]  # fmt: skip

@@ -23,7 +23,7 @@ RECORDS = sorted((ROOT / "benchmarks" / "results").glob("contract-*.json"))
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_recorded_verdict_is_complete_and_short(path):
-    """A record names all tiers, counts that add up, known profiles, and the items that did not pass.
+    """A recorded verdict names all tiers and known profiles, its counts add up, and it lists items that did not pass.
 
     The record of a run that was stopped early has no failure and no verdict.
     """
@@ -45,20 +45,20 @@ def test_recorded_verdict_is_complete_and_short(path):
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_stale_verdict_is_a_warning(path):
-    """A verdict recorded with older code gives a warning that names the reasons."""
+    """A verdict recorded with older code gives a warning with the reasons, not an error."""
     reasons = standing(path)
     if reasons:
         warnings.warn(f"{path.name} is stale: {'; '.join(reasons)}; run the contract and record it again", stacklevel=1)
 
 
 def test_readme_shows_the_records():
-    """README's table equals the table made from the records; draftmark_contract.runner.table writes it."""
+    """README's table equals the table that draftmark_contract.runner.table makes from the records."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert written(text, table(RECORDS, ROOT)) == text
 
 
 def test_table_has_four_columns():
-    """Each row has a backend, a verdict with the contract's version and a link to its record, a device and a date."""
+    """Each row has the backend, the linked verdict with the contract's version, the device, and the date."""
     heads, _, *rows = (line.strip("| ").split(" | ") for line in table(RECORDS, ROOT).splitlines())
     assert heads == ["backend", "verdict", "device", "date"]
     for path, (backend, verdict, device, date) in zip(RECORDS, rows, strict=True):
@@ -70,7 +70,7 @@ def test_table_has_four_columns():
 
 
 def test_every_judged_backend_has_a_record():
-    """Every backend that has run on a GPU has a record from an H200."""
+    """Every backend that has run on a GPU has a recorded verdict from an H200."""
     judged = ("reference", "cuda_triton", "cuda_trtllm", "cuda_flashinfer")
     assert {f"contract-{name}-h200" for name in judged} <= {path.stem for path in RECORDS}
 
@@ -79,7 +79,7 @@ def test_every_judged_backend_has_a_record():
     "text", ["", "{", "[]", "3", "null", "{}", '{"backend": 3}', '{"backend": "reference", "runs": 3}', "\x00"]
 )
 def test_damaged_record_is_one_sentence(tmp_path, capsys, text):
-    """The table is not written and one sentence is printed; the record counts as stale."""
+    """For a damaged record, the command prints one sentence and writes no table; the record counts as stale."""
     path, page = tmp_path / "record.json", tmp_path / "page.md"
     path.write_text(text)
     page.write_text(f"{BEGIN}\n{END}\n")

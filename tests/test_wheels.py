@@ -24,19 +24,19 @@ def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
 
 
 def missing(commands: Path, *modules: str) -> bool:
-    """Return true if none of these modules can be imported there."""
+    """Return True if none of these modules can be imported in an environment."""
     return all(run(commands / "python", "-c", f"import {module}").returncode for module in modules)
 
 
 def judged(commands: Path, name: str, cases: int) -> str:
-    """Run the sizing tier of a backend, which must pass, and return its output."""
+    """Run the sizing tier of a backend, assert that it passes, and return its output."""
     done = run(commands / "draftmark", "contract", name, "--tier", "sizing", "--sample", cases)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
-    """The core's wheel lists and sizes its backend, and names the wheel of each command that it lacks."""
+    """With only the core's wheel, backends are listed and sized; a command of another wheel names that wheel."""
     commands = environment("draftmark")
     assert missing(commands, "torch", "numpy", "pytest", "draftmark_contract", "draftmark_speculative")
     listed, sized = run(commands / "draftmark", "list"), run(commands / "draftmark", "size", "reference")
@@ -53,7 +53,7 @@ def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
 
 @SIZES
 def test_contract_judges_without_torch(environment: Environment, cases: int) -> None:
-    """The reference passes the sizing tier with proofs in an environment without torch."""
+    """The reference backend passes the sizing tier with proofs in an environment without torch."""
     commands = environment(*JUDGING)
     assert missing(commands, "torch", "draftmark_speculative")
     printed = judged(commands, "reference", cases)
@@ -63,7 +63,7 @@ def test_contract_judges_without_torch(environment: Environment, cases: int) -> 
 @SIZES
 @pytest.mark.parametrize("name", PLUGINS)
 def test_each_plugin_is_judged_without_its_runtime(environment: Environment, name: str, cases: int) -> None:
-    """A plugin's wheel with only the core and the contract is listed and sized and passes the sizing tier.
+    """With only the core and the contract, a plugin's wheel is listed and sized, and passes the sizing tier.
 
     With all cases cuda_triton is installed too, because its kernels run some modes of other plugins.
     """
@@ -71,13 +71,13 @@ def test_each_plugin_is_judged_without_its_runtime(environment: Environment, nam
     commands = environment(*JUDGING, bare=tuple(wheels))
     assert missing(commands, "torch", "triton")
     assert name in run(commands / "draftmark", "list").stdout
-    sized = run(commands / "draftmark", "size", name, "--page-size", 128)  # page size that all plugins serve
+    sized = run(commands / "draftmark", "size", name, "--page-size", 128)  # all plugins support pages of 128
     assert sized.returncode == 0, sized.stderr
     judged(commands, name, cases)
 
 
 def test_vllm_adapter_without_vllm(environment: Environment) -> None:
-    """Without vLLM the adapter imports, does not change vLLM's platforms, and its version check raises."""
+    """Without vLLM the adapter can be imported and gives vLLM no platform; only its version check raises."""
     commands = environment("draftmark-vllm")
     assert missing(commands, "vllm", "pytest", "draftmark_contract")
     code = "from draftmark_vllm import cpu, versions; assert cpu.platform() is None; versions.VLLM.require()"
@@ -86,7 +86,7 @@ def test_vllm_adapter_without_vllm(environment: Environment) -> None:
 
 
 def test_loop_names_the_extra_that_reads_models(environment: Environment) -> None:
-    """`draftmark-speculative` without its extra has torch, and `draftmark generate` names the missing extra."""
+    """`draftmark-speculative` without its extra [hf] has torch, and `draftmark generate` names the missing extra."""
     commands = environment("draftmark-speculative")
     assert missing(commands, "transformers", "pytest")
     found = run(commands / "python", "-c", "import importlib.util as u; print(u.find_spec('torch') is not None)")
@@ -96,13 +96,13 @@ def test_loop_names_the_extra_that_reads_models(environment: Environment) -> Non
 
 
 def test_head_wheel_needs_no_other_package(environment: Environment) -> None:
-    """A head's wheel has weights only, so neither torch nor draftmark is installed with it."""
+    """A draft head's wheel contains weights only, so neither torch nor draftmark is installed with it."""
     commands = environment("draftmark-head-smollm2-135m")
     assert missing(commands, "torch", "transformers", "draftmark", "draftmark_speculative")
 
 
 def test_head_with_its_extra_is_found_by_its_model(environment: Environment) -> None:
-    """With its extra the head is found, with all its files, by the name of the model's file."""
+    """With its extra [run], a draft head is found with all its files by the file name of its target model."""
     commands = environment("draftmark-head-smollm2-135m[run]")
     code = "from draftmark_speculative.eagle.installed import installed_head\n"
     code += "print(*sorted(p.name for p in installed_head('SmolLM2-135M-Instruct.Q4_1.gguf').glob('*.*')))"

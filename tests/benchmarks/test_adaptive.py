@@ -1,4 +1,4 @@
-"""Tests of the adaptive benchmark: forced acceptance by rank, resumed runs, and the drawing."""
+"""Tests of the adaptive benchmark: forced acceptance by rank (place among siblings), resumed runs, and the drawing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from draftmark.tree import depths, verify_tree
 
 
 class Ops:
-    """Tree operations that verify and write no tail."""
+    """Tree operations with a real verify_tree and no write of tails, because these tests have no KV."""
 
     verify_tree = staticmethod(verify_tree)
 
 
 def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float:
-    """Return the mean accepted length of one tree over eight requests."""
+    """Verify one tree for eight requests in many rounds with forced acceptance; return the mean accepted length."""
     tree = torch.tensor([parents] * 8)
     drafts = torch.arange(len(parents)).expand(8, -1) + 10
     forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"), 8)
@@ -39,7 +39,7 @@ def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float
 
 
 def test_acceptance_is_by_rank_and_level():
-    """The mean accepted length follows the shares of each rank and level, on trees and chains."""
+    """The mean accepted length follows the acceptance shares of each rank and level, for trees and for chains."""
     shares = [[[0.5, 0.2]], [[0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 1], shares) == pytest.approx(1.7, abs=0.05)
@@ -47,7 +47,7 @@ def test_acceptance_is_by_rank_and_level():
 
 
 def test_shares_mix_and_may_change_later():
-    """Two alternatives of shares are drawn equally often, and shares that are forced later replace both."""
+    """Each of two alternative share tables is used equally often; shares forced later replace both tables."""
     shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.4, 0.0], [0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 0, 1], shares, other=[[[0.2, 0.0]] * 2, [[0.0, 0.0]] * 2]) == pytest.approx(1.2, abs=0.05)
@@ -55,7 +55,7 @@ def test_shares_mix_and_may_change_later():
 
 
 def test_claimed_acceptance_matches_the_result():
-    """Over many rounds a node is accepted as often as its claims state, and claims differ between requests."""
+    """Over many rounds a node is accepted as often as claims() predicts, and predictions differ between requests."""
     shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.7, 0.0], [0.2, 0.0]]]
     tree, levels = torch.tensor([[-1, 0, 0, 1]] * 64), torch.tensor([[0, 1, 1, 2]] * 64)
     drafts = torch.arange(4).expand(64, -1) + 10
@@ -113,6 +113,6 @@ def test_resumed_run_measures_no_row_again(tmp_path, monkeypatch, capsys):
 
 
 def test_result_without_plain_rows_cannot_be_drawn():
-    """A speed-up needs a plain row as its base."""
+    """Without a row of plain decoding there is no base for the speed-up, so drawing raises an error."""
     with pytest.raises(ValueError, match="0 rows with a plain row"):
         speed_up.draw({"rows": []})

@@ -1,4 +1,4 @@
-"""Tests of the attention benchmark: its cases, its float64 reference, its turns and its peers."""
+"""Tests of the attention benchmark: its cases, its float64 reference, and alternating measurements of the backends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_random_cases_cover_every_kind() -> None:
     ],
 )
 def test_reference_backend_matches_the_reference(kind: str, rows: int, mode: Mode, model: Model) -> None:
-    """The reference backend gives the benchmark's float64 answer, and the case has the mode that engines use."""
+    """The reference backend gives the benchmark's float64 output, and the case has the mode that engines use."""
     inputs = build(case(model, kind, LENS, rows), "cpu", 1)
     assert batch_of(inputs)[1].mode is mode
     k, v = inputs.caches[0]
@@ -91,7 +91,7 @@ def test_reference_backend_matches_the_reference(kind: str, rows: int, mode: Mod
 
 @pytest.mark.parametrize("of", [lambda: SUBSET, grid], ids=["subset", "grid"])
 def test_every_case_has_its_own_name(of: Callable[[], tuple[Case, ...]]) -> None:
-    """Names within a list are different, and the grid has every name of the subset."""
+    """Names within a list of cases are different, and the list "grid" has every name of the list "subset"."""
     names = [one.name for one in of()]
     assert len(set(names)) == len(names)
     assert {one.name for one in SUBSET} <= {one.name for one in grid()}
@@ -99,7 +99,7 @@ def test_every_case_has_its_own_name(of: Callable[[], tuple[Case, ...]]) -> None
 
 @pytest.mark.parametrize("of", [lambda: CASES, lambda: SUBSET, grid], ids=["twelve", "subset", "grid"])
 def test_name_reproduces_its_case(of: Callable[[], tuple[Case, ...]]) -> None:
-    """A case can be built from its name, also a case that is in no list."""
+    """A case can be built from its name, even if the case is in no list."""
     assert [named(one.name) for one in of()] == list(of())
     other = named("verify24-3xragged500@12/2x160-p16-e4m3")
     assert (other.q_len, other.tree, len(other.lens), max(other.lens) <= 500) == (24, True, 3, True)
@@ -117,13 +117,13 @@ def test_name_reproduces_its_case(of: Callable[[], tuple[Case, ...]]) -> None:
     "name", ["verify-8x100", "decode4-8x100", "decode-8x", "extend-8xragged", "decode-0x8", "decode-8x100@32/8x128", ""]
 )
 def test_invalid_case_name_raises(name: str) -> None:
-    """A name raises if it lacks rows, length, requests or page, or has rows or lengths that its kind does not take."""
+    """A name raises if it lacks rows, length, requests or page, or has rows or lengths that its kind cannot have."""
     with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a case's name; write KIND")):
         named(name)
 
 
 def test_version_is_a_backend_of_its_own(tmp_path: Path) -> None:
-    """A version's modules come from its folder, are imported once, and give the installed backend's answers.
+    """A version (a copy of a backend in a folder) is imported once from that folder and gives equal output.
 
     It runs in a new process, because two copies that replace Triton's interpreter would stay in this one.
     """
@@ -162,13 +162,13 @@ def answers_of(folders: list[str]) -> tuple[bool, dict[str, str], bool, float]:
     ],
 )
 def test_invalid_version_raises(argument: list[str], error: str) -> None:
-    """An argument that is not NAME=FOLDER, and a folder without a backend, raise before any measurement."""
+    """An argument that is not NAME=FOLDER, or a folder without a backend, raises an error before any measurement."""
     with pytest.raises(ValueError, match=re.escape(error)):
         versions(argument)
 
 
 def test_cases_are_warmed_up_in_processes(capfd: pytest.CaptureFixture[str]) -> None:
-    """Each of our backends runs each case once, with repeated pages; a failure is printed and stops nothing."""
+    """Each of our backends runs each case once, with repeated pages; a failure is printed and stops nothing else."""
     two = [case(SMALL, "decode", (6000,), 1), case(Model(4, 2, 16, 0), "chain", LENS, 3)]
     assert warm(two, ["cuda_triton"], [], 2, 120.0, "cpu") == 2
     assert build(two[0], "cpu", 1, 10).caches[0][0].shape[0] == 11
@@ -177,13 +177,13 @@ def test_cases_are_warmed_up_in_processes(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_uneven_rows_are_equal_in_every_run() -> None:
-    """Uneven rows depend only on the case, and range from 1 to its rows."""
+    """The uneven row counts of a case are equal in every run, and range from 1 to the case's number of rows."""
     one, again = (case(SMALL, "uneven", (100,) * 64, 5) for _ in range(2))
     assert one == again and set(one.q_lens) == {1, 2, 3, 4, 5} and one.q_lens == one.tail_lens
 
 
 def test_right_backends_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second turn runs backwards and a row has the median; wrong, absent and failed backends are not timed."""
+    """Backends with right output are timed alternately, every second turn backwards; other backends are not timed."""
     small = case(SMALL, "decode", LENS, 1)
     timed: list[str] = []
 
@@ -218,7 +218,7 @@ def test_right_backends_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "WARM_TURNS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     rows = {row["backend"]: row for row in measuring.measure(small, None, turns=2)}
-    assert timed == ["a", "b", "b", "a", "a", "b"]  # the first turn of each backend does not count
+    assert timed == ["a", "b", "b", "a", "a", "b"]  # WARM_TURNS is 1, so the first "a" and "b" are not counted
     assert (rows["a"]["turns"], rows["a"]["us"]) == ([7.0, 8.0], 7.5)
     assert (rows["b"]["turns"], rows["b"]["us"], rows["b"]["note"]) == ([8.0, 11.0], 9.5, "as asked")
     assert not any(rows[name]["turns"] or rows[name]["us"] for name in ("wrong", "none", "broken"))
@@ -229,7 +229,7 @@ def test_right_backends_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("rounds", "checked"), [(True, True), (False, False)])
 def test_e4m3_rounded_answers_are_distinguished(rounds: bool, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer from queries and weights rounded to e4m3 is right only for a backend that declares the rounding."""
+    """An output with rounding to e4m3 counts as right only if the backend declares this rounding."""
     small = case(replace(SMALL, kv_dtype="float8_e4m3fn"), "decode", (900, 700), 1)
     inputs = build(small, "cpu", 1)
     clean = tuple(cleared(one) for one in inputs.caches[0])
@@ -255,7 +255,7 @@ def test_e4m3_rounded_answers_are_distinguished(rounds: bool, checked: bool, mon
 
 
 def _with_rounded_weights(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return one row per request with softmax weights rounded to e4m3, relative to the largest weight."""
+    """Compute one row per request with softmax weights rounded to e4m3, relative to the largest weight."""
     out, model = torch.empty_like(inputs.q), inputs.case.model
     k, v = (one.flatten(0, 1).double() for one in (cache[0].float(), cache[1].float()))
     for r, n in enumerate(inputs.case.lens):
@@ -277,7 +277,7 @@ def _with_rounded_weights(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tenso
 def test_fa3_gets_queries_in_the_kv_dtype(
     kv_dtype: str, kind: str, rows: int, tail: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """FA3 gets queries in the KV dtype, because it has no other kernel, and writes bf16."""
+    """FA3 gets queries in the KV dtype, because it has no kernel for other queries, and writes bf16."""
     seen: list[tuple[torch.dtype, ...]] = []
 
     def schedule(*given: object) -> None:
@@ -300,7 +300,7 @@ def test_fa3_gets_queries_in_the_kv_dtype(
 
 
 class Recorded:
-    """Substitute for a CUDA graph and for an event: a replay advances the clock by 0.4 ms."""
+    """Substitute for torch's CUDA graph and event: each replay advances the clock by 0.4 ms."""
 
     log: ClassVar[list[str]] = []
 
@@ -321,7 +321,7 @@ class Recorded:
 
 
 def test_turn_replays_one_graph_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn has enough replays for 8 ms, without waits between; `draftmark bench` times replays one by one."""
+    """A turn replays for at least 8 ms without waits between replays; `draftmark bench` waits after each replay."""
     log = Recorded.log
     log.clear()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
@@ -340,7 +340,7 @@ def test_turn_replays_one_graph_back_to_back(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_page_sizes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two page sizes of a case have their own caches and alternate, and rows of both have one name."""
+    """Two page sizes of one case have their own caches and are timed alternately; both rows have the case's name."""
     used: list[int] = []
 
     def answer(inputs: Inputs) -> Peer:
@@ -363,7 +363,7 @@ def test_two_page_sizes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "WARM_TURNS", 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     rows = measuring.measure_pages(case(SMALL, "decode", LENS, 1), (16, 8), None, turns=2)
-    assert used == [16, 8, 16, 8, 8, 16]  # each page size answers once for the check, then they alternate
+    assert used == [16, 8, 16, 8, 8, 16]  # each page size runs once for the output check, then the two alternate
     assert [(row["page_size"], row["us"]) for row in rows] == [(16, 16 + 4.5), (8, 8 + 4.5)]
     assert named("verify16-64x8192@32/8x128-p16-w4096").paged(64) == named("verify16-64x8192@32/8x128-p64-w4096")
     names = [(one.name, one.model) for one in without_page_sizes()]

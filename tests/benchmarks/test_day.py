@@ -1,4 +1,4 @@
-"""Tests of the GPU day: order of jobs, environment of a job, and independence of failed jobs."""
+"""Tests of the runner for a day on GPUs: order of jobs, environment of a job, and independence of failed jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _day(
 
 
 def test_jobs_have_their_own_gpus(tmp_path: Path) -> None:
-    """A job gets one GPU, two or none; its second command sees the GPUs of the first."""
+    """A job gets no, one or two GPUs; its companion command sees the GPUs of the job's first command."""
     _module(tmp_path, "show", SHOW)
     todo = [
         Job("one", ("show", "a"), 60, engine="e", companion=("show", "b")),
@@ -52,7 +52,7 @@ def test_jobs_have_their_own_gpus(tmp_path: Path) -> None:
 
 
 def test_failed_or_hung_job_stops_only_its_readers(tmp_path: Path) -> None:
-    """Other jobs run after a failed or hung job, except a job that reads the failed job's output."""
+    """After a failed or hung job the other jobs run, except a job that needs the output of a job that failed."""
     _module(tmp_path, "fails", "raise SystemExit(3)")
     _module(tmp_path, "hangs", "import time; time.sleep(3600)")
     _module(tmp_path, "show", SHOW)
@@ -70,7 +70,7 @@ def test_failed_or_hung_job_stops_only_its_readers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["sys.exit((out / 'told').write_text('') or 0)", "None"], ids=["exits", "ignores"])
 def test_job_gets_a_signal_before_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """A job gets SIGTERM, so that it can end its processes, and is killed if it does not exit."""
+    """At its time limit a job gets SIGTERM, so that it can end its own processes; if it does not exit, it is killed."""
     monkeypatch.setattr(day, "GRACE", 60.0 if "told" in answer else 0.0)
     lines = f"""
     import pathlib, signal, sys, time
@@ -90,7 +90,7 @@ def test_job_gets_a_signal_before_it_is_killed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_jobs_of_one_engine_run_one_after_another(tmp_path: Path) -> None:
-    """Jobs of one engine do not overlap, even with free GPUs; jobs of other engines or of none do."""
+    """Jobs of one engine do not overlap, even if GPUs are free; a job of another engine or of none does not wait."""
     day = Day([], 3, 600, {}, tmp_path)
     day._running = [cast(Running, SimpleNamespace(job=Job(name, (), 60, engine=name))) for name in ("vllm", "")]
     waits = {engine: day._waits(Job("next", (), 60, engine=engine)) for engine in ("vllm", "sglang", "")}
@@ -98,13 +98,13 @@ def test_jobs_of_one_engine_run_one_after_another(tmp_path: Path) -> None:
 
 
 def test_no_job_starts_without_time(tmp_path: Path) -> None:
-    """A job that has no time left is recorded as not run, with that reason."""
+    """If no time is left, a job does not start, and is recorded as not run with that reason."""
     how = _day(tmp_path, [Job("late", ("show", "a"), 60)], seconds=0)
     assert how["late"] == {"ended": "not run: no time left"}
 
 
 def test_every_job_is_a_program_of_this_repository(tmp_path: Path) -> None:
-    """Each job has its own name, an existing module, existing input files, and a predecessor in the list."""
+    """Each job has its own name, an existing module and existing input files; the job that it waits for exists."""
     todo = jobs(tmp_path, 2)
     assert len({job.name for job in todo}) == len(todo)
     assert all(not job.after or job.after in {one.name for one in todo} for job in todo)

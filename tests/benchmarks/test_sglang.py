@@ -1,4 +1,4 @@
-"""The plan of the SGLang benchmark, its record, and the tables of the record."""
+"""Tests of the SGLang benchmark: the list of servers to measure, the record, and the tables made from the record."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Eight servers, KV and all, held 61e9 of an H200."""
 
 def _bytes(server: Server) -> float:
     head_dim = REAL["hidden_size"] // REAL["num_attention_heads"]
-    # Bytes per token of the two KV buffers: one that all target layers share, and the head's.
+    # bytes per token of two KV buffers: one that all target layers share, and the draft head's
     token = 2 * 2 * 2 * REAL["num_key_value_heads"] * head_dim
     return server.tokens * token + BESIDES_KV
 
 
 @pytest.mark.parametrize("wave", WAVES)
 def test_wave_fits_into_one_gpu(wave: tuple[Server, ...]) -> None:
-    """The servers of a wave fit into one GPU: each holds its KV at the same time."""
+    """The servers of a wave (started together on one GPU) fit into its memory with all their KV."""
     assert sum(map(_bytes, wave)) < 0.97 * H200
 
 
 def test_every_server_is_measured_once() -> None:
-    """No server is planned twice."""
+    """No server is in the list twice."""
     assert len(set(SERVERS)) == len(SERVERS)
 
 
 def test_every_peer_has_a_draftmark_server() -> None:
-    """Every peer has a draftmark server with the same case, page size and points."""
+    """Every server of a peer (an attention backend of SGLang) has a draftmark server with equal case and points."""
     ours = {(server.case, server.points) for server in SERVERS if server.backend == "draftmark"}
     assert {(server.case, server.points) for server in SERVERS} == ours
 
 
 def test_recorded_row_is_in_the_plan() -> None:
-    """A recorded row has a planned server that measures its point."""
+    """Every recorded row has a server in the list that measures its case and point."""
     planned = {(one.case.name, one.case.page_size, one.backend): one for one in SERVERS}
     for row in json.loads(RECORD.read_text())["rows"]:
         name, point = row["case"].split()
@@ -56,7 +56,7 @@ def test_recorded_row_is_in_the_plan() -> None:
 
 
 def test_record_describes_its_runs() -> None:
-    """Each run has device, versions, commit, other load and missing cases; equal and different texts add up to all."""
+    """Each run has device, versions, commit, other load and missing cases; equal and different texts add up."""
     record = json.loads(RECORD.read_text())
     runs = record["runs"]
     for run in runs.values():
@@ -89,7 +89,7 @@ def test_peer_is_the_fastest_of_its_kind() -> None:
 
 
 def test_one_long_round_does_not_count() -> None:
-    """If one round is much longer than the others, the rate comes from the median round, and the row is marked."""
+    """If one decoding round is much longer than the others, the rate comes from the median round and is marked *."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=64)
     row |= dict(backend="fa3", accept_len=4, median_round_us=10_000.0)
     even, odd = row | dict(longest_round_us=13_900.0), row | dict(longest_round_us=900_000.0)
@@ -99,7 +99,7 @@ def test_one_long_round_does_not_count() -> None:
 
 
 def test_rows_of_two_runs_have_separate_tables() -> None:
-    """Rows of two runs have separate tables, and a run replaces one of the same name."""
+    """Rows of two runs have separate tables; a new run replaces the run with the same name."""
     row = dict(phase="decode", case="none 1x1024", speculate="none", num_reqs=1, prompt_len=1024, page_size=64)
     run = dict(device="H", torch="t", sglang="s", not_measured=[])
     measured = (("draftmark", 9.0), ("fa3", 8.0), ("fa3", 3.0))
@@ -112,7 +112,7 @@ def test_rows_of_two_runs_have_separate_tables() -> None:
 
 
 def test_overlapping_kernels_count_once() -> None:
-    """The share of attention is the time in which only attention ran, not the sum of kernel times."""
+    """The share of attention is the time in which only attention kernels ran, not the sum of their times."""
     assert covered([(0, 4), (2, 5), (7, 8)]) == 6
     kernels = [("attend_decode_verify", (0.0, 4.0)), ("combine_splits", (2.0, 5.0)), ("nvjet_sm90_tst", (4.5, 9.0))]
     assert shares(kernels) == (9.0, 4.5)
@@ -120,7 +120,7 @@ def test_overlapping_kernels_count_once() -> None:
 
 @pytest.mark.parametrize("record", [json.loads(RECORD.read_text())])
 def test_attention_kernels_are_recognised(record: dict[str, Any]) -> None:
-    """Each recorded round has attention kernels; no matrix product, norm or sampling kernel counts as one."""
+    """Each recorded round has attention kernels; matrix products, norms and sampling kernels do not count as such."""
     for one in record["profiles"]:
         names = [name for name, _, _ in one["kernels"]]
         assert sum(map(is_attention, names)) >= 2, one["backend"]
@@ -129,7 +129,7 @@ def test_attention_kernels_are_recognised(record: dict[str, Any]) -> None:
 
 
 def test_bound_is_the_round_without_attention() -> None:
-    """A bound exists only for the row that was profiled."""
+    """A row has an upper bound (its rate without attention) only if that row was profiled."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", backend="draftmark", page_size=1, speculate="tree")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0, median_round_us=10_000.0)
     profile = dict(case=row["case"], backend="draftmark", page_size=1, busy_us=9_000.0, attention_us=2_000.0)
@@ -142,7 +142,7 @@ def test_bound_is_the_round_without_attention() -> None:
 
 
 def test_prefill_does_not_hide_a_round() -> None:
-    """A prefill has the case name of a decode, and only the decode has rounds."""
+    """A prefill row with the case name of a decode row does not replace it: only the decode row has rounds."""
     row = dict(phase="decode", case="none 1x1024", backend="draftmark", page_size=64, median_round_us=5_000.0)
     profile = dict(case=row["case"], backend="draftmark", page_size=64, busy_us=4_900.0, attention_us=300.0)
     record = dict(rows=[row, row | dict(phase="prefill")], profiles=[profile])
@@ -150,7 +150,7 @@ def test_prefill_does_not_hide_a_round() -> None:
 
 
 def test_point_without_a_peer_is_shown() -> None:
-    """A row without a peer is shown without a ratio."""
+    """If only draftmark ran at a point, the table has the row without a ratio."""
     row = dict(phase="verify", case="ngram(16) 1x1024", backend="draftmark", page_size=1, speculate="ngram")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0)
     text = tables(dict(rows=[row]))
@@ -158,7 +158,7 @@ def test_point_without_a_peer_is_shown() -> None:
 
 
 def test_two_runs_share_no_ratio() -> None:
-    """The summary compares rows of one run only; a point with one side has no ratio."""
+    """The summary compares only rows of one run; if only one side ran at a point, there is no ratio."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=1)
     ours, peer = (row | dict(backend=name) for name in ("draftmark", "fa3"))
     rows = [ours | dict(run="one", tokens_per_s=12.0), peer | dict(run="one", tokens_per_s=10.0)]

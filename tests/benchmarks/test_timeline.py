@@ -1,4 +1,4 @@
-"""Tests of the timeline: the time of a round is exact with and without overlap."""
+"""Tests of the timeline, which derives the time of a decoding round, with and without overlap of host and device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark.runtime import AsyncHostCopy
 
 
 class Machine:
-    """Host that needs `host` seconds per round and device that needs `device` seconds, on one simulated clock."""
+    """Simulated machine: the host needs `host` seconds per round and the device `device` seconds, on one clock."""
 
     def __init__(self, host: float, device: float, overlap: bool) -> None:
         self.now, self.host, self.device = 0.0, host, device
@@ -26,7 +26,7 @@ class Machine:
             AsyncHostCopy.wait(self)  # type: ignore[arg-type]
 
     def pause(self) -> None:
-        """Wait until every round has ended on the device, and let time pass."""
+        """Advance the clock until every round has ended on the device."""
         self.now = max([self.now, *self._ends]) + 5
 
     def wait(self) -> list:
@@ -40,7 +40,7 @@ class Machine:
 )
 @pytest.mark.parametrize("rounds", [1, 12])
 def test_round_time_is_exact(monkeypatch, host, device, overlap, round_, rounds):
-    """A round takes the longer of both sides with overlap and their sum without; host time excludes waits."""
+    """With overlap a round takes the longer time of host and device, else their sum; host time excludes waits."""
     machine = Machine(host, device, overlap)
     monkeypatch.setattr(AsyncHostCopy, "wait", Machine.wait)
     monkeypatch.setattr(timeline, "time", SimpleNamespace(perf_counter=lambda: machine.now))

@@ -1,4 +1,4 @@
-"""Tests of the vLLM benchmark without vLLM and GPU: plans, shared memory, processes, profiles and judged texts."""
+"""Tests of the vLLM benchmark without vLLM or GPU: plans, shared memory, processes, profiles, generated texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HEAD = {"shape": "small-shape", "backend": "CUSTOM:cuda_triton", "page_size": 16
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
 def test_plan_has_valid_engines_and_cases(plan: Path) -> None:
-    """Entries of a plan have known fields, timed engines have equal numbers of processes, and KV fits every case."""
+    """A plan's entries have known fields, its timed engines have equally many processes, and KV fits every case."""
     read = json.loads(plan.read_text())
     timed, compared = read.get("throughput", []), read.get("equality", []) + read.get("drafting", [])
     processes, once = (Counter(json.dumps(one, sort_keys=True) for one in of) for of in (timed, compared))
@@ -78,7 +78,7 @@ def test_plans_of_one_gpu_have_every_kind_of_row() -> None:
 
 
 def test_processes_of_one_engine_are_one_row() -> None:
-    """Equal engines of a plan form one group, wherever they are in the plan; other drafts or pages do not."""
+    """Equal engines of a plan form one group, whatever their order; engines with other drafts or pages do not."""
     usual = {"shape": "small-shape", "backend": "A", "page_size": 16}
     each: list[dict[str, Any]] = [{}, {"backend": "B"}, {"backend": "B"}, {}, {"drafts": 4}, {"page_size": 64}]
     engines = [Engine(**{**usual, **one}) for one in each]
@@ -96,14 +96,14 @@ def test_uneven_steps_need_ngram_drafts() -> None:
 
 
 def test_head_has_fewer_tokens_with_its_own_output(tmp_path: Path) -> None:
-    """With shared weights the head has output rows of its own for 128 tokens; otherwise it has the target's 512."""
+    """A draft head that shares weights has own output rows for 128 tokens; else it has the target's 512 tokens."""
     for shared, tokens in ((True, 128), (False, 512)):
         config = json.loads((head(tmp_path, Engine(**HEAD, shared=shared)) / "config.json").read_text())
         assert (config["draft_vocab_size"], config["vocab_size"], config["num_hidden_layers"]) == (tokens, 512, 1)
 
 
 def test_shape_is_a_llama_by_default(tmp_path: Path) -> None:
-    """A shape is a Llama unless it names Gemma 2, which has a window in every second layer; weights follow a seed."""
+    """A model shape is a Llama unless it names Gemma 2 (a window in every second layer); a seed sets the weights."""
     pytest.importorskip("transformers")
     from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -132,7 +132,7 @@ def memory() -> Memory:
 
 
 def test_two_models_have_equal_weights() -> None:
-    """Matrices of both models are consecutive views of the shared tensor; each model has its own norms of ones."""
+    """The matrices of both models are equal views of the shared tensor; each model has its own norms, set to ones."""
     held = memory()
     models = [torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)).bfloat16() for _ in range(2)]
     for model in models:
@@ -157,7 +157,7 @@ def test_head_is_a_second_model() -> None:
 
 
 def test_matrices_use_the_shared_tensor_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In `matrices()`, torch.empty places matrices of the shared dtype in shared memory unless small or too large."""
+    """In `matrices()`, torch.empty returns shared memory for matrices of its dtype that are large and fit into it."""
     monkeypatch.setattr("benchmarks.vllm.memory.MATRIX", 64)
     held, ours = memory(), {"dtype": torch.bfloat16}
     there = held.weights.data_ptr()
@@ -172,7 +172,7 @@ def test_matrices_use_the_shared_tensor_in_the_block(monkeypatch: pytest.MonkeyP
 
 
 def test_rank_maps_the_memory_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank maps its device's memory at the first use, after it has chosen the device, and only once."""
+    """A rank maps its device's memory at the first use, after it has selected the device, and only once."""
     handles = [pickle.dumps((torch.full((4,), n), torch.zeros(1))) for n in range(2)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the device was read too early"))
@@ -182,7 +182,7 @@ def test_rank_maps_the_memory_of_its_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_kv_uses_the_shared_tensor_in_the_block() -> None:
-    """In `pages()`, torch.zeros returns consecutive pieces of the shared KV for int8, and zeros for other dtypes."""
+    """In `pages()`, torch.zeros returns consecutive parts of the shared KV for int8, and zeros for other dtypes."""
     held = memory()
     with held.pages():
         one, other = (torch.zeros(1024, dtype=torch.int8, device="cpu") for _ in range(2))
@@ -195,7 +195,7 @@ def test_kv_uses_the_shared_tensor_in_the_block() -> None:
 
 
 def test_pages_are_random_in_their_dtype() -> None:
-    """Pages are random numbers in bfloat16 or e4m3; random bfloat16 bytes would often be NaN in e4m3."""
+    """KV pages hold random numbers of their own dtype; random bfloat16 bytes, read as e4m3, would often be NaN."""
     for kind in (torch.bfloat16, torch.float8_e4m3fn):
         _, pages = make(8, 8192, "cpu", kind)
         numbers = pages.view(kind).float()
@@ -203,7 +203,7 @@ def test_pages_are_random_in_their_dtype() -> None:
 
 
 def test_engines_that_share_pages_have_one_kv_dtype() -> None:
-    """Engines with shared pages and different KV dtypes raise, because pages are random in one dtype only."""
+    """Engines that share KV pages but differ in KV dtype raise an error, because pages are random in one dtype."""
     narrow, wide, apart = (
         Engine("small-shape", "A", 16, kv_dtype=kind, shared=shared)
         for kind, shared in (("fp8", True), ("auto", True), ("auto", False))
@@ -214,7 +214,7 @@ def test_engines_that_share_pages_have_one_kv_dtype() -> None:
 
 
 def test_row_names_a_kv_dtype_that_differs(tmp_path: Path) -> None:
-    """An fp8 engine passes its dtype to vLLM, needs half the bytes per token, and has rows of its own."""
+    """An fp8 engine passes its KV dtype to vLLM, needs half the bytes per token, and has its own rows in the record."""
     usual, narrow = (Engine("small-shape", "A", 16, kv_dtype=kind) for kind in ("auto", "fp8"))
     assert narrow.arguments(tmp_path)["kv_cache_dtype"] == "fp8"
     assert "kv_cache_dtype" not in usual.arguments(tmp_path)
@@ -225,18 +225,18 @@ def test_row_names_a_kv_dtype_that_differs(tmp_path: Path) -> None:
 
 
 class Source:
-    """Kernel source with the interface that Triton's `compile` needs."""
+    """Substitute for Triton's kernel source, with the interface that `compile` needs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def hash(self) -> str:
-        """Return the name as hash."""
+        """Return the name as the hash."""
         return self.name
 
 
 def compile_in(folder: Path, name: str, begun: Any, go: Any) -> None:
-    """Compile a kernel in this process unless it is on disk, and record that it was compiled."""
+    """Compile a kernel unless its file exists, and append its name to a file when it was compiled."""
 
     def compile_kernel(src: Source, target: Any, options: Any) -> None:
         begun.set()
@@ -250,7 +250,7 @@ def compile_in(folder: Path, name: str, begun: Any, go: Any) -> None:
 
 
 def test_one_process_compiles_a_shared_kernel(tmp_path: Path) -> None:
-    """The second of two processes with one kernel waits and reads it from disk; another kernel does not wait."""
+    """If two processes need one kernel, the second waits and reads it from disk; another kernel does not wait."""
     context = multiprocessing.get_context("fork")
     begun, go = [context.Event() for _ in range(3)], context.Event()
     each = [
@@ -270,7 +270,7 @@ def test_one_process_compiles_a_shared_kernel(tmp_path: Path) -> None:
 
 
 def a_plan(folder: Path, **more: Any) -> Plan:
-    """Return a plan with two engines and three cases; `more` has fields of the engines."""
+    """Return a plan with two engines and three cases; `more` sets fields of the engines."""
     one = {"shape": "Llama-3-8B-shape", "page_size": 16, "kv_bytes": 1 << 34, "shared": True, **more}
     cases = {
         "decode": [{"batch": 1, "context": 1024, "steps": 8}, {"batch": 64, "context": 8192, "steps": 8}],
@@ -282,7 +282,7 @@ def a_plan(folder: Path, **more: Any) -> Plan:
 
 
 def test_plan_runs_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
-    """A plan runs the first case of each phase first, and only cases that fit the KV pages; it runs one page size."""
+    """A plan runs the first case of each phase first, only cases that fit the KV pages, and only one page size."""
     plan = a_plan(tmp_path)
     names = [[f"{phase} {case.name}" for phase, case in beside] for beside in plan.rounds()]
     assert names == [["decode 1x1k", "prefill 1x1k"], ["decode 64x8k"]]
@@ -295,7 +295,7 @@ def test_plan_runs_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
 
 
 def test_run_resumes_on_the_same_device_and_commit(tmp_path: Path) -> None:
-    """A resumed run keeps its rows and retries failed engines; another device or commit is refused."""
+    """A resumed run keeps its rows and retries failed engines; on another device or commit it is refused."""
     head = {"device": "H", "commit": "c", "rows": [], "failed": [], "equality": [], "drafting": [], "profiles": []}
     engine = a_plan(tmp_path).timed[0]
     row = {"phase": "decode", "case": "1x1k", "backend": "A", "page_size": 16}
@@ -309,7 +309,7 @@ def test_run_resumes_on_the_same_device_and_commit(tmp_path: Path) -> None:
 
 
 def serve(engine: Engine, *given: Any) -> None:
-    """Act as an engine's process: with drafts it is never ready, and with two GPUs it fails."""
+    """Act as an engine's process: with drafts it never becomes ready, and with two GPUs it fails."""
     link = given[-1]
     if engine.num_gpus == 2:
         link.send({"failed": "no second device"})
@@ -326,7 +326,7 @@ def name_of(llm: Any, engine: Engine) -> str:
 
 
 def test_ready_engines_do_not_wait_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """When two engines are ready and the time is over, the others are ended, and the two run in any order."""
+    """When time is over, engines that are not ready are ended; those that are ready run in any order."""
     monkeypatch.setattr(fleet, "_serve", serve)
     usual = {"shape": "small-shape", "page_size": 16}
     each = ({"backend": "A"}, {"backend": "B", "drafts": 4}, {"backend": "C", "num_gpus": 2}, {"backend": "D"})
@@ -341,13 +341,13 @@ def test_ready_engines_do_not_wait_for_others(monkeypatch: pytest.MonkeyPatch, t
 
 
 class OneRequest:
-    """Substitute for vLLM's loop with one request: each step multiplies and adds one token."""
+    """Substitute for vLLM's engine loop with one request: each step runs a matrix product and adds one token."""
 
     def __init__(self) -> None:
         self.llm_engine, self._left, self._made, self.name, self.ended = self, 0, 0, "", []
 
     def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
-        """Accept the request."""
+        """Accept a request."""
         self.name, self._left, self._made = name, sampling.max_tokens, 0
 
     def abort_request(self, names: list[str]) -> None:
@@ -355,7 +355,7 @@ class OneRequest:
         self.ended, self._left = names, 0
 
     def has_unfinished_requests(self) -> bool:
-        """Return true if a token is missing."""
+        """Return True if the request still needs tokens."""
         return self._left > 0
 
     def step(self) -> list[Any]:
@@ -366,7 +366,7 @@ class OneRequest:
 
 
 class Serving:
-    """Substitute for vLLM's loop: a step adds a token to each request; a late request begins after some steps."""
+    """Substitute for vLLM's engine loop: a step adds a token to each request; a late request needs more steps."""
 
     def __init__(self, steps_of_the_late: int) -> None:
         self.llm_engine, self._wait, self._has_begun = self, steps_of_the_late, False
@@ -384,7 +384,7 @@ class Serving:
         self.ended = names
 
     def has_unfinished_requests(self) -> bool:
-        """Return true."""
+        """Return True always."""
         return True
 
     def step(self) -> list[Any]:
@@ -401,7 +401,7 @@ class Serving:
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_profile_covers_the_timed_steps(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile covers the prefill's single step, or only the decode steps; both profilers count one matrix product."""
+    """A profile covers only the prefill step or the decode steps; both profilers find one matrix product per step."""
     monkeypatch.setattr(
         "benchmarks.vllm.throughput._sampling", lambda *given: SimpleNamespace(max_tokens=1 + given[0].steps)
     )
@@ -410,11 +410,11 @@ def test_profile_covers_the_timed_steps(steps: int, monkeypatch: pytest.MonkeyPa
     functions = [row["calls"] for row in found["host_functions"] if row["name"].endswith(" step")]
     assert (found["steps"], calls["aten::mm"], functions) == (max(1, steps), 1.0, [1.0])
     assert found["torch_ms"] > 0 and found["functions_ms"] > 0
-    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # this machine has no GPU
+    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no GPU on this machine
 
 
 def test_profile_of_ranks_is_the_first_ranks() -> None:
-    """Each rank profiles itself when the engine calls it, and the first rank's profile is returned."""
+    """Each rank profiles itself when the engine calls it; the profile of the first rank is returned."""
     rank, called = Rank(), []
 
     def call(method: str, args: tuple[Any, ...] = ()) -> list[Any]:
@@ -433,7 +433,7 @@ def test_profile_of_ranks_is_the_first_ranks() -> None:
 
 
 def test_restarted_rank_finds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A rank registers the shared memory from the file that an environment variable names, at import."""
+    """At import, a rank registers the shared memory from the file that an environment variable names."""
     kept, found = tmp_path / "handles", []
     kept.write_bytes(pickle.dumps([pickle.dumps((torch.ones(4), torch.zeros(1)))]))
     monkeypatch.setenv(HANDLES, str(kept))
@@ -444,7 +444,7 @@ def test_restarted_rank_finds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the sampling arguments of all requests; vLLM's module is replaced."""
+    """Replace vLLM's module, and return a list that collects the sampling arguments of all requests."""
     found: list[dict[str, Any]] = []
 
     def sampling(**given: Any) -> SimpleNamespace:
@@ -459,7 +459,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("sampled")
 @pytest.mark.parametrize("skip_prefill", [True, False])
 def test_run_times_the_steps_of_the_case(skip_prefill: bool) -> None:
-    """A run times exactly the case's steps. If prompts are computed, its requests are aborted after those steps."""
+    """A run times exactly the case's steps. If it also computes prompts, it aborts its requests after those steps."""
     loop = OneRequest()
     engine = Engine("small-shape", "A", 16, skip_prefill=skip_prefill, max_num_batched_tokens=512)
     row = run(Case(1, 1024, 3), loop, engine)
@@ -468,7 +468,7 @@ def test_run_times_the_steps_of_the_case(skip_prefill: bool) -> None:
 
 
 def test_prefill_after_a_context_computes_new_tokens(sampled: list[dict[str, Any]]) -> None:
-    """The speed counts only new tokens of the prompt, and only engines that can skip a context run the case."""
+    """In a case with a context, only the new prompt tokens count, and only engines that can skip the context run it."""
     case, engine = Case(1, 1024, new=64), Engine("small-shape", "A", 16, skip_prefill=True)
     row = run(case, OneRequest(), engine)
     assert (row["case"], row["phase"], row["tokens"]) == ("1x1k+64", "prefill", 64)
@@ -479,7 +479,7 @@ def test_prefill_after_a_context_computes_new_tokens(sampled: list[dict[str, Any
 
 @pytest.mark.parametrize("drafts", [0, 4])
 def test_mixed_steps_end_with_the_late_prompts_token(sampled: list[dict[str, Any]], drafts: int) -> None:
-    """A prompt arrives while all others decode, its first token ends the timing, and its tokens count too."""
+    """In a mixed case a prompt arrives during decode; its first token ends the timing, and its prompt tokens count."""
     case = Case(2, 1024, beside=2048)
     engine = Engine("small-shape", "A", 16, skip_prefill=True, max_num_batched_tokens=512, drafts=drafts)
     loop = Serving(steps_of_the_late=5)
@@ -509,12 +509,12 @@ def test_median_of_repetitions_counts() -> None:
 
 
 def test_texts_part_at_the_first_difference() -> None:
-    """The comparison has the index of the first different token."""
+    """The comparison of two texts has the index of the first token that differs."""
     assert compare([[1, 2, 3], [4, 5]], [[1, 2, 9], [4, 5]]) == {"texts": 2, "equal": 1, "part_at": [2]}
 
 
 def test_text_that_is_not_the_models_is_found() -> None:
-    """In bfloat16 a token far below the best is wrong, and the model's own text is right."""
+    """In bfloat16, a token far below the model's best one is a wrong text; the model's own text is right."""
     pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -538,7 +538,7 @@ def test_text_that_is_not_the_models_is_found() -> None:
 
 
 def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
-    """A text over an e4m3 cache is judged by a model that rounds its cache, and compared with e4m3 texts only."""
+    """A text made with an e4m3 cache is judged by a model that rounds K and V, and compared with such texts only."""
     pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -547,7 +547,7 @@ def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, head_dim=16
     )
     hf = LlamaForCausalLM(config).bfloat16().eval()
-    for layer in hf.model.layers:  # larger values, so that e4m3's rounding by up to a sixteenth changes tokens
+    for layer in hf.model.layers:  # larger values, so that e4m3's rounding changes tokens
         layer.self_attn.v_proj.weight.data *= 30
     hf.save_pretrained(tmp_path)
     prompts = [[n, n + 1, n + 2, n + 3] for n in range(8)]
@@ -563,7 +563,7 @@ def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
     rounded = {**plain, "kv_dtype": "fp8", "tokens": texts()}
     with torch.inference_mode():
         assert not torch.equal(hf(torch.tensor([[7]])).logits, one)
-        # A row that sees one token returns that token's V, so this model rounds V as an e4m3 cache does.
+        # A row that sees one token returns that token's V, so rounding V here gives the output of an e4m3 cache.
         for layer in hf.model.layers:
             layer.self_attn.v_proj.register_forward_hook(lambda _, __, v: v.to(torch.float8_e4m3fn).to(v.dtype))
         hf.set_attn_implementation("eager")
@@ -578,7 +578,7 @@ def test_e4m3_texts_are_judged_with_an_e4m3_cache(tmp_path: Path) -> None:
 
 
 def test_read_back_rounds_keys_and_values() -> None:
-    """The judging model rounds keys and values to e4m3, and not the queries."""
+    """The model that judges e4m3 texts rounds keys and values to e4m3, and leaves queries as they are."""
     pytest.importorskip("transformers")
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
@@ -599,7 +599,7 @@ def test_read_back_rounds_keys_and_values() -> None:
 
 
 def test_sampled_texts_are_compared_with_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sampled texts are compared with the first row of that temperature; greedy rows are judged by the model."""
+    """Sampled texts are compared with the first row of equal temperature; greedy texts are judged by the model."""
     (tmp_path / "prompts.json").write_text("[[1], [2]]")
     monkeypatch.setattr("draftmark_speculative.models.load_model", lambda folder, dtype: None)
     monkeypatch.setattr(judged, "judge", lambda row, *_: {**row, "wrong_texts": []})
@@ -616,7 +616,7 @@ def test_sampled_texts_are_compared_with_the_first(monkeypatch: pytest.MonkeyPat
 
 
 def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of packages comes first on the path of the engine's process and of its children."""
+    """An engine's folder of packages comes first on the import path of its process and its child processes."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "before")
     (tmp_path / "flashinfer-0.7.2").mkdir()
@@ -628,7 +628,7 @@ def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(len(cores.ALL) < 2, reason="one core")
 def test_engine_runs_on_the_core_of_its_turn() -> None:
-    """Only the first thread has the turn's core, other threads have the rest; with few cores nothing is pinned."""
+    """The main thread runs on its turn's core and other threads on the rest; with too few cores, nothing is pinned."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_stand, args=(theirs,))
@@ -642,7 +642,7 @@ def test_engine_runs_on_the_core_of_its_turn() -> None:
 
 
 def _stand(link: Any) -> None:
-    """Send the cores that the two threads of a process may use, with two cores at least."""
+    """Send the CPU cores that both threads of this process may use: before, pinned, and with too few cores."""
     thread, stop = threading.Thread(target=lambda: stop.wait()), threading.Event()
     thread.start()
     engine = Engine("small-shape", backend="A", page_size=16)
@@ -660,9 +660,9 @@ def _stand(link: Any) -> None:
 
 
 def test_each_rank_has_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine and its ranks have different cores, which change with each turn; other threads have the rest.
+    """The engine and its ranks run on different cores, which change with each turn; other threads use the rest.
 
-    After its turn a rank waits on a core that has no work.
+    After its turn a rank moves to a core that has no work.
     """
     monkeypatch.setattr(cores, "ALL", list(range(9)))
     pinned: list[tuple[int, list[int]]] = []

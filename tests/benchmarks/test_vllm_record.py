@@ -1,4 +1,4 @@
-"""Tests of the recorded throughput of vLLM and of its tables."""
+"""Tests of the recorded throughput of vLLM with its own backends and ours, and of the tables made from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITH_DRAFTS = {"verify", "mixed"}
 
 
 def test_each_row_has_its_description() -> None:
-    """A row has case, phase, backend, page size, GPUs and speed; its run has versions, commit and description."""
+    """A row has case, phase, backend, page size, GPUs and speed; its run has versions, commit and a description."""
     for row in RECORD["rows"]:
         assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
         measured = row.get("median_tokens_per_s", row["tokens_per_s"])
@@ -34,7 +34,7 @@ def test_each_row_has_its_description() -> None:
 
 
 def test_speeds_follow_from_the_turns() -> None:
-    """Recorded speeds that differ from the median follow from the recorded turns."""
+    """A recorded speed that differs from the median is the speed that `levelled` computes from all turns."""
     for name in RECORD["runs"]:
         rows = [row for row in RECORD["rows"] if row["run"] == name and "median_tokens_per_s" in row]
         again = levelled([{**row, "tokens_per_s": row["median_tokens_per_s"]} for row in rows])
@@ -43,7 +43,7 @@ def test_speeds_follow_from_the_turns() -> None:
 
 
 def test_rows_are_unique_and_have_a_peer() -> None:
-    """Every row of ours has a row of vLLM's own in the same run, and no row is recorded twice."""
+    """Every row of our backends has a row of a vLLM backend in its run, and no row is recorded twice."""
     for name in RECORD["runs"]:
         rows = [row for row in RECORD["rows"] if row["run"] == name]
         keys = [(r["case"], r["phase"], r["backend"], r["page_size"], r["num_gpus"], r.get("drafter")) for r in rows]
@@ -52,7 +52,7 @@ def test_rows_are_unique_and_have_a_peer() -> None:
 
 
 def test_no_recorded_text_is_wrong() -> None:
-    """Each token is the model's best, or worse by what rounding explains. Float32 and sampled texts are equal."""
+    """Each token is the model's best one within rounding error. Float32 texts and sampled texts are equal."""
     assert {bool(row.get("temperature")) for row in RECORD["equality"]} == {True, False}
     for row in RECORD["equality"] + RECORD["drafting"]:
         assert not row["wrong_texts"] and ("temperature" in row or row["furthest_below_best"] <= row["bound"])
@@ -67,20 +67,20 @@ def test_page_shows_the_summary_of_the_record() -> None:
 
 
 def test_tables_have_every_row() -> None:
-    """Each of our rows has a line in the tables of the record."""
+    """Each row of our backends has a line in the tables."""
     ours = [row for row in RECORD["rows"] if row["backend"].startswith("CUSTOM:")]
     lines = [line for line in tables(RECORD).splitlines() if line.startswith(tuple(f"| {phase}" for phase in PHASES))]
     assert len(lines) - len(RECORD["runs"]) <= len(ours) <= len(lines)
 
 
 def row(backend: str, speed: float, **more: Any) -> dict[str, Any]:
-    """Return a row of one case."""
+    """Return a row of one benchmark case with this backend and speed."""
     usual = {"case": "16x1k", "phase": "decode", "page_size": 16, "num_gpus": 1, "all": [speed, 2 * speed]}
     return {"backend": backend, "tokens_per_s": speed, **usual, **more}
 
 
 def test_peer_is_the_best_of_vllms_own() -> None:
-    """The peer is the fastest of vLLM's backends in the same case. A ratio below the target is bold."""
+    """A row's peer is the fastest vLLM backend in the same case. A ratio below the target is printed in bold."""
     rows = [row("CUSTOM:a", 90.0, all=[90.0, 80.0]), row("FLASH_ATTN", 100.0), row("TRITON_ATTN", 95.0)]
     rows += [row("CUSTOM:a", 97.0, phase="prefill"), row("FLASH_ATTN", 100.0, phase="prefill")]
     rows += [row("CUSTOM:a", 1.0, page_size=64)]
@@ -92,7 +92,7 @@ def test_peer_is_the_best_of_vllms_own() -> None:
 
 
 def test_summary_takes_the_later_run_of_a_case() -> None:
-    """The later of two runs of a case counts, and the summary has one cell per kind of work."""
+    """If two runs measured a case, the later one counts; the summary has one cell for each kind of work."""
     runs = {name: {"about": name, "device": "NVIDIA H200", "commit": "c", "versions": {}} for name in ("a", "b")}
     rows = [row("CUSTOM:a", 90.0) | {"run": "a"}, row("FLASH_ATTN", 100.0) | {"run": "a"}]
     rows += [row("CUSTOM:a", 110.0) | {"run": "b"}, row("FLASH_ATTN", 100.0) | {"run": "b"}]
@@ -103,7 +103,7 @@ def test_summary_takes_the_later_run_of_a_case() -> None:
 
 
 def test_different_properties_are_columns() -> None:
-    """Page sizes get a column if they differ; shared properties are above the table."""
+    """Page sizes get a column if they differ; properties that all rows share are named above the table."""
     rows = [row("CUSTOM:a", 90.0), row("FLASH_ATTN", 100.0)]
     rows += [{**one, "page_size": 64} for one in rows]
     shared, _, head, _, *lines = table(rows).splitlines()
@@ -112,7 +112,7 @@ def test_different_properties_are_columns() -> None:
 
 
 def test_other_kv_dtype_is_shown() -> None:
-    """The KV dtype is above the table or in a column. A row of another KV dtype is no peer."""
+    """The KV dtype is named above the table or in a column. Rows of different KV dtypes are not compared."""
     rows = [row("CUSTOM:a", 90.0, kv_dtype="fp8"), row("FLASH_ATTN", 100.0, kv_dtype="fp8")]
     assert table(rows).splitlines()[0] == "All rows: `a`, pages of 16, KV in fp8, 1 GPU."
     both = [*rows, row("CUSTOM:a", 90.0), row("FLASH_ATTN", 120.0)]
@@ -122,7 +122,7 @@ def test_other_kv_dtype_is_shown() -> None:
 
 
 def test_texts_and_drafts_have_their_own_tables() -> None:
-    """Each engine has one line in the tables of texts and of drafts."""
+    """Each engine has one line in the table of compared texts and one in the table of drafts."""
     said = {"dtype": "bfloat16", "texts": 8, "equal": 7, "near_ties": 1, "wrong_texts": []}
     trees = {"drafts": 6, "drafter": "eagle3", "trees": True, "tokens_per_round": 2.914, "step_ms": 3.5}
     row = {"backend": "CUSTOM:a", "page_size": 16, "tokens_per_s": 1234.5, **said, **trees}
@@ -141,7 +141,7 @@ def test_texts_and_drafts_have_their_own_tables() -> None:
 
 
 def test_run_replaces_one_of_its_name() -> None:
-    """A run replaces the recorded run of the same name; other runs stay."""
+    """A new run replaces the recorded run with the same name; other runs stay."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0)], "profiles": []}
     one = gather(gather({}, result, "x", "first"), result, "y", "second")
     again = gather(one, {**result, "rows": [row("B", 2.0)], "commit": "e"}, "x", "third")
@@ -150,7 +150,7 @@ def test_run_replaces_one_of_its_name() -> None:
 
 
 def test_slow_turn_changes_no_ratio() -> None:
-    """A slow core changes no ratio: A stays 2 % faster than B, although one turn of A was interrupted.
+    """Slow turns are corrected: A stays 2 % faster than B, although one turn of A was interrupted.
 
     Engine C has two processes in each turn. A case with other turns stays unchanged.
     """
@@ -175,7 +175,7 @@ def test_slow_turn_changes_no_ratio() -> None:
 
 
 def test_replaced_run_may_be_kept() -> None:
-    """A replaced run can be kept under another name, listed after the new run, with all of its rows."""
+    """A replaced run can be kept with all rows under another name, which is listed after the new run."""
     said = {"device": "d", "commit": "c", "versions": {}, "equality": [], "profiles": []}
     first, second, third = ([row(name, speed, all=[speed])] for name, speed in (("A", 1.0), ("A", 3.0), ("A", 2.0)))
     one = gather(gather({}, {**said, "rows": first}, "x", "first"), {**said, "rows": second}, "y", "second")
@@ -190,7 +190,7 @@ def test_replaced_run_may_be_kept() -> None:
 
 
 def test_keeping_needs_an_existing_run_and_a_free_name() -> None:
-    """Keeping a run raises an error if the run does not exist or the new name is in use; the error has both names."""
+    """A run can be kept only if it exists and its new name is unused; otherwise the error has both names."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [], "profiles": []}
     with pytest.raises(ValueError, match="'x' to 'old', but the record has no run 'x'; its runs are \\[\\]"):
         gather({}, result, "x", "first", keep=("old", "what x was"))
@@ -199,7 +199,7 @@ def test_keeping_needs_an_existing_run_and_a_free_name() -> None:
 
 
 def test_texts_are_recorded_only_with_a_judgement() -> None:
-    """Recording texts without a judgement raises an error, and so does a page without marks for the table."""
+    """Generated texts can be recorded only after they were judged, and tables only into a page with marks for them."""
     result = {"equality": [{"backend": "A", "tokens": [[1]]}], "rows": []}
     with pytest.raises(ValueError, match="texts of A are not judged"):
         gather({}, result, "x", "first")

@@ -61,7 +61,7 @@ def wrong_row() -> str:
 
 
 def test_page_is_self_contained(short_buffer: str, wrong_row: str) -> None:
-    """The page is well-formed. It has no network access, script or font, and names no path of this machine."""
+    """The page is well-formed, loads nothing from a network, has no script or font, and names no local path."""
     for text in (short_buffer, wrong_row):
         assert_self_contained(text)
         assert str(Path(__file__).parents[3]) not in text

@@ -122,7 +122,7 @@ def test_selected_items_give_no_verdict() -> None:
 
 
 def test_line_names_the_targeted_contract() -> None:
-    """Newer items than the target's are counted separately. A failed one removes its profile, but never the core."""
+    """Checks newer than the targeted contract have their own count. If one fails, only an optional profile is lost."""
     newer = {item.id for item in all_items(Tier.HOST.includes) if item.since > (1, 0)}
     failing = {item.id for item in all_items() if item.id in newer and Profile.TREE in item.needs}
     judged = verdict(lambda item: Outcome.FAILED if item.id in failing else None, contract_minor=0)
