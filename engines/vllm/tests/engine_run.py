@@ -54,11 +54,11 @@ def token_prompts(seed: int = 1) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Results of an engine.
+    """Holds the results of one engine run.
 
     Attributes:
         tokens: tokens of each text.
-        ahead: for each token, its log-probability minus the second best token's.
+        ahead: for each generated token, its log-probability minus the log-probability of the second best token.
         drafted, accepted: number of draft tokens in the whole run. rounds: verify rounds, counted for each request.
         logprobs: log-probabilities of each text's tokens, then of each prompt's tokens if requested.
     """
@@ -73,7 +73,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """An engine and its input.
+    """Describes an engine, its arguments and its prompts; `run` runs it.
 
     Attributes:
         model: folder of the model. backend: draftmark backend; None for vLLM's own attention.
@@ -98,7 +98,7 @@ class RunRequest:
         """Run the engine in a fork and return its result.
 
         Raises:
-            RuntimeError: the engine failed; with its traceback or exit code.
+            RuntimeError: the engine failed. The message has its traceback or exit code.
         """
         import_engine()
         context = multiprocessing.get_context("fork")
@@ -120,14 +120,14 @@ class RunRequest:
 
 @cache
 def import_engine() -> None:
-    """Import the modules that every engine needs, once before all forks. The import takes longer than a tiny engine."""
+    """Import the modules that every engine needs, once, before any fork. The import takes longer than a tiny engine."""
     os.environ.update(ENVIRONMENT)
     for name in ENGINE:
         importlib.import_module(name)
     # vLLM inspects a model's class in a subprocess, because of CUDA. On a CPU the subprocess only costs ten seconds.
     importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
     gc.collect()
-    gc.freeze()  # Objects of the imports need no check: vLLM collects garbage several times at startup.
+    gc.freeze()  # vLLM runs the garbage collector several times at startup; frozen objects are not scanned.
 
 
 def _child(request: RunRequest, send: Any) -> None:

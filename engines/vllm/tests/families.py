@@ -1,4 +1,4 @@
-"""Decoders of many families, tiny and with random weights, and the vLLM arguments that each needs on a CPU."""
+"""Table of model families: a tiny random decoder of each, and the vLLM arguments that it needs on a CPU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ USUAL = {
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders.
+    """Describes one family of decoder models, and writes a tiny model of it.
 
     Attributes:
         kind: transformers' `model_type`.
-        config: differences from `USUAL`; a value of None leaves a name out.
+        config: differences from the configuration `USUAL`. A value of None removes the name.
         architecture: vLLM's name, for families that vLLM refuses. Only their configuration is written, no weights.
         arguments: vLLM arguments that the family needs on a CPU.
         since: first release in which vLLM's own CPU attention runs this family.
@@ -59,12 +59,12 @@ class Family:
 
 
 def heads(queries: int, keys: int, head_dim: int) -> Family:
-    """Return a Qwen 3 with these heads."""
+    """Return a Qwen 3 with these numbers of query heads and KV heads and this head size."""
     return Family("qwen3", {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": head_dim})
 
 
 def by_turns(*kinds: str) -> dict[str, Any]:
-    """Return a configuration of four layers that alternate between two kinds."""
+    """Return a configuration of four layers that alternate between two layer types."""
     return {"num_hidden_layers": 4, "layer_types": 2 * list(kinds)}
 
 

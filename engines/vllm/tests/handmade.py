@@ -1,4 +1,4 @@
-"""Handmade steps as vLLM's tensors, and dense float64 attention that shares no code with the adapter."""
+"""Makes steps as vLLM's tensors, with their right outputs by dense float64 attention, without code of the adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_REQS, MAX_LEN, MAX_TOKENS = 6, 96, 160
 
 @dataclass(frozen=True)
 class Request:
-    """Committed tokens, then this step's rows. unstored: rows with KV already stored, so their slot is -1."""
+    """Describes a request: its committed tokens, and its rows in this step. Rows in `unstored` have slot -1."""
 
     prefix: int
     rows: int
@@ -30,11 +30,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Problem:
-    """One step.
+    """Describes one step: its requests, its padding, and the length bounds on the host.
 
     Attributes:
         padding: padding requests of a full graph, each with the rows of a live request.
-        surplus: rows of slot -1 after the last request, as in a captured number of rows.
+        surplus: rows with slot -1 after the last request, as in a step padded to a captured number of rows.
         loose: host bounds minus lengths; None if the host has no bounds.
     """
 
@@ -59,7 +59,7 @@ def limits(verify_rows: int) -> EngineLimits:
 
 
 def random_problem(seed: int, **attention: object) -> Problem:
-    """Return a step by its seed: decodes, verifies, uneven rows, chunks, mixes in any order, or a padded capture."""
+    """Return a random step: decodes, verifies, uneven rows, prompt chunks, a mix in any order, or a padded capture."""
     rng = random.Random(seed)
     verify_rows = rng.choice((1, 3, 5))
     shape = AttentionShape(
@@ -87,7 +87,7 @@ def random_problem(seed: int, **attention: object) -> Problem:
     lens = [rows() for _ in range(rng.randint(1, MAX_REQS - 1))]
     if kind == "mixed":
         lens = lens[: MAX_REQS - 2] + [rng.randint(verify_rows + 1, 30) for _ in range(rng.randint(1, 2))]
-        if rng.random() < 0.5:  # runner V1 leaves requests in any order
+        if rng.random() < 0.5:  # requests of runner V1 are in any order
             rng.shuffle(lens)
     requests = []
     for count in lens:
@@ -101,7 +101,7 @@ def random_problem(seed: int, **attention: object) -> Problem:
 
 
 class StepData:
-    """A problem's tensors as vLLM passes them, and the right answer.
+    """Holds the tensors of a `Problem` as vLLM passes them, and the right output.
 
     Attributes:
         step: input of the adapter. pages: vLLM's KV memory ``[pages, 2 · KV heads, page_size, head_dim]``.
@@ -124,7 +124,7 @@ class StepData:
 
     def _fill(self, generator: torch.Generator, dtype: torch.dtype, device: str) -> None:
         problem, a = self.problem, self.problem.shape
-        reqs, width = len(problem.requests) + problem.padding, -(-MAX_LEN // a.page_size) + 3  # wider than needed
+        reqs, width = len(problem.requests) + problem.padding, -(-MAX_LEN // a.page_size) + 3  # 3 columns are unused
         each = -(-MAX_LEN // a.page_size)
         ids = torch.randperm(len(problem.requests) * each, generator=generator).view(-1, each) + 1
         table = torch.zeros(reqs, width, dtype=torch.int32)
@@ -193,7 +193,7 @@ class StepData:
 def bound_backends(
     problem: Problem, backend: str = "reference", device: str = "cpu", forms: tuple[Form, ...] = tuple(Form)
 ) -> BoundBackends:
-    """Bind backends for a problem. forms: the vLLM input formats (`Form`) to use."""
+    """Open the backends for a problem. `forms` lists the vLLM input formats (`Form`) to use."""
     loaded = copy(load(backend))
     loaded.info = replace(loaded.info, forms=tuple(one for one in loaded.info.forms if one in forms))
     return BoundBackends(loaded, [problem.shape], limits(problem.verify_rows), DeviceProfile(), torch.device(device))

@@ -1,4 +1,4 @@
-"""A proposer for tests that has the expected texts. It drafts a wrong branch first, then the right one."""
+"""Draft proposer for tests that has the expected generated texts. It drafts a wrong token before each right token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftmark_vllm.trees.step_trees import Parents
 
 
 class SecondBranch:
-    """Proposer of trees with wrong tokens in odd nodes, and the text's next tokens in even nodes."""
+    """Drafts trees with wrong tokens in odd nodes, and the next tokens of the expected text in even nodes."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._drafts = vllm_config.speculative_config.num_speculative_tokens
@@ -22,7 +22,7 @@ class SecondBranch:
         """Do nothing: this proposer has no model."""
 
     def propose(self, sampled: list[list[int]], counts: Any, tokens: Any, *given: Any, **more: Any) -> list[list[int]]:
-        """Find the text that continues this request. Draft its next tokens, each after a wrong sibling."""
+        """Find the expected text of each request. Draft its next tokens, each after a wrong sibling node."""
         self.parents, drafts = [], []
         for number, given_tokens in enumerate(sampled):
             text_so_far = [int(one) for one in tokens[number, : int(counts[number])]]
@@ -36,7 +36,7 @@ class SecondBranch:
         return drafts
 
     def _ahead(self, text_so_far: list[int]) -> list[int]:
-        """Return the tokens that follow in the text with the longest match."""
+        """Return the next tokens, from the expected text that matches the longest end of the request."""
         for size in range(min(len(text_so_far), 24), 0, -1):
             for text in self._texts:
                 if text[:size] == text_so_far[-size:]:

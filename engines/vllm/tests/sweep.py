@@ -1,4 +1,4 @@
-"""Shared parts of the tables of families and of options: drafts, the quick set, and a comparison of results."""
+"""Shared code of the tests of model families and of vLLM options: parametrization and comparison of results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROUNDING = 1e-4
 
 
 def each(names: Iterable[str], quick: set[str]) -> pytest.MarkDecorator:
-    """Parametrize a test by the names of a table. Names outside the quick set are marked slow."""
+    """Return a pytest mark that runs a test once per name. Names that are not in `quick` are marked slow."""
     marked = [pytest.param(one, marks=() if one in quick else pytest.mark.slow) for one in names]
     return pytest.mark.parametrize("name", marked)
 
 
 def assert_alike(result: RunResult, wanted: RunResult) -> None:
-    """Check that texts are equal, and log-probabilities up to rounding. One wrong key would change all of them."""
+    """Check that texts are equal, and log-probabilities up to rounding. A wrong key would change every one."""
     assert result.tokens == wanted.tokens
     pairs = zip(chain(*result.logprobs), chain(*wanted.logprobs), strict=True)
     assert max(abs(one - other) for one, other in pairs) < ROUNDING

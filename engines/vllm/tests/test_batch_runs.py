@@ -1,4 +1,4 @@
-"""The split of a step into runs of one mode."""
+"""Tests of the function that splits a step into runs of requests with one mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def split(lens: list[int], *, padding: int = 0, num_rows: int | None = None, ver
 
 
 def test_equal_splits_are_cached() -> None:
-    """Equal arguments return one cached, immutable object, because uniform steps recur often."""
+    """Calls with equal arguments return one cached, immutable object, because uniform steps recur often."""
     again = [split_decodes_prefills((0, 5, 10), 10, 5, True) for _ in range(2)]
     assert again[0] is again[1] and isinstance(again[0], tuple)
 
@@ -29,12 +29,12 @@ def test_decodes_are_one_run() -> None:
 
 
 def test_verifies_are_one_run() -> None:
-    """Requests with the rows of a verify step form one VERIFY run."""
+    """Requests that all have the rows of a verify step (a root and its drafts) form one VERIFY run."""
     assert split([5, 5]) == [BatchRun(Mode.VERIFY, 0, 0, 2, (5, 5))]
 
 
 def test_uneven_rows_are_one_ragged_run() -> None:
-    """Requests with different rows, at most a verify step's, form one RAGGED_VERIFY run."""
+    """Requests with different row counts, none above a verify step's, form one RAGGED_VERIFY run."""
     assert split([5, 1, 2]) == [BatchRun(Mode.RAGGED_VERIFY, 0, 0, 3, (5, 1, 2))]
 
 
@@ -55,12 +55,12 @@ def test_mixed_step_is_two_runs() -> None:
 
 @pytest.mark.parametrize(("rows", "mode"), [(1, Mode.DECODE), (5, Mode.VERIFY)])
 def test_padding_requests_of_a_graph_have_rows(rows: int, mode: Mode) -> None:
-    """vLLM gives padding requests no rows, but the run has the graph's rows for each of them."""
+    """vLLM gives padding requests no rows, but the run gives each one the rows that its graph was captured with."""
     assert split([rows] * 3, padding=5, num_rows=8 * rows) == [BatchRun(mode, 0, 0, 3, (rows,) * 8)]
 
 
 def test_padding_without_rows_is_left_out() -> None:
-    """A run has only live requests if the step is not padded to whole requests."""
+    """A run leaves out the padding requests if the step has no rows for them."""
     assert split([1, 1], padding=2, num_rows=2) == [BatchRun(Mode.DECODE, 0, 0, 2, (1, 1))]
     assert split([30], padding=2) == [BatchRun(Mode.EXTEND, 0, 0, 1, (30,))]
 
@@ -72,7 +72,7 @@ def test_surplus_rows_belong_to_no_run() -> None:
 
 
 def test_step_without_rows_has_no_run() -> None:
-    """An idle rank runs a step without rows; its split is empty."""
+    """The split of a step without rows is empty. An idle rank runs such a step."""
     assert split([], padding=2) == []
 
 

@@ -1,4 +1,4 @@
-"""Behaviour of packages next to vLLM that vLLM's benchmark relies on."""
+"""Tests of the behaviour of numba and torch that the benchmark of vLLM relies on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# Searched, not imported. Once numba is imported, vLLM 0.32 cannot start an engine on a CPU: it calls `vars` on objects
-# of all modules, and this fails for an object of llvmlite.
+# find_spec does not import numba. In a process that has imported numba, vLLM 0.32 cannot start an engine on a CPU: it
+# calls `vars` on objects of all modules, and this fails for an object of llvmlite.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ print(torch.get_num_threads())
 
 
 def _threads(before: str, **environment: str) -> int:
-    """Return torch's number of host threads after an n-gram look-up."""
+    """Return torch's number of threads after numba ran a parallel loop, as in vLLM's n-gram look-up."""
     kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")}
     done = subprocess.run(
         [sys.executable, "-c", before + LOOKS_UP], cwd=ROOT, env=kept | environment, capture_output=True, text=True
@@ -46,10 +46,10 @@ def _threads(before: str, **environment: str) -> int:
 
 
 def test_benchmark_keeps_torch_at_one_thread() -> None:
-    """With more threads, torch would split tiny operations over threads that wait for busy cores."""
+    """The benchmark keeps torch at one thread. With more threads, tiny operations would wait for busy cores."""
     assert _threads("import benchmarks.vllm.__main__") == 1
 
 
 def test_numba_sets_torchs_number_of_threads() -> None:
-    """The benchmark limits numba to one thread for this reason. If this test fails, remove that limit."""
+    """numba sets torch's thread count, so the benchmark limits numba to one. If this fails, remove that limit."""
     assert _threads("", NUMBA_NUM_THREADS="3") == 3

@@ -1,4 +1,4 @@
-"""Methods of the builder that run without an engine, and the memory reserved while vLLM measures. Needs vLLM."""
+"""Tests of the builder without an engine, and of the memory reserved while vLLM measures. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECODES = (Request(17, 1), Request(4, 1), Request(95, 1))
 
 
 def builder_of(ours: BoundBackends, **of_a_step: Any) -> DraftmarkBuilder:
-    """Return a builder without an engine. of_a_step: private attributes that give a step host inputs."""
+    """Return a builder without an engine. `of_a_step` sets private attributes, such as `_debug`."""
     cpu, made = torch.device("cpu"), object.__new__(DraftmarkBuilder)
     usual = {
         "_host_lengths": False,
@@ -42,7 +42,7 @@ def builder_of(ours: BoundBackends, **of_a_step: Any) -> DraftmarkBuilder:
 
 
 def metadata_of(step: Step) -> SimpleNamespace:
-    """Return a step as vLLM's common metadata."""
+    """Convert a step to an object with the fields of vLLM's `CommonAttentionMetadata`."""
     return SimpleNamespace(
         causal=True,
         query_start_loc=step.query_start,
@@ -56,14 +56,14 @@ def metadata_of(step: Step) -> SimpleNamespace:
 
 
 def decodes(seed: int = 0) -> StepData:
-    """Return a step of decodes that vLLM has a full graph of."""
+    """Return a step of decodes, for which vLLM captures a full CUDA graph."""
     problem = replace(random_problem(seed, page_size=16), requests=DECODES, verify_rows=1)
     return StepData(replace(problem, padding=0, surplus=0, loose=None))
 
 
 @pytest.mark.parametrize(("worker", "threshold"), [("auto", None), ("draftmark_vllm.trees.worker.TreeWorker", 8)])
 def test_steps_are_sorted_only_for_trees(worker: str, threshold: int | None) -> None:
-    """Runner V1 sorts requests by row count for trees. Chains and decodes are served in any order."""
+    """The builder makes runner V1 sort requests by row count for trees only. Chains are served in any order."""
     made = object.__new__(DraftmarkBuilder)
     made.vllm_config = SimpleNamespace(
         parallel_config=SimpleNamespace(worker_cls=worker, decode_context_parallel_size=1),
@@ -74,7 +74,7 @@ def test_steps_are_sorted_only_for_trees(worker: str, threshold: int | None) -> 
 
 
 def test_captured_step_is_prepared_by_a_replay() -> None:
-    """After a capture the builder only replays its graph, and the graph reads the later step's lengths."""
+    """After a capture the builder only replays the metadata graph, which reads the current step's lengths."""
     made = decodes()
     ours = bound_backends(made.problem)
     builder, metadata = builder_of(ours), metadata_of(made.step)
@@ -90,7 +90,7 @@ def test_captured_step_is_prepared_by_a_replay() -> None:
 
 
 def test_step_without_a_graph_is_launched() -> None:
-    """The builder launches every operator before a capture, and for tensors at other addresses."""
+    """The builder launches every operator itself before a capture, and if tensors are at other addresses."""
     made = decodes()
     builder, metadata = builder_of(bound_backends(made.problem)), metadata_of(made.step)
     (one,), (other,) = builder.build(0, metadata).parts, builder.build(0, metadata).parts
@@ -111,7 +111,7 @@ def test_steps_with_host_inputs_are_never_replayed(more: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("seed", range(8))
 def test_draft_step_metadata_is_updated_on_the_device(seed: int) -> None:
-    """`update_draft_decode_metadata` turns metadata of shorter requests into this step's metadata.
+    """`update_draft_decode_metadata` changes metadata that was built for shorter requests to this step's lengths.
 
     Attention then equals dense attention.
     """
@@ -135,7 +135,7 @@ def test_draft_step_metadata_is_updated_on_the_device(seed: int) -> None:
 
 
 def test_arena_bytes_are_reserved_during_measurement() -> None:
-    """Each shape of layer reserves the buffers of both its geometries once, until a builder releases them."""
+    """Each shape of layer reserves the buffers of both its geometries once. A builder's creation frees them."""
     problem = random_problem(0)
     made, device = bound_backends(problem).any, torch.device("meta")
     nbytes = arena_bytes(load("reference"), made)

@@ -1,4 +1,4 @@
-"""Layers in which a row sees only its own chunk (Llama 4). vLLM turns each chunk into a request. Needs vLLM."""
+"""Tests of chunked attention (Llama 4): a row sees only its own chunk, and vLLM makes each chunk a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPE = AttentionShape(4, 2, 16, PAGE, "float32", "float32")
 def builder(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None, debug: bool = True
 ) -> DraftmarkBuilder:
-    """Return the builder of a layer with or without chunks. Its spec may come from the other kind of layer."""
+    """Return the builder of a layer with chunk size `chunk` and of a KV spec with chunk size `spec_chunk`."""
     layer = SimpleNamespace(impl=SimpleNamespace(shape=lambda page_size, dtype: SHAPE), attention_chunk_size=chunk)
     monkeypatch.setattr(DraftmarkBuilder, "_layers", lambda self: [layer])
     config = SimpleNamespace(
@@ -44,7 +44,7 @@ def builder(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_chunk_requests_stay_within_the_limits(seed: int) -> None:
-    """Chunk requests keep to the request and length limits, and their page tables have the width of a chunk."""
+    """The requests that vLLM makes of chunks stay within the limits, and their page tables are one chunk wide."""
     rng = random.Random(seed)
     chunk, requests = PAGE * rng.randint(1, 4), rng.randint(1, 6)
     rows = [rng.choice((0, 1, 1, 5, rng.randint(1, 150))) for _ in range(requests)]

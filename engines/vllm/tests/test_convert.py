@@ -1,4 +1,4 @@
-"""Conversion of a draft head to a folder for vLLM."""
+"""Tests of the program that converts a draft head to a folder for vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIDDEN, VOCABULARY, LAYERS = 8, 20, 3
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """Return a target's folder with the files that the converter reads."""
+    """Return a target model's folder with the files that the converter reads."""
     path = tmp_path / "target"
     path.mkdir()
     config = {
@@ -37,7 +37,7 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
-    """Return a head that drafts six of the target's tokens."""
+    """Return the folder of a draft head with a vocabulary of six of the target's tokens."""
     speculative = pytest.importorskip("draftmark_speculative.eagle.head")
     from draftmark_speculative.eagle.config import HeadConfig
 
@@ -48,7 +48,7 @@ def head(tmp_path: Path) -> Path:
 
 
 def test_head_is_written_with_vllms_names(head: Path, target: Path, tmp_path: Path) -> None:
-    """The folder has the head's weights, its output rows, the target's final norm, and token offsets."""
+    """The written folder has the head's weights, its output rows, the target's final norm, and token offsets."""
     convert(head, target, tmp_path / "out")
     written, own = load_file(tmp_path / "out/model.safetensors"), load_file(head / "head.safetensors")
     of_target = load_file(target / "model.safetensors")
@@ -63,7 +63,7 @@ def test_head_is_written_with_vllms_names(head: Path, target: Path, tmp_path: Pa
 
 
 def test_a_head_of_another_target_is_refused(head: Path, target: Path, tmp_path: Path) -> None:
-    """The error names the sizes of both models."""
+    """If the head was trained for a target of another size, the error names both sizes."""
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "vocab_size": 21}))
     with pytest.raises(EngineError, match=r"hidden_size 8 and vocab_size 20, but .* has 8 and 21"):
@@ -71,13 +71,13 @@ def test_a_head_of_another_target_is_refused(head: Path, target: Path, tmp_path:
 
 
 def test_an_absent_file_is_named(head: Path, tmp_path: Path) -> None:
-    """The error names the absent file and the remedy."""
+    """If a file is absent, the error names the file and the remedy."""
     with pytest.raises(EngineError, match=r"config.json does not exist; name a head's folder, then its target's"):
         convert(head, tmp_path, tmp_path / "out")
 
 
 def test_help_needs_no_safetensors(tmp_path: Path) -> None:
-    """Without safetensors, which vLLM brings, the program prints its help, and one sentence for an error."""
+    """Without the package safetensors (a dependency of vLLM) the program prints its help, or a one-sentence error."""
     (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError('absent', name='safetensors')\n")
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     command = [sys.executable, "-m", "draftmark_vllm.heads.convert"]

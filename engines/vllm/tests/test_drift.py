@@ -1,4 +1,4 @@
-"""vLLM interfaces that the adapter relies on, read from the files of each supported release without importing them.
+"""Tests of the vLLM interfaces that the adapter relies on, in the source files of each supported release.
 
 The tests read the installed vLLM, and the wheels in the folder DRAFTMARK_VLLM_WHEELS. `make engines` fills the folder.
 """
@@ -69,7 +69,7 @@ def test_every_imported_name_exists(read: Read) -> None:
     ],
 )
 def test_abstract_methods_are_implemented(read: Read, theirs: tuple[str, ...], file: str, own: str) -> None:
-    """The adapter implements every abstract method."""
+    """The adapter's classes implement every abstract method of vLLM's base classes."""
     source = read(BACKEND)
     needed = set().union(*(abstract(class_of(source, name)) for name in theirs))
     assert needed, theirs
@@ -108,7 +108,7 @@ def test_overridden_methods_accept_vllms_arguments(read: Read, theirs: str, file
 
 @EACH
 def test_requests_are_sorted_only_with_a_threshold(read: Read) -> None:
-    """Requests are unsorted by default, and the builder for trees can change the threshold."""
+    """vLLM's runner sorts requests only if the builder sets a threshold, and the builder can set it."""
     theirs = class_of(read(BACKEND), "AttentionMetadataBuilder")
     defaults = {ast.unparse(one.target): one.value for one in theirs.body if isinstance(one, ast.AnnAssign)}
     usual = defaults["reorder_batch_threshold"]
@@ -155,7 +155,7 @@ def test_custom_can_be_registered(read: Read) -> None:
 
 @EACH
 def test_selector_fields_equal_predicate_arguments(read: Read) -> None:
-    """The selector's fields about a layer equal the arguments of the predicates."""
+    """The fields of vLLM's selector configuration are the arguments of the backend's predicates."""
     method = methods(class_of(read("platforms/cpu.py"), "CpuPlatform"))["get_attn_backend_cls"]
     assert arguments(method) == ["selected_backend", "attn_selector_config", "num_heads"]
     result = fields(class_of(read("v1/attention/selector.py"), "AttentionSelectorConfig"))

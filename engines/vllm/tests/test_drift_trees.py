@@ -1,4 +1,4 @@
-"""Private vLLM interfaces that trees rely on, in each supported release: runner V1 and its proposer.
+"""Tests of the private vLLM interfaces that draft trees rely on, in each supported release: runner V1, proposer.
 
 They are not public, so these tests detect a release that changes a name or an argument.
 """
@@ -16,7 +16,7 @@ RUNNER, PROPOSER = "v1/worker/gpu_model_runner.py", "v1/spec_decode/llm_base_pro
 
 
 def our_methods(file: str) -> dict[str, ast.FunctionDef]:
-    """Return the methods of the first class in one of our files."""
+    """Return the methods of the first class in a file of the adapter, by name."""
     tree = ast.parse((SOURCES / "trees" / file).read_text())
     return methods(next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)))
 
@@ -34,7 +34,7 @@ def test_runner_calls_the_overridden_methods(read: Read, method: str) -> None:
 
 @EACH
 def test_metadata_is_built_after_the_inputs(read: Read) -> None:
-    """The runner builds metadata after the inputs. Between the two our runner publishes the step's trees."""
+    """vLLM's runner builds metadata after it prepares inputs. In between, `TreeRunner` sets the step's trees."""
     execute = methods(class_of(read(RUNNER), "GPUModelRunner"))["execute_model"]
     called = [
         node.func.attr
@@ -56,7 +56,7 @@ def test_runner_has_the_attributes_that_are_read(read: Read) -> None:
 
 @EACH
 def test_proposer_samples_in_one_method(read: Read) -> None:
-    """One method samples the drafts of a step, and `propose` takes the number of steps first."""
+    """In vLLM's proposer one method samples the drafts of a step, and `propose` has the number of steps first."""
     theirs = [node for node in ast.walk(ast.parse(read(PROPOSER))) if isinstance(node, ast.ClassDef)]
     found = next(one for one in map(methods, theirs) if "propose" in one)
     assert arguments(found["_sample_draft_tokens"])[0] == "hidden_states"

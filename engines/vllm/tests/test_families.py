@@ -1,4 +1,4 @@
-"""Models of many families: results equal vLLM's own attention, or the model is refused before weights are loaded."""
+"""Tests of many model families: outputs equal vLLM's own attention, or the model is refused before it loads."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ QUICK = {"gemma-3", "gemma-3n", "gpt-oss", "llama-4", "bloom", "deepseek-v2", "h
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder for the models."""
+    """Return a temporary folder for the tiny models that the tests write."""
     return tmp_path_factory.mktemp("families")
 
 
 def run_family(name: str, folder: Path, backend: str | None, arguments: dict[str, object]) -> RunResult:
-    """Return a family's result with log-probabilities."""
+    """Run a family's tiny model on `backend` and return its texts and log-probabilities."""
     model, needed = SERVED[name].write(folder, name), SERVED[name].arguments
     return RunRequest(model, backend, new_tokens=NEW_TOKENS, logprobs=True, arguments={**arguments, **needed}).run()
 
 
 @each(SERVED, QUICK)
 def test_family_results_equal_vllms_own(folder: Path, name: str) -> None:
-    """In float32 results are equal, with drafts of varying length, and pages of 16 unless vLLM needs larger ones."""
+    """In float32, a family's texts and log-probabilities equal vLLM's own attention, with drafts of varying length."""
     since = SERVED[name].since
     if since and VLLM.installed_before(since):
         pytest.skip(f"vLLM before {since} does not run this on a CPU itself")
@@ -45,7 +45,7 @@ def test_family_results_equal_vllms_own(folder: Path, name: str) -> None:
 
 @each(REFUSED, QUICK)
 def test_a_family_is_refused_in_one_sentence(folder: Path, name: str) -> None:
-    """A family without weights, only a configuration, is refused in one sentence."""
+    """A family that draftmark cannot serve is refused in one sentence. Its model has only a configuration."""
     family, sentence = REFUSED[name]
     arguments = {"block_size": 16, "max_num_batched_tokens": 256}
     with pytest.raises(RuntimeError) as caught:

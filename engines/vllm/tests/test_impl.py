@@ -1,4 +1,4 @@
-"""Layer facts that vLLM sets after it has created the layer. Needs vLLM."""
+"""Tests of attributes that vLLM sets after it has created a layer: its scale and linked KV. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = torch.ones(3, 4, 32)
 
 
 def calls_of_the_backend(scale: float, reads_from: str | None = None) -> dict[str, Any]:
-    """Return the keys that the layer passes to `write_kv` and the queries that it passes to `attend`, by method."""
+    """Run a layer, and return its arguments: keys of `write_kv` and queries of `attend`, by method name."""
     calls: dict[str, Any] = {}
     backend = SimpleNamespace(
         write_kv=lambda k, *rest: calls.update(write_kv=k), attend=lambda q, *rest: calls.update(attend=q)
@@ -32,11 +32,11 @@ def calls_of_the_backend(scale: float, reads_from: str | None = None) -> dict[st
 
 @pytest.mark.parametrize(("scale", "factor"), [(0.25, 1.0), (0.5, 2.0)])
 def test_scale_set_after_creation_is_applied(scale: float, factor: float) -> None:
-    """The layer applies a scale set after its creation, as transformers' models do up to vLLM 0.29."""
+    """The layer applies a softmax scale that is set after its creation, as transformers' models do up to vLLM 0.29."""
     assert torch.equal(calls_of_the_backend(scale)["attend"], factor * ROWS)
 
 
 def test_layer_linked_to_other_kv_stores_none() -> None:
-    """A layer that reads other layers' KV stores none. In Gemma 4's assistant its keys are invalid or absent."""
+    """A layer that reads another layer's KV stores no KV. In Gemma 4's assistant its own keys are invalid or absent."""
     assert set(calls_of_the_backend(0.25)) == {"write_kv", "attend"}
     assert set(calls_of_the_backend(0.25, "model.layers.2.self_attn.attn")) == {"attend"}

@@ -1,4 +1,4 @@
-"""draftmark's backends in a real vLLM on a CPU: texts equal vLLM's own attention without drafts.
+"""Tests of draftmark's backends in a real vLLM on a CPU: generated texts equal vLLM's own attention without drafts.
 
 Needs an environment of its own (`make engines`); skipped where vLLM is not installed. Every engine runs in debug mode:
 each batch is validated, and vLLM's KV slots are compared with the slots that draftmark derives.
@@ -29,18 +29,18 @@ NEAR = 0.02
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder for the models."""
+    """Return a temporary folder for the models that the tests write."""
     return tmp_path_factory.mktemp("models")
 
 
 @cache
 def plain(model: str, dtype: str = "float32", logprobs: bool = False) -> RunResult:
-    """Return the result of vLLM's own attention without drafts."""
+    """Run vLLM's own attention without drafts, and return its result."""
     return RunRequest(model, logprobs=logprobs, arguments={"block_size": 32, "dtype": dtype}).run()
 
 
 def ours(model: str, page_size: int, backend: str = "reference", **more) -> RunResult:
-    """Return the result with a draftmark backend."""
+    """Run vLLM with a draftmark backend, and return its result."""
     return RunRequest(model, backend, arguments={"block_size": page_size, **more}).run()
 
 
@@ -54,20 +54,20 @@ def ours(model: str, page_size: int, backend: str = "reference", **more) -> RunR
     ],
 )
 def test_texts_equal_vllms_own(folder: Path, page_size: int, drafts: dict[str, object] | None) -> None:
-    """Texts are equal in float32 for steps that mix chunked prompts, decodes and verifies of uneven length."""
+    """In float32, texts equal vLLM's own for steps that mix chunked prompts, decodes and verifies of uneven length."""
     result = ours(tiny(folder), page_size, speculative_config=drafts)
     assert result.tokens == plain(tiny(folder)).tokens
     assert (result.accepted > 0) is (drafts is not None)
 
 
 def test_whole_prompts_in_one_step(folder: Path) -> None:
-    """Texts are equal if a step contains whole prompts and prefixes are not cached."""
+    """Texts equal vLLM's own if a step contains whole prompts and prefixes are not cached."""
     result = ours(tiny(folder), 16, max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config=NGRAM)
     assert result.tokens == plain(tiny(folder)).tokens
 
 
 def test_texts_without_the_debug_mode(folder: Path) -> None:
-    """Texts are equal without debug checks. The reference then gets no host lengths."""
+    """Texts equal vLLM's own without debug checks. The reference backend then gets no host lengths."""
     arguments = {"block_size": 16, "max_num_batched_tokens": 64, "speculative_config": NGRAM}
     result = RunRequest(tiny(folder), "reference", settings={"debug": False}, arguments=arguments).run()
     assert result.tokens == plain(tiny(folder)).tokens and result.drafted > 0
@@ -77,7 +77,7 @@ def test_texts_without_the_debug_mode(folder: Path) -> None:
 def test_backend_with_few_engine_forms(
     folder: Path, monkeypatch: pytest.MonkeyPatch, forms: tuple[Form, ...], drafts: dict[str, object] | None
 ) -> None:
-    """Texts are equal for a backend that accepts none of vLLM's input formats (`Form`).
+    """Texts equal vLLM's own with a backend that accepts no vLLM input format (`Form`), or only ENGINE_SLOTS.
 
     vLLM then keeps K and V separate. The page table has draftmark's width, and without ENGINE_SLOTS the backend derives
     slots.
@@ -89,13 +89,13 @@ def test_backend_with_few_engine_forms(
 
 
 def test_preempted_requests_resume(folder: Path) -> None:
-    """With few pages vLLM preempts requests and prefills them again, partly from cached pages."""
+    """Texts equal vLLM's own if vLLM runs out of pages, preempts requests and prefills them again."""
     result = ours(tiny(folder), 16, num_gpu_blocks_override=24, speculative_config=NGRAM)
     assert result.tokens == plain(tiny(folder)).tokens
 
 
 def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
-    """A smaller draft model with other heads runs on the same backend."""
+    """A smaller draft model, with another number of KV heads, drafts on draftmark's backend too."""
     draft = tiny(folder, num_hidden_layers=1, num_key_value_heads=1)
     result = ours(
         tiny(folder),
@@ -111,7 +111,7 @@ def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
 
 
 def test_draft_model_with_layers_of_two_shapes(folder: Path) -> None:
-    """In Gemma 2 a KV group has layers of two shapes. vLLM adds the draft model's layers after the builder exists."""
+    """A Gemma 2 drafts for itself: its KV group has layers of two shapes, and vLLM adds draft layers to the builder."""
     model = tiny(folder, "gemma2", **GEMMA)
     drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
     result = ours(model, 16, speculative_config=drafts, disable_hybrid_kv_cache_manager=True)
@@ -120,7 +120,7 @@ def test_draft_model_with_layers_of_two_shapes(folder: Path) -> None:
 
 @pytest.mark.skipif(VLLM.installed_before("0.28"), reason="vLLM before 0.28 does not read this Gemma 4's configuration")
 def test_assistant_reads_its_targets_kv(folder: Path) -> None:
-    """Gemma 4's MTP layers have no KV. vLLM links them to another layer's KV after their creation."""
+    """Gemma 4's draft (MTP) layers read the target's KV: vLLM links them to another layer's KV after their creation."""
     model = SERVED["gemma-4"].write(folder, "gemma-4")
     drafts = {"method": "mtp", "model": gemma4_assistant(folder, model), "num_speculative_tokens": 3}
     result = ours(model, 16, speculative_config=drafts)
@@ -129,14 +129,14 @@ def test_assistant_reads_its_targets_kv(folder: Path) -> None:
 
 @pytest.mark.usefixtures("stand_ins")
 def test_suffix_decoding_drafts_vary_in_number(folder: Path) -> None:
-    """vLLM's suffix decoding runs on a stand-in for the package that it imports."""
+    """With vLLM's suffix decoding, requests have different numbers of drafts, and texts equal vLLM's own."""
     result = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
     assert result.tokens == plain(tiny(folder)).tokens and result.accepted > 0
     assert result.drafted < 4 * result.rounds, "each round had the same number of drafts"
 
 
 def test_an_eagle_head_drafts_in_our_pages(folder: Path) -> None:
-    """A first-generation EAGLE head with random weights drafts; nearly all its drafts are rejected."""
+    """With a random EAGLE-1 head, texts equal vLLM's own, although nearly all drafts are rejected."""
     head = eagle_head(folder, tiny(folder))
     drafts = {"method": "eagle", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
     result = ours(tiny(folder), 16, speculative_config=drafts)
@@ -144,13 +144,13 @@ def test_an_eagle_head_drafts_in_our_pages(folder: Path) -> None:
 
 
 def test_sliding_window(folder: Path) -> None:
-    """Texts are equal for a Mistral with a window shorter than its texts."""
+    """A Mistral with a sliding window shorter than its texts generates the texts of vLLM's own attention."""
     model = tiny(folder, "mistral", sliding_window=32)
     assert ours(model, 16, speculative_config=NGRAM).tokens == plain(model).tokens
 
 
 def test_layers_of_two_shapes_with_soft_caps(folder: Path) -> None:
-    """Texts are equal for a Gemma 2: every other layer has a window, and all layers cap their logits."""
+    """A Gemma 2 (a window in every other layer, soft caps in each) generates the texts of vLLM's own attention."""
     model = tiny(folder, "gemma2", **GEMMA)
     assert ours(model, 16, speculative_config=NGRAM).tokens == plain(model).tokens
 
@@ -165,7 +165,7 @@ def test_layers_of_two_shapes_with_soft_caps(folder: Path) -> None:
     ],
 )
 def test_two_ranks_agree(folder: Path, drafts: dict[str, object] | None, page_size: int, chunk: int) -> None:
-    """With tensor parallelism texts equal one rank's, and both ranks have equal metadata in every step."""
+    """With two tensor-parallel ranks texts equal one rank's, and the ranks have equal metadata in every step."""
     request = RunRequest(
         tiny(folder),
         "reference",
@@ -181,7 +181,7 @@ def test_two_ranks_agree(folder: Path, drafts: dict[str, object] | None, page_si
 
 
 def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
-    """Texts are equal for cuda_triton in Triton's interpreter, with drafts."""
+    """With cuda_triton in Triton's interpreter, and with drafts, texts equal vLLM's own."""
     model = tiny(folder)
     request = RunRequest(
         model,
@@ -195,7 +195,7 @@ def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
 
 
 def test_fp8_pages_in_the_engine(folder: Path) -> None:
-    """With e4m3 KV in cuda_triton texts differ only at near ties."""
+    """With e4m3 KV in cuda_triton, texts differ from vLLM's own only at near ties of two tokens' probabilities."""
     model = tiny(folder)
     wanted = plain(model, logprobs=True)
     result = RunRequest(
@@ -211,7 +211,7 @@ def test_fp8_pages_in_the_engine(folder: Path) -> None:
 
 
 def test_bfloat16_differs_only_at_near_ties(folder: Path) -> None:
-    """In bfloat16 a text differs only where vLLM's own attention had a near tie."""
+    """In bfloat16, texts differ only where two tokens were nearly tied in vLLM's own attention."""
     model = tiny(folder, dtype="bfloat16")
     wanted = plain(model, "bfloat16", logprobs=True)
     result = ours(model, 16, dtype="bfloat16", speculative_config=NGRAM)
@@ -231,7 +231,7 @@ def test_bfloat16_differs_only_at_near_ties(folder: Path) -> None:
     ],
 )
 def test_our_trained_head_drafts_for_smollm2(trained: tuple[str, str], page_size: int, chunk: int) -> None:
-    """With this repository's EAGLE-3 head texts equal plain decoding, and drafts are accepted."""
+    """With this repository's EAGLE-3 head for SmolLM2, texts equal decoding without drafts, and drafts are accepted."""
     from transformers import AutoTokenizer
 
     model, head = trained
@@ -259,7 +259,7 @@ def test_our_trained_head_drafts_for_smollm2(trained: tuple[str, str], page_size
 def test_bad_input_is_refused_in_one_sentence(
     folder: Path, settings: dict[str, object], arguments: dict[str, object], sentence: str
 ) -> None:
-    """Before weights are loaded, the error names the bad value and the remedy."""
+    """Bad input is refused before weights are loaded, in one sentence that names the bad value and the remedy."""
     request = RunRequest(
         tiny(folder),
         arguments={"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}, **arguments},

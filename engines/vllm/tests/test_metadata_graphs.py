@@ -27,19 +27,19 @@ FORMS = (tuple(Form), (Form.ENGINE_SLOTS, Form.STRIDED_KV))
 
 
 def runs_of(step: Step, ours: BoundBackends) -> tuple[BatchRun, ...]:
-    """Return the runs of a step, as the builder splits it."""
+    """Split a step into runs, as the builder does."""
     return split_decodes_prefills(step.query_start_host, step.num_rows, ROWS, ours.any.ragged)
 
 
 def problem_of(requests: tuple[Request, ...], seed: int, **attention: Any) -> Problem:
-    """Return a step of uniform rows, padded to the captured size."""
+    """Return a step with equal rows per request, padded to the captured number of requests."""
     made = random_problem(seed, page_size=16, **attention)
     padding = len(CAPTURED) - len(requests)
     return replace(made, requests=requests, verify_rows=ROWS, padding=padding, surplus=0, loose=None)
 
 
 class Engine:
-    """State that stays between steps: vLLM's tensors, the builder's buffers, and its graphs."""
+    """Holds the state that persists between steps: vLLM's tensors, the builder's buffers and its metadata graphs."""
 
     def __init__(self, forms: tuple[Form, ...], **attention: Any) -> None:
         self.attention = attention
@@ -53,11 +53,11 @@ class Engine:
         assert self.graphs.prepare(self.step, run) is None, "nothing was captured"
         batch = self.buffers.forward(self.step, run, geometry)
         self.ours.prepare(batch)
-        for _ in range(2):  # vLLM runs a size once before its capture
+        for _ in range(2):  # vLLM builds each size twice: for a warm-up run and for the capture
             self.graphs.capture(self.step, run, batch)
 
     def bring(self, prefixes: tuple[int, ...], seed: int) -> StepData:
-        """Return a later step, written into vLLM's tensors."""
+        """Make a later step with these prefix lengths, and write it into vLLM's tensors."""
         made = StepData(problem_of(tuple(Request(one, ROWS) for one in prefixes), seed, **self.attention))
         for name in ("seq_lens", "page_table", "slots"):
             getattr(self.step, name).copy_(getattr(made.step, name))
@@ -69,12 +69,12 @@ class Engine:
 
 @pytest.fixture(params=FORMS, ids=["vLLM's table", "its own"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Yield an engine that has captured one size."""
+    """Yield an engine that has captured the metadata graph of one batch size."""
     yield Engine(request.param, window_left=19, num_kv_heads=2, softmax_scale=0.3, logits_soft_cap=5.0)
 
 
 def test_replayed_steps_match_dense_attention(engine: Engine) -> None:
-    """Replayed metadata is right for later lengths, pages, slots and numbers of live requests."""
+    """A replay writes right metadata for each step's lengths, pages, slots and number of live requests."""
     for seed, prefixes in enumerate(LATER, 2):
         made = engine.bring(prefixes, seed)
         (run,) = runs_of(made.step, engine.ours)
@@ -93,7 +93,7 @@ def test_replayed_steps_match_dense_attention(engine: Engine) -> None:
 
 
 def test_other_sizes_and_tensors_are_not_replayed(engine: Engine) -> None:
-    """Other tensors, sizes, modes, later runs and uneven rows have no graph, so `prepare` returns None."""
+    """`prepare` returns None for other tensors, batch sizes and modes, uneven rows, and a step's second run."""
     (run,) = runs_of(engine.step, engine.ours)
     for name in ("seq_lens", "page_table", "slots"):
         other = replace(engine.step, **{name: getattr(engine.step, name).clone()})
@@ -108,7 +108,7 @@ def test_other_sizes_and_tensors_are_not_replayed(engine: Engine) -> None:
 
 
 def test_each_set_of_tensors_has_its_own_graphs(engine: Engine) -> None:
-    """A draft model's steps use other tensors, so each set of tensors has a graph and batch of its own."""
+    """Each set of tensors has its own graphs and batches, because a draft model's steps use other tensors."""
     (run,) = runs_of(engine.step, engine.ours)
     drafts = replace(engine.step, seq_lens=engine.step.seq_lens.clone() + 1)
     batch = engine.buffers.forward(drafts, run, engine.ours.any.decode_verify)

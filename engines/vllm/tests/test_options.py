@@ -1,4 +1,4 @@
-"""vLLM's options with draftmark's backend: results equal vLLM's own attention, or the option is refused."""
+"""Tests of vLLM's options with draftmark's backend: outputs equal vLLM's own attention, or the option is refused."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def shared_prompts() -> list[list[int]]:
 
 
 def prompts_to_the_limit() -> list[list[int]]:
-    """Return prompts for texts that end at the context limit; the longest prompt starts close to it."""
+    """Return prompts of different lengths, up to nearly the context limit. Generation ends at the limit."""
     rng = random.Random(7)
     return [3 * [rng.randrange(3, 250)] + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 40, 100, MAX_LEN - 4)]
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option and the runs that test it.
+    """Holds a vLLM option, and the arguments of the two engine runs that test it.
 
     Attributes:
         arguments: vLLM arguments for our engine only. both: vLLM arguments for both engines.
@@ -80,13 +80,13 @@ REFUSED_KV = ("fp8_e5m2", "fp8_inc", "int8_per_token_head", "nvfp4")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder for the models."""
+    """Return a temporary folder for the models that the tests write."""
     return tmp_path_factory.mktemp("options")
 
 
 @each(OPTIONS, QUICK)
 def test_an_option_changes_no_text(folder: Path, name: str) -> None:
-    """Texts and log-probabilities equal vLLM's own attention without drafts."""
+    """With each option, texts and log-probabilities equal vLLM's own attention without drafts."""
     option = OPTIONS[name]
     request = RunRequest(
         SERVED[option.family].write(folder, option.family),

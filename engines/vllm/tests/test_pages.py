@@ -1,4 +1,4 @@
-"""Views of vLLM's KV memory."""
+"""Tests of the views of vLLM's KV memory as draftmark's pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftmark_vllm.pages import head_slots, kv_cache
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_k_and_v_are_rows_of_one_pitch(heads: int) -> None:
-    """A token has all K heads, then all V heads, and every byte belongs to exactly one of them."""
+    """Each token has all K heads, then all V heads, and every byte of the memory belongs to exactly one head."""
     memory = torch.zeros(4, 16, head_slots(heads), 8)
     cache = kv_cache(memory.transpose(1, 2), heads, None, None)
     assert cache.k.shape == cache.v.shape == (4, 16, heads, 8)
@@ -22,7 +22,7 @@ def test_k_and_v_are_rows_of_one_pitch(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_k_and_v_may_be_separate(heads: int) -> None:
-    """K of all pages, then V of all pages, are contiguous, and every byte belongs to exactly one of them."""
+    """With separate K and V, K of all pages is contiguous, V follows, and every byte belongs to exactly one of them."""
     memory = torch.zeros(2, 4, 16, heads * 8)
     cache = kv_cache(memory.transpose(0, 1), heads, None, None)
     assert cache.k.shape == cache.v.shape == (4, 16, heads, 8)
@@ -32,7 +32,7 @@ def test_k_and_v_may_be_separate(heads: int) -> None:
 
 
 def test_pages_with_gaps_need_strided_kv() -> None:
-    """Pages of a model with Mamba layers have gaps. Views of packed pages skip the gaps; contiguous K is impossible."""
+    """Views of pages with gaps (Mamba models) skip the gaps. A backend that needs contiguous K and V gets an error."""
     separate_halves = torch.zeros(4 * 1000).as_strided((4, 4, 16, 8), (1000, 8, 32, 1))
     assert kv_cache(separate_halves, 2, None, None).k.stride() == (1000, 32, 8, 1)
     whole = torch.zeros(2 * 4 * 1000).as_strided((4, 2, 16, 24), (1000, 4000, 24, 1))
@@ -41,7 +41,7 @@ def test_pages_with_gaps_need_strided_kv() -> None:
 
 
 def test_fp8_pages_may_have_dtype_uint8() -> None:
-    """With scales the pages are viewed as e4m3, also if vLLM types them as uint8."""
+    """If the layer has fp8 scales, pages of dtype uint8 are viewed as e4m3."""
     memory, scale = torch.zeros(2, 16, 4, 8, dtype=torch.uint8), torch.tensor(0.5)
     cache = kv_cache(memory.transpose(1, 2), 2, scale, scale)
     assert cache.k.dtype is torch.float8_e4m3fn and cache.k_scale is not None and cache.k_scale.shape == (1,)
@@ -49,7 +49,7 @@ def test_fp8_pages_may_have_dtype_uint8() -> None:
 
 
 def test_triton_can_load_pages_by_tma() -> None:
-    """TMA can load draftmark's pages, because their rows have one pitch, but no pages with K next to V."""
+    """TMA can load draftmark's pages, which have one row pitch. It cannot load pages with K and V side by side."""
     pytest.importorskip("triton")
     from draftmark_cuda_triton.prefill import has_uniform_row_stride
 

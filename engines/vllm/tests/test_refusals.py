@@ -1,4 +1,4 @@
-"""Models and options that draftmark refuses before anything is allocated. Needs vLLM."""
+"""Tests of the models and options that draftmark refuses before it allocates memory. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_usual_model_is_served() -> None:
-    """The predicates have no objection to a usual model."""
+    """The backend's predicates accept a usual model."""
     assert not DraftmarkBackend.validate_configuration(**USUAL)
 
 
@@ -81,7 +81,7 @@ def test_a_usual_model_is_served() -> None:
     ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )
 def test_predicates_refuse_unsupported_models(arguments: dict[str, Any], reason_text: str) -> None:
-    """vLLM or the backend gives one sentence for each reason. Cases that a release does not check are skipped."""
+    """The predicates refuse each unsupported property with a reason that names it."""
     if not set(arguments) <= set(inspect.signature(DraftmarkBackend.validate_configuration).parameters):
         pytest.skip(f"this vLLM has no argument {', '.join(arguments)}")
     if arguments == {"use_dcp": True} and not hasattr(theirs.AttentionBackend, "supports_dcp"):
@@ -111,7 +111,7 @@ def test_predicates_refuse_unsupported_models(arguments: dict[str, Any], reason_
 def test_an_option_is_refused_in_every_release(
     config: SimpleNamespace, part: str, option: dict[str, Any], reason_text: str
 ) -> None:
-    """The refusal names the remedy, also in releases that do not check the option themselves."""
+    """An unsupported option is refused with a remedy, even by vLLM releases that do not check the option."""
     vars(getattr(config, part)).update(option)
     assert any(re.search(reason_text, one) for one in DraftmarkBackend.validate_configuration(**USUAL))
 
@@ -125,13 +125,13 @@ def test_an_option_is_refused_in_every_release(
     ],
 )
 def test_layer_with_unsupported_arguments_is_refused(layer: dict[str, Any], reason_text: str) -> None:
-    """The constructor refuses the layer. vLLM creates layers before it loads weights."""
+    """The constructor refuses a layer with unsupported arguments. vLLM creates layers before it loads weights."""
     with pytest.raises(EngineError, match=reason_text):
         impl.DraftmarkImpl(8, 64, 0.125, 2, **layer)
 
 
 def test_constructor_checks_the_layers_own_dtype(config: SimpleNamespace) -> None:
-    """The constructor checks the layer's own KV dtype, which may differ from the model's usual layer."""
+    """The constructor refuses a layer with an unsupported KV dtype, which can differ from the other layers' dtype."""
     with pytest.raises(EngineError, match="the reference stores KV as"):
         impl.DraftmarkImpl(8, 64, 0.125, 2, kv_cache_dtype="fp8")
 
@@ -156,7 +156,7 @@ def test_non_causal_step_is_refused(causal: object) -> None:
 
 
 def test_k_and_v_have_heads_of_one_size() -> None:
-    """`customize_spec` refuses V heads of another size than K heads, because only the layer's spec has V's size."""
+    """`customize_spec` refuses V heads of another size than K heads. Only the layer's spec has the size of V heads."""
     with pytest.raises(EngineError, match="heads of K have 64 elements and heads of V have 32"):
         DraftmarkBackend.customize_spec(SimpleNamespace(head_size=64, head_size_v=32))
 
@@ -172,5 +172,5 @@ def test_sleep_mode_needs_vllm_0_29(
 
 
 def test_no_context_parallelism() -> None:
-    """The class declares that it returns no log-sum-exp, so vLLM refuses context parallelism."""
+    """The layer class declares that it returns no log-sum-exp, so vLLM refuses context parallelism."""
     assert not impl.DraftmarkImpl.can_return_lse_for_decode

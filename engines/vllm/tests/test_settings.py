@@ -1,4 +1,4 @@
-"""draftmark's settings in vLLM's configuration, and vLLM's configuration as numbers."""
+"""Tests of draftmark's settings in vLLM's configuration, and of the limits that are read from the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(
 
 
 def test_without_settings_the_defaults_hold() -> None:
-    """An additional_config that is empty or not a table gives the defaults."""
+    """If vLLM's additional_config is empty or is not a dict, the settings have their defaults."""
     assert Settings.read({}) == Settings.read(None) == Settings() == Settings(None, False)
 
 
@@ -40,7 +40,7 @@ def test_without_settings_the_defaults_hold() -> None:
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(given: object, text: str) -> None:
-    """The error is one sentence with the setting and its value."""
+    """A bad setting raises an error of one sentence that contains the setting and its value."""
     with pytest.raises(EngineError) as caught:
         Settings.read(given)
     assert text in str(caught.value) and "\n" not in str(caught.value)
@@ -55,7 +55,7 @@ def test_the_named_backend_is_chosen() -> None:
 
 
 def test_limits_follow_vllms_configuration() -> None:
-    """A verify step has a root and each draft as rows. With drafts the host may have only bounds."""
+    """The limits follow vLLM's configuration: 4 drafts give verify steps of 5 rows, and host lengths can be bounds."""
     plain = engine_limits(config())
     assert (plain.num_draft_tokens, plain.host_lag, plain.max_num_reqs, plain.max_model_len) == (1, False, 8, 512)
     drafts = engine_limits(config(SimpleNamespace(num_speculative_tokens=4), captured=[1, 512]))
@@ -64,7 +64,7 @@ def test_limits_follow_vllms_configuration() -> None:
 
 
 def test_branches_follow_the_setting() -> None:
-    """Branches apply to workers of `trees` with drafts. Otherwise drafts are chains."""
+    """The setting `branches` applies only with drafts and a worker of `trees`. Otherwise drafts are chains."""
     draft, worker = SimpleNamespace(num_speculative_tokens=6), "draftmark_vllm.trees.worker.TreeWorker"
     assert engine_limits(config(draft, worker=worker)).branches == 2
     assert engine_limits(config(draft, worker=worker, branches=3)).branches == 3
@@ -78,6 +78,6 @@ def test_branches_follow_the_setting() -> None:
     [("auto", "bfloat16"), (None, "bfloat16"), ("float16", "float16"), ("fp8", "float8_e4m3fn")],
 )
 def test_a_layers_shape_has_vllms_dtypes(cache_dtype: str | None, kv_dtype: str) -> None:
-    """KV dtype "auto" is the query's dtype, and a window of 32 sees 31 positions to the left."""
+    """KV dtype "auto" means the query's dtype. With a window of 32, a row sees 31 positions to its left."""
     shape = layer_shape(8, 2, 64, None, torch.bfloat16, cache_dtype, 0.1, 32, None)
     assert (shape.kv_dtype, shape.window_left, shape.page_size, shape.softmax_scale) == (kv_dtype, 31, 16, 0.1)

@@ -1,4 +1,4 @@
-"""Handmade steps, run as builder and layers run them, against dense attention in float64."""
+"""Tests of steps, run as the builder and the layers run them, against dense attention in float64."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_steps_of_any_kind_match_dense_attention(first: int) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cuda_triton"])
 def test_layers_with_sinks_match_dense_attention(backend: str) -> None:
-    """Attention is right if each query head has a sink, in steps of any kind, also with windows and caps."""
+    """Attention is right if each query head has a sink, in steps of any kind, with and without windows and caps."""
     if backend == "cuda_triton":
         pytest.importorskip("triton")
     for seed in range(30 if backend == "reference" else 5):
@@ -110,7 +110,7 @@ def test_triton_kernels_read_vllms_pages(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_fp8_pages_are_read_and_written_with_their_scales(seed: int) -> None:
-    """e4m3 KV in uint8 pages gives float32's result up to rounding. The tolerance rejects a missing scale."""
+    """e4m3 KV in uint8 pages gives the float32 output up to rounding. A missing scale would exceed the tolerance."""
     pytest.importorskip("triton")
     problem = random_problem(seed, head_dim=32, window_left=-1, logits_soft_cap=0.0)
     made, scales = StepData(problem), (torch.tensor(0.25), torch.tensor(0.5))
@@ -142,7 +142,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_uniform_step_launches_two_operators() -> None:
-    """A uniform step launches a subtraction and a clamp. It reuses vLLM's page table and slots."""
+    """A step of decodes launches only a subtraction and a clamp. It uses vLLM's page table and slots themselves."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
     made, ours, held = StepData(problem), bound_backends(problem), buffers()
     (run,) = split_decodes_prefills(
@@ -169,7 +169,7 @@ def test_device_refresh_equals_a_build() -> None:
 
 
 def test_a_captured_batch_keeps_its_addresses() -> None:
-    """Two steps of one padded size use equal addresses, whatever their lengths."""
+    """The batches of two steps with equal padded size have their tensors at the same addresses."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=1, surplus=0)
     ours, kept = bound_backends(problem), buffers()
     batches = []
@@ -187,7 +187,7 @@ def test_a_captured_batch_keeps_its_addresses() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_debug_mode_accepts_vllms_slots(seed: int) -> None:
-    """Every batch is valid, and vLLM's slots equal the slots derived from the page table."""
+    """The debug checks accept steps of any kind: vLLM's slots equal the slots derived from the page table."""
     problem = random_problem(seed)
     made, ours, kept = StepData(problem), bound_backends(problem), buffers()
     for run in split_decodes_prefills(
@@ -199,7 +199,7 @@ def test_the_debug_mode_accepts_vllms_slots(seed: int) -> None:
 
 
 def test_the_debug_mode_finds_a_wrong_slot() -> None:
-    """The error names the request of a slot that contradicts the page table."""
+    """If a slot contradicts the page table, the debug checks raise an error that names the request."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
     made, ours = StepData(problem), bound_backends(problem)
     made.step.slots[1] += 1
@@ -212,7 +212,7 @@ def test_the_debug_mode_finds_a_wrong_slot() -> None:
 
 
 def test_the_debug_mode_accepts_dummy_requests() -> None:
-    """Before a capture vLLM runs requests of null pages with arbitrary slots."""
+    """The debug checks accept vLLM's dummy requests, which have null pages and arbitrary slots before a capture."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
     made, ours = StepData(problem), bound_backends(problem)
     made.step.page_table.zero_()
@@ -225,7 +225,7 @@ def test_the_debug_mode_accepts_dummy_requests() -> None:
 
 
 def test_the_debug_mode_finds_a_narrow_page_table() -> None:
-    """A page table too narrow for a request of maximum length is refused."""
+    """The debug checks reject a page table that is too narrow for a request of maximum length."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
     made, ours = StepData(problem), bound_backends(problem)
     step = replace(made.step, page_table=made.step.page_table[:, :2])
@@ -236,7 +236,7 @@ def test_the_debug_mode_finds_a_narrow_page_table() -> None:
 
 
 def test_request_reads_pages_filled_in_the_same_step() -> None:
-    """All rows are stored before any attends. With prefix caching a page is shared as soon as it is scheduled."""
+    """A request can read a page that another request fills in the same step, as prefix caching shares pages at once."""
     problem = Problem(random_problem(0, page_size=16, window_left=-1).shape, (Request(16, 1), Request(0, 20)), 1)
     made, ours = StepData(problem), bound_backends(problem)
     # Request 0, a decode, reads the first page of request 1, which fills that page in this step.

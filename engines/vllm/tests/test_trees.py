@@ -1,4 +1,4 @@
-"""Parts of trees that need no vLLM: depths, masks, drafts, acceptance, KV moves and sampling."""
+"""Tests of the parts of draft trees that need no vLLM: depths, masks, drafts, acceptance, KV moves and sampling."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def random_parents(rng: random.Random, nodes: int) -> tuple[int, ...]:
 
 
 def test_rows_get_the_depth_of_their_node() -> None:
-    """The positions of a tree's rows are corrected from row order to node depth; a chain's positions stay."""
+    """`depth_changes` corrects positions of a tree's rows from row order to node depth. A chain needs no change."""
     trees = StepTrees((None, BRANCHING), starts_of([3, 6]))
     assert depths_of(BRANCHING) == [0, 1, 1, 2, 2, 3]
     assert trees.depth_changes() == ([5, 6, 7, 8], [-1, -1, -2, -2])
 
 
 def test_trimmed_tree_keeps_its_parents() -> None:
-    """A tree that a scheduler trims from the end is still a tree."""
+    """A tree that the scheduler trims from the end is still a tree: each node's parent precedes the node."""
     for nodes in range(1, 7):
         assert all(parent < node for node, parent in enumerate(trimmed(BRANCHING, nodes)))
 
 
 def test_trees_are_visible_only_during_their_step() -> None:
-    """Builders read a step's trees inside the context only, and none after an error."""
+    """Builders can read a step's trees only inside the context. An error in the context removes the trees too."""
     trees = StepTrees((BRANCHING,), (0, 6))
     with pytest.raises(ZeroDivisionError), set_current_trees(trees):
         assert current_trees() is trees
@@ -67,7 +67,7 @@ def test_trees_are_visible_only_during_their_step() -> None:
 
 
 def test_comb_is_a_chain_with_leaves() -> None:
-    """Every draft of a step is a child of the first draft of the step before."""
+    """In a comb every draft is a child of the previous step's first draft."""
     assert comb(3, 2) == (-1, 0, 0, 1, 1, 3, 3)
     assert steps_of(6, 2) == 3
     with pytest.raises(EngineError, match="num_speculative_tokens is 7, but a comb has 2 drafts a step"):
@@ -76,7 +76,7 @@ def test_comb_is_a_chain_with_leaves() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_look_up_equals_the_ngram_index(seed: int) -> None:
-    """The search returns the tree of the n-gram index of `draftmark_speculative`."""
+    """`look_up` returns the same tree as the n-gram drafter of `draftmark_speculative`."""
     rng = random.Random(seed)
     tokens, branches = [rng.randrange(5) for _ in range(rng.randrange(2, 60))], rng.choice((1, 2, 3))
     settings = Ngram(topk=branches, num_draft_tokens=8, max_ngram=MAX_NGRAM, min_ngram=MIN_NGRAM)
@@ -104,7 +104,7 @@ def test_tree_attention_matches_dense_attention(seed: int, backend: str) -> None
 
 
 def attention(made: StepData, trees: StepTrees, backend: str) -> torch.Tensor:
-    """Run a step as the builder and a layer do; return all its rows."""
+    """Run a step with trees as the builder and a layer do, and return the output of all rows."""
     problem, cpu = made.problem, torch.device("cpu")
     ours = BoundBackends(
         load(backend), [problem.shape], replace(limits(problem.verify_rows), branches=2), DeviceProfile(), cpu
@@ -149,7 +149,7 @@ def dense(made: StepData, number: int, parents: tuple[int, ...] | None) -> torch
 
 
 def test_walk_accepts_the_targets_branch() -> None:
-    """Request 0 accepts its second branch, request 1 nothing of its chain; request 2 had no drafts."""
+    """`walk` accepts the branch that the target's tokens follow. Of a wrong chain it keeps only the root."""
     drafts = [[11, 12, 13, 14, 15], [21, 22], []]
     targets = torch.tensor([12, 0, 14, 0, 99, 0, 20, 0, 0, 31])
     kept = walk(drafts, [BRANCHING, None, None], targets)
@@ -158,7 +158,7 @@ def test_walk_accepts_the_targets_branch() -> None:
 
 
 def test_accepted_kv_moves_to_chain_slots() -> None:
-    """In every layer K and V of accepted nodes move, and all other slots stay unchanged."""
+    """In every layer, K and V of accepted nodes move to a chain's slots, and all other slots stay unchanged."""
     generator = torch.Generator().manual_seed(0)
     pages = [torch.randn(4, 2, 4, 3, generator=generator).transpose(1, 2).contiguous().transpose(1, 2) for _ in "ab"]
     before = [one.clone() for one in pages]
@@ -193,13 +193,13 @@ def params(**changes: object) -> SimpleNamespace:
     "options", [{"repetition_penalty": 1.1}, {"min_p": 0.1}, {"logprobs": 2}, {"bad_words": ["x"]}, {"min_tokens": 3}]
 )
 def test_other_sampling_options_use_vllms_sampler(options: dict[str, object]) -> None:
-    """A request with other sampling options gets no trees, so that vLLM's sampler applies the options."""
+    """A request with options other than temperature, top_k, top_p and seed gets no trees: vLLM's sampler serves it."""
     assert Choice.of(params(), "a", 0) == Choice(1.0, 0, 1.0, 7)
     assert Choice.of(params(**options), "a", 0) is None
 
 
 def test_missing_seed_is_derived_equally_on_each_rank() -> None:
-    """The derived seed depends only on the request's id and the engine's seed."""
+    """Without a seed, a request's seed is derived from only its id and the engine's seed, equally on each rank."""
     one, again = (Choice.of(params(seed=None), "a", 1) for _ in range(2))
     assert one == again and one != Choice.of(params(seed=None), "b", 1) != Choice.of(params(seed=None), "b", 2)
 

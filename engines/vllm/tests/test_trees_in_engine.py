@@ -1,4 +1,4 @@
-"""Trees of drafts in a real vLLM on a CPU: texts equal texts without drafts, and rounds accept more tokens.
+"""Tests of draft trees in a real vLLM on a CPU: texts equal texts without drafts, and more drafts are accepted.
 
 Needs an environment of its own (`make engines`); skipped where vLLM is not installed.
 """
@@ -31,25 +31,25 @@ def test_gpu_worker_does_not_import_the_cpu_worker() -> None:
 
 
 def trees(model: str, drafts: dict[str, Any] | None, page_size: int = 16, **more: Any) -> RunResult:
-    """Return the result of an engine with a worker for trees."""
+    """Run an engine with the worker for draft trees, and return its result."""
     arguments = {"block_size": page_size, "worker_cls": WORKER, "speculative_config": drafts}
     return RunRequest(model, "reference", arguments=arguments | more.pop("arguments", {}), **more).run()
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a tiny random model."""
+    """Write a tiny random model, and return its folder."""
     return tiny(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
 def plain(model: str) -> RunResult:
-    """Return the result of vLLM's own attention and sampler without drafts."""
+    """Run vLLM's own attention and sampler without drafts, and return the result."""
     return RunRequest(model, arguments={"block_size": 32}).run()
 
 
 def test_texts_with_ngram_trees_equal_plain_texts(model: str, plain: RunResult) -> None:
-    """Greedy texts are equal for steps that mix uneven trees, chunked prompts and decodes."""
+    """Greedy texts with n-gram trees equal texts without drafts. Steps mix trees, chunked prompts and decodes."""
     result = trees(model, LOOK_UP)
     assert result.tokens == plain.tokens
     assert result.accepted > 0
@@ -57,9 +57,9 @@ def test_texts_with_ngram_trees_equal_plain_texts(model: str, plain: RunResult) 
 
 @pytest.mark.parametrize("page_size", [64, pytest.param(16, marks=pytest.mark.slow)])
 def test_second_branch_is_accepted_and_its_kv_moves(model: str, plain: RunResult, page_size: int) -> None:
-    """Drafts have a wrong first branch and a right second one. Most are accepted.
+    """If each tree has a wrong first branch and a right second branch, most right drafts are accepted.
 
-    Later tokens read the moved KV, and are right too.
+    Later tokens attend to the moved KV, so they show that it was moved correctly.
     """
     result = trees(model, ORACLE, page_size, environment={"DRAFTMARK_ORACLE": repr(plain.tokens)})
     assert result.tokens == plain.tokens
@@ -72,7 +72,7 @@ def test_second_branch_is_accepted_and_its_kv_moves(model: str, plain: RunResult
     ids=["top_p", "top_k"],
 )
 def test_sampled_texts_with_and_without_trees_are_equal(model: str, sampling: dict[str, Any]) -> None:
-    """A sampled token depends only on the request's seed and its position, with or without trees."""
+    """Sampled texts with and without trees are equal: a sample depends only on the request's seed and the position."""
     # Prompts are not chunked: vLLM resets a seeded generator after each chunk, which torch on a CPU cannot do.
     more = {"sampling": {**sampling, "seed": 5}, "arguments": {"max_num_batched_tokens": 512}}
     without = trees(model, None, **more)
@@ -82,7 +82,7 @@ def test_sampled_texts_with_and_without_trees_are_equal(model: str, sampling: di
 
 
 def test_requests_with_logprobs_use_vllms_sampler(model: str) -> None:
-    """Requests with log-probabilities receive them, and their texts stay equal."""
+    """Requests for log-probabilities get no trees but vLLM's sampler, and their texts equal texts without trees."""
     result = trees(model, LOOK_UP, logprobs=True)
     assert result.tokens == RunRequest(model, logprobs=True, arguments={"block_size": 32}).run().tokens
     assert all(len(one) == len(tokens) for one, tokens in zip(result.ahead, result.tokens, strict=True))
@@ -90,7 +90,7 @@ def test_requests_with_logprobs_use_vllms_sampler(model: str) -> None:
 
 @pytest.mark.smollm2
 def test_combs_accept_more_than_chains(trained: tuple[str, str]) -> None:
-    """With three steps of our EAGLE-3 head, a comb of two drafts a step accepts more tokens than a chain."""
+    """With three draft steps of an EAGLE-3 head, a comb with two drafts per step accepts more tokens than a chain."""
     from transformers import AutoTokenizer
 
     model, head = trained
@@ -108,7 +108,7 @@ def test_combs_accept_more_than_chains(trained: tuple[str, str]) -> None:
 
 
 def test_drafts_by_other_methods_are_refused(model: str) -> None:
-    """Other draft methods are refused in one sentence before weights are loaded."""
+    """Draft methods that cannot draft trees are refused in one sentence before weights are loaded."""
     drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
     with pytest.raises(RuntimeError, match="trees of drafts by draft_model are not served; use the method eagle3"):
         trees(model, drafts)
@@ -123,7 +123,7 @@ def test_drafts_by_other_methods_are_refused(model: str) -> None:
     ],
 )
 def test_unsupported_runners_are_refused(runner: dict[str, bool], sentence: str) -> None:
-    """Each unsupported runner is refused in one sentence. vLLM's CPU runner is supported."""
+    """vLLM's runner V2 and other unsupported runners are refused in one sentence. Runner V1 on a CPU is supported."""
     methods = {"_prepare_inputs": None, "propose_draft_token_ids": None} if runner else {}
     with pytest.raises(EngineError, match=sentence):
         with_trees(SimpleNamespace(**methods, **runner))

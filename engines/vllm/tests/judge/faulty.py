@@ -1,4 +1,4 @@
-"""vLLM's own CPU backend with one defect at a time, and the item that must find each defect. Imports vLLM."""
+"""Copies of vLLM's CPU backend with one defect each, and the judge item that must find the defect. Imports vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps as the judge passes them to vLLM's builders."""
+"""Tests of the metadata that the judge passes to vLLM's builders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("draftmark_contract")
 
 @pytest.mark.parametrize("loose", [0, 3])
 def test_lengths_on_the_host_are_exact_or_none(loose: int) -> None:
-    """With drafts in flight the host has only bounds, as in vLLM's runners; only the device has the lengths."""
+    """If the host has only upper bounds, as in vLLM's asynchronous steps, the metadata has no exact host lengths."""
     from draftmark_contract.cases.forwards import uniform
     from draftmark_contract.judge.step import step_of
     from draftmark_vllm.judge.batch import RunnerBuffers

