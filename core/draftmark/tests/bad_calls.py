@@ -169,7 +169,7 @@ def tail(parents, **fields) -> Call:
 
 
 FREE: dict[str, tuple[Call, str]] = {
-    # -- BatchBuffers.uniform
+    # -- wrong arguments of BatchBuffers.uniform
     "mode as text": (uniform(mode="DECODE"), "mode is 'DECODE'"),
     "mode as its value": (uniform(mode="decode"), "Mode.DECODE"),
     "mode unknown": (uniform(mode="prefill"), "mode is 'prefill'"),
@@ -207,7 +207,7 @@ FREE: dict[str, tuple[Call, str]] = {
     "host bound as text": (uniform(host=Unknown(2, "32")), "host.bound is '32'"),
     "tree as text": (uniform(tree="yes"), "tree is 'yes'"),
     "tree in draft_block": (uniform(mode=Mode.DRAFT_BLOCK), "draft_block"),
-    # -- BatchBuffers.ragged_verify
+    # -- wrong arguments of BatchBuffers.ragged_verify
     "budget 0": (budget(budget=0), "budget is 0"),
     "budget past the largest": (budget(budget=9), "budget is 9"),
     "budget as text": (budget(budget="8"), "budget is '8'"),
@@ -224,7 +224,7 @@ FREE: dict[str, tuple[Call, str]] = {
         lambda rig: BatchBuffers(geometry(modes=(Mode.DECODE,)), "cpu").ragged_verify(4, 1, Exact((0,)), tree=False),
         "ragged_verify",
     ),
-    # -- BatchBuffers and KVPool
+    # -- wrong arguments of the constructors of BatchBuffers and KVPool
     "buffers without a geometry": (lambda rig: BatchBuffers(None, "cpu"), "geometry is None"),
     "buffers on a bogus device": (lambda rig: BatchBuffers(rig.geometry, "bogus"), "'bogus'"),
     "buffers on an absent device": (lambda rig: BatchBuffers(rig.geometry, "mps"), "mps"),
@@ -263,7 +263,7 @@ FREE: dict[str, tuple[Call, str]] = {
         lambda rig: slots_of(rig.batch.page_table, torch.zeros(2, 1, dtype=torch.int64), 0),
         "page_size is 0",
     ),
-    # -- ragged
+    # -- wrong arguments of ragged, which makes EXTEND batches
     "ragged negative length": (extend(q_lens=(3, -1)), "q_lens is (3, -1)"),
     "ragged list": (extend(q_lens=[3, 2]), "q_lens is [3, 2]"),
     "ragged fractions": (extend(q_lens=(3.0, 2.0)), "q_lens is (3.0, 2.0)"),
@@ -286,7 +286,7 @@ FREE: dict[str, tuple[Call, str]] = {
     "ragged slots without the form": (extend(slots=torch.zeros(5, dtype=torch.int64)), "lacks Form.ENGINE_SLOTS"),
     "ragged no geometry": (extend(geometry=None), "geometry is None"),
     "ragged without slots": (lambda rig: rig.extend(geometry=geometry(forms=(Form.ENGINE_SLOTS,))), "slots is None"),
-    # -- write_tail, verify_tree, compact
+    # -- wrong arguments of write_tail, verify_tree and compact
     "no parents for a tree": (tail(None), "parents is None"),
     "parents of one request": (tail(torch.tensor([PARENTS])), "parents is int64 [1, 4]"),
     "parents of three nodes": (tail(torch.zeros(2, 3, dtype=torch.int64)), "parents is int64 [2, 3]"),
@@ -322,7 +322,7 @@ FREE: dict[str, tuple[Call, str]] = {
         ),
         "pages of 8 tokens",
     ),
-    # -- validate
+    # -- batches that validate refuses
     "validate nothing": (lambda rig: validate(None, rig.geometry), "batch is None"),
     "validate without a geometry": (lambda rig: validate(rig.batch, None), "geometry is None"),
     "validate mode as text": (field(mode="verify"), "mode is 'verify'"),
@@ -347,7 +347,7 @@ FREE: dict[str, tuple[Call, str]] = {
         ),
         "tail is Causal()",
     ),
-    # -- lengths
+    # -- wrong arguments of SequenceLengths
     "lengths of 0 rows": (lambda rig: SequenceLengths(0, 32, "cpu"), "max_rows is 0"),
     "lengths of text rows": (lambda rig: SequenceLengths("3", 32, "cpu"), "max_rows is '3'"),
     "lengths without a limit": (lambda rig: SequenceLengths(3, None, "cpu"), "max_prefix_len is None"),
@@ -371,7 +371,7 @@ FREE: dict[str, tuple[Call, str]] = {
     "settle a tensor": (lambda rig: rig.lengths.settle([0], [torch.tensor(1)], 1), "settles tensor(1)"),
     "exact of row -1": (lambda rig: rig.lengths.exact([-1]), "row -1"),
     "reset of row None": (lambda rig: rig.lengths.reset(None), "row None"),
-    # -- backend, arena, graphs, transfers
+    # -- wrong arguments of backends, arenas, graphs and host-device copies
     "open without a geometry": (lambda rig: rig.loaded.open(None, "cpu"), "geometry is None"),
     "open on a bogus device": (lambda rig: rig.loaded.open(rig.geometry, "bogus"), "'bogus'"),
     "open on an absent device": (lambda rig: rig.loaded.open(rig.geometry, "mps"), "mps"),
@@ -454,7 +454,7 @@ def without(step: str) -> Call:
 
 
 GUARDED: dict[str, tuple[Call, str]] = {
-    # -- order of calls
+    # -- backend calls in a wrong order
     "plan never called": (lambda rig: rig.backend.write_metadata(rig.batch), "call plan(batch)"),
     "plan forgotten": (without("plan"), "call plan(batch)"),
     "write_metadata forgotten": (without("write_metadata"), "call write_metadata(batch)"),
@@ -473,7 +473,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
     "write_metadata of nothing": (lambda rig: rig.backend.write_metadata(None), "batch is None"),
     "attend of nothing": (lambda rig: rig.ready().backend.attend(rig.q, rig.cache, None, rig.out), "batch is None"),
     "plan of too many rows": (lambda rig: rig.backend.plan(replace(rig.batch, num_rows=9)), "num_rows is 9"),
-    # -- trees
+    # -- draft trees without a written tail or with invalid parents
     "write_tail forgotten": (forgotten_tail, "call write_tail"),
     "a cycle": (cycle(-1, 2, 1, 0), "parents[0, 1] is 2"),
     "a parent past the tree": (cycle(-1, 0, 0, 9), "parents[0, 3] is 9"),
@@ -494,7 +494,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
     "accepted slots past the tree": (
         lambda rig: rig.tree_ops.compact(rig.pool, rig.batch, rig.accepted([[0, 1, 2, 9]] * 2)), "accept_index[0, 3]"
     ),
-    # -- wrong lengths and rows in the device tensors
+    # -- wrong lengths and rows in device tensors
     "exact lengths too long": (host(Exact, 7, 2), "prefix_lens[0] is 5"),
     "exact lengths too short": (host(Exact, 4, 2), "prefix_lens[0] is 5"),
     "exact lengths swapped": (host(Exact, 2, 5), "prefix_lens[0] is 5"),
@@ -520,7 +520,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
         lambda rig: rig.forward(batch=replace(rig.batch, q_indptr=torch.tensor([0, 5, 8], dtype=torch.int32))),
         "q_indptr is [0, 5, 8]",
     ),
-    # -- pages
+    # -- wrong page ids in the page table
     "a page below 0": (lie("page_table", 0, -1), "page_table[0, 0] is -1"),
     "a page past the pool": (lie("page_table", 0, 32), "page_table has page 32"),
     "a null page of a live request": (lie("page_table", 1, 0), "null pages"),
@@ -535,7 +535,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
     "slots_of past the table": (
         lambda rig: slots_of(rig.batch.page_table, torch.full((2, 1), 999), 4), "positions has 999"
     ),
-    # -- q, k, v, out, cache
+    # -- q, k, v, out or cache that do not match the batch
     "q of 7 rows": (forward(q=lambda rig: rig.q[:7]), "q is a tensor float32 [7, 4, 8], but the batch has 8 rows"),
     "q of two heads": (forward(q=lambda rig: rig.q[:, :2]), "q is"),
     "q of half precision": (forward(q=lambda rig: rig.q.half()), "q is a tensor float16"),
@@ -569,7 +569,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
     "all layers as one cache": (
         forward(cache=lambda rig: KVCache(rig.pool.k, rig.pool.v)), "cache.k is a tensor float32 [2, 32"
     ),
-    # -- lengths
+    # -- wrong values in SequenceLengths.advance
     "advance past the rows": (
         lambda rig: rig.lengths.advance(torch.tensor([9]), torch.tensor([1])), "rows has 9"
     ),

@@ -23,7 +23,7 @@ def test_bytes_are_shape_times_element_size():
 
 @pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
 def test_dtype_bytes_are_torchs(dtype):
-    """Every dtype name in the table is a torch dtype with the table's element size."""
+    """Each name in the table of dtypes is a torch dtype, and the table has its element size."""
     assert getattr(torch, dtype).itemsize == DTYPE_BYTES[dtype]
 
 

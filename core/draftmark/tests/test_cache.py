@@ -174,7 +174,7 @@ def test_slots_above_two_to_the_31_do_not_overflow():
 
 
 def test_the_reference_writes_64_bit_slots(make_geometry, scene_types, open_reference):
-    """slot_mapping contains page · P + offset for a product above 2**31."""
+    """The reference backend writes the exact slot, page · P + offset, to slot_mapping when it exceeds 2**31."""
     geometry = make_geometry(page_size=16)
     scene = scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(5, scene_types.chain(1), 1),))
     paged = scene_types.PagedScene(scene, [torch.zeros(6, 2, 8)], [torch.zeros(6, 2, 8)])

@@ -1,4 +1,4 @@
-"""Errors: properties that every error class has."""
+"""Tests of the properties that every error class of draftmark has."""
 
 from __future__ import annotations
 

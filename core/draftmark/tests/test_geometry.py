@@ -1,4 +1,4 @@
-"""Every length formula, compared with worked examples and with brute force over all forwards."""
+"""Tests of every length formula of a geometry, against worked examples and brute force over all forwards."""
 
 from __future__ import annotations
 

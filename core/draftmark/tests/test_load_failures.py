@@ -119,7 +119,7 @@ def test_a_keyboard_interrupt_during_import_passes_through(distribution):
 
 
 def test_an_entry_point_to_a_missing_name_is_an_import_error(distribution):
-    """`module:NAME` without NAME in the module raises an import error with the name."""
+    """An entry point `module:NAME` raises an import error that contains NAME, if the module has no NAME."""
     distribution("pointless", entries="[draftmark.backends.v1]\npointless = throwaway_draftmark_pointless:NAME\n")
     assert_load_error(load_error("pointless"), LoadFailure.IMPORT_ERROR, "NAME")
 

@@ -1,4 +1,4 @@
-"""A plugin as a class: required members, defaults, and errors for wrong classes."""
+"""Backend plugins that are classes: required members, defaults, and errors for wrong classes."""
 
 from __future__ import annotations
 

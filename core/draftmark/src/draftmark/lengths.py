@@ -143,7 +143,7 @@ class SequenceLengths:
         """Return the exact lengths of `rows`.
 
         Raises:
-            LengthsError: tokens are in flight; the caller calls `settle` first, which needs one wait a step.
+            LengthsError: tokens are in flight; the caller calls `settle` first, and waits for the device once per step.
         """
         late = [row for row in rows if self._in_flight[self._request_row(row)]]
         if late:

@@ -78,7 +78,7 @@ def _check_methods(name: str, plugin: BackendPlugin) -> None:
     for hook, arguments in hook_arguments().items():
         method = getattr(plugin, hook.removeprefix(PREFIX), None)
         if method is None:
-            continue  # `describe` has no plain method: it returns the attribute `info`
+            continue  # skipped: `describe` has no plain method, it returns the attribute `info`
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:

@@ -77,7 +77,7 @@ def to_device(values: Any, device: torch.device | str, dtype: torch.dtype = torc
         host = torch.tensor(values, dtype=dtype, pin_memory=pinned)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         if type(error) is RuntimeError and "overflow" not in str(error):
-            raise  # the device failed, e.g. while it pinned memory
+            raise  # the device failed, e.g. to pin memory; the values are not wrong
         cause = " ".join(str(error).split())
         raise BatchError(f"values cannot become {dtype} ({cause}); pass numbers in rows of equal length") from None
     return host.to(device, non_blocking=_only_enqueues(device))

@@ -1,4 +1,4 @@
-"""Bad arguments of `draftmark size`: one line on stderr, no output, the exit code, no traceback."""
+"""Bad arguments of `draftmark size` print one line on stderr, without a traceback, and nothing on stdout."""
 
 from __future__ import annotations
 

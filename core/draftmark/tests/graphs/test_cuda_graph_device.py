@@ -43,7 +43,7 @@ class Setting:
     def turn(self, number: int) -> None:
         """Fill the static tensors for replay `number` with small integers, which add exactly on every device."""
         self.number = number
-        # Created on the host, outside the region, so that differences between the devices' factories do not matter.
+        # The host creates the numbers, so that a difference between devices in torch.arange cannot matter.
         self.x.copy_(torch.arange(32.0).view(4, 8) - 7 * number)
         self.lens.copy_(torch.tensor([0, 1, 2, 3], dtype=torch.int32) + number % 3)
         self.table.copy_(torch.arange(48.0).view(6, 8) * (number + 1))

@@ -208,7 +208,7 @@ def test_a_host_scalar_changes_in_place_at_capture_only() -> None:
 
 
 def test_inference_tensors_and_normal_tensors_replay_in_any_mode() -> None:
-    """Static tensors of either kind can be written, in every mode in which replay is called."""
+    """A replay writes static tensors made inside and outside inference mode, and itself runs in both modes."""
     normal = torch.zeros(2)
     with torch.inference_mode():
         inference = torch.zeros(2)

@@ -128,7 +128,7 @@ def _torch_version(backend: str) -> str:
         raise BackendLoadError(backend, LoadFailure.RUNTIME_ABSENT, "torch is not installed", remedy)
     try:
         import torch
-    except Exception as error:  # torch may fail to import in any way, e.g. through the torch plugin of a device
+    except Exception as error:  # the import of torch may raise any exception, e.g. from a device's torch plugin
         raise DraftmarkError(
             f"torch cannot be imported ({type(error).__name__}: {error}); reinstall it, "
             "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if the torch plugin of a device causes the error"

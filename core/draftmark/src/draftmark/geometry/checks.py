@@ -116,7 +116,7 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
+    except OverflowError:  # math.isfinite converts to float, which fails for a larger integer
         return False
 
 

@@ -53,7 +53,7 @@ def is_recording() -> bool:
 
 
 def late_device() -> LateDevice | None:
-    """Return the late device of this thread, or None when CPU operators run immediately."""
+    """Return the simulated late device that this thread tests with, or None if CPU operators run immediately."""
     return LATE.get()
 
 

@@ -41,7 +41,7 @@ class Recorder:
             with _Operators(self), _Calls(self):
                 yield
             if self._refusal is not None:
-                # The step caught the error. On a device the capture would be invalid anyway.
+                # The step caught the CaptureError. Raise it again: on a device this capture would be invalid.
                 raise self._refusal
         finally:
             ACTIVE.reset(token)
@@ -144,7 +144,7 @@ class _Operators(TorchDispatchMode):
         if sentence is not None:
             raise self._recorder.refuse(sentence)
         if is_composite(func):
-            # inference_mode does not split composites; run their parts here, so that an .item() inside is found.
+            # inference_mode dispatches a composite operator whole; run its parts here, to find an .item() inside.
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self._recorder.record_operator(func, args, kwargs)

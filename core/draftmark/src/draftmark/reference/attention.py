@@ -131,7 +131,7 @@ def attend_block(
     if sinks is None:
         weights = scores.softmax(-1)
     else:
-        # The sink is one more column without a value: its weight is missing from the other columns.
+        # The sink is one more softmax column without a value, so the weights of the keys add up to less than 1.
         column = sinks.view(kv_heads, 1, 1, group, 1).expand(-1, requests, q_len, -1, -1)
         weights = torch.cat((by_row, column), -1).softmax(-1)[..., :-1].reshape(scores.shape)
     heads_out = (weights @ keys.v).view(kv_heads, requests, q_len, group, dim)

@@ -126,10 +126,10 @@ class ReferenceBackend:
         out.copy_(torch.where(owned[:, None, None], found, 0))
 
     def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
-        """Return KV of the pages of `table`, head-major, with V set to 0 at positions that were never written."""
+        """Return KV of the pages in `table`, heads first, with V set to 0 at positions that were never written."""
         k, v = _pages(cache.k, table), _pages(cache.v, table)
         # A NaN in an unused K is harmless, because its score is overwritten. In V it would yield 0 · NaN (vllm#43961).
-        # AND clears any bit pattern: the sign of (position - length) is all ones at written positions.
+        # A bitwise AND clears NaN too: (position - length) >> 31 is all ones at written positions, 0 elsewhere.
         position = torch.arange(k.shape[2], dtype=torch.int32, device=table.device)
         written = (position - kv_lens[:, None]) >> 31
         v.view(torch.int32).bitwise_and_(written[:, :, None])

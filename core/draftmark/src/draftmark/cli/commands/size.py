@@ -1,4 +1,4 @@
-"""The command `draftmark size`: prints every buffer of a backend without a device or torch."""
+"""The command `draftmark size`: prints every buffer of a backend. Needs no device and no torch."""
 
 from __future__ import annotations
 
