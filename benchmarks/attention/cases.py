@@ -254,7 +254,7 @@ def _tail(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
 
 
 def clear_unused(inputs: Inputs) -> None:
-    """Write zeros to unused slots: peers may read NaN there, and only draftmark promises to ignore them."""
+    """Write zeros to unused cache slots. They hold NaN, and only draftmark's plugins promise to ignore them."""
     for pair in inputs.caches:
         for cache in pair:
             cache.copy_(cleared(cache))

@@ -43,7 +43,7 @@ def _flat(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 
 def _tails(inputs: Inputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return K and V of the tail, packed, as an engine has them before it writes them to its cache."""
+    """Return packed K and V of the new tokens, as an engine has them before it writes them to its cache."""
     case = inputs.case
     slots = torch.cat([token_slots(inputs, r, n + case.tail_len)[n:] for r, n in enumerate(case.lens)])
     return [tuple(cache[slots] for cache in _flat(pair)) for pair in inputs.caches]  # type: ignore[misc]

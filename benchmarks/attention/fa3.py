@@ -61,7 +61,7 @@ def _forward(
 
 
 def fa3(inputs: Inputs) -> Peer:
-    """Run FlashAttention 3 once, without a tree mask: a tree runs as a chain, a draft step runs without its tail."""
+    """Run FlashAttention 3 once, without a tree mask: a tree runs as a chain, a draft step only on its prefix."""
     case, model = inputs.case, inputs.case.model
     _load()
     draft = case.tree and case.q_len != case.tail_len
@@ -113,7 +113,7 @@ def _rows(inputs: Inputs) -> torch.Tensor:
 
 
 def _ancestors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cache slots that each row sees in the tail, int32 ``[rows, tail slots]``, and their number."""
+    """Return the cache slots of draft tokens that each row sees, int32 ``[rows, tail slots]``, and their number."""
     case, page = inputs.case, inputs.case.model.page
     at = inputs.prefix_lens[:, None].long() + torch.arange(case.tail_len, device="cuda")
     slots = inputs.page_table.long().gather(1, at // page) * page + at % page

@@ -64,7 +64,7 @@ def _answered(case: Case, names: set[str] | None) -> list[tuple[Case, dict, Peer
         if names and name not in names:
             continue
         if name not in OURS:
-            clear_unused(inputs)  # peers may read unused slots; ours must ignore them
+            clear_unused(inputs)  # other libraries may read unused slots; draftmark's plugins must ignore them
         row, right = _row(case, name), None
         with _noting_failures(row):
             peer = make(inputs)
@@ -100,7 +100,7 @@ def _timed(found: list[tuple[Case, dict, Peer | None]], turns: int) -> list[dict
 def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[Problem, torch.Tensor]) -> bool:
     """Return True if a peer's output is correct; `expected` keeps the reference outputs of this case.
 
-    A peer that may round rows and weights to e4m3 is also compared with the reference for rounded rows.
+    A peer that is allowed to round queries to e4m3 is also compared with the reference for rounded queries.
     """
     peer.calls[0]()
     torch.cuda.synchronize()
@@ -124,7 +124,7 @@ def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[Problem, tor
 
 @contextmanager
 def _noting_failures(row: dict) -> Iterator[None]:
-    """Catch a peer's failure or absence and write the reason to its row. A failure of our own plugins is raised."""
+    """Catch the error of a peer (another library) and write it to the row. Errors of our own plugins are raised."""
     try:
         yield
     except Absent as absent:

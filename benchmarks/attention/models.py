@@ -79,7 +79,7 @@ class Model:
         return replace(self, page=page)
 
     def seen(self, length: int) -> int:
-        """Return the number of `length` prefix tokens that the first tail row sees."""
+        """Return the number of prefix tokens, out of `length`, that the first new token sees within the window."""
         return min(length, self.window_left) if self.window else length
 
     def narrow(self) -> Model:

@@ -22,15 +22,15 @@ WORKSPACE_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Peer:
-    """Calls and outputs of one peer in one case.
+    """Holds the calls and outputs of one peer (a kernel of another library) in one case.
 
     Attributes:
         calls: one per KV set; each writes its own output.
-        outs: those outputs.
+        outs: the output of each call.
         tail: problem that the peer computes: "exact", "causal" (a chain instead of the tree) or "none" (only the
             prefix).
         note: remark for the reader of the row.
-        rounds: True if it may round rows and weights to e4m3 when KV is e4m3.
+        rounds: True if the peer is allowed to round queries and softmax weights to e4m3 when KV is e4m3.
     """
 
     calls: list[Callable[[], object]]
@@ -159,7 +159,7 @@ def _runs(wrapper: object, q: torch.Tensor, caches: list) -> Peer:
 
 
 def xqa(inputs: Inputs) -> Peer:
-    """Run TensorRT-LLM's XQA through FlashInfer. It needs equal numbers of tail slots and query rows.
+    """Run TensorRT-LLM's XQA through FlashInfer. It needs one query row for each new token of a request.
 
     Its Hopper kernel for e4m3 rounds rows and weights.
     """
@@ -211,7 +211,7 @@ def _workspace() -> torch.Tensor:
 
 
 def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
-    """Return the peers of one case, by their name in the results.
+    """Return the peers (kernels of other libraries) of one case, by their name in the results.
 
     A chain's verification, and layers with a window, a soft cap or sinks, run only the fastest peers.
     """

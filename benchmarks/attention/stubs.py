@@ -31,7 +31,7 @@ PEERS = "DRAFTMARK_PEERS"
 
 
 class Absent(Exception):
-    """A peer cannot run here, or cannot compute a case."""
+    """Raised if a peer (another library's kernel) cannot run here, or cannot compute a case."""
 
 
 def folder(package: str) -> Path:

@@ -24,7 +24,7 @@ def versions(pairs: list[str]) -> dict[str, LoadedBackend]:
         pairs: ``NAME=FOLDER`` each; the folder is a copy of the package, with `backend.py` in it.
 
     Raises:
-        ValueError: not such a pair, a name that occurs twice, or a folder that is not a copy of the package.
+        ValueError: a text without NAME=FOLDER, a name that occurs twice, or a folder without a copy of the package.
     """
     found: dict[str, LoadedBackend] = {}
     for one in pairs:

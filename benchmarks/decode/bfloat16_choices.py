@@ -26,7 +26,7 @@ CHUNK = 512
 
 
 def main() -> None:
-    """Compare both forwards on concatenated prompts and write the result."""
+    """Compare the bfloat16 and the float32 forward on concatenated prompts, and write the result."""
     args, commit = _arguments(), origin.commit()
     exact, rounded = (load_model(args.model, dtype=dtype, device=args.device) for dtype in ("float32", "bfloat16"))
     prompts = chat(exact, HELD_OUT)
@@ -49,7 +49,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def _gaps(exact: Any, rounded: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return float32 ``[positions]``: best float32 logit minus that of bfloat16's token; 0 where both agree."""
+    """Return float32 ``[positions]``: best float32 logit minus that of bfloat16's token; 0 for equal choices."""
     wide, narrow = (model.model(ids, use_cache=False).last_hidden_state[0] for model in (exact, rounded))
     gaps = []
     for a, b in zip(wide.split(CHUNK), narrow.split(CHUNK), strict=True):

@@ -55,7 +55,7 @@ def placed_by(place: Any) -> Iterator[None]:
 
 
 def main() -> None:
-    """Compare both masks for each shape and write the result."""
+    """Measure the accepted length of each tree shape under both ancestor masks, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--head")
     parser.add_argument("--model")

@@ -7,7 +7,7 @@ generate --check` (`draftmark_speculative.agreement`):
 
 * transformers' own forward measures how far rounding moves a logit, without any backend.
 * Every token must lie within twice that distance of the best token of a float32 copy of the model.
-* The backend's logits may have twice the error of transformers' logits.
+* The backend's logits are allowed twice the error of transformers' logits.
 
 The exit code is 1 if a setting is wrong.
 """
@@ -45,7 +45,7 @@ class Bench:
 
     Attributes:
         length: context limit of every engine, a multiple of the page size.
-        foreign: texts of plain decoding on the baseline backend.
+        foreign: texts of plain decoding on the backend `baseline`.
     """
 
     model: CausalLM

@@ -1,4 +1,4 @@
-"""Starts the servers of `cases` in waves, measures one server after another, and writes the rows at once.
+"""Starts the servers of `cases` in waves (groups), measures one server after another, and writes each row at once.
 
 python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--each SECONDS]
     [--all SECONDS] [--rehearse]
@@ -40,7 +40,7 @@ class Run:
         write_models(self._folder, REHEARSED if rehearsed else REAL)
 
     def waves(self, numbers: list[int]) -> None:
-        """Measure these waves. The next wave imports while a wave starts, but not while it is measured."""
+        """Measure these waves (groups of servers). The next wave imports while a wave starts, not while one runs."""
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
@@ -70,7 +70,7 @@ class Run:
                 self._processes[number] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def _start(self, wave: list[int], following: list[int]) -> None:
-        """Start a wave while the next one imports. Late servers are killed, because they would disturb the others."""
+        """Start a group of servers while the next group imports. Kill late servers: they would disturb others."""
         for number in wave:
             (self._folder / f"go.{number}").touch()
         self._print(f"starting {', '.join(SERVERS[number].name for number in wave)}")
@@ -151,7 +151,7 @@ def _about() -> dict[str, str]:
 
 
 def main() -> None:
-    """Measure the selected waves within the time limits."""
+    """Measure the selected waves (groups of servers that start together) within the time limits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang")
     parser.add_argument("out", type=Path)
     parser.add_argument(

@@ -33,7 +33,7 @@ SKIPPED, ROUNDS, FEWER, PROFILED = 6, 40, 16, 6
 def main(number: int, folder: Path, rehearsed: bool) -> None:
     """Start the server, wait for its turn, measure every point, and write each row at once."""
     server = SERVERS[number]
-    os.environ.update(environment(server, rehearsed))  # SGLang reads these at import
+    os.environ.update(environment(server, rehearsed))  # SGLang reads these variables at import
     if not rehearsed:
         with suppress(Exception):  # optional: SGLang compiles missing kernels at their first use
             _compile_early(number, server)
@@ -158,7 +158,7 @@ def _wait(file: Path) -> None:
 
 
 def _compile_early(number: int, server: Server) -> None:
-    """Compile one of the kernels that SGLang compiles at first use; servers of a wave share them on disk."""
+    """Compile one of the kernels that SGLang compiles at first use; servers that start together share them on disk."""
     if server.case.speculate == "ngram":
         from sglang.kernels.ops.speculative.ngram_corpus import get_ngram_corpus_cls
 

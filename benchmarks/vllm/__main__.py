@@ -169,7 +169,7 @@ class Benchmark:
         # Rows of one case are compared with each other, so all of them must be of this run: drop rows of a resumed one.
         self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]
         for processes in alike(engines, [number for number in numbers if found[number]]):
-            # Ordered by turn, as the rows of engines with one process are.
+            # Speeds in the order of turns, as for an engine with one process.
             turns = itertools.zip_longest(*(found[number] for number in processes))
             together = [row for turn in turns for row in turn if row is not None]
             several = {"processes": len(processes)} if len(processes) > 1 else {}

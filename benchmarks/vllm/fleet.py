@@ -37,7 +37,8 @@ ENOUGH = 2
 class Fleet:
     """Processes of engines.
 
-    The processes are forks that need no imports, unless the parent has initialized the device.
+    If the parent has not initialized the device, the processes are forks and import nothing anew. Otherwise they are
+    spawned.
 
     Args:
         engines: configurations; two or more.

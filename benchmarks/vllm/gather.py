@@ -67,7 +67,7 @@ def _moved(record: dict[str, Any], run: str, name: str, about: str) -> dict[str,
 
 
 def _placed(runs: dict[str, Any], run: str, said: dict[str, Any], behind: str | None) -> dict[str, Any]:
-    """Return the runs with a new one: in place of its namesake, before run `behind`, or last."""
+    """Return the runs with a new run: in place of the run of this name, before run `behind`, or last."""
     placed: dict[str, Any] = {}
     for name, one in runs.items():
         placed |= {run: said, name: one} if name == behind else {name: said if name == run else one}

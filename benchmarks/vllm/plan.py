@@ -64,7 +64,7 @@ def alike(engines: list[Engine], numbers: list[int]) -> list[list[int]]:
     """Group the numbers of engines that have equal configurations.
 
     The speed of a process depends on the core and memory that its host gave it: where steps wait for the host, two
-    processes of one engine differed by 5 % in every turn. So a plan may name an engine twice, and its row then has the
+    processes of one engine differed by 5 % in every turn. So a plan can name an engine twice, and its row then has the
     turns of all its processes.
     """
     found: list[list[int]] = []

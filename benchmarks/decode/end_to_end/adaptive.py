@@ -55,14 +55,14 @@ WARM = {"adaptive": 60}
 
 
 def good(topk: int) -> Shares:
-    """Return a recorded head's acceptance shares, per level and confidence class; see `RankedAcceptance`."""
+    """Return acceptance probabilities recorded from a trained head, per level and class (see `RankedAcceptance`)."""
     rows = json.loads((RESULTS / "eagle-confidence.json").read_text())["rows"]
     levels = sorted((row for row in rows if row["topk"] == topk), key=lambda row: row["level"])
     return [[[kept, *((1 - kept) * share for share in row["siblings"])] for kept in row["kept"]] for row in levels]
 
 
 def bad(topk: int) -> Shares:
-    """Return shares that accept only the most probable child, with one probability in every class."""
+    """Return acceptance probabilities of a bad head: only the most probable child is accepted, in each class alike."""
     return [[[BAD_SHARE] + [0.0] * (topk - 1) for _ in level] for level in good(topk)]
 
 
@@ -91,7 +91,7 @@ class Unit:
 
 
 def units(points: list[tuple[int, int]]) -> Iterator[Unit]:
-    """Yield every engine, point by point. Fixed drafts come last, and only at short contexts."""
+    """Yield every engine, for one (batch, context) after another. Fixed drafts come last, only at short contexts."""
     for batch, context in points:
         yield from (Unit(way, shape, batch, context) for way, shape in WAYS)
     for batch, context in points:
@@ -158,7 +158,7 @@ def seated(engine: Engine, unit: Unit) -> None:
         engine.step()
     seat(engine, unit.batch, unit.context)
     drafting = engine._drafting
-    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill would reset these, but `seat` runs none
+    if isinstance(drafting, AdaptiveHeadDrafter):  # a prefill would reset this state, but `seat` runs none
         rows = torch.tensor([request.row for request in engine._scheduler.running], device=engine.model.device)
         drafting._backlog.forget(rows)
         drafting._calibration.forget(rows)

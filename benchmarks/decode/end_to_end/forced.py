@@ -46,7 +46,7 @@ class ForcedAcceptance:
         self._tail: Tail | None = None
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """Call the backend's `write_tail`, and keep the batch's tail for the next `verify_tree`."""
+        """Call the backend's `write_tail`, and keep the batch's tree (mask, depths) for the next `verify_tree`."""
         self._tail = batch.tail
         self._ops.write_tail(batch, parents)
 

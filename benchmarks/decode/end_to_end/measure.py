@@ -114,7 +114,7 @@ def window(
     """Measure rounds at a constant batch, with stop tokens ignored, and return the median of the windows.
 
     Args:
-        prompts: one per request; if empty, contexts are seated without a prefill (`models.seat`).
+        prompts: one per request; if empty, `models.seat` adds requests with random KV and no prefill.
         rounds: rounds per window; fewer if the model's context limit requires it.
         timeline: function to call with the engine after the windows.
     """
@@ -188,7 +188,7 @@ def release() -> None:
 def near_ties(
     model: CausalLM, prompts: Sequence[Tokens], texts: Sequence[Tokens], base: Sequence[Tokens]
 ) -> dict[str, Any]:
-    """Compare generated texts with the baseline's. They may first differ only where two logits are nearly equal.
+    """Compare generated texts with the baseline's. A first difference is allowed where two logits nearly tie.
 
     Texts are cut to their common length, because a window's length depends on the accepted length.
     """

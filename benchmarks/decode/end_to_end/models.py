@@ -1,7 +1,7 @@
 """Models of the end-to-end benchmark: SmolLM2 with its trained head, and the shape of Llama-3-8B.
 
 The Llama shape has random weights. Its text is meaningless and its drafts would never be accepted, so acceptance is
-forced and contexts are seated instead of computed. It measures the cost of the loop at a given accepted length.
+forced, and contexts are random KV instead of computed KV. It measures the cost of the loop at a given accepted length.
 """
 
 from __future__ import annotations

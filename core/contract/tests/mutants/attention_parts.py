@@ -76,7 +76,7 @@ class Parts(Backend):
         return seen
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
-        """Return the visibility of the tail, bool ``[q, tail]``."""
+        """Return which new tokens of the request (draft tree or chain) each row sees, bool ``[q, tail]``."""
         return (words[:, slot // 32] >> (slot % 32).int()) & 1 == 1
 
     def in_window(self, batch: ForwardBatch, rows: slice, row: Tensor, key: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class PathOnly(Parts):
 
 
 class TailTile(Parts):
-    """Reads the masked tail from one aligned tile of 128 keys and drops the part in the next tile."""
+    """Reads the keys of the draft tree from one aligned tile of 128 keys, and drops keys in the next tile."""
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
         bits = super().tree_bits(words, slot, depth, prefix)
@@ -404,7 +404,7 @@ CHUNK = 256
 
 
 class ChunkSchedule(Plugin):
-    """Sizes the list of 256-key chunks from max_prefix_len, so a tail at the context limit needs one chunk more."""
+    """Sizes the list of 256-key chunks for max_prefix_len, although draft tokens can fill one chunk more."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         chunks = geometry.max_reqs * ceil_div(geometry.max_prefix_len, CHUNK)

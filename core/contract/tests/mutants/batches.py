@@ -26,7 +26,7 @@ def prefix(change: Any, *modes: Mode, methods: tuple[str, ...] = ()) -> Any:
 
 
 def tail(change: Any) -> Any:
-    """Return a patch that changes the tail's mask or depth if the batch has a tree."""
+    """Return a patch that changes the mask or the depths of the draft tree, if the batch has a tree."""
 
     def see(backend: Any, batch: ForwardBatch) -> ForwardBatch:
         return replace(batch, tail=change(batch)) if isinstance(batch.tail, Tree) else batch
@@ -127,7 +127,7 @@ def _deeper(batch: ForwardBatch) -> Tree:
 
 
 def _all_tail(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Let DRAFT_EXTEND rows see the whole tail."""
+    """Let each DRAFT_EXTEND row see all new tokens of its request, also later ones."""
     if batch.mode is not Mode.DRAFT_EXTEND:
         return batch
     rows, tail = batch.num_rows, batch.tail_lens[0]

@@ -60,7 +60,7 @@ def _page_before(backend: Any, batch: ForwardBatch, request: torch.Tensor, posit
 
 
 def _two_pages(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Store a tail in at most two pages; slots of a third page land in the second."""
+    """Store a request's new tokens in at most two pages; tokens of a third page land in the second."""
     size = backend.geometry.attention.page_size
     if batch.uniform is None:
         return _slot(backend, batch, request, position)

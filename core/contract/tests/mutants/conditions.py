@@ -35,7 +35,7 @@ def _baked_padding(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _page_before_whole_pages(*modes: Mode) -> Any:
-    """Store the tail one page too early when the prefix length is a multiple of the page size."""
+    """Store new tokens one page too early when the prefix length is a multiple of the page size."""
 
     def change(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         size, prefix = backend.geometry.attention.page_size, batch.prefix_lens[request].long()
@@ -100,7 +100,7 @@ def _with_window(change: Callable[[ForwardBatch, int], int]) -> Callable[[Any], 
 
 
 def _flat_depth(batch: ForwardBatch) -> Tree:
-    """Give all tail slots the root's position, so a window never ends inside the tail."""
+    """Give all nodes of the draft tree the root's position, so a window never ends inside the tree."""
     return Tree(batch.tail.mask, torch.zeros_like(batch.tail.depth))
 
 

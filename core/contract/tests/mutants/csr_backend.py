@@ -153,7 +153,7 @@ class CsrBackend:
             first += n
 
     def _tail(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return visibility ``[R, q, T]`` and depth ``[R, T]`` of a uniform batch's tail."""
+        """Return visibility ``[R, q, T]`` and depth ``[R, T]`` of the new tokens (T per request) of a uniform batch."""
         r, rows, tail = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         if batch.mode in MASKED:
             words = self.arena["tail_mask"][: batch.num_rows].view(r, rows, -1)

@@ -45,7 +45,7 @@ class Row:
 
     Attributes:
         checks: names of the checks that failed; empty if the mutant survived, None if it was not run.
-        suite: digest of the suite that ran; `UNKNOWN` if the record has no such row.
+        suite: digest of the suite that ran; `UNKNOWN` if the record has no row for this mutant and layout.
     """
 
     checks: tuple[str, ...] | None = None

@@ -53,7 +53,7 @@ class Mutant:
     Attributes:
         id: ``M01`` … ``M33`` as in the collection of known bugs; other first letters name the author's group (`KINDS`).
         what: one sentence that says what the wrong code does, without a full stop.
-        source: a public thread about such a bug, or the reason for the mutant.
+        source: a public issue about a bug of this kind, or the reason for the mutant.
         hooks: hook name without ``draftmark_``, ``layouts`` or ``usage`` → function of (geometry, result) that returns
             the broken result. A function with three parameters also receives the hook's second argument.
         patch: function that changes an opened backend in place.
@@ -102,7 +102,7 @@ class Mutant:
 
 
 def _no_usage(geometry: Geometry, batch: Any) -> dict[str, int]:
-    """Return no usage: both layouts own no workspace buffer."""
+    """Return an empty usage, because the backends of `LAYOUTS` own no workspace buffer."""
     return {}
 
 

@@ -99,7 +99,7 @@ def _byte(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
 
 
 def _counted(backend: Any) -> None:
-    """Count steps in a signed byte. After it overflows to negative values, hide the tail."""
+    """Count steps in a signed byte. After it overflows to negative values, hide the draft tokens."""
     steps = backend.arena["steps"]
 
     def write_metadata(original: Any, batch: ForwardBatch) -> None:

@@ -138,7 +138,7 @@ RING = 8
 
 
 class StagingRing(Planned):
-    """Eight pinned rows in turn, without a fence: correct until the device is nine plans late."""
+    """Rotates through eight pinned buffers without a fence: correct until the device is nine plans late."""
 
     turn = 0
 
@@ -411,7 +411,7 @@ class SubBatches(Backend):
 
 
 class TopkOneIsChain(Backend):
-    """Reads tails as causal if topk is 1, although n-gram and suffix drafters make trees without a topk."""
+    """Attends causally to draft tokens if topk is 1, although n-gram and suffix drafters make trees without topk."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -448,7 +448,7 @@ CHUNK = 128
 
 
 class EmptySplit(Backend):
-    """Splits the prefix into parts of 128 keys by the host's bound; a part without keys on the device gives NaN.
+    """Splits the prefix into parts of 128 keys by the host's bound. A part without keys on the device gives NaN.
 
     Exact lengths give no empty part, and Unknown lengths (every capture) are not split. With overlap, the host's bound
     may pass a multiple of 128 that the device's length does not pass. That gives an empty part.
@@ -511,7 +511,7 @@ OUTPUTS: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 class PooledRecording:
-    """A graph with outputs in a process-wide pool by shape and dtype, which all graphs share to save memory."""
+    """A captured graph that keeps its outputs in a process-wide pool, shared by all graphs of equal output shapes."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self.graph = RecordedGraph(step)

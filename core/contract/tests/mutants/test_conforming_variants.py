@@ -79,7 +79,7 @@ def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", USUAL)
 def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
-    """Checks of metadata, graphs and histories pass without kernels, and the item is marked as interpreted."""
+    """Checks of metadata, graphs and histories pass if kernels cannot run. Their items are marked as interpreted."""
     backend = without_kernels(layout)
     assert not wrong(backend, *MODULES, "history", "purity")
     subject = BackendUnderTest(backend, "cpu", Tier.HOST)

@@ -12,7 +12,7 @@ FIRST, SECOND = [(one.id, layout) for one in OUTSIDE for layout in one.layouts][
 
 
 def test_rows_that_no_suite_has_judged_are_due_first(tmp_path: Path) -> None:
-    """New rows come before rows of earlier suites; rows of today's suite are not due."""
+    """Rows without a result run first, then rows of earlier suites. Rows that today's suite judged do not run."""
     record = tmp_path / "kills.json"
     KillsPage(record, "before").note(FIRST, ["numerics.match_float64"])
     today = KillsPage(record, "today")

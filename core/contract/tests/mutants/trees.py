@@ -1,4 +1,4 @@
-"""Mutants of the tree operations that a plugin may offer: write_tail, verify_tree and compact."""
+"""Mutants of the tree operations that a plugin can implement: write_tail, verify_tree and compact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _ops(patch: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def _tail(change: Callable[[Any, ForwardBatch, torch.Tensor], None]) -> dict[str, Any]:
-    """Return a `tree_ops` hook that changes a tree's tail after write_tail."""
+    """Return a `tree_ops` hook that changes the batch's mask or depths after write_tail has written them."""
 
     def patch(ops: Any) -> None:
         def then(batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:

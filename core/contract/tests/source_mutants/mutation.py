@@ -115,7 +115,7 @@ def _header(statement: ast.AST) -> str:
 
 
 def _shown(before: str, after: str) -> tuple[str, str]:
-    """Return both texts, shortened to the text around the change."""
+    """Return a statement before and after its change, shortened to the text around the change."""
     same = next(
         (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
     )

@@ -15,7 +15,7 @@ FIRST, OF_EACH = 30, 2
 
 
 def order(mutation: Mutation, baseline: Baseline, kills: Counter[str], killer: str | None = None) -> list[str]:
-    """Return the items that reach the mutant's statement: its former killer, likely killers, then the cheapest."""
+    """Return the items that reach the mutant's statement: first its earlier `killer`, then items with many kills."""
     reaching = [item for item, known in baseline.items() if _reaches(mutation, known.reached)]
     killers = sorted((item for item in reaching if kills[item]), key=lambda item: -kills[item] / _cost(baseline[item]))
     few = sorted(of_each(reaching, OF_EACH), key=lambda item: baseline[item].seconds)

@@ -64,7 +64,7 @@ class Site:
 
 
 def sites(tree: ast.Module) -> Iterator[Site]:
-    """Yield every node that may be changed, in document order."""
+    """Yield every syntax node that mutation operators are allowed to change, in document order."""
     yield from _below(Site(tree, modules=_imported(tree)), numbers(tree))
 
 

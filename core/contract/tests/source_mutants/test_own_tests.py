@@ -36,7 +36,7 @@ def test_the_tests_run_on_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_result_of_a_process(rows: list[dict[str, Any]], code: int, status: Status) -> None:
-    """A failing test kills a mutant; a process that ends without a message counts as hung."""
+    """A failing test kills a mutant. A mutant counts as hung if its process ends without a message."""
     assert own_tests.ended("m", rows, code).status is status
 
 
