@@ -1,4 +1,4 @@
-"""Drafts from texts that are known in advance."""
+"""A speculation for tests that drafts from texts known in advance, with wrong guesses mixed in."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_requests_join_between_steps(make_model, plain_text, prompts):
 
 @pytest.mark.parametrize("late", [{}, {"overlap": True, "host_lengths": HostKind.UNKNOWN}], ids=["in step", "late"])
 def test_host_syncs_are_counted(make_model, prompts, late):
-    """The engine waits once a round, and once for a prefill that ends a prompt; overlap sends no extra round."""
+    """The engine waits once a round, and once for a prefill that ends a prompt; overlap adds no round."""
     _, engine = generate(make_model("llama"), prompts(1, 9), 8, EngineConfig(max_context_len=32, **late))
     assert (engine.statistics.rounds, engine.statistics.late, engine.statistics.host_syncs) == (7, 0, 8)
 

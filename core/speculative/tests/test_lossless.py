@@ -60,7 +60,7 @@ def decode(markov, oracle, table):
         speculate = drafts.get(who, lambda: oracle(*shape, tuple(texts)))()
         if row_s is not None:
             nodes = shape[-1]
-            # Three graphs of ragged rows; the default would capture up to thirteen. test_policy.py tests the default.
+            # Three row budgets capture three graphs, the default up to thirteen. test_policy.py tests the default.
             speculate = Adaptive(speculate, (4, 2 * nodes, 3 * nodes), table(row_s), 0.01)
         sizes = {"capture_batch_sizes": SIZES} if more.get("graph") else {}
         config = EngineConfig(**{**SMALL, **sizes, **more}, speculate=speculate)
@@ -79,7 +79,7 @@ def texts_of(outs):
 
 @pytest.fixture(scope="session")
 def plain(markov, prompts):
-    """Prompts, and transformers' own greedy texts of the near-Markov model."""
+    """Prompts, and the greedy texts that transformers itself generates with the tiny test model."""
     model, _ = markov(STRENGTH)
     starts, texts = prompts(5, 30, seed=1), []
     for prompt in starts:
@@ -220,7 +220,7 @@ LIVES = [seed if seed < 8 else pytest.param(seed, marks=pytest.mark.slow) for se
 
 @pytest.mark.parametrize("seed", LIVES)
 def test_random_request_lives(monkeypatch, markov, seed):
-    """Random settings, joins, stops, cancels, context limits and small pools always give plain texts."""
+    """Random settings, joins, stops, cancels, context limits and small pools never change the texts."""
     monkeypatch.setattr(soak, "REQUESTS", (4, 8))
     model, head = markov(STRENGTH, vocab_size=soak.VOCAB)
     assert soak.one_life(seed, model, head, "reference", Counter()) == []

@@ -175,7 +175,7 @@ def test_resumed_training_continues_exactly(model, samples, tmp_path):
 
 @pytest.mark.parametrize("shape", [(1, 3, 4), (3, 3, 8)])
 def test_trees_without_the_engine_equal_its_trees(shape):
-    """On known answers, drafting without the engine needs the engine's number of rounds; the texts are equal."""
+    """Drafting over known answers without the engine takes the engine's number of rounds; the texts are equal."""
     model, head = tiny_pair(0.01)
     known = Writer(model, 4, 4, 24, [255]).write([[7, 8], [9], [1, 2, 3]], [0.0] * 3)
     [row] = check(model, head, known, [shape], "reference")

@@ -63,7 +63,10 @@ def text(model: CausalLM, plan: Plan, work: Path) -> tuple[list[Sample], list[Sa
 
 
 def _prompts(model: CausalLM, writer: Writer, plan: Plan) -> Iterator[list[int]]:
-    """Yield two template prompts for each prompt that the target sampled, later only template prompts; skip long ones."""
+    """Yield two template prompts for each prompt that the target sampled, then only template prompts.
+
+    Template prompts longer than `plan.prompt_width` are skipped.
+    """
     own = own_prompts(writer, plan.own)
     random.Random(plan.seed).shuffle(own)
     texts = training_prompts(plan.seed)

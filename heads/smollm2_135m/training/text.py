@@ -175,7 +175,7 @@ class Writer:
         self._take(logits)
 
     def _take(self, logits: torch.Tensor) -> None:
-        """Sample by Gumbel's trick, which is the argmax at temperature 0, and store the tokens."""
+        """Sample a token for each request with the Gumbel-max trick (argmax at temperature 0), and store it."""
         noise = -torch.empty_like(logits).exponential_().clamp(min=1e-20).log()
         chosen = (logits + self._temperature * noise).argmax(-1)
         self._token.copy_(chosen)

@@ -90,7 +90,7 @@ class DenseForward:
 
 
 class ChainAttention:
-    """The head's attention in the steps of one unrolled chain; see `draftmark_speculative.eagle.head`.
+    """Computes the head's attention in the steps of one unrolled chain; see `draftmark_speculative.eagle.head`.
 
     Step 0 is causal. In step j, the row that began at p sees the step-0 rows up to p and its own rows of steps 1 … j.
     So the mask is causal over the first block of keys, and diagonal over the block of each later step.

@@ -197,7 +197,7 @@ class Drafting:
         """
 
     def ready(self, forwards: Forwards) -> None:
-        """Run once after all captures, before the first request."""
+        """Finish the setup. The engine calls this once, after all captures and before the first request."""
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
         """Write a draft tree for each request into the filled state; return the round that verifies the trees.

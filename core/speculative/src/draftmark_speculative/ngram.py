@@ -50,7 +50,7 @@ class Ngram(Speculation):
 
 
 class NgramIndex:
-    """Index of the positions at which each n-gram ended, over one request's prompt and output."""
+    """Stores the positions at which each n-gram of one request's prompt and output ended, and drafts from them."""
 
     def __init__(self, settings: Ngram, tokens: Sequence[int]) -> None:
         self._settings = settings

@@ -26,7 +26,7 @@ class Sampling:
 
     Attributes:
         temperature: divisor of the logits; 0 is greedy.
-        top_p: smallest set of most likely tokens with at least this probability; 1 keeps all.
+        top_p: a token is drawn from the smallest set of most likely tokens with at least this probability; 1 keeps all.
         seed: seed of the whole engine; the id of each request is mixed in.
 
     Raises:

@@ -13,7 +13,7 @@ from draftmark_speculative.adaptive.survival import admit, compacted, expected, 
 
 @st.composite
 def batches(draw):
-    """Draw chances, parents and live flags of some requests; equal chances, zeros, ones and NaN are likely."""
+    """Draw acceptance probabilities, parents and live flags of requests; ties, zeros, ones and NaN are likely."""
     requests, nodes = draw(st.integers(1, 5)), draw(st.integers(2, 9))
     value = st.sampled_from([0.0, 0.25, 0.5, 1.0, float("nan"), 1e-30]) | st.floats(0, 2, width=32)
     chances = [[draw(value) for _ in range(nodes)] for _ in range(requests)]

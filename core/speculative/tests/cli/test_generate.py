@@ -80,7 +80,7 @@ def test_json_holds_everything(generate: Run) -> None:
     assert [output["prompt_tokens"] for output in found["outputs"]] == [7, 3, 9]
     assert all(len(output["token_ids"]) == 24 and output["finish"] == "length" for output in found["outputs"])
     assert found["totals"]["tokens"] == 72
-    kept = found["totals"]["tokens"] - len(found["outputs"])  # prefill gives each prompt its first token
+    kept = found["totals"]["tokens"] - len(found["outputs"])  # prefill, not a round, gives each prompt its first token
     assert found["totals"]["mean_accepted_length"] == pytest.approx(kept / found["totals"]["verified"])
     assert found["totals"]["mean_accepted_length"] > 1.5
     assert found["check"]["differing"] == 0
@@ -156,7 +156,7 @@ def close(tmp_path: Path) -> Path:
 
 
 def test_near_ties_pass_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With exactly tied tokens, a baseline with the other token is reported as a near-tie and does not fail."""
+    """If two tokens tie and a baseline chose the other one, the check reports a near-tie and does not fail."""
     from draftmark_speculative import EngineConfig, generate
     from draftmark_speculative.cli import checking
 

@@ -19,7 +19,7 @@ def accepted(make_model, random_head, prompts, shape, profile, **more):
     config = EngineConfig(speculate=speculate, max_num_reqs=8, max_context_len=256, **more)
     wrap = partial(ForcedAcceptance, profile=profile, seed=0, device=model.device) if profile else None
     engine = Engine(model, config, wrap_tree_ops=wrap)
-    decode(engine, prompts(8, 20), 121)  # one token from prefill, and 120 from rounds
+    decode(engine, prompts(8, 20), 121)  # of 121 tokens a request, prefill gives one
     return engine.statistics.mean_accepted
 
 
@@ -35,7 +35,7 @@ def test_accepted_length_equals_the_profile(make_model, random_head, prompts, sh
 
 
 def test_profile_of_ones_and_no_profile(make_model, random_head, prompts):
-    """A profile of ones accepts the whole chain; without a profile random drafts are almost never accepted."""
+    """With an acceptance profile of ones the whole chain is accepted; without a profile, almost no random draft is."""
     assert accepted(make_model, random_head, prompts, (1, 4, 5), (1.0,) * 4) == 5
     assert accepted(make_model, random_head, prompts, (1, 4, 5), ()) < 1.1
 

@@ -54,7 +54,7 @@ def test_batched_sequences_do_not_mix(random_head):
 
 @torch.no_grad()
 def test_only_relative_positions_matter(random_head):
-    """Shifting all positions equally changes nothing; shifting one position changes the output."""
+    """Shifting all positions equally does not change the head's output; shifting one position does."""
     head = random_head()
     e, g = torch.randn(5, 48), torch.randn(5, 48)
     here = head(e, g, torch.arange(5), dense_attention)

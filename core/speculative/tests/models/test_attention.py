@@ -58,7 +58,7 @@ def test_no_mask_function_is_registered() -> None:
 
 
 def test_attention_parameters_are_read_from_the_call() -> None:
-    """Attention parameters are read from the call; Hugging Face's window counts the query itself, ours does not."""
+    """Attention parameters are read from the call; transformers' window includes the query, window_left does not."""
     layer, called, q, k = _call(layer_idx=5, scaling=0.5, sliding_window=9, softcap=30.0, dropout=0.0, is_causal=True)
     assert (layer, called.softmax_scale, called.window_left, called.logits_soft_cap) == (5, 0.5, 8, 30.0)
     assert (called.num_qo_heads, called.num_kv_heads, called.head_dim) == (4, 2, 8)

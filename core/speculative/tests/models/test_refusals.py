@@ -53,7 +53,7 @@ BY_NAME: list[tuple[str, dict[str, Any], str]] = [
 def test_unsupported_configuration_is_rejected(family: str, fields: dict[str, Any], named: str) -> None:
     """An unsupported configuration raises a one-sentence error with family, feature and remedy."""
     try:
-        config = AutoConfig.for_model(family, **copy.deepcopy(fields))  # transformers writes into rope_parameters
+        config = AutoConfig.for_model(family, **copy.deepcopy(fields))  # transformers changes it
     except ValueError as error:
         if "Unrecognized model identifier" not in str(error):
             raise
@@ -145,7 +145,7 @@ def test_a_position_bias_is_found() -> None:
     ],
 )
 def test_a_setting_that_never_reaches_attention_is_found(family: str, field: str, value: Any, named: str) -> None:
-    """A configured setting that the layer's call does not have raises an error."""
+    """A configured setting that the layer does not pass to the attention function raises an error."""
     hf = tiny_hf_model(family)
     setattr(hf.config, field, value)
     _refused(hf, named, family)

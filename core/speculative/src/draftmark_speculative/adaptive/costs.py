@@ -38,7 +38,7 @@ class CostTable:
     Attributes:
         plain: cost of DECODE, by padded requests.
         verify: cost of RAGGED_VERIFY with the following DRAFT_EXTEND, by row budget.
-        drafting: cost of DRAFT, by padded requests; empty for drafts of the host.
+        drafting: cost of DRAFT, by padded requests; empty for drafts made on the host.
         catching_up: cost of the head's forward over rows of plain rounds, by requests; `per_token` is the seconds that
             each row adds. Empty for drafts that are made on the host.
 

@@ -39,11 +39,9 @@ def grid(num_draft_tokens: int) -> tuple[float, ...]:
 class Forecast:
     """Predicts the tokens per request that a round yields with a number of rows per request.
 
-        underestimates it. Beyond the last point it is constant.
-Reports of past rounds are averaged, and scaled by the accepted share of the expected drafts. The function is
+    Reports of past rounds are averaged, and scaled by the accepted share of the expected drafts. The function is
     concave, because the likeliest drafts get the first rows. So a straight line between two points underestimates it.
     Beyond the last point it is constant.
-    underestimates it. Beyond the last point it is constant.
 
     Args:
         points: numbers of rows per request, ascending from 1.

@@ -1,6 +1,6 @@
 """Choice of the next round: plain decoding, or drafts under a row budget. Numbers only, no torch.
 
-A round's value is its expected tokens a second: ``(requests + sum of the survival chances of its drafts) / seconds``.
+A round's value is its expected tokens a second: ``(requests + sum of its drafts' acceptance probabilities) / seconds``.
 The device picks the likeliest drafts. The host chooses only the number of rows (budget), from earlier rounds' reports.
 """
 

@@ -77,7 +77,7 @@ class Adaptive(Speculation):
         return (Mode.EXTEND, Mode.DRAFT, Mode.RAGGED_VERIFY)
 
     def row_budgets(self, max_num_reqs: int) -> tuple[int, ...]:
-        """Return `budgets`, or default budgets for the draft shape."""
+        """Return the configured row budgets, or default budgets for the draft shape."""
         return self.budgets or row_budgets(max_num_reqs, self.num_draft_tokens)
 
     def require(self, loaded: LoadedBackend) -> None:

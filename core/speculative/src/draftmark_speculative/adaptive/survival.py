@@ -26,7 +26,7 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
     """
     parent = parents.clamp(min=0)
     chances = chances.nan_to_num(nan=0.0).clamp(0, 1)
-    chances[:, 0].zero_()  # an assignment of 0 would copy the number from the host
+    chances[:, 0].zero_()  # `chances[:, 0] = 0` would copy the number from the host
     chances = chances / of_children(chances, parents).clamp(min=1).gather(1, parent)
     chances[:, 0].fill_(1)
     alive = torch.ones_like(chances)

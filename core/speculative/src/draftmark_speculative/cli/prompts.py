@@ -52,7 +52,7 @@ def read_file(path: Path) -> list[Prompt]:
         ArgumentError: the file is unreadable, not UTF-8 or empty, or a line has no prompt.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
+        text = path.read_text(encoding="utf-8-sig")  # -sig, because some editors write a byte-order mark
     except OSError as error:
         raise ArgumentError(f"the prompt file {path} cannot be read ({error.strerror}); check --prompts") from None
     except UnicodeDecodeError:

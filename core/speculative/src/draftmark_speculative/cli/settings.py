@@ -46,7 +46,7 @@ def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
 
     Raises:
         GeometryError, RequestError: the first value out of range.
-        ArgumentError: --model is empty, or an argument has no effect with this way of drafting.
+        ArgumentError: --model is empty, or an argument has no effect with this drafting method.
     """
     Geometry.create(
         AttentionShape(1, 1, 1, args.page_size, args.dtype, args.dtype),
@@ -79,7 +79,7 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
     """Return the draft shape of the arguments; an absent argument gets the drafting method's default.
 
     Raises:
-        ArgumentError: an argument has no effect with this way of drafting.
+        ArgumentError: an argument has no effect with this drafting method.
     """
     eagle = _drafts(args) == "eagle"
     if args.drafts is not None and args.speculate != "adaptive":
@@ -114,7 +114,7 @@ def import_torch_side() -> None:
     """
     try:
         import draftmark_speculative.engine  # noqa: F401
-    except Exception as error:  # a broken torch may raise anything
+    except Exception as error:  # a broken installation of torch can raise any exception
         cause = " ".join(str(error).split())
         raise DraftmarkError(
             f"importing torch and transformers failed ({type(error).__name__}: {cause}); "
@@ -134,7 +134,7 @@ def backend_on(args: argparse.Namespace) -> LoadedBackend:
     with stdout_for_results():
         backend = load(args.backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND)
     if args.device.partition(":")[0] == backend.info.device:
-        backend.require_runtime(args.device)  # this import may register the device type with torch
+        backend.require_runtime(args.device)  # imports the runtime, which may register the device type with torch
     try:
         device = torch.device(args.device)
     except RuntimeError:

@@ -71,7 +71,7 @@ class TextStream:
         text = text.rstrip("\n") if ended else text.rstrip("\n" + INCOMPLETE)
         if text.startswith(self._written):
             self._put(text[len(self._written) :])
-        elif ended:  # the tokenizer changed a part that is already written
+        elif ended:  # the last tokens changed text that is already written, so write all of it again
             self._put("\n" + text)
         else:
             return

@@ -170,7 +170,7 @@ class HeadDrafter(Drafting):
         self._gather(batch, accepted.prefix_lens[:size])
         self._layers.tree_ops.write_tail(batch)
         self._layers.begin(batch)
-        # Rows beyond the path compute on undefined inputs; the next draft steps overwrite their KV.
+        # Rows beyond the path have undefined inputs. This is harmless: the next draft steps overwrite their KV.
         tokens = accepted.tokens[:size].clamp(min=0).flatten()
         fused = self._head.fuse(accepted.features[:size].flatten(0, 1))
         hidden = self._run(tokens, fused, batch.positions).view(size, batch.q_lens[0], -1)

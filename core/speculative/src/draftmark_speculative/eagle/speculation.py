@@ -56,7 +56,7 @@ class Eagle(Speculation):
             GeometryError: topk exceeds the number of tokens that the head can draft.
         """
         if isinstance(self.head, DraftHead):
-            head = deepcopy(self.head)  # the caller may continue to train it
+            head = deepcopy(self.head)  # a copy, because the caller can continue to train the head
         else:
             head = DraftHead.load(installed_head(model.name) if self.head is None else self.head)
         head = head.to(device=model.device, dtype=model.dtype).requires_grad_(False).eval().pack()

@@ -71,6 +71,6 @@ def elementwise(like: torch.Tensor, num_q: int, num_k: int, head_dim: int, inter
                 angles = like.new_zeros(rows, 1, head_dim)
                 made.rotated(like.new_zeros(rows, num_q + 2 * num_k, head_dim), num_q, num_k, angles, angles)
                 made.swiglu(like.new_zeros(rows, 2 * intermediate))
-    except Exception:  # for example no C compiler; compiled kernels only save time
+    except Exception:  # for example no C compiler; torch's operators compute the same, only slower
         return Elementwise()
     return made

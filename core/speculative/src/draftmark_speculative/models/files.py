@@ -111,7 +111,7 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
 
     try:
         return PlainReader(path)
-    except Exception as error:  # damage shows as IndexError, ValueError, MemoryError, …
+    except Exception as error:  # damaged files raise IndexError, ValueError, MemoryError, …
         raise ModelError(
             f"{path.name} ({path.stat().st_size:,} bytes) is not a whole GGUF file ({type(error).__name__} at its "
             "first damaged field); download it again and compare its size"

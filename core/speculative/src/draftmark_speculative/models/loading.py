@@ -118,7 +118,7 @@ def _load(
 def _read_config(folder: Path, shown: Path, source: dict[str, str]) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **source)
-    except Exception as error:  # a damaged or unknown configuration raises anything
+    except Exception as error:  # a damaged or unknown configuration can raise any exception
         raise _unreadable(shown, "configuration", error) from None
 
 
@@ -134,7 +134,7 @@ def _read_weights(folder: Path, shown: Path, source: dict[str, str], dtype: str)
             ignore_mismatched_sizes=True,  # `_check_complete` reports them: transformers' error only names its log
             **source,
         )
-    except Exception as error:  # damage shows as KeyError, RuntimeError, SafetensorError, …
+    except Exception as error:  # damaged files raise KeyError, RuntimeError, SafetensorError, …
         raise _unreadable(shown, "weights", error) from None
     _check_complete(hf, info, shown)
     return hf
@@ -194,7 +194,7 @@ def _check_device(device: torch.device | str) -> None:
 def _read_tokenizer(folder: Path, shown: Path, source: dict[str, str]) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **source)
-    except Exception as error:  # a damaged tokenizer raises anything
+    except Exception as error:  # a damaged tokenizer can raise any exception
         raise _unreadable(shown, "tokenizer", error) from None
 
 

@@ -58,12 +58,12 @@ def probe(hf: Any, name: str) -> Probed:
         with torch.inference_mode():
             attention = _probe(hf)
         layers = attention.layers(int(hf.config.get_text_config().num_hidden_layers))
-        # Outside of inference mode, so that a converted tensor is no inference tensor.
+        # This runs outside of inference mode, so that converted sinks are ordinary tensors.
         sinks = [attention.sinks[layer] for layer in range(len(layers))]
         return Probed(layers, tuple(None if one is None else one.detach().float().contiguous() for one in sinks))
     except DraftmarkError as error:
         raise _refusal(hf, name, str(error)) from None
-    except Exception as error:  # a model may raise anything in a forward that it does not support
+    except Exception as error:  # a model that does not support this forward can raise any exception
         if is_out_of_memory(error):
             raise
         cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …")
@@ -119,7 +119,7 @@ def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def _compare(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, sentence: str) -> None:
     error = _difference(got, want)
-    if not error <= TOLERANCE.get(dtype, FLOAT32_TOLERANCE):  # written so that NaN raises too
+    if not error <= TOLERANCE.get(dtype, FLOAT32_TOLERANCE):  # `not <=` instead of `>`, so that NaN raises too
         raise ModelError(sentence.format(f"{error:.2g} (relative)") + "; use another model")
 
 

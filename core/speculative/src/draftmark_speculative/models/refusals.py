@@ -58,7 +58,7 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
             yield f"its configuration has no single {field}, so it is not a plain attention model; use one that has"
         elif value < 1:
             yield f"its configuration has {field} {value}, but it must be >= 1; use the config.json of the weights"
-    _ = getattr(config, "head_dim", None)  # raises where layers differ
+    _ = getattr(config, "head_dim", None)  # some configurations raise on this read if their layers differ
 
 
 def _layer_reasons(config: Any) -> Iterator[str]:
