@@ -90,7 +90,7 @@ def followed(wheel, environment, tmp_path):
 
 
 def test_first_step_works_as_printed(followed, tmp_path):
-    """After the page's first step the package is listed, ready and sized, and one case of each rule passes."""
+    """After the page's first step the package is listed, ready and sized; one case of each rule runs and none fails."""
     installed, (begin, *rest) = printed(0)
     assert begin == "draftmark new-backend tugboat" and installed.pop() == "./draftmark-tugboat[test]"
     installed.remove("-e")

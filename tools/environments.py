@@ -36,7 +36,7 @@ LOWEST = "3.11.5"
 
 
 class EnvironmentFailed(Exception):
-    """A package is unavailable or a tool is missing. The text is one sentence for the user."""
+    """Raised if a package is unavailable or a tool is missing. The text is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Environment:
 
     @property
     def stamp(self) -> Path:
-        """File that holds the digest of what was installed; it is written last."""
+        """File with the digest of what was installed; it is written last, so it is missing after a failure."""
         return self.home / f"{self.name}.sha256"
 
     def digest(self) -> str:
-        """Digest of everything that decides what is installed."""
+        """Digest of everything that decides which packages are installed."""
         found = hashlib.sha256(repr(self).encode())
         for file in (self.lock, *(ROOT / one / "pyproject.toml" for one in self.local)):
             found.update(file.read_bytes())
@@ -88,7 +88,7 @@ class Environment:
 
 
 def read(name: str) -> Environment:
-    """Return one environment.
+    """Return the environment with this name.
 
     Raises:
         EnvironmentFailed: environments.toml has no table of that name.
@@ -106,7 +106,7 @@ def read(name: str) -> Environment:
 
 
 def _merged(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Merge a table over the one that it extends: in the same folder lists are joined, elsewhere they are replaced."""
+    """Merge a table over the table that it extends; lists are joined if both have one folder, else replaced."""
     own = dict(tables[name])
     base = own.pop("extends", None)
     replaced = own.pop("replace", {})
@@ -122,13 +122,13 @@ def _merged(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def run(*command: object, quiet: bool = False, cwd: Path = ROOT) -> bool:
-    """Run one command in the repository and return whether it succeeded."""
+    """Run one command, by default in the repository's root; return True if it succeeded."""
     out = subprocess.DEVNULL if quiet else None
     return subprocess.run([str(word) for word in command], cwd=cwd, stdout=out, stderr=out, check=False).returncode == 0
 
 
 def make(one: Environment) -> None:
-    """Create an environment, or update it if its description has changed.
+    """Create an environment, or update it if its description has changed since the last installation.
 
     Raises:
         EnvironmentFailed: a package could not be installed.
@@ -157,12 +157,12 @@ def make(one: Environment) -> None:
 
 
 def _shown(step: tuple[object, ...]) -> str:
-    """Words of a pip step that name packages."""
+    """Words of a pip command that name packages, for an error message."""
     return " ".join(str(word) for word in step if not str(word).startswith("-"))
 
 
 def can_be_had(one: Environment) -> bool:
-    """Return whether pip finds the builds of torch that the lock leaves out."""
+    """Return True if pip finds the builds of torch that the lock leaves out, or if they are installed."""
     if one.stamp.exists() or not one.unlocked:
         return True
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1")
@@ -171,7 +171,7 @@ def can_be_had(one: Environment) -> bool:
 
 
 def fetch_wheels(one: Environment) -> None:
-    """Download the engine releases that tests read, once each. An unavailable release is named and left out."""
+    """Download each engine release that tests read, once. If a release is unavailable, print its name and continue."""
     folder = one.home / "wheels"
     folder.mkdir(exist_ok=True)
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", *one.wheel_options)
@@ -183,9 +183,9 @@ def fetch_wheels(one: Environment) -> None:
 
 
 def test(one: Environment) -> bool:
-    """Make an environment, run its tests and return whether they passed.
+    """Create or update an environment and run its tests; return True if they passed.
 
-    An optional environment that cannot be made is named in one line, and counts as passed.
+    If an optional environment's packages are unavailable, print one line and return True.
     """
     if one.optional and not can_be_had(one):
         print(f"{one.name} was not run: pip finds no {' '.join(one.unlocked)} here")
@@ -203,7 +203,7 @@ def test(one: Environment) -> bool:
 
 
 def lock(one: Environment) -> None:
-    """Compile the lock of an environment with uv.
+    """Compile the lock file of an environment with uv.
 
     Raises:
         EnvironmentFailed: uv is not installed, or finds no versions that fit together.
@@ -226,7 +226,7 @@ def lock(one: Environment) -> None:
 
 
 def _compiled(uv: str, one: Environment, requirements: list[str], options: list[str]) -> list[str]:
-    """Return the blocks of a lock, without builds of torch and the packages that come with them."""
+    """Return the blocks of a compiled lock, without builds of torch and the packages that come with them."""
     if not requirements:
         return []
     known = ("--quiet", "--universal", "--python-version", LOWEST, "--generate-hashes", "--no-header", "--no-annotate")
@@ -247,7 +247,7 @@ def _compiled(uv: str, one: Environment, requirements: list[str], options: list[
 
 
 def main() -> int:
-    """Run the command line; exit code 0 if every environment was made and every test passed."""
+    """Run the command line; return 0 if every environment was made and every test passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("make", "test", "lock"))
     parser.add_argument("names", nargs="+", metavar="NAME", help="a table of tools/environments.toml")

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def wheels() -> str:
-    """Return a table of files, lines, lines of code, dependencies and seconds to import for each wheel of core."""
+    """Return a Markdown table of core's wheels: files, lines, lines of code, dependencies, and seconds to import."""
     rows = ["| wheel | files | lines | lines of code | needs | import |", "|---|---|---|---|---|---|"]
     for folder, module in WHEELS.items():
         texts = [path.read_text() for path in (ROOT / folder / "src").rglob("*.py")]
@@ -64,7 +64,7 @@ def wheels() -> str:
 
 
 def code_lines(text: str) -> int:
-    """Return the number of a module's lines with code."""
+    """Return the number of a module's lines that contain code."""
     tokens = [one for one in tokenize.generate_tokens(io.StringIO(text).readline) if one.type not in BLANK]
     words = [one.value for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Expr)]
     prose = [one for one in words if isinstance(one, ast.Constant) and isinstance(one.value, str)]
@@ -78,13 +78,13 @@ def _spanned(places: Iterable[tuple[int, int | None]]) -> set[int]:
 
 
 def seconds(module: str) -> float:
-    """Return the processor time of the fastest of five imports, each in a new process."""
+    """Return the processor time in seconds of the fastest of five imports, each in a new process."""
     command = (sys.executable, "-c", TIMED.format(module))
     return min(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(5))
 
 
 def concepts(start: Iterable[str]) -> str:
-    """Return the classes, enumeration members and fields that are reachable from `start`."""
+    """Return the number and names of classes that the annotations of `start` lead to, with their members and fields."""
     known = classes()
     waiting = [target(where) for where in start]
     met = {thing.__name__: thing for thing in waiting if isinstance(thing, type)}
@@ -102,13 +102,13 @@ def concepts(start: Iterable[str]) -> str:
 
 
 def joined(alias: str) -> str:
-    """Return the names of the classes in a union's alias."""
+    """Return the names of the classes that a union's alias, such as `Tail`, stands for."""
     home = "draftmark.batch" if alias == "Tail" else "draftmark.lengths"
     return " ".join(kind.__name__ for kind in get_args(target(f"{home}:{alias}")))
 
 
 def target(where: str) -> Any:
-    """Import the object with the name ``module:a.b``."""
+    """Import the object with a name of the form ``module:a.b``."""
     module, _, path = where.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
@@ -117,7 +117,7 @@ def target(where: str) -> Any:
 
 
 def classes() -> dict[str, type]:
-    """Return every public class of draftmark except errors and the command line's classes."""
+    """Return draftmark's public classes by name, except errors and classes of the command line."""
     package, found = importlib.import_module("draftmark"), {}
     for row in pkgutil.walk_packages(package.__path__, "draftmark."):
         if row.name.startswith(("draftmark.cli", "draftmark.reference", "draftmark.skeleton")):

@@ -56,12 +56,12 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
 class Finding(NamedTuple):
-    """One place that breaks a rule.
+    """One place in a file that breaks a rule.
 
     Attributes:
-        path: the file, from the root of the repository.
+        path: the file, relative to the root of the repository.
         line: number of the line, from 1.
-        text: the rule and what breaks it, in one sentence.
+        text: the rule and the words that break it, in one sentence.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Finding(NamedTuple):
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of every docstring, of attributes too."""
+    """Yield the line and the text of every docstring, attribute docstrings included."""
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for child in body if isinstance(body, list) else ():
@@ -104,7 +104,7 @@ def paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
 
 def banned(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line within the text, sentence) for every banned word."""
+    """Yield (line within the text, sentence for the user) for every banned word."""
     plain = CODE.sub(lambda match: "code" + "\n" * match[0].count("\n"), text)
     for match in BANNED.finditer(plain):
         word = match[0].lower()
@@ -125,7 +125,7 @@ def check_python(path: Path, source: str) -> Iterator[Finding]:
 
 
 def check_markdown(path: Path, source: str) -> Iterator[Finding]:
-    """Check words and lengths of sentences of one Markdown page."""
+    """Check the words and the length of sentences of one Markdown page."""
     for line, text in paragraphs(source):
         for _, sentence in banned(text):
             yield Finding(path, line, sentence)
@@ -136,7 +136,7 @@ def check_markdown(path: Path, source: str) -> Iterator[Finding]:
 
 
 def check(path: Path) -> list[Finding]:
-    """Check one file; a file that is neither Python nor Markdown has nothing to check."""
+    """Return the findings in one file; a file that is neither Python nor Markdown has none."""
     checks = {".py": check_python, ".md": check_markdown}
     if path.suffix not in checks:
         return []
@@ -145,7 +145,7 @@ def check(path: Path) -> list[Finding]:
 
 
 def check_subject(message: str) -> str:
-    """Return the fault of a commit message's subject, or an empty string."""
+    """Return what is wrong with a commit message's subject, or an empty string."""
     subject = message.split("\n", 1)[0]
     if len(subject) > SUBJECT_LENGTH:
         return (
@@ -155,13 +155,13 @@ def check_subject(message: str) -> str:
 
 
 def tracked(places: list[str]) -> list[Path]:
-    """List the files that git tracks in these places, or in the whole repository."""
+    """Return the files that git tracks in these places, or in the whole repository if there are none."""
     done = subprocess.run(["git", "ls-files", "--", *places], cwd=ROOT, capture_output=True, text=True, check=True)
     return [path for name in done.stdout.splitlines() if (path := ROOT / name).exists()]
 
 
 def main() -> int:
-    """Run the command line; exit code 1 if something breaks a rule."""
+    """Run the command line; return 1 if something breaks a rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("places", nargs="*", metavar="PATH")
     parser.add_argument("--commit-message", type=Path, metavar="FILE")

@@ -73,7 +73,7 @@ def test_page_shows_the_record() -> None:
 
 
 def test_peer_is_the_fastest_of_its_kind() -> None:
-    """The compared row is the fastest one of each side at any page size, and the table still lists the other rows."""
+    """Our fastest row is compared with the fastest other row, at any page size; the table lists slower rows too."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024)
     rates = {("draftmark", 1): [90.0], ("draftmark", 64): [100.0], ("fa3", 64): [40.0, 50.0], ("triton", 1): [45.0]}
     rows = [

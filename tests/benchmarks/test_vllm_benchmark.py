@@ -145,7 +145,7 @@ def test_two_models_have_equal_weights() -> None:
 
 
 def test_head_is_a_second_model() -> None:
-    """A head's weights begin at the shared tensor's start; it has its own output rows and a zero token table."""
+    """A draft head's weights begin at the shared tensor's start; it has own output rows and a token map of zeros."""
     held = memory()
     model = torch.nn.Linear(8, 16, bias=False).bfloat16()
     one = torch.nn.Linear(8, 16, bias=False).bfloat16()

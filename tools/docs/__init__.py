@@ -1,1 +1,1 @@
-"""Pages of docs/ that are made from data, and the site that `make docs` builds."""
+"""Writers of the pages of docs/ that are made from data, and of the site that `make docs` builds."""

@@ -52,7 +52,7 @@ No ranking: a backend without a row may be unjudged.
 
 @dataclass(frozen=True)
 class Finding:
-    """One `[[finding]]` of docs/findings.toml, with the fields of the file."""
+    """One finding (a wrong result of a released engine) of docs/findings.toml, with the fields of that file."""
 
     id: str
     target: str
@@ -68,23 +68,23 @@ class Finding:
 
     @property
     def rule(self) -> str:
-        """Name of the rule."""
+        """Name of the contract's rule that the engine breaks, such as ``"numerics.match_float64"``."""
         return self.item.partition("[")[0]
 
     @property
     def engine(self) -> str:
-        """Name of the engine in `target`."""
+        """Name of the engine, the part of `target` before the colon."""
         return self.target.partition(":")[0]
 
     def arguments(self, release: str) -> list[str]:
-        """Return the arguments of `draftmark` for one release."""
+        """Return the arguments of `draftmark` that run this finding's item on an engine's release."""
         chosen = [] if self.engine in INSTALLED else ["--release", release]
         if self.device:
             chosen = ["--device", self.device]
         return ["judge", self.target, *chosen, "--item", self.item]
 
     def releases(self) -> list[str]:
-        """Return the wrong release and the right one, as far as this environment can run them."""
+        """Return the wrong and the right release; a release that this environment cannot run is left out."""
         if self.device or importlib.util.find_spec(self.engine) is None:
             return []
         both = [one for one in (self.release, self.right) if one]
@@ -105,19 +105,19 @@ def read() -> list[Finding]:
 
 
 def not_shown() -> list[tuple[str, str]]:
-    """Return public bugs that no command shows in a release, and the reasons."""
+    """Return (public thread, reason) of bugs that no command can show in a released engine."""
     rows = tomllib.loads(DATA.read_text(encoding="utf-8"))["not_shown"]
     return [(row["thread"], row["why"]) for row in rows]
 
 
 def kept() -> dict[str, Any]:
-    """Read docs/findings-run.json: the outcomes of the findings' commands, and counts of whole verdicts."""
+    """Read docs/findings-run.json: outcomes of the findings' commands, and counts of complete verdicts."""
     empty: dict[str, Any] = {"findings": {}, "verdicts": {}}
     return json.loads(RUN.read_text(encoding="utf-8")) if RUN.exists() else empty
 
 
 def keep(run: dict[str, Any]) -> None:
-    """Write docs/findings-run.json."""
+    """Write outcomes and counts to docs/findings-run.json."""
     RUN.write_text(json.dumps(run, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -144,7 +144,7 @@ def outcome_of(one: Finding, release: str) -> dict[str, Any]:
 
 
 def run(chosen: Sequence[Finding]) -> bool:
-    """Run commands and keep their outcomes; return true if each outcome is the one in the data."""
+    """Run the findings' commands and store their outcomes; return True if each outcome is the expected one."""
     good, all_runs = True, kept()
     for one in chosen:
         found = {release: outcome_of(one, release) for release in one.releases()}
@@ -168,7 +168,7 @@ def run(chosen: Sequence[Finding]) -> bool:
 
 
 def take(files: Sequence[str]) -> None:
-    """Add the counts of verdict files to docs/findings-run.json, by target and release."""
+    """Add the counts of these verdict files to docs/findings-run.json, by target and release."""
     all_runs = kept()
     for file in files:
         verdict = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -185,7 +185,7 @@ def take(files: Sequence[str]) -> None:
 
 
 def page(findings: Sequence[Finding], all_runs: dict[str, Any]) -> str:
-    """Return the page."""
+    """Return docs/findings.md as Markdown."""
     parts = [HEAD]
     for title, states in (
         ("In current releases", ("open", "unmerged", "unreported")),
@@ -251,7 +251,7 @@ def _counts(verdicts: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Run commands, add verdicts and write the page, depending on the arguments."""
+    """Run the chosen commands, add verdict files, write the page; return 1 if an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="*", metavar="ID")
     parser.add_argument("--verdict", nargs="+", metavar="FILE", default=[])

@@ -19,7 +19,7 @@ VERBATIM = ("code", "pre", "script", "style")
 
 @dataclass
 class Page(HTMLParser):
-    """Links, loaded files and anchors of one page; `fences` has lines that should have begun a code block."""
+    """Parser of one HTML page; it collects links, loaded files, anchors and code fences that appear as text."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -41,17 +41,17 @@ class Page(HTMLParser):
             self.loaded.append(str(values[LOADED[tag]]))
 
     def handle_endtag(self, tag: str) -> None:
-        """Record the end of an element with verbatim text."""
+        """Note that an element with verbatim text has ended."""
         self._verbatim -= tag in VERBATIM
 
     def handle_data(self, data: str) -> None:
-        """Record a code fence that Markdown shows as text."""
+        """Record a code fence (```) that was left in the text."""
         if not self._verbatim and "```" in data:
             self.fences.append(data[data.index("```") :].split("\n")[0])
 
 
 def faults(site: Path) -> list[str]:
-    """Return one sentence for each dead link, file loaded from a network, and code block shown as text."""
+    """Return one sentence for each dead link, each file loaded from a network, and each code block shown as text."""
     pages = {path: _page(path) for path in sorted(site.rglob("*.html"))}
     found = []
     for path, page in pages.items():
@@ -64,7 +64,7 @@ def faults(site: Path) -> list[str]:
 
 
 def main() -> int:
-    """Print the faults; return 1 if there are any."""
+    """Print the faults of a built site; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("site", type=Path)
     site = parser.parse_args().site

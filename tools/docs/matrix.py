@@ -1,4 +1,4 @@
-"""Compatibility matrix of recorded verdicts, with separate words for served, refused, failed and not run."""
+"""Writer of the compatibility table, made from recorded verdicts: served, not served, refused, failed, not run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ORDER = ("failed", "declared", "unjudged", "refused", "passed", "not run")
 
 
 def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
-    """Return the whole page, Markdown. A plugin without a record has a column of `not run`."""
+    """Return the whole page as Markdown. A plugin without a record has a column of `not run`."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("contract-*.json"))]
     known = {record["backend"] for record in records}
     records += [{**NEVER, "backend": one} for one in plugins if one not in known]

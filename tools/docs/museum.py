@@ -41,7 +41,7 @@ engine's code today. A status is that of the thread when it was read.
 
 @dataclass(frozen=True)
 class Bug:
-    """A row of the museum. The fields are those of a `[[bug]]` in docs/museum.toml."""
+    """One bug of another project, as listed in docs/museum.toml; the fields are those of its `[[bug]]` table."""
 
     kind: str
     threads: tuple[str, ...]
@@ -57,30 +57,30 @@ class Bug:
 
     @property
     def anchor(self) -> str:
-        """Anchor on the page, such as ``"sglang-27338"``."""
+        """Anchor of the bug on the page, such as ``"sglang-27338"``."""
         return self.threads[0].replace("/", "-").replace("#", "-").replace("(", "-").replace(")", "").lower()
 
 
 @dataclass(frozen=True)
 class Museum:
-    """The collection of bugs. `classes` has the title of each kind; `repositories` maps short names to full names."""
+    """All bugs. `classes` has the title of each kind of bug; `repositories` maps short names to full names."""
 
     classes: dict[str, str]
     repositories: dict[str, str]
     bugs: tuple[Bug, ...]
 
     def link(self, thread: str) -> str:
-        """Markdown link to a public thread."""
+        """Markdown link to the public thread of a bug."""
         short, _, number = thread.rpartition("#")
         return f"[{thread}](https://github.com/{self.repositories.get(short, short)}/issues/{number})"
 
 
 def museum(data: Path = DATA) -> Museum:
-    """Read the collection, with the rules that catch each bug.
+    """Read the bugs, with the contract's rules that catch each bug.
 
     Raises:
-        ValueError: the data names an unknown rule or mutant; or a bug has both rules and a reason for having none; or
-            it has neither.
+        ValueError: the data names an unknown rule or mutant, or a bug has both rules and a reason for having none,
+            or neither.
     """
     read = tomllib.loads(data.read_text(encoding="utf-8"))
     known, defects = rules(), mutants()
@@ -89,7 +89,7 @@ def museum(data: Path = DATA) -> Museum:
 
 
 def page(collection: Museum) -> str:
-    """Return the whole page, Markdown."""
+    """Return docs/museum.md as Markdown."""
     bugs = collection.bugs
     killed = sum(bool(bug.killers) for bug in bugs)
     head = HEAD.format(
@@ -110,7 +110,7 @@ def page(collection: Museum) -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write docs/museum.md."""
     PAGE.write_text(page(museum()), encoding="utf-8")
 
 
@@ -132,7 +132,7 @@ def _bug(entry: dict[str, Any], known: dict[str, Rule], defects: dict[str, Mutan
 
 
 def _class_row(kind: str, collection: Museum) -> str:
-    """Row of the table of classes: title, number of bugs, number caught, and the rule that catches most of them."""
+    """Row of the table of bug classes: title, number of bugs, number caught, and the rule that catches most of them."""
     title = collection.classes[kind]
     mine = [bug for bug in collection.bugs if bug.kind == kind]
     rules_of_class = Counter(rule.link for bug in mine for rule in bug.killers)

@@ -16,25 +16,25 @@ FOLDER = DOCS / "notebooks"
 
 
 def executed(path: Path) -> dict[str, Any]:
-    """Return the notebook with the output that its cells print now, run in a process of its own.
+    """Run the notebook in a new process and return it with the output of its cells.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell raised.
+        nbclient.exceptions.CellExecutionError: a cell raised an error.
     """
-    nbformat: Any = importlib.import_module("nbformat")  # nbformat has no type annotations
+    nbformat: Any = importlib.import_module("nbformat")  # untyped: a plain import would fail the type check
     client = importlib.import_module("nbclient").NotebookClient
     book = nbformat.read(path, as_version=4)
-    # A busy machine splits a cell's output into more messages, so they are joined.
+    # A busy machine splits a cell's output into more messages; joined, the output is equal in every run.
     settings = {"kernel_name": "python3", "coalesce_streams": True, "resources": {"metadata": {"path": str(FOLDER)}}}
     client(book, timeout=None, **settings).execute()
-    for cell in book.cells:  # remove run times, which change with every run
+    for cell in book.cells:  # stored output must not change, and run times do
         cell.metadata.pop("execution", None)
     found: dict[str, Any] = json.loads(nbformat.writes(book))
     return found
 
 
 def page(path: Path) -> str:
-    """Return the notebook as Markdown: its text, its programs and their output."""
+    """Return the notebook as Markdown: text, code and output."""
     book = json.loads(path.read_text(encoding="utf-8"))
     return "\n\n".join(_cell(cell) for cell in book["cells"]) + "\n"
 
@@ -54,7 +54,7 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run every notebook and store its output."""
+    """Run every notebook and store its output in the file."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         path.write_text(json.dumps(executed(path), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -21,14 +21,14 @@ BLOCK = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """Return every Markdown file that git tracks or would track."""
+    """Return every Markdown file that is in git or is new and not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return sorted(path for path in (ROOT / name for name in set(names)) if path.is_file())
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page: GitHub's anchors of headings, and ids in HTML tags."""
+    """Return the anchors of a page: GitHub's anchors of headings, and ids of HTML tags."""
     found: set[str] = set(ANCHOR.findall(text))
     for title in HEADING.findall(BLOCK.sub("", text)):
         plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", title)
@@ -43,8 +43,8 @@ def faults(files: list[Path], root: Path = ROOT) -> list[str]:
     """Return one sentence for each link to a missing file or heading.
 
     Args:
-        files: Markdown files.
-        root: folder that every link must stay within.
+        files: Markdown files to check.
+        root: folder that contains every permitted target of a link.
     """
     found = []
     for path in files:
@@ -66,7 +66,7 @@ def _fault(path: Path, link: str, root: Path) -> str:
 
 
 def main() -> int:
-    """Print the faults; return 1 if there are any."""
+    """Print the faults of all pages; return 1 if there are any."""
     files = pages()
     found = faults(files)
     print("\n".join([*found, f"{len(files)} pages, {len(found)} dead links"]))

@@ -111,7 +111,7 @@ rejects.
 
 
 def page_of(record: Path) -> str:
-    """Return the page that shows a record, with its anchor; "" for a record without one."""
+    """Return the page that shows a record, with its anchor, or "" if no page shows it."""
     for page, starts in PAGES.items():
         if record.name.startswith(starts) and record.suffix == ".json":
             variants = page == "results-attention.md" and not _backends(_read(record)) <= {OURS, *PEERS}
@@ -121,7 +121,7 @@ def page_of(record: Path) -> str:
 
 
 def vllm() -> str:
-    """Return the page of vLLM."""
+    """Return the results page of vLLM."""
     record = _read(RECORDS / "vllm-h200.json")
     parts = {"texts": vllm_tables.texts(record), "drafts": vllm_tables.drafts(record)}
     page = VLLM.format(**parts, throughput=vllm_tables.tables(record))
@@ -129,27 +129,27 @@ def vllm() -> str:
 
 
 def sglang() -> str:
-    """Return the page of SGLang."""
+    """Return the results page of SGLang."""
     return _anchored(SGLANG + sglang_tables.tables(_read(RECORDS / "sglang-h200.json")), "sglang-h200")
 
 
 def attention() -> str:
-    """Return the page of attention, compared with other libraries."""
+    """Return the results page of attention, in comparison with other libraries."""
     return ATTENTION + _sections("results-attention.md")
 
 
 def kernels() -> str:
-    """Return the page of variants of our own kernels."""
+    """Return the results page of variants of our own kernels."""
     return KERNELS + _sections("results-kernels.md")
 
 
 def decode() -> str:
-    """Return the page of the decoding loop."""
+    """Return the results page of draftmark's own decoding loop."""
     return DECODE + _sections("results-decode.md")
 
 
 def judge() -> str:
-    """Return the page of the judge's runs on GPUs."""
+    """Return the results page of `draftmark judge` on GPUs."""
     return JUDGE + _sections("results-judge.md")
 
 
@@ -157,7 +157,7 @@ MADE: dict[str, Callable[[], str]] = dict(zip(PAGES, (vllm, sglang, attention, k
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a table of rows with a column per field; fields that all rows share are in a line above it."""
+    """Return rows as a Markdown table with a column per field; fields that all rows share are named above it."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     shared = [name for name in names if len(rows) > 1 and len({_cell(row.get(name)) for row in flat}) == 1]
@@ -169,7 +169,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def times(rows: Sequence[Row]) -> str:
-    """Return the table of an attention run, with a line per case and a column per backend."""
+    """Return an attention run as a Markdown table, with a line per case and a column per backend."""
     cases: dict[str, dict[str, Row]] = {}
     sizes: dict[str, set[int]] = {}
     for row in rows:
@@ -188,13 +188,13 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def _sections(page: str, without: str = "") -> str:
-    """Return the sections of a page's records."""
+    """Return the sections of all records of a page, except the record `without`."""
     shown = [one for one in sorted(RECORDS.glob("*.json")) if page_of(one).partition("#")[0] == page]
     return "\n\n".join(_section(one.stem, _read(one)) for one in shown if one.stem != without) + "\n"
 
 
 def _section(name: str, record: Row) -> str:
-    """Return the section of a record: each of its runs with its origin, and a table for each list of rows."""
+    """Return the section of a record: for each run its origin, its facts and a table for each list of rows."""
     parts = [f"## {name} {{#{name}}}", f"[Record](../benchmarks/results/{name}.json)."]
     for run in (record, *record.get("later_runs", ())):
         parts += [run.get("about") or run.get("note") or "", origin(run)]
@@ -211,7 +211,7 @@ def _section(name: str, record: Row) -> str:
 
 
 def _wrong(target: Row) -> str:
-    """Return the table of a judged backend's wrong answers."""
+    """Return a table of the wrong answers of a backend, as recorded by `draftmark judge`."""
     return f"Wrong answers of `{target['target']}`:\n\n{table(target['wrong'])}"
 
 
@@ -220,7 +220,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _flat(row: Row) -> Row:
-    """Return a row's fields; a field of named numbers becomes one field for each name."""
+    """Return a row without nesting: each number in a field of named numbers becomes a field."""
     flat: Row = {}
     for name, value in row.items():
         if name in NOT_SHOWN or _is_table(value):
@@ -260,7 +260,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _anchored(page: str, name: str) -> str:
-    """Return a page with the anchor of its record, and a link to it, after its title."""
+    """Return a page with its record's anchor in the title, and a link to the record below the title."""
     title, _, rest = page.partition("\n")
     return f"{title} {{#{name}}}\n\n[Record](../benchmarks/results/{name}.json).\n{rest}\n\n"
 

@@ -45,7 +45,7 @@ MOST = 4
 
 
 def page(collection: Museum) -> str:
-    """Return the whole page, Markdown."""
+    """Return the specification page as Markdown."""
     known, defects = rules(), mutants()
     lines = [
         f"# Contract {CONTRACT_MAJOR}.{CONTRACT_MINOR}: the rules",
@@ -73,7 +73,7 @@ def page(collection: Museum) -> str:
 
 
 def main() -> None:
-    """Give new checks their numbers, and write the page."""
+    """Number new checks in rules.toml, and write the specification page."""
     number_new_checks()
     PAGE.write_text(page(museum()), encoding="utf-8")
 

@@ -40,17 +40,17 @@ MADE: dict[str, Callable[[], str]] = {
 
 
 class Stage:
-    """Folder of the site. `place` copies a repository file into it once and returns its place."""
+    """Collects the site's files in one folder; `place` copies a repository file there once and returns its path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.places: dict[Path, str] = {}
 
     def place(self, source: Path) -> str:
-        """Return the place of a repository file on the site, relative to the root of the site.
+        """Return the path of a repository file on the site, relative to the site's root.
 
         Raises:
-            ValueError: no such file is in the repository.
+            ValueError: the repository has no such file.
         """
         source = source / "README.md" if (source / "README.md").is_file() else source
         if source not in self.places:
@@ -59,7 +59,7 @@ class Stage:
         return self.places[source]
 
     def write(self, name: str, text: str, source: Path) -> None:
-        """Write a page. Its links, relative to `source`, become links to places of the site."""
+        """Write a page. Links in `text` are relative to `source`; they become links to pages of the site."""
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(FILE.sub(r'\1 title="\2"', self._linked(text, source, name)), encoding="utf-8")
@@ -104,7 +104,7 @@ class Stage:
             return f"{match[1]}{Path(there).as_posix()}{after}"
 
         pieces, at = [], 0
-        for fence in FENCE.finditer(text):  # text in a code block is no link
+        for fence in FENCE.finditer(text):  # brackets in a code block are not links
             pieces += [LINK.sub(replace, text[at : fence.start()]), fence[0]]
             at = fence.end()
         return "".join([*pieces, LINK.sub(replace, text[at:])])
@@ -114,7 +114,7 @@ class Stage:
 
 
 def stage(folder: Path) -> None:
-    """Fill the folder anew, and write ``folder.yml``, mkdocs' configuration for the pages."""
+    """Delete and refill the folder, and write ``folder.yml``, the configuration of mkdocs for these pages."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     site = Stage(folder)
@@ -137,7 +137,7 @@ def stage(folder: Path) -> None:
 
 
 def navigation(folder: Path) -> list[object]:
-    """Return the menu of menu.toml with the pages that exist, and the notebooks."""
+    """Return the menu of menu.toml, limited to pages that exist, plus the notebooks."""
     text = Path(__file__).with_name("menu.toml").read_text(encoding="utf-8")
     menu: dict[str, dict[str, str]] = tomllib.loads(text.replace("specification-{version}.md", page_of_specification()))
     books = {_title(one): f"notebooks/{one.name}" for one in sorted((folder / "notebooks").glob("*.md"))}

@@ -1,1 +1,1 @@
-"""Steps of `make release`: build, check and install every distribution. Nothing is uploaded."""
+"""Steps of `make release`: build, check and install every distribution. They upload nothing."""

@@ -20,7 +20,7 @@ from .trial import tool, trial
 
 
 def main() -> int:
-    """Build, check and install every distribution; return 1 after a fault."""
+    """Build, check and install every distribution; return 1 at the first fault."""
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; its content is removed")
     parser.add_argument("--sample", type=int, default=0, help="cases of each check of the sizing tier; 0 for all")
@@ -59,7 +59,7 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
 
 
 def _strip_folders(bill: Path) -> None:
-    """Remove this machine's folders of the repository's packages from the SBOM; the packages stay."""
+    """Remove this machine's folders from the SBOM entries of the repository's own packages; the entries stay."""
     content = json.loads(bill.read_text(encoding="utf-8"))
     for one in content["components"]:
         places = [place for place in one.pop("externalReferences", []) if not place["url"].startswith("file:")]
@@ -68,7 +68,7 @@ def _strip_folders(bill: Path) -> None:
 
 
 def _sums(out: Path) -> None:
-    """Write SHA256SUMS for `sha256sum --check`."""
+    """Write SHA256SUMS of the built files, for `sha256sum --check`."""
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Distributions of this repository, in the order of publication."""
+"""List of this repository's distributions, in the order of publication."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ KINDS = ("core", "plugins", "engines", "heads")
 
 @dataclass(frozen=True)
 class Distribution:
-    """One folder with a pyproject.toml.
+    """One distribution: a folder with a pyproject.toml.
 
     Attributes:
         folder: folder of the distribution.
-        project: its table `[project]`.
+        project: the table `[project]` of its pyproject.toml.
     """
 
     folder: Path
@@ -32,36 +32,36 @@ class Distribution:
 
     @property
     def version(self) -> str:
-        """Version in pyproject.toml, or the core's version if pyproject.toml reads it from the code."""
+        """Version in pyproject.toml; if pyproject.toml takes the version from code, the core's version."""
         return str(self.project.get("version", core_version()))
 
     @property
     def requirements(self) -> list[str]:
-        """Required packages, extras included."""
+        """Required packages, including the packages of all extras."""
         extras = self.project.get("optional-dependencies", {}).values()
         return [*self.project.get("dependencies", []), *(one for extra in extras for one in extra)]
 
     @property
     def backends(self) -> list[str]:
-        """Names of the backends in its entry points."""
+        """Names of the backends that the distribution registers as entry points."""
         return list(self.project.get("entry-points", {}).get("draftmark.backends.v1", {}))
 
 
 def core_version() -> str:
-    """Return the version in the core's code."""
+    """Return the version that the core's code contains."""
     text = (ROOT / "core/draftmark/src/draftmark/version.py").read_text(encoding="utf-8")
     [found] = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     return str(found)
 
 
 def span() -> str:
-    """Return the version range for other distributions of this repository: the core's version to the next minor."""
+    """Return the version range that distributions require of each other: from the core's version to the next minor."""
     major, minor, *_ = core_version().split(".")
     return f">={core_version()},<{major}.{int(minor) + 1}"
 
 
 def distributions() -> list[Distribution]:
-    """Return all distributions, each after the ones that it requires.
+    """Return all distributions, each after the distributions that it requires.
 
     Raises:
         ValueError: two distributions require each other.
@@ -80,7 +80,7 @@ def distributions() -> list[Distribution]:
 
 
 def siblings(one: Distribution) -> set[str]:
-    """Return the names of this repository's distributions that one requires."""
+    """Return the names of this repository's distributions that a distribution requires."""
     names = (re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in one.requirements)
     return {name for name in names if name.startswith("draftmark")}
 
@@ -111,7 +111,7 @@ def faults(one: Distribution) -> list[str]:
 
 
 def _is_bounded(requirement: str) -> bool:
-    """Return true if a requirement has an upper bound."""
+    """Return True if a requirement has an upper bound on its version."""
     return "<" in requirement or "==" in requirement
 
 

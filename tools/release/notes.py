@@ -6,7 +6,7 @@ import re
 
 
 def notes(changelog: str) -> str:
-    """Return the first section with its heading.
+    """Return the first section of the changelog, with its heading.
 
     Raises:
         ValueError: the changelog has no section.

@@ -1,4 +1,4 @@
-"""README as a package index shows it: relative links do not work there and are removed."""
+"""Converter of a README for package indexes, where relative links do not work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def for_index(text: str) -> str:
 
 
 def relative_links(text: str) -> list[str]:
-    """Return the targets of relative links and pictures."""
+    """Return the targets of relative links and pictures in a README."""
     outside = FENCE.sub("", text)
     return [match[3] for match in LINK.finditer(outside)]
 

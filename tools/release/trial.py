@@ -1,4 +1,4 @@
-"""Trial of one wheel: it is installed in a new environment, and its sizing tier runs there."""
+"""Trial of one wheel: it is installed in a new environment, and its sizing tier runs in that environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
     if not one.backends:
         return f"{one.name}: installed without other packages"
     _install(python, dist, list(JUDGES))
-    # the plugin also runs code of these distributions, so its sizing tier needs them
+    # the plugin also runs code of these distributions, so they must be installed for its sizing tier
     others = sorted(siblings(one) - set(LIGHT))
     for name in others:
         _install(python, dist, [str(_wheel(dist, name))], "--no-deps")
@@ -58,7 +58,7 @@ def _environment(folder: Path) -> Path:
 
 
 def _install(python: Path, dist: Path, wanted: list[str], *options: str) -> None:
-    """Install from the built files; other packages come from an index, in the versions that were tested together.
+    """Install packages from the built files; other packages come from an index, in the versions of constraints.txt.
 
     It uses this environment's pip, because unpacking a pip into each new environment takes longer.
     """
