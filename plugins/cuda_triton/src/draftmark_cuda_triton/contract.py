@@ -1,4 +1,4 @@
-"""Facts for the conformance suite only: the meaning of the plugin's metadata, and the bytes that a batch uses."""
+"""Descriptions for the conformance suite: the layout of the plugin's metadata, and the bytes that a batch uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
     The bytes of partial results are an upper bound.
     """
-    # Start from buffer names, since computing every buffer's size for each batch dominated the sizing checks.
+    # Only the names of the buffers are needed here. Computing every buffer's size for each batch would dominate the run
+    # time of the sizing checks.
     used = dict.fromkeys(sizing.SPLIT_BUFFERS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0

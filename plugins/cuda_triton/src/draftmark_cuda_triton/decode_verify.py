@@ -26,12 +26,12 @@ PER_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "en
 
 @dataclass(frozen=True, eq=False)
 class DecodePlan:
-    """Kernel configuration and number of KV splits for batches of one size.
+    """Holds the kernel configuration and the number of KV splits of all batches of one size.
 
     Plans compare by identity, because a plan is part of the key of `RelaunchCache`.
 
     Attributes:
-        extent: requests, rows and tail slots of the batch.
+        extent: numbers of requests, rows and tail tokens (a request's new tokens after the prefix).
         config: tile shape, stages and warp groups (`heuristics.common.KernelConfig`).
         num_splits: number of splits of the batch's sequence of KV tiles (`kernels.split_kv`).
     """
@@ -46,7 +46,7 @@ BatchFacts = tuple[tuple[DecodePlan, bool, int, int | None], torch.Tensor | None
 
 
 class DecodeVerify:
-    """Attention of every mode except EXTEND for one geometry, with uniform or ragged row counts.
+    """Run attention of every mode except EXTEND for one geometry, with uniform or ragged row counts.
 
     It serves every geometry without an entry in `support.reasons_against`. CPU tensors use Triton's interpreter.
 

@@ -1,7 +1,7 @@
 """Compiled kernels for GPU tensors and interpreted kernels for CPU tensors, in one process.
 
-Triton reads TRITON_INTERPRET when a kernel is defined. So a kernel package is imported as it is for GPU tensors, and
-again under another module name, with TRITON_INTERPRET=1, for the first CPU tensor.
+Triton reads TRITON_INTERPRET when a kernel is defined. So a kernel package is imported normally for GPU tensors. For
+the first CPU tensor it is imported again, with TRITON_INTERPRET=1 and under another module name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["compiled_or_interpreted", "kernels", "select_variant"]
 
 
 def select_variant(kernel: Any, tensor: torch.Tensor) -> Any:
-    """Return `kernel`, one of `kernels`, for a GPU tensor, or its interpreted copy for a CPU tensor."""
+    """Return `kernel` (of the package `kernels`) for a GPU tensor, or its interpreted copy for a CPU tensor."""
     if tensor.is_cuda:
         return kernel
     module = kernel.__module__.rpartition(".")[2]
@@ -79,7 +79,8 @@ def load_variant(package: str, interpreted: bool) -> ModuleType:
 def _import_variant(package: str, interpreted: bool) -> ModuleType:
     with _interpret(interpreted):
         found = _import_interpreted_copy(package) if interpreted else importlib.import_module(package)
-        # Import modules by name, because a sibling plugin's package need not import its own modules.
+        # Modules are imported by name, because the `__init__` of a sibling plugin's package possibly does not import
+        # them.
         names = [f"{found.__name__}.{one.name}" for one in pkgutil.iter_modules(found.__path__)]
         modules = [importlib.import_module(name) for name in names]
         if interpreted:
@@ -92,7 +93,8 @@ def _import_variant(package: str, interpreted: bool) -> ModuleType:
 
 def _import_interpreted_copy(package: str) -> ModuleType:
     """Import the package again, as `interpreted_<name>`, with interpreted kernels."""
-    # Gluon must be imported first: it copies the language's math functions, and the interpreter replaces them for good.
+    # Gluon must be imported before the interpreter: Gluon copies the language's math functions, and the interpreter
+    # replaces them permanently.
     with contextlib.suppress(ImportError):
         importlib.import_module("triton.experimental.gluon.language")
     speed_up_interpreter()

@@ -62,7 +62,7 @@ def _launch(
     v_scale: torch.Tensor | None,
     slot_mapping: torch.Tensor,
 ) -> None:
-    # One row is enough work for a GPU program. In the interpreter each program costs a millisecond.
+    # One row is enough work for a GPU program. An interpreted program costs a millisecond, so it takes 32 rows.
     block_rows = 1 if k.is_cuda else 32
     rows, heads, dim = k.shape
     kernel = select_variant(kernels.kv_write.write_kv_rows, k)

@@ -32,7 +32,7 @@ KvOperands = tuple[torch.Tensor | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class PrefillPlan:
-    """Kernel configuration and split buffers for EXTEND batches.
+    """Holds the kernel configuration and the split buffers for EXTEND batches.
 
     Plans compare by identity, because a plan is part of the key of `RelaunchCache`.
 
@@ -46,7 +46,7 @@ class PrefillPlan:
 
 
 class Prefill:
-    """Ragged causal attention of one geometry, over buffers of the caller.
+    """Runs ragged causal attention (EXTEND) for one geometry, over buffers of the caller.
 
     It serves every geometry without an entry in `support.reasons_against`. CPU tensors use Triton's interpreter.
 
@@ -54,7 +54,8 @@ class Prefill:
         slots: int64 ``[max rows]``, owned by the caller. `write_metadata` writes the KV slot of each row into it.
         row_tiles: int32 ``[n, 2]``, owned by the caller: a header, then request and index of each row tile. n must be
             at least `common.SCHEDULE_HEADER_ROWS` + max_extend_tokens · group // `common.MIN_BLOCK_M` + max_reqs.
-            Hopper kernels count taken tiles in the header and reset it, so one stream at a time may use the buffer.
+            Hopper kernels count taken tiles in the header and reset the counter, so only one stream at a time can use
+            the buffer.
         buffers: by name, the buffers of `sizing.split_buffers`, owned by the caller. None disables KV splits.
         page_size: page size of the batches' page tables, if it differs from that of the attended pages (`prefill_fp8`).
     """
@@ -151,7 +152,7 @@ class Prefill:
         batch: ForwardBatch,
         out: torch.Tensor,
     ) -> None:
-        """Compile every kernel that later batches over pages of this layout may need, by launches without row tiles.
+        """Compile every kernel that later batches over pages of this layout can need, by launches without row tiles.
 
         Otherwise the first split batch would stall a server for seconds. Arguments are those of `attend_pages`.
         """
@@ -170,10 +171,11 @@ class Prefill:
             self._launch(batch.num_rows, plan.config, split, *tensors, empty_schedule)  # type: ignore[call-arg,arg-type]
 
     def _select_plan(self, batch: ForwardBatch) -> PrefillPlan:
-        """Return the plan of a batch: split if that may be faster, else unsplit.
+        """Return the plan of a batch: with kernels that can split row tiles if that is possibly faster, else without.
 
-        The device schedule decides from the true lengths. Kernels that can split are 3 to 15 % slower on unsplit tiles
-        and need a combine launch. So the host selects the unsplit plan if its length bounds show that splitting loses.
+        With a splittable plan, the device schedule decides from the true lengths. Kernels that can split are 3 to 15 %
+        slower on unsplit tiles and need a combine launch. So the host selects the unsplit plan if its length bounds
+        show that splitting is slower.
         """
         a, device = self._geometry.attention, self._geometry.device
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
@@ -236,7 +238,7 @@ class Prefill:
 def per_call_tensors(
     kv: KvOperands, table: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the tensors of PER_CALL in order, from the arguments of `Prefill.attend_pages`."""
+    """Return the tensors named in PER_CALL, in that order, from the arguments of `Prefill.attend_pages`."""
     return (q, *kv, out, batch.prefix_lens, batch.q_indptr, table)
 
 

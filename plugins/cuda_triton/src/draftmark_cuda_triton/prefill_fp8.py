@@ -28,7 +28,7 @@ PER_CALL = ("k_source", "v_source", "prefix_lens", "q_indptr", "page_table")
 
 
 class UpcastHeads:
-    """Upcast and attention for one group of KV heads at a time.
+    """Upcasts K and V of one group of KV heads at a time, and runs attention over the result.
 
     Attributes:
         heads: KV heads of a group.
@@ -104,7 +104,7 @@ class UpcastHeads:
 
 @dataclass(frozen=True)
 class UpcastPlan:
-    """Page table and head groups of a batch with upcast K and V.
+    """Holds the page table and the head groups of a batch with upcast K and V.
 
     Attributes:
         table: page table of the upcast K and V, int32 ``[R, pages each]``.
@@ -116,9 +116,10 @@ class UpcastPlan:
 
 
 class PrefillFp8:
-    """Prefill of one geometry over an e4m3 cache, either directly or over upcast K and V.
+    """Runs prefill for one geometry over an e4m3 cache, either directly or over upcast K and V.
 
-    Upcasting needs the host's upper bounds of the lengths. Without bounds each row tile upcasts its own keys.
+    Upcasting beforehand needs the host's upper bounds of the lengths. Without bounds each row tile upcasts its own
+    keys.
 
     Args:
         slots, row_tiles: see `Prefill`.

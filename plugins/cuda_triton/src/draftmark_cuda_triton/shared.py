@@ -3,7 +3,7 @@
 * `Prefill`: EXTEND over the caller's buffers, without a host plan, host lengths or synchronization.
 * `DecodeVerify`: every other mode, over the buffers of `shared_sizing.decode_verify_buffers`.
 * `write_kv`: scatter K and V rows to their slots in one launch, quantized if the cache is e4m3.
-* `TritonTreeOps`: tree operations of the decoding loop, one launch each; for the hook ``draftmark_tree_ops``.
+* `TritonTreeOps`: tree operations of the decoding loop, one launch each; for the plugin hook ``draftmark_tree_ops``.
 * `compiled_or_interpreted`: a package of Triton kernels, compiled for GPU tensors or interpreted for CPU tensors.
 
 These names and their arguments change only with a major version.

@@ -58,7 +58,7 @@ def upcast_buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 class UpcastSize(NamedTuple):
-    """Sizes of the upcast K and V of one batch.
+    """Holds the sizes of upcast K and V for one batch.
 
     Attributes:
         pages_per_request: pages of the longest request, which is the width of the upcast page table.
@@ -97,7 +97,7 @@ def known_prefix_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
 
 
 def upcast_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return the bytes of an EXTEND batch with upcast K and V: pages, page table and `prefill_usage`; else empty."""
+    """Return the bytes of an EXTEND batch's pages, page table and `prefill_usage` if K and V are upcast; else empty."""
     a, found = geometry.attention, plan_upcast(geometry, batch)
     if found is None:
         return {}
@@ -124,7 +124,8 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
         sizes.append(prefill_split_sizes(geometry))
     if not sizes:
         return []
-    # Sizes do not grow with requests or lengths, because a split holds parts of at most two unfinished requests.
+    # These sizes do not grow with requests or lengths. At most two requests of a split, the first and the last, have
+    # parts in other splits too, and only these need partial results.
     num_splits, rows = maximum(*(one[0] for one in sizes)), maximum(*(one[1] for one in sizes))
     formula, dim = "2 · splits · KV heads · row tiles · block_m", geometry.attention.head_dim
     schedule = "2 · splits; splits = 2 · SMs / (KV heads · row tiles)"
@@ -141,7 +142,8 @@ def split_sizes(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any
     num_splits, rows = [], []
     for config in select.config_candidates(a, device):
         num_splits.append(split_kv.choose_num_splits(a, device, config, q_len, num_reqs, geometry.max_kv_len))
-        # If two KV heads are not adjacent in a cache, they run as separate heads with the same number of splits.
+        # A cache with KV heads that are not adjacent in memory cannot merge them two by two. So the sizes cover
+        # unmerged heads too, with the same number of splits.
         rows += [
             split_kv.partial_rows(a, one, num_splits[-1], q_len) for one in {config, sm90.unmerged_config(a, config)}
         ]

@@ -19,14 +19,14 @@ MOVE_ROWS, MOVE_WORDS, MOVE_WARPS = 4, 512, 4
 
 
 class TritonTreeOps:
-    """`draftmark.runtime.TreeOps` for one geometry. CPU tensors use Triton's interpreter."""
+    """Implements `draftmark.runtime.TreeOps` for one geometry. CPU tensors use Triton's interpreter."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._last_position = geometry.limits.max_context_len - 1
         self._page_size = geometry.attention.page_size
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """Write the tail mask, depths and positions in one launch."""
+        """Write mask, depths and positions of the tail (each request's draft tokens) in one launch."""
         positions, tail = batch.positions, batch.tail
         mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         written = (positions,) if mask is None or depth is None else (mask, depth, positions)

@@ -20,7 +20,7 @@ class KernelConfig:
     """Tile shape, pipeline and occupancy of an attention kernel.
 
     Attributes:
-        block_m: packed rows of a row tile; a packed row is one query row of one query head of the group.
+        block_m: packed rows of a row tile; a packed row is one query row (token) of one query head of the GQA group.
         block_n: keys of a KV tile.
         num_warps, num_stages: Triton's launch options; num_stages is the number of KV tiles in flight.
         ctas_per_sm: CTAs that are resident on one SM.
@@ -59,7 +59,7 @@ def visible_prefix(shape: AttentionShape, prefix: int) -> int:
 
 
 def max_row_tiles(config: KernelConfig, group: int, num_rows: Any, num_reqs: Any) -> Any:
-    """Return the upper bound of row tiles for num_rows rows, however they are distributed over num_reqs requests."""
+    """Return the upper bound of row tiles for any distribution of num_rows rows over num_reqs requests."""
     return num_rows * group // config.block_m + num_reqs
 
 

@@ -43,8 +43,8 @@ def interpreted_prefill_config(
 ) -> tuple[KernelConfig, int]:
     """Return the configuration and number of KV splits of an EXTEND batch for the interpreter.
 
-    block_m rises to INTERPRETED_ROWS if the partial results fit into the allocated rows. block_n stays if a page holds
-    whole tiles, so that tests cover pages of several tiles; otherwise it grows.
+    block_m rises to INTERPRETED_ROWS if the partial results still fit into the buffers allocated for the GPU. If a page
+    holds several whole tiles, block_n is unchanged, so that tests cover such pages. Otherwise block_n grows.
     """
     block_n = config.block_n if _keys_in_page(shape, config) else _keys_across_pages(max_kv_len)
     few_splits = min(num_splits, INTERPRETED_SPLITS)

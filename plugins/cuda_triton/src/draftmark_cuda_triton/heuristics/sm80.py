@@ -14,8 +14,9 @@ def generic_config(shape: AttentionShape, device: DeviceProfile, few_rows: bool)
     """Return the configuration of the Triton kernels: 16 packed rows with `few_rows`, else 64.
 
     A KV tile has at most 16 KiB of K and 16 KiB of V. With up to 256 bytes a head, two CTAs share an SM; with three
-    stages each, their loads saturate memory. 16 rows are the M extent of `mma`, 64 that of `wgmma`. Further row tiles
-    read the KV tile from L2. That is faster than one larger row tile with warps that wait for each other.
+    stages each, their loads saturate memory. 16 rows are the M extent of `mma`, 64 that of `wgmma`. A request with more
+    rows has several row tiles, and all but the first read the KV tile from L2. That is faster than one larger row tile,
+    because its warps would wait for each other.
     """
     row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
     needs_8_warps = row_bytes > 256 and not few_rows

@@ -35,7 +35,7 @@ ROW_THRESHOLDS = (0, MIN_BLOCK_M, 64, 128)
 
 
 def row_threshold(rows: Any) -> int:
-    """Return the largest value of ROW_THRESHOLDS below `rows` packed rows, or 0: the argument of `base_config`."""
+    """Return the largest of ROW_THRESHOLDS below `rows` packed rows, or 0, for `base_config`'s min_rows."""
     return next((min_rows for min_rows in ROW_THRESHOLDS[:0:-1] if rows > min_rows), 0)
 
 
@@ -54,9 +54,9 @@ def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
 def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
     """Return the `kernels_sm90` configuration for more than `min_rows` packed rows, one of ROW_THRESHOLDS.
 
-    * Up to 64 packed rows: one consumer warp group, and two CTAs an SM with tiles of 64 keys (128 for 64 columns).
-      Memory is the limit, and one CTA loads while the other starts or ends a request. Above 128 columns only one CTA
-      has enough stages.
+    * Up to 64 packed rows: one consumer warp group, and two CTAs an SM with tiles of 64 keys (128 keys if head_dim has
+      64 columns). Memory bandwidth is the limit, and one CTA loads while the other starts or ends a request. Above 128
+      columns only one CTA has enough stages.
     * 17 to 64 rows with 65 to 128 columns: one CTA an SM with tiles of 128 keys (see `with_two_ctas`).
     * More rows: two consumer warp groups share each KV tile of 128 keys, or of 64 if only one stage of 128 fits.
     * 65 to 128 rows: 64 keys, which shorten the waits at both ends of a request. Heads of 64 keep 128 keys, because
@@ -66,7 +66,8 @@ def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
     """
     block_d = next_power_of_two(shape.head_dim)
     if DTYPE_BYTES[shape.kv_dtype] == 1:
-        # At 256 columns two consumer warp groups next to an upcasting producer lack registers for one MMA.
+        # At 256 columns, two consumer warp groups and the upcasting producer warps together leave too few registers for
+        # one MMA.
         if min_rows >= 64 and block_d < 256:
             return KernelConfig(128, 64, 8, {64: 6, 128: 3}[block_d], 1, num_consumer_wgs=2, num_fp8_stages=4)
         return KernelConfig(
@@ -101,7 +102,8 @@ def _num_stages(config: KernelConfig, num_columns: int) -> int:
 def split_head_dim(head_dim: int, elem_bytes: int = 2) -> tuple[int, int]:
     """Return the columns of a tile's two parts, (block_d, block_d_rest), each a power of two.
 
-    The second part is used if it leaves less padding than one power of two: head_dim 160 gives (128, 32), not (256, 0).
+    A second part is used if two parts need less padding than one power of two: head_dim 160 gives (128, 32), not (256,
+    0).
 
     Args:
         elem_bytes: bytes of an element of K and V.
@@ -116,9 +118,9 @@ def split_head_dim(head_dim: int, elem_bytes: int = 2) -> tuple[int, int]:
 def with_three_wgs(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
     """Return `config` with three consumer warp groups if it has two and at most 80 columns; else `config`.
 
-    It is used for EXTEND, and for other batches that then need fewer row tiles. With head_dim 64 or 80 a row's softmax
-    takes as long as its MMAs, and three groups keep the tensor cores busier. In other batches, tiles of 192 rows hold
-    more padding. e4m3 upcast by producer warps keeps two groups.
+    Three groups are used for EXTEND, and for other batches if that reduces the number of row tiles. With head_dim 64 or
+    80 a row's softmax takes as long as its MMAs, and three groups keep the tensor cores busier. In other batches, tiles
+    of 192 rows hold more padding. e4m3 upcast by producer warps keeps two groups.
     """
     num_columns = sum(split_head_dim(shape.head_dim))
     if config.num_consumer_wgs == 2 and config.num_fp8_stages == 0 and num_columns <= 80:
@@ -135,11 +137,11 @@ def with_two_ctas(
     One CTA works while the other loads q, masks or stores. The rules apply to 16-bit KV with 65 to 128 columns, and
     "filled" means that unsplit (request, KV head) pairs fill the CTAs (`_fills_ctas`):
 
-    * Up to 32 rows: two CTAs an SM if they are filled, or if one CTA an SM is not filled either.
-    * 33 to 64 rows: the same rule, but only with pairs for 95 % of the CTAs. With small pages, also for at most one
-      pair for every two SMs, because a sole CTA waits longer for small pages.
-    * 65 to 128 rows: two CTAs an SM for at most one pair an SM; above 112 rows only if one CTA an SM is not filled. A
-      request's two row tiles then both read its keys from L2.
+    * Up to 32 rows: two CTAs an SM if the batch fills them, or if it does not even fill one CTA an SM.
+    * 33 to 64 rows: the same rule, but the pairs must number at least 95 % of the CTAs. With small pages, two CTAs are
+      also used if the batch has at most one pair for every two SMs, because a single CTA waits longer for small pages.
+    * 65 to 128 rows: two CTAs an SM if the batch has at most one pair an SM. Above 112 rows, it must also not fill one
+      CTA an SM. Each request then has two row tiles, and the second one reads the keys from L2.
 
     Args:
         rows: packed rows of a request.
@@ -173,12 +175,12 @@ def with_gather(
 
     Keys are gathered in two cases:
 
-    * A head does not fill whole cache lines. TMA boxes fetch lines that the next head's CTA fetches again much later,
-      while cp.async of 16 bytes a thread fetches fewer bytes of other heads.
+    * A head does not fill whole cache lines. TMA boxes then fetch whole lines, and the next head's CTA fetches the
+      shared lines again much later. cp.async of 16 bytes a thread fetches fewer bytes of other heads.
     * Tiles have 128 keys, each SM has one CTA, and no CTA has a second request. Below GATHER_BELOW_PAGE_SIZE such a CTA
       would wait for eight or more boxes a tile.
 
-    `adapt_to_cache` returns to TMA where MMA is the limit, because the gathering warps slow the MMAs.
+    `adapt_to_cache` returns to TMA if MMA throughput, not memory, is the limit, because gathering warps slow the MMAs.
     """
     if config.num_fp8_stages or rows > 128:
         return config
@@ -200,9 +202,9 @@ def _merged_shape(shape: AttentionShape) -> AttentionShape:
 def merged_block_ms(shape: AttentionShape) -> tuple[int, ...]:
     """Return the sizes of row tiles that process two KV heads as one, in packed rows; empty if heads are not merged.
 
-    The rows of both heads count. Heads are merged if their number is even and the merged head_dim is at most
-    MAX_HEAD_DIM, for heads of up to 64 elements or heads that do not fill cache lines. Row tiles of 128 are included if
-    at most a quarter of the columns is padding.
+    A packed row of either head counts as one. Heads are merged if three conditions hold: their number is even; the
+    merged head_dim is at most MAX_HEAD_DIM; and a head has at most 64 elements or does not fill whole cache lines. Row
+    tiles of 128 are included if at most a quarter of the columns is padding.
     """
     pair = _merged_shape(shape)
     is_better = shape.head_dim <= 64 or not _has_full_cache_lines(shape, 1)
@@ -215,9 +217,10 @@ def merged_block_ms(shape: AttentionShape) -> tuple[int, ...]:
 def merging_heads_pays(shape: AttentionShape, device: DeviceProfile, rows: Any, num_reqs: Any) -> bool:
     """Check whether processing two KV heads as one is faster.
 
-    A CTA then reads twice the adjacent bytes of a token, which suits DRAM, and a row tile holds less padding. The
-    rows of both heads must fit into one row tile. Up to 64 rows of both heads, the batch needs one (request, KV head)
-    pair for every four SMs, since fewer pairs are split further. Above 64, unsplit merged pairs must fill the SMs.
+    A CTA then reads twice the adjacent bytes of a token, which suits DRAM, and a row tile holds less padding. The rows
+    of both heads must fit into one row tile. Merging halves the number of work items. With up to 64 rows of both heads
+    it still pays if the batch has at least one (request, KV head) pair for every four SMs. With more rows, the merged
+    pairs must fill the SMs without splitting.
     """
     block_ms, request_heads = merged_block_ms(shape), num_reqs * shape.num_kv_heads
     if not block_ms or 2 * rows > block_ms[-1]:
@@ -251,8 +254,8 @@ def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig
 def fp8_block_ms(shape: AttentionShape) -> tuple[int, ...]:
     """Return the sizes of row tiles for e4m3 upcast in registers, in packed rows; empty if no such kernel exists.
 
-    Larger row tiles lack registers. Two adjacent values form one element, and half of head_dim must fill the 64 rows
-    that wgmma needs, so head_dim is above 64.
+    Larger row tiles would need more registers than a thread has. Two adjacent e4m3 values form one 16-bit element, and
+    head_dim / 2 elements must fill the 64 rows that wgmma needs. So this needs a head_dim above 64.
     """
     if DTYPE_BYTES[shape.kv_dtype] != 1:
         return ()
@@ -269,9 +272,10 @@ def fp8_config(shape: AttentionShape, rows: Any) -> KernelConfig:
 def overlaps_softmax(config: KernelConfig, head_dim: int) -> bool:
     """Check whether a consumer warp group overlaps its softmax with its own MMAs (FA3's intra-warpgroup overlap).
 
-    The registers must hold the weights of two tiles. Two consumer warp groups have room for them, and one group with
-    16-bit KV and at most 160 columns. One group does not overlap if two CTAs an SM gather, because their producer warps
-    need registers. Without this overlap, the softmax overlaps only with MMAs of other warp groups or CTAs.
+    The registers must hold P (the softmax probabilities) of two tiles. Two consumer warp groups have room for them. One
+    group has room with 16-bit KV and at most 160 columns. One group does not overlap if two CTAs an SM gather keys,
+    because their producer warps need the registers. Without this overlap, the softmax overlaps only with MMAs of other
+    warp groups or CTAs.
     """
     one = (
         config.num_consumer_wgs == 1

@@ -45,8 +45,8 @@ def choose_num_splits(
 def even_splits(num_splits: int, num_reqs: int) -> int:
     """Return num_splits, or up to 5 % fewer splits if requests of equal length are then split less often.
 
-    Example: 33 splits of 64 equal requests leave 32 requests to combine, 32 splits leave none. With 16 requests, each
-    of 32 splits holds a part of one request, while most of 33 splits hold parts of two.
+    Example with 64 equal requests: 33 splits cut 32 requests, which must then be combined; 32 splits cut none. Example
+    with 16 requests: each of 32 splits holds a part of one request; most of 33 splits hold parts of two.
     """
     even = (
         num_splits // num_reqs * num_reqs
@@ -87,11 +87,12 @@ def split_config(
     q_lens: tuple[int, ...],
     lens: tuple[int, ...] | None,
 ) -> KernelConfig | None:
-    """Return the configuration of an EXTEND batch that may be split along the keys; None if it has too many row tiles.
+    """Return the configuration of an EXTEND batch that can be split along the keys; None if it has too many row tiles.
 
-    Requests of few rows take two CTAs an SM with 64 packed rows each (`with_two_ctas`): up to 64 packed rows, or up to
-    112 with at most one (request, KV head) pair an SM. Above 64 packed rows, one CTA an SM stays if few requests have
-    many keys (`_one_cta_pays`): one row tile of 128 rows loads the keys once, and two of 64 load them twice.
+    Requests of few rows use two CTAs an SM with 64 packed rows each (`with_two_ctas`). The limit is 64 packed rows, or
+    112 if there is at most one (request, KV head) pair an SM. Above 64 packed rows, `config` with one CTA an SM is kept
+    if few requests have many keys (`_one_cta_pays`): one row tile of 128 rows loads the keys once, but two row tiles of
+    64 rows load them twice.
 
     Args:
         config: configuration of unsplit batches.
@@ -112,7 +113,7 @@ def split_config(
 def _one_cta_pays(
     shape: AttentionShape, device: DeviceProfile, request_heads: int, lens: tuple[int, ...] | None
 ) -> bool:
-    """Check whether loading keys once outweighs a second CTA an SM: few requests with many visible prefix tokens."""
+    """Check whether loading keys once saves more than a second CTA an SM: few requests see many prefix tokens."""
     if lens is None or 3 * request_heads > device.num_sms:
         return False
     return sum(visible_prefix(shape, n) for n in lens) * shape.num_kv_heads >= MIN_KEYS_PER_SM * device.num_sms
@@ -165,10 +166,10 @@ def splitting_pays(
 
 
 def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
-    """Return the estimated time of unsplit row tiles, in KV tiles. CTAs take row tiles in wave, longest first.
+    """Return the estimated time of unsplit row tiles, in KV tiles. CTAs process row tiles in waves, longest first.
 
-    A CTA that takes a row tile in wave n has n row tiles of at least that length. From the second wave on a sixteenth
-    is added, because CTAs do not end at the same time.
+    A CTA that starts a row tile in wave n processes n row tiles of at least that tile's length. From the second wave
+    on, the estimate adds one sixteenth, because CTAs do not finish at the same time.
 
     Args:
         lengths: length of each row tile of one KV head, in KV tiles.
@@ -180,9 +181,9 @@ def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
 def split_costs(head_dim: int) -> tuple[int, int, int]:
     """Return the cost parameters of split EXTEND row tiles: (combine_tiles, eighths, constant).
 
-    With at most one row tile a CTA, a split costs 3/2 of its share plus `combine_tiles` KV tiles. With more row tiles
-    it costs eighths/8 of its share plus `constant` KV tiles. Above 128 columns partial results have more bytes and cost
-    more.
+    A split's share is the number of KV tiles divided by the number of splits. With at most one row tile a CTA, a split
+    costs 3/2 of its share plus `combine_tiles` KV tiles. With more row tiles, it costs eighths/8 of its share plus
+    `constant` KV tiles. Above 128 columns both cost more, because partial results have more bytes.
     """
     if head_dim <= 128:
         return 6, 10, 4

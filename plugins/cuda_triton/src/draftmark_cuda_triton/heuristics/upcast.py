@@ -44,18 +44,18 @@ def head_group_counts(shape: AttentionShape) -> list[int]:
 
 
 def upcast_pages(shape: AttentionShape, num_reqs: Any, max_kv_len: Any) -> Any:
-    """Return the number of upcast pages to allocate, for all KV heads: all requests, limited by UPCAST_BYTES."""
+    """Return the number of pages to allocate for upcast K and V of all requests and KV heads, within UPCAST_BYTES."""
     page = 2 * UPCAST_PAGE_SIZE * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[shape.q_dtype]
     return minimum(num_reqs * ceil_div(max_kv_len, UPCAST_PAGE_SIZE), maximum(1, UPCAST_BYTES // page))
 
 
 def upcast_table_cells(num_reqs: Any, max_kv_len: Any) -> Any:
-    """Return the number of upcast page table cells to allocate."""
+    """Return the number of entries to allocate for the page table of upcast K and V."""
     return minimum(num_reqs * ceil_div(max_kv_len, UPCAST_PAGE_SIZE), UPCAST_TABLE_CELLS)
 
 
 def request_upcast_pages(shape: AttentionShape, rows: int, prefix: int) -> int:
-    """Return the upper bound of upcast pages of a request with `rows` rows after at most `prefix` tokens.
+    """Return an upper bound of the upcast pages of a request with `rows` rows after at most `prefix` tokens.
 
     With a window only visible keys are upcast, from a multiple of INTERPRETED_KEYS on (ALIGN_KEYS of `upcast_kv`).
     """

@@ -19,7 +19,7 @@ class Operands(TritonSemantic):  # type: ignore[misc]
         return self._with_type(lhs, left), self._with_type(rhs, right)
 
     def _with_type(self, operand: Any, made: Any) -> Any:
-        """Return `operand` with the type of `made`, Triton's converted operand, but with its own data."""
+        """Return `operand` with the type of `made` (the operand as Triton converted it), but with unexpanded data."""
         if not isinstance(operand, self.tensor):
             operand = self.scalar_constant(operand, made.dtype)
         elif operand.dtype != made.dtype:

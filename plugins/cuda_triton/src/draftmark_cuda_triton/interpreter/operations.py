@@ -1,4 +1,4 @@
-"""Functions of the interpreted language, evaluated once for each combination of operand types and constants.
+"""Cache for functions of Triton's language: each is evaluated once per combination of operand types and constants.
 
 Triton's evaluation of an operation never depends on the values in a tensor. Kernels branch on values only by `if` and
 `range`, outside of the language's functions.
@@ -21,7 +21,7 @@ PLAIN = frozenset({bool, float, str, type(None)})
 
 
 class NoKey(Exception):
-    """An argument has no cache key."""
+    """Raised if an argument of an operation cannot be part of a cache key."""
 
 
 class Operations:
@@ -38,7 +38,7 @@ class Operations:
 
         def computed(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("_semantic", None)
-            if builder.record is not None:  # called by an operation that is being recorded
+            if builder.record is not None:  # inner call of an operation that is being recorded
                 return function(*args, _semantic=semantic, **kwargs)
             key: list[Any] = [function]
             handles: list[Any] = []

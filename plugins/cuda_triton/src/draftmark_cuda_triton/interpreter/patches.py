@@ -24,7 +24,7 @@ def speed_up_interpreter() -> None:
 
 
 def _skip_idle_checks(interpreter: Any) -> None:
-    """Disable overflow checks of integer operations, which the interpreter computes and discards without debug mode."""
+    """Disable integer overflow checks: without debug mode the interpreter computes them but discards the result."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options = getattr(builder, "options", None)
     if not is_dataclass(options) or isinstance(options, type):

@@ -1,7 +1,7 @@
 """Recipe of an interpreted operation for given operand types: the builder calls that remain to be repeated.
 
-In every operation Triton's interpreter derives types and shapes, and checks and names each value; that is most of its
-time. A recipe contains only the builder calls that compute or store data.
+In every operation Triton's interpreter derives types and shapes, and checks and names each value. This takes most of
+its time. A recipe contains only the builder calls that compute or store data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Recipe = Callable[[Sequence[Any]], Any]
 
 
 class _Call(NamedTuple):
-    """A builder call, and the positions of its handles among operands, constants and earlier results."""
+    """Holds a builder call, and the index of each of its handles among the operands, constants and earlier results."""
 
     run: Callable[..., Any]
     positions: tuple[int, ...]
@@ -72,7 +72,7 @@ def recipe_of(record: CallRecord, operands: Sequence[Any], made: Any) -> Recipe 
 
 
 def set_signature(value: Any) -> object:
-    """Store and return a tensor's signature: everything that decides how operations treat it. Equal ones are shared.
+    """Store and return a tensor's signature: all that decides how operations treat it. Equal signatures are one object.
 
     The handle's dtype counts too, because a comparison yields a bool tensor with a handle of its operands' dtype.
     """
@@ -121,7 +121,7 @@ def _tensor_recipe(constants: list[Any], calls: list[_Call], position: int, made
 
 
 def _needed_steps(steps: Sequence[BuilderCall], made: Any) -> list[BuilderCall]:
-    """Return the steps without pure steps that have unused results."""
+    """Return the steps, except steps without a side effect that produce unused results."""
     wanted = set() if made is None else {id(made.handle)}
     kept = []
     for step in reversed(steps):

@@ -30,10 +30,10 @@ class BuilderCall(NamedTuple):
 
 
 class CallRecord:
-    """Builder calls of one operation.
+    """Records the builder calls of one operation.
 
-    A call that returns the result of an inner recorded call is not recorded, because the inner calls cover it. A call
-    is recorded itself if its result comes from elsewhere, such as NumPy, or if it stores and so has no result.
+    A call is not recorded if it returns the result of a recorded inner call. It is recorded if its result comes from
+    elsewhere, such as NumPy, or if it is a store, which has no result.
 
     Args:
         operands: distinct handles of the operation's operands.
@@ -62,12 +62,12 @@ class CallRecord:
             kept = self._keep(before, BuilderCall(name, args, None), kwargs)
         else:
             kept = not isinstance(made, (list, tuple))  # types and options need no record
-        # If an inner call cannot be repeated, the outer call may still be recorded in its place.
+        # An inner call that cannot be repeated does not matter yet: its outer call may be recorded in its place.
         self.complete = self.complete and (kept or self._depth > 0)
         return made
 
     def produced(self, handle: Any) -> bool:
-        """Check whether a handle is an operand or the result of a recorded call; None, a store's result, counts."""
+        """Check whether a handle is an operand or a recorded call's result. None, a store's result, counts too."""
         return handle is None or id(handle) in self._handles
 
     def _keep(self, before: int, step: BuilderCall, kwargs: dict[str, Any]) -> bool:
@@ -81,14 +81,14 @@ class CallRecord:
         return True
 
     def _is_plain(self, value: Any) -> bool:
-        """Check whether an argument can be repeated: a known handle, or a value without handles."""
+        """Check whether a repeated call can pass an argument: a known handle, or a value without handles."""
         if isinstance(value, (list, tuple)):
             return not any(isinstance(one, TensorHandle) for one in value)
         return not isinstance(value, TensorHandle) or id(value) in self._handles
 
 
 class Recorder(InterpreterBuilder):  # type: ignore[misc]
-    """Builder with the state and behaviour of the interpreter's builder, which also records every call.
+    """Builder with the state and behavior of the interpreter's builder, which also records every call.
 
     Attributes:
         record: record of the running operation; None between operations.

@@ -1,4 +1,4 @@
-"""Reductions of interpreted tensors by one NumPy call, after a first comparison with the interpreter's result."""
+"""Reductions of interpreted tensors by one NumPy call. The first result is compared with the interpreter's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FUNCTIONS = {
 
 
 def numpy_reduce(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `reduce` with a fast path: NumPy's reduction if its first result equalled the interpreter's bitwise."""
+    """Return `reduce` with a fast path: NumPy's reduction, if its first result equals the interpreter's bitwise."""
     known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     new, tensor = object.__new__, core.tensor
 

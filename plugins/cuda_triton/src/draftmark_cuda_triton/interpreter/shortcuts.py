@@ -19,7 +19,7 @@ _new = object.__new__
 
 
 def shortcut(step: BuilderCall) -> Shortcut | None:
-    """Return a function from the step's handles to the builder's result, or None if no shortcut exists."""
+    """Return a faster function that computes this builder call's result from its handles, or None if there is none."""
     write = _SHORTCUTS.get(step.name)
     found = write(step) if write else None
     if found is None or step.made is None:
@@ -44,7 +44,7 @@ def _binary(step: BuilderCall) -> Shortcut | None:
     left, right, function = step.args
     dtype, wanted = step.made.dtype, step.made.data.dtype
     if left.data.dtype == right.data.dtype == np.bool_:
-        return None  # bool wraps around in one bit, which the builder handles separately
+        return None  # only the builder handles bool's wrap-around in one bit
 
     def run(left: Any, right: Any) -> Any:
         data = function(left.data, right.data)

@@ -8,8 +8,8 @@
 
 A program is one warp. Its threads hold the same rows and columns of every part, so no sum passes through shared memory.
 The program reads the schedule before it waits for the attention kernel (programmatic dependent launch).
-Bytes: each partial result once, splits · rows · dim · 4. Worked size, 1 request x 32768 tokens, 8 rows x 32 heads in 33
-splits: 4.3 MB from L2, 1 µs, so the floor is a launch.
+Bytes: each partial result once, splits · rows · dim · 4. Example: 1 request x 32768 tokens, 8 rows x 32 heads in 33
+splits. 4.3 MB from L2 take 1 µs, so the launch dominates.
 """
 
 import triton
@@ -52,8 +52,9 @@ def combine_splits(
 
     Args:
         work: records of `tile_schedule.write_metadata_decode_verify`, or with SPLIT_KV of `write_metadata_prefill`.
-            program_id(2) is the index of a record after the splits: a request, or with SPLIT_KV a row tile.
-        row_tiles: from `tile_schedule.write_metadata_prefill`; with SPLIT_KV only.
+            program_id(2) is the index of a combine record; these follow the splits. Its item is a request, or with
+            SPLIT_KV a row tile.
+        row_tiles: output of `tile_schedule.write_metadata_prefill`; with SPLIT_KV only.
         partial_rows: packed rows of a partial result (row tiles · BLOCK_M).
     """
     COLS: tl.constexpr = (HEAD_DIM + BLOCK_COLS - 1) // BLOCK_COLS
@@ -62,20 +63,21 @@ def combine_splits(
     request = tl.load(record)
     first_split = tl.load(record + 1)
     num_parts = tl.load(record + 2)
-    # Half 0 of a split's partial results belongs to the request that the split begins with, half 1 to its last one.
+    # Half 0 of a split's partial results belongs to the first request in the split, half 1 to the last one.
     partial_half = tl.load(record + 3)
     if RAGGED:
         request = tl.where(num_parts > 0, request, 0)
     first_packed = 0
     if SPLIT_KV:
-        # Here the record's first word is the position of a row tile in the sequence that was divided into splits.
+        # In prefill, the record's first word is the position of a row tile in the sequence that was divided into
+        # splits.
         row_tile = row_tiles + HEADER_WORDS + split_order(request, tl.load(row_tiles + 1), tl.load(row_tiles + 3)) * 2
         first_packed = tl.load(row_tile + 1) * partial_rows
         request = tl.load(row_tile)
     row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, RAGGED)
     if PDL:  # noqa: SIM102
-        # Even without work one program waits for the attention kernel. The next grid waits only for this one, so this
-        # grid must not end before the attention kernel.
+        # One program waits for the attention kernel even if nothing must be combined. The next grid waits only for this
+        # grid, so this grid must not end before the attention kernel does.
         if (num_parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
@@ -116,7 +118,8 @@ def combine_splits(
         head_of_row = head * group + row_of_all % group
         total_weight = row_sum
         if SINKS:
-            # Sinks are added here and in no split; otherwise each part would add them again.
+            # Sinks are added only here. If the attention kernel added them, each part of a split request would add them
+            # again.
             total_weight += sink_weight(sinks, head_of_row, live, row_max)
         acc = acc / tl.where(total_weight > 0, total_weight, 1.0)[:, None]
         out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head

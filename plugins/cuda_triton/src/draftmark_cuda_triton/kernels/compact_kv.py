@@ -2,9 +2,9 @@
 
 A program moves BLOCK words of each token row, for one request in one layer, BLOCK_ROWS accepted tokens at a time.
 Accepted slots ascend, and none lies below its target position. So every slot that a later step reads lies above all
-written ones. Inside a step, a barrier separates the reads from the writes. A request that accepts only the root returns
-at once, and tokens that are in place already are not moved. Worked size, 64 requests that each move
-4 nodes, 32 layers, 8 heads of 128, bf16: 33 MB read and 33 MB written, 16 µs at 4.3 TB/s.
+written ones. Inside a step, a barrier separates the reads from the writes. A program of a request that accepts only the
+root returns at once. Tokens that are already at their target are not moved. Example: 64 requests that each move 4
+nodes, 32 layers, 8 heads of 128, bf16. 33 MB read and 33 MB written take 16 µs at 4.3 TB/s.
 """
 
 import triton
@@ -30,7 +30,7 @@ def compact_kv(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy K and V from the slot of position L + path[r, i] to the slot of position L + i, for i < counts[r].
+    """Copy K and V from the slot of position L + path[r, i] to that of L + i, for i < counts[r]; L: prefix length.
 
     Args:
         k, v: ``[layers, pages, P, row_words]``, the cache viewed as words of 4 bytes, or of 1 byte if 4 do not fit.
@@ -41,7 +41,7 @@ def compact_kv(
     count = tl.load(counts + request).to(tl.int32)
     if count > 1:
         prefix = tl.load(prefix_lens + request)
-        # 64-bit: words of a layer, and slots, exceed 2**31 in a large pool (vllm#47671).
+        # 64-bit, because offsets in words exceed 2**31 in a large pool (vllm#47671).
         layer = tl.program_id(1).to(tl.int64) * stride_layer
         word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
         table = page_table + request * stride_table

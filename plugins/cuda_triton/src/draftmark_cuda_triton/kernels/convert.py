@@ -23,7 +23,8 @@ def convert(x, dtype: tl.constexpr):
     if INTERPRETED and dtype == tl.bfloat16:
         return round_to_bits(x, 16).to(dtype)
     elif INTERPRETED and dtype == tl.float8e4nv:
-        # Below 2**-6 e4m3 has a fixed step of 2**-9. Adding and subtracting 1.5 · 2**14 rounds to it. -0 stays -0.
+        # Below 2**-6, e4m3 values are multiples of 2**-9. Adding and then subtracting 1.5 · 2**14 rounds to such a
+        # multiple. -0 stays -0.
         size = tl.abs(x)
         small = ((size + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -2147483648)
         return tl.where(size < 0.015625, small.to(tl.float32, bitcast=True), round_to_bits(x, 20)).to(dtype)

@@ -1,4 +1,4 @@
-"""Decode and verify, uniform or ragged: prefix and masked tail in one launch.
+"""Decode and verify, uniform or ragged: one launch attends to the prefix and the masked tail (a request's new tokens).
 
     grid (row tiles, KV heads, splits)    one split, one KV head, one row tile:
                                           ┌ request 3 ────────┐┌ request 4 ──────────────────┐┌ request 5 …
@@ -7,8 +7,8 @@
     the prefix crosses the bus once.                      T: the last tile, where the tail's mask applies
 
 Bytes: every key and value of a request once, (L + T) · heads_kv · dim · 2 · 2 for bf16. Rows and partial results are
-small in comparison. Worked size, 64 requests x 8192 tokens, 8 KV heads of 128, bf16: 2.15 GB, 477 µs at 4.5 TB/s, for
-one row as for a tree of 16. From 64 rows x group 4 on, the tensor cores are the limit.
+small in comparison. Example: 64 requests x 8192 tokens, 8 KV heads of 128, bf16. 2.15 GB take 477 µs at 4.5 TB/s, for
+one row or a tree of 16. With 64 rows or more (group 4), the tensor cores are the limit.
 """
 
 import triton
@@ -96,14 +96,15 @@ def attend_decode_verify(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend the rows of a split's requests: store out and lse of unsplit requests, partial results of split requests.
+    """Attend the rows of a split's requests. Store out and lse of unsplit requests, and partial results of the others.
 
     Args:
         q, out: ``[rows, heads, dim]``.
         lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
         sinks: fp32 ``[heads]``, natural units. `combine` adds them for requests in several splits.
-        partial_out: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalised by its own sum.
-        partial_lse: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M]``, base 2. Half 0: the split's first request.
+        partial_out: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalized by its own sum.
+        partial_lse: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M]``, base 2. Index 0 of the second dimension holds
+            the split's first request, index 1 its last one.
         work: splits from `tile_schedule.write_metadata_decode_verify`.
     """
     if PDL:
@@ -149,17 +150,18 @@ def attend_decode_verify(
             cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
             present = m * BLOCK_M < rows * group
         else:
-            # These tensors do not change in the loop. Computing them inside it would cost large tiles registers.
+            # These tensors are computed before the loop, because they do not change in it. Computing them inside would
+            # cost large tiles registers.
             row_live, slot_of_row, cell_live, present = uniform_live, uniform_slot, uniform_cells, True
         first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
-        # If False, the split begins in the fixed overhead of a finished request, or this row tile has no rows.
+        # False if only the OVERHEAD_TILES of this request are left in the split, or if this row tile has no rows.
         if (tile < end) & present:
             stop = kv_tile_stop(
                 tile, tiles_left, end, prefix_len, tail_slots, rows, last_row, BLOCK_N, TAIL_KIND == BLOCK
             )
             keys_seen_by_all = prefix_len
             if TAIL_KIND == CAUSAL:
-                # Every row of the tile also sees the tail up to the token of the tile's first row.
+                # Besides the prefix, every row of the tile sees the tail tokens up to that of the tile's first row.
                 keys_seen_by_all = prefix_len + tail_slots - rows + m * BLOCK_M // group + 1
             if TAIL_KIND == BLOCK:
                 keys_seen_by_all = prefix_len + tail_slots
@@ -184,7 +186,7 @@ def attend_decode_verify(
                 PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, STAGES,
             )  # fmt: skip
 
-            # If a row sees no key of this split, out is 0 and the LSE is -inf; this avoids 0/0.
+            # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
             log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
             is_unsplit = (tile == first) & (tile + tiles_left >= end)
             if SINKS:

@@ -1,7 +1,7 @@
-"""Kernel of write_kv: stores new K and V rows to their slots, and quantises them if the cache is fp8.
+"""Kernel of write_kv: stores new K and V rows to their slots, and quantizes them if the cache is e4m3.
 
-A program moves K and V of BLOCK_ROWS rows. Worked size, 64 rows, 8 heads of 128, bf16: 256 KiB read and 256 KiB
-written, 0.12 µs at 4.3 TB/s; the floor is a launch.
+A program moves K and V of BLOCK_ROWS rows. Example: 64 rows, 8 heads of 128, bf16. 256 KiB read and 256 KiB written
+take 0.12 µs at 4.3 TB/s, so the launch dominates.
 """
 
 import triton
@@ -53,7 +53,7 @@ def write_kv_rows(
     slot = tl.load(slot_mapping + row, mask=row_live, other=0)
     page, offset = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
     element = tl.arange(0, BLOCK)
-    # Slot -1 marks a padding row, or a row without a place in the engine's cache.
+    # Slot -1 marks a padding row, or a row for which the engine has no cache slot.
     live = (row_live & (slot >= 0))[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
     head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
 

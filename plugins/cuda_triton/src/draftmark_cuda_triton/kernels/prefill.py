@@ -8,8 +8,9 @@
     A few row tiles may be split along their keys, as `split_kv` splits requests, so that no SM is idle while another
     reads a long prefix. The grid is then (splits · KV heads), and `combine` follows.
 
-Operations: 4 · heads · dim · pairs(row, key). Worked size, 8 requests x 4096 tokens, 32 query heads and 8 KV heads of
-128: 1.1 TFLOP, 1.4 ms at 790 TFLOP/s. Reading q, K and V and writing out (0.7 GB) takes a tenth of that.
+Operations: 4 · heads · dim · number of visible (row, key) pairs. Example: 8 requests x 4096 tokens, 32 query heads and
+8 KV heads of 128. 1.1 TFLOP take 1.4 ms at 790 TFLOP/s. Reading q, K and V and writing out (0.7 GB) takes a tenth of
+that.
 """
 
 import triton
@@ -75,13 +76,13 @@ def attend_prefill(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend the rows of prompts and chunks to their prefixes and to themselves.
+    """Attend the rows of prompts and chunks to their prefixes and, causally, to the new tokens.
 
     Args:
         q, out: ``[rows, heads, dim]``.
         lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
         sinks: fp32 ``[heads]``, natural units.
-        row_tiles, work: from `tile_schedule.write_metadata_prefill`; work with SPLIT_KV only.
+        row_tiles, work: outputs of `tile_schedule.write_metadata_prefill`; work with SPLIT_KV only.
         partial_out, partial_lse: with SPLIT_KV, as in `decode_verify.attend_decode_verify` with one row tile.
         BLOCK_M, BLOCK_M_POW2: packed rows of a row tile, and the next power of two.
     """
@@ -120,7 +121,7 @@ def attend_prefill(
         if split_tiles_per_request == 0:
             tile = first
         stop = tl.minimum(tile + tiles_left, end)
-        # If False, the split begins in the fixed overhead of a row tile that other splits have finished.
+        # False if only the OVERHEAD_TILES of this row tile are left in the split; other splits process its key tiles.
         if tile < end:
             lane = tl.arange(0, BLOCK_M_POW2)
             packed = m * BLOCK_M + lane
@@ -136,7 +137,8 @@ def attend_prefill(
             first_masked_tile = (prefix_len + m * BLOCK_M // group + 1) // BLOCK_N
             first_masked_tile = tl.minimum(tl.maximum(first_masked_tile, tile), stop)
             page_row = page_table + request.to(tl.int64) * stride_table
-            # Prefill rows are a chain, so the mask words and depths of trees are unused.
+            # Prefill rows are a chain (plain causal), so the arguments for tree masks and depths are unused
+            # placeholders.
             row_mask = RowMask(
                 prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
                 row_words=row_tiles, depths=row_tiles, mask_words=0, window_left=window_left,

@@ -1,4 +1,4 @@
-"""Sums, extremes and prefix sums along an axis, for Triton's compiler and its interpreter in one process.
+"""Sums, minima, maxima and prefix sums along an axis, for Triton's compiler and its interpreter in one process.
 
 When Triton is imported, `tl.sum` and similar functions become either compiled or interpreted. A process that runs
 kernels on a GPU and also interprets kernels on the CPU needs the primitives that these functions call.

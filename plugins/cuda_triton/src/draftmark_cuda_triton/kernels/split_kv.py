@@ -6,9 +6,10 @@
                                                         DRAM prefers. If a request lies in several splits, its
                                                         partial results are combined afterwards.
 
-A ragged batch is as balanced as a uniform one. A split leaves at most two unfinished requests. The fixed cost of a
-request (filling the pipeline, the masked tile, the store) counts as OVERHEAD_TILES further key tiles.
-Everything derives from prefix_lens on the device, without host lengths and without a sync (sglang#26738).
+So the splits of a ragged batch are as equal as those of a uniform batch. At most two requests of a split, the first and
+the last, also have parts in other splits. The fixed cost of a request (filling the pipeline, the masked tile, the
+store) counts as OVERHEAD_TILES further key tiles. Everything derives from prefix_lens on the device, without host
+lengths and without a sync (sglang#26738).
 """
 
 import triton.language as tl
@@ -23,7 +24,7 @@ def kv_tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WIND
     if RAGGED:
         end = tl.where(tail_len > 0, end, 0)
     if WINDOW:
-        # No row is before position L, so no row's window begins before L - window_left.
+        # Every row is at position L (prefix_len) or later, so no row's window begins before L - window_left.
         return tl.minimum(tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end), end
     else:
         return end * 0, end
@@ -36,7 +37,8 @@ def kv_tile_stop(
     """Return the end, exclusive, of the key tiles that a row tile processes in a split.
 
     A parent always precedes its children, so rows of trees and chains see no tail token after their own. Tiles after
-    the token of `last_row` are skipped, but at least one tile is processed. Rows of a block see the whole tail.
+    the token of `last_row` are skipped, but at least one tile is processed. Rows of a bidirectional block see the whole
+    tail.
 
     Args:
         tile: first key tile of the request in the split.
@@ -52,7 +54,7 @@ def kv_tile_stop(
 
 @inline
 def request_rows(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
-    """Return a request's first row, its rows and its tail tokens.
+    """Return a request's first row, its number of rows and its number of tail tokens.
 
     In a ragged batch they come from q_indptr on the device, and the tail consists of the request's rows.
     """
@@ -80,8 +82,8 @@ def row_tile_kv_range(
 def split_order(index, tiles, tiles_per_request):
     """Return the row tile at position `index` of the sequence that is divided into splits.
 
-    The last row tiles of all requests come first, then the ones before them. Then all row tiles of a request are split
-    at the same keys, and their CTAs read these keys at the same time.
+    The last row tiles of all requests come first, then the second to last ones, and so on. With this order all row
+    tiles of a request are split at the same keys, and their CTAs read these keys at the same time.
 
     Args:
         tiles: number of row tiles.
@@ -103,7 +105,7 @@ def request_overhead(tail_len, OVERHEAD_TILES: tl.constexpr, RAGGED: tl.constexp
 
 @inline
 def split_range(total, index, num_splits):
-    """Return start and length of split `index` of `total` key tiles; the first splits may have one more tile."""
+    """Return start and length of split `index` of `total` key tiles; the first splits get one more if uneven."""
     base = total // num_splits
     extra = total - base * num_splits
     return index * base + tl.minimum(index, extra), base + tl.where(index < extra, 1, 0)

@@ -120,7 +120,7 @@ def apply_soft_cap(s, scale, cap, EXACT: tl.constexpr):
     """Return ``cap · tanh(s · scale / cap)`` in natural units; `scale` is the softmax scale in base-2 units.
 
     EXACT: compute tanh by exp2, which is exact at both ends. Otherwise use tanh.approx, with a relative error of at
-    most 2**-11, as large as the rounding of a weight to 16 bits.
+    most 2**-11, as large as the error of rounding a softmax probability to 16 bits.
     """
     if EXACT:
         # 1 - 2 / (exp(2x) + 1); `scale` carries log2(e), which turns exp into exp2.
@@ -133,7 +133,7 @@ def apply_soft_cap(s, scale, cap, EXACT: tl.constexpr):
 
 @inline
 def sink_weight(sinks, heads, live, row_max):
-    """Return the weight that each row's sink adds to its row sum, relative to `row_max`; 0 if not `live`.
+    """Return the term that each row's attention sink adds to its row sum, relative to `row_max`; 0 if not `live`.
 
     A sink has no value vector, so acc is unchanged. Sink logits are in natural units, after scale and cap.
     """
@@ -144,7 +144,7 @@ def sink_weight(sinks, heads, live, row_max):
 
 @inline
 def insert_mask_word(bits, i: tl.constexpr, first, shift, column, row_mask):
-    """Fill the mask bits of columns 32i to 32i + 31 into `bits`: two neighbouring words a row, shifted into one."""
+    """Insert the mask bits of columns 32i to 32i + 31 into `bits`, shifted out of two adjacent mask words a row."""
     index = (first >> 5) + i + row_mask.slot_of_row * 0
     there = row_mask.row_live & (index >= 0) & (index < row_mask.mask_words)
     low = tl.load(row_mask.row_words + index, mask=there, other=0)
@@ -169,7 +169,8 @@ def visible_keys(tile, row_mask, BLOCK_N: tl.constexpr, TAIL_KIND: tl.constexpr,
         bits = tl.full([row_mask.slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
         for i in tl.static_range((BLOCK_N + 31) // 32):
             if INTERPRETED:
-                # The interpreter needs dozens of operations a word, so it skips 32 keys without a tail token.
+                # The interpreter needs dozens of operations for each mask word, so it skips words of 32 keys without a
+                # tail token.
                 if -32 < bound(first) + 32 * i < bound(row_mask.tail_len):
                     bits = insert_mask_word(bits, i, first, shift, column, row_mask)
             else:
@@ -223,8 +224,8 @@ def mainloop(
     Args:
         first_loaded_tile: tile for the first load of page ids: begin, or any valid tile if the range is empty.
         last_tile: last tile that the prefetch of page ids may read.
-        MASK: 0: no tile is masked. 1: every tile is masked, and all are TMA boxes. 2: tiles from `first_masked_tile` on
-            are masked, and with a window also tiles before `first_unmasked_tile`.
+        MASK: 0: no tile is masked. 1: every tile is masked, and every tile is one TMA box. 2: tiles from
+            `first_masked_tile` on are masked, and with a window also tiles before `first_unmasked_tile`.
     """
     acc, row_max, row_sum = state
     kv_len = row_mask.prefix_len + row_mask.tail_len
@@ -236,7 +237,7 @@ def mainloop(
         v = load_tile(values, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
         page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), kv_len, PAGE_SIZE, BLOCK_N)
         if MASK == 1:
-            # Before the matrix product, so that the mask words load together with the keys.
+            # The mask is computed before the matrix product, so that its words load together with the keys.
             seen = visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW)
         s = dot(q, tl.trans(k.to(q.dtype)), tl.full([q.shape[0], BLOCK_N], 0.0, tl.float32))
         if CAP:
@@ -291,8 +292,9 @@ def attend_kv_range(
     """Attend a row tile to key tiles [begin, end) and return its state: acc, row_max, row_sum.
 
     Rows may see different keys from tile `first_masked_tile` on, and at a window's start. Loads through pointers are
-    masked and return zeros, so one loop serves all tiles. A TMA box loads everything that a page holds, so the last
-    tiles have a separate loop that zeroes V in registers. So do the tiles at a window's start.
+    masked and return zeros, so one loop serves all tiles. A TMA box loads everything that a page holds, so a separate
+    loop processes the last tiles and zeroes V in registers. With TMA, tiles at a window's start have a separate loop
+    too.
     """
     acc = tl.full([q.shape[0], BLOCK_D], 0.0, tl.float32)
     row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
@@ -300,7 +302,8 @@ def attend_kv_range(
     state = (acc, row_max, row_sum)
     first_unmasked_tile = begin
     if WINDOW:
-        # From the first tile that the row with the largest position sees in full, all rows see all keys of the prefix.
+        # The window of the row with the largest position starts last. From the first tile fully inside that window on,
+        # every row sees all prefix keys.
         highest = largest(tl.where(row_mask.row_live, row_mask.row_position, 0), 0)
         hidden = tl.maximum(highest - row_mask.window_left, 0)
         first_unmasked_tile = tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), first_masked_tile)

@@ -1,8 +1,11 @@
 """Kernels of write_metadata: the KV slot of every row, and the split-KV schedule or the row tiles, in one launch.
 
+For most kernels the grid is the schedule: program i processes split or row tile i. Only prefill on Hopper has a
+scheduler inside the kernel, `kernels_sm90.tile_scheduler`, which takes row tiles dynamically.
+
 Program i writes BLOCK_ROWS slots and BLOCK_SPLITS work records. Each program repeats the prefix sum over the requests
-(R words from L2), which costs less than a second launch. Worked size, 256 requests of 64 rows: 1 KiB of lengths read by
-each program, 128 KiB of slots and under 1 KiB of records written. The floor is a launch, about 3 µs.
+(R words from L2), which costs less than a second launch. Example: 256 requests of 64 rows. Each program reads 1 KiB of
+lengths; 128 KiB of slots and less than 1 KiB of records are written. The launch, about 3 µs, dominates.
 """
 
 import triton
@@ -22,7 +25,7 @@ from .split_kv import (
 
 @inline
 def write_splits(work, split, start, split_length, num_splits, first, begin, length, exists, index):
-    """Write the work records of splits over a sequence of items; an item is a request or a row tile.
+    """Write the work records of the splits that divide a sequence of items; an item is a request or a row tile.
 
     Args:
         split, start, split_length: index of each split, its start in the sequence and its length, in key tiles.
@@ -44,7 +47,8 @@ def write_splits(work, split, start, split_length, num_splits, first, begin, len
 def write_combine_records(work, num_splits, is_split, index, first_split, num_parts, is_second):
     """Write one record for each item that lies in several splits, after the work records; unused records hold 0 parts.
 
-    A record: index of the item, its first split, its number of parts, and 1 if another item comes first in that split.
+    A record has four words: index of the item; its first split; its number of parts; 1 if another item comes first in
+    that split, else 0.
     """
     record = work + (num_splits + running_total(is_split.to(tl.int32)) - 1) * 4
     tl.store(record, index, mask=is_split)
@@ -82,7 +86,8 @@ def write_metadata_decode_verify(
 ):
     """Write slots and splits of a decode or verify batch.
 
-    Every request has q_len rows and tail_len tail tokens. With RAGGED it has at most q_len rows, by q_indptr.
+    Every request has q_len rows and tail_len tail tokens. With RAGGED it has at most q_len rows; q_indptr holds the row
+    ranges.
 
     Args:
         slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j; -1 for padding rows. With
@@ -146,7 +151,7 @@ HEADER_WORDS = tl.constexpr(4)
 
 @inline
 def locate_row_tile(entry, tiles_of_request, exists, index):
-    """Return the request and the index of each row tile `entry`; the last row tile of a request comes first.
+    """Return request and index of the row tile at each position `entry`; the last row tile of a request comes first.
 
     Past the last row tile this returns request = num_requests; the index is then undefined.
     """
@@ -173,7 +178,7 @@ def longest_first_order(
     group,
     BLOCK_M: tl.constexpr,
 ):
-    """Return the position of each row tile in the schedule: longest row tiles first, so that none of them starts last.
+    """Return the position of each row tile in the schedule: the longest row tiles start first.
 
     If the keys of all requests fit in L2, all row tiles are sorted together. Otherwise the row tiles of a request stay
     together, because they read the same keys, and the longest request comes first. Ties are sorted by request index.
@@ -187,7 +192,7 @@ def longest_first_order(
     before = (index[None, :] < request[:, None]).to(tl.int32)
     prefix_len = tl.load(prefix_lens + request, mask=exists_here, other=0)
     if fits_l2:
-        # Keys times the group; this fits int32, because all keys fit in L2.
+        # The unit is keys times group. The product fits int32, because all keys fit in L2.
         seen = (prefix_len[:, None] - prefixes[None, :]) * group + (m[:, None] + 1) * BLOCK_M
         tiles_ahead = tl.minimum(tl.maximum((seen - before) // BLOCK_M, 0), tiles_of_request[None, :])
         order = total(tiles_of_request[None, :] - tiles_ahead, 1)
@@ -226,7 +231,7 @@ def choose_num_splits(line, tiles, tiles_per_request, num_splits, MIN_SPLIT_TILE
 def splitting_pays(line, longest, tiles, num_ctas, num_kv_heads, SPLIT_COST: tl.constexpr):
     """Return True if splitting the row tiles is estimated to be faster than whole row tiles.
 
-    With at most one row tile a CTA, this repeats the rule of `heuristics.split_kv.splitting_pays` with true lengths.
+    With at most one row tile a CTA, this applies the rule of `heuristics.split_kv.splitting_pays` to the true lengths.
     With more row tiles the host has decided already, so the result is True.
 
     Args:
@@ -289,15 +294,16 @@ def write_metadata_prefill(
     Args:
         slot_mapping: int64 ``[num_rows]``, out: page · P + offset of each row's position. With HAS_SLOTS it is a copy
             of the engine's slots.
-        row_tiles: int32 ``[2 + num_tiles, 2]``, out. Four header words: the counter of taken work tiles, set to 0; the
-            number of row tiles; the KV heads that are processed at the same time; tiles_per_request of the split
-            sequence (`split_kv.split_order`), or 0 if row tiles are not split. Then request and index of each row tile;
-            request -1 for unused entries. Without SPLIT_KV the longest row tile comes first (`longest_first_order`);
-            with SPLIT_KV the last row tile of each request does.
+        row_tiles: int32 ``[2 + num_tiles, 2]``, out. Header words: [0] the counter of taken work tiles, set to 0; [1]
+            the number of row tiles; [2] the number of KV heads processed at the same time; [3] tiles_per_request of the
+            split sequence (`split_kv.split_order`), or 0 if row tiles are not split. The other rows hold request and
+            index of each row tile; request -1 marks unused entries. Without SPLIT_KV the longest row tile comes first
+            (`longest_first_order`); with SPLIT_KV the last row tile of each request does.
         work: int32 ``[2 · splits, 4]``, out, with SPLIT_KV only: the records of `write_metadata_decode_verify`, for row
             tiles instead of requests; all idle if row tiles are not split. Splits have at least MIN_SPLIT_TILES key
             tiles on average.
-        l2_keys: keys of one KV head that fit in L2. A CTA then finds keys in L2 that other CTAs have read.
+        l2_keys: number of keys of one KV head that fit in L2. It limits the KV heads processed at the same time, so
+            that a CTA finds keys in L2 that other CTAs have read.
     """
     pid = tl.program_id(0)
     entry = pid * BLOCK + tl.arange(0, BLOCK)

@@ -1,9 +1,9 @@
 """Tree mask, depths and positions of a batch's draft trees, computed from the parents in one launch.
 
 A program computes BLOCK tail tokens of one request. For all tokens at once, it follows the parents up to the root and
-sets the mask bit of each ancestor. So the loop runs once for each level. Worked size, 256 requests of 64 slots: 128 KiB
-of parents read (from L1 again at each step), 128 KiB of mask, 64 KiB of depths and 128 KiB of positions written,
-0.1 µs at 4.3 TB/s; the launch and, in a chain, the 64 dependent steps are the floor.
+sets the mask bit of each ancestor. So the loop runs once for each level of the tree. Example: 256 requests of 64 tail
+tokens. 128 KiB of parents are read (from L1 again at each step); 128 KiB of mask, 64 KiB of depths and 128 KiB of
+positions are written. That takes 0.1 µs at 4.3 TB/s, so the launch dominates, and in a chain the 64 dependent steps.
 """
 
 import triton
@@ -29,14 +29,15 @@ def write_tree_tail(
     BLOCK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Write the tail of a uniform batch: each request has tail_len tail tokens; its q_len rows are the last ones.
+    """Write mask, depths and positions of each request's tail_len tail tokens; the q_len rows are the last tail tokens.
 
     Args:
         parents: int64 ``[R, tail_len]``: index of each token's parent, less than its own; -1 for a root. TREE only.
         mask: int32 ``[R · q_len, num_words]``, out: bit i is set if tail token i is the row itself or an ancestor.
             TREE only.
         depth: int32 ``[R, tail_len]``, out: distance from the root. TREE only.
-        positions: int64 ``[R · q_len]``, out: L + depth, at most last_position; without TREE depth is the index.
+        positions: int64 ``[R · q_len]``, out: prefix length + depth, at most last_position. Without TREE the depth of a
+            token is its index.
     """
     request = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -11,7 +11,8 @@ The producer runs ahead across the ends of requests, so the pipeline never drain
 
 Kernels: `decode_verify`, `decode_verify_fp8`, `decode_verify_gather`, `prefill`, `prefill_gather`. Each is compiled for
 one `config.KernelConstants`. `warp_specialize` starts the partitions, `producer` selects what a partition loads,
-`mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler` hands out the row tiles of prefill.
+`mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler` distributes row tiles of prefill to CTAs.
+`kernels.combine` and `kernels.tile_schedule` (the kernels of write_metadata) serve Hopper too.
 """
 
 from . import decode_verify, decode_verify_fp8, decode_verify_gather, prefill, prefill_gather

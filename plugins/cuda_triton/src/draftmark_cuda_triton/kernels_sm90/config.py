@@ -1,4 +1,4 @@
-"""Compile-time constants of the Hopper kernels, and everything that is derived from them."""
+"""Compile-time constants of the Hopper kernels, and the values derived from them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from triton.experimental.gluon import language as gl
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """Compile-time constants of one kernel; every partition and device function receives them as CFG.
+    """Holds the compile-time constants of one kernel; every partition and device function receives them as CFG.
 
     Derived values are Triton constexpr functions, not properties: Triton includes such functions in the cache key of a
     binary, but not properties.
 
     Attributes:
-        PAGE_SIZE: tokens of a page.
+        PAGE_SIZE: number of tokens in a page.
         BLOCK_M: packed rows of a row tile.
         BLOCK_N: keys of a key tile.
-        BOX_KEYS: fewest keys that one TMA box loads, inside one page. The box with the last key ends at it (`mask`).
+        BOX_KEYS: number of keys of the smallest TMA box; a box lies inside one page. The box with the request's last
+            key ends with that key (`mask`).
         HEAD_DIM: elements of a head.
         BLOCK_D: columns of a tile's first part, a power of two.
         BLOCK_D_REST: columns of its second part, a smaller power of two, or 0 (`sm90.split_head_dim`).
         STAGES: pipeline stages of K and V tiles in q's dtype.
         FP8_STAGES: pipeline stages of e4m3 tiles, before they are upcast.
-        TAIL_KIND: visibility of the tail's keys (`mask`).
+        TAIL_KIND: mask of the tail (the keys after the prefix): causal chain, tree or bidirectional block (`mask`).
         RAGGED: requests have different numbers of rows.
-        WINDOW, CAP, SINKS: the model has a sliding window, a soft cap, a sink logit for each head.
+        WINDOW, CAP, SINKS: True if the model has a sliding window, a soft cap, or a sink logit for each head.
         SCALED: bit 0: K has a scale; bit 1: V has one.
         WITH_LSE: the kernel also stores the log-sum-exp of each row.
         OVERHEAD_TILES: fixed cost of a request, in key tiles (`kernels.split_kv.request_overhead`).
-        INTRA_WG_OVERLAP: the softmax of a warp group overlaps its own products.
+        INTRA_WG_OVERLAP: the softmax of a warp group overlaps its own matrix products.
         NUM_CONSUMER_WGS: consumer warp groups of a CTA.
         KV_HEADS_PER_TILE: adjacent KV heads in one tile, as columns; the query heads of all of them form one group.
         STRIDE_ALIGN: power of two that divides the strides of q's and out's rows and heads, in elements.
@@ -96,7 +97,7 @@ def part_offset(CFG, part):
 
 @gluon.constexpr_function
 def uses_pingpong(CFG):
-    """Return True if two warp groups issue their products alternately.
+    """Return True if two warp groups issue their matrix products alternately.
 
     Above 128 columns the products take so long that a forced order does not help.
     """
@@ -105,9 +106,10 @@ def uses_pingpong(CFG):
 
 @gluon.constexpr_function
 def has_unmasked_loop(CFG):
-    """Return True if unmasked tiles have a loop without the mask.
+    """Return True if the kernel has a second loop, without mask code, for unmasked tiles.
 
-    With 64 keys a tile and two warp groups, a tile takes so little time that a branch on the mask costs a tenth of it.
+    With 64 keys a tile and two warp groups, a tile takes so little time that a branch to the mask code costs a tenth of
+    it.
     """
     return CFG.NUM_CONSUMER_WGS == 2 and CFG.BLOCK_N == 64 and sum(column_parts(CFG)) <= 160 and not CFG.WINDOW
 
@@ -126,7 +128,7 @@ def prefetches_q(CFG):
 
 @gluon.constexpr_function
 def work_tile_words(CFG):
-    """Return the int32 words of a work tile: its row tile and, with SPLIT_KV, its key range and its partial's index."""
+    """Return the number of int32 words of a work tile's record: `WorkTile`, and with SPLIT_KV also `KvRange`."""
     return 10 if CFG.SPLIT_KV else 7
 
 
@@ -134,7 +136,8 @@ def work_tile_words(CFG):
 def num_empty_arrivals(CFG):
     """Return the number of arrivals that complete an empty barrier.
 
-    Every consumer thread arrives. With three warp groups that is slower, so one thread of each group arrives.
+    With one or two consumer warp groups every thread arrives. With three, that is slower, so one thread of each group
+    arrives.
     """
     return CFG.NUM_CONSUMER_WGS if CFG.NUM_CONSUMER_WGS == 3 else 128 * CFG.NUM_CONSUMER_WGS
 
@@ -159,7 +162,7 @@ def row_io_layout(width):
 
 @gluon.constexpr_function
 def row_copy_layout(width, warps):
-    """Return the layout of rows that `warps` warps copy: 8 elements a thread, neighbouring threads in one row."""
+    """Return the layout of rows that `warps` warps copy: 8 elements a thread, adjacent threads in one row."""
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
 
 
@@ -169,5 +172,5 @@ LOAD_K, LOAD_V, UPCAST, GATHER = gl.constexpr(0), gl.constexpr(1), gl.constexpr(
 
 @gluon.constexpr_function
 def takes_work_tiles(role):
-    """Return True for the partition that fetches work tiles from the scheduler on behalf of the CTA."""
+    """Return True for the CTA's one partition that fetches work tiles from the scheduler and publishes them."""
     return role in (LOAD_K.value, GATHER.value)

@@ -1,8 +1,8 @@
 """Decode and verify on Hopper, uniform or ragged: split-KV over a device-built schedule, as in `kernels.decode_verify`.
 
-Bytes and floor, as in `kernels.decode_verify`: 64 requests x 8192 tokens, 8 KV heads of 128, bf16: 2.15 GB, 477 µs.
-Shared memory of a CTA: 64 rows of q for each consumer warp group, and STAGES tiles of K and V. With one group, 16 +
-3 · 32 KiB and two CTAs on each SM. With two groups, 32 + 6 · 32 KiB and one CTA on each SM.
+Bytes read: see `kernels.decode_verify`. Shared memory of a CTA holds 64 rows of q for each consumer
+warp group, and STAGES tiles of K and V. With one group that is 16 + 3 · 32 KiB, and two CTAs fit on each SM. With two
+groups it is 32 + 6 · 32 KiB, and one CTA fits on each SM.
 """
 
 from triton.experimental import gluon
@@ -22,10 +22,10 @@ from .warp_specialize import start_tma
 
 @gluon.jit
 def first_rows_of_tile(group, CFG: gl.constexpr):
-    """Return the query row in which this CTA's row tile begins, for requests of even and of odd index.
+    """Return two query rows: where this CTA's row tile begins in requests of even index, and in those of odd index.
 
-    Odd requests count their row tiles from the last one. Later row tiles see more of a tail, so this order balances the
-    work of the CTAs over consecutive requests.
+    In a request of odd index, CTA 0 processes the last row tile. Later row tiles see more of the tail, so alternating
+    the order balances the work of the CTAs over consecutive requests.
     """
     m = gl.program_id(0)
     return m * CFG.BLOCK_M // group, (gl.num_programs(0) - 1 - m) * CFG.BLOCK_M // group
@@ -83,7 +83,7 @@ def load_next_request(
     """Load a request's prefix length, first row, row and tail token counts, and with `prefetches_q` its rows of q.
 
     Args:
-        exists: False if the split ends before this request; the request then has no rows.
+        exists: False if the split ends before this request; the result then has 0 rows.
     """
     request = gl.where(exists, request, 0)
     begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
@@ -159,7 +159,7 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             keys_seen_by_all = prefix_len
             if CFG.TAIL_KIND == CAUSAL:
                 keys_seen_by_all = prefix_len + tail_slots - rows + first_row + first_row_offset + 1
-            # A tile that extends past the last key always needs the mask.
+            # The division rounds down, so a tile that extends past the last key is always masked.
             first_masked_tile = gl.minimum(keys_seen_by_all, prefix_len + tail_slots) // CFG.BLOCK_N
             if CFG.TAIL_KIND == BLOCK:
                 first_masked_tile = (prefix_len + tail_slots) // CFG.BLOCK_N
@@ -180,7 +180,7 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             acc, row_max, row_sum, stage, phase = mainloop(
                 wg_q_smem, pipeline, stage, phase, tile, stop, row_mask, scale * k_factor, cap, CFG, CONSUMER_WG
             )  # fmt: skip
-            # If a row sees no key of this split, out is 0 and the LSE is -inf; this avoids 0/0.
+            # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
             log_sum = gl.where(row_sum > 0, row_max + gl.log2(row_sum), float("-inf"))
             is_unsplit = (tile == first) & (tile + tiles_left >= end)
             cell = (begin + row) * (num_kv_heads * group) + head * group + head_in_group
@@ -246,10 +246,10 @@ def attend_decode_verify(
     """Attend decode or verify rows; arguments as in `kernels.decode_verify.attend_decode_verify`, except these.
 
     Args:
-        k_source, v_source: TMA descriptors of K and V ``[pages, P, heads, dim]``. With boxes of whole heads, their view
-            is ``[pages, P / 8, 2 · heads, 8, dim / 2]``.
+        k_source, v_source: TMA descriptors of K and V ``[pages, P, heads, dim]``. With full-head boxes (a TMA box holds
+            all 256 bytes of a head), their view is ``[pages, P / 8, 2 · heads, 8, dim / 2]``.
         k_extra, v_extra: second descriptors of K and V, or None. If a tile has two column parts, they load the second
-            part. If boxes hold whole heads, they load a request's last keys.
+            part. With full-head boxes they have a smaller box, for the last keys of a request that do not fill a box.
         KV_HEADS_PER_TILE: if 2, each two KV heads form one head with twice the dim and the query heads of both.
     """
     CFG: gl.constexpr = make_constants(
@@ -268,7 +268,8 @@ def attend_decode_verify(
     if UPCAST_FP8:
         load_pipeline = make_pipeline(k_source.dtype, 1, FP8_STAGES, CFG)
     if PDL:
-        # Everything above, such as the barriers, was initialised while the preceding grid ran.
+        # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
+        # launch).
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)

@@ -1,9 +1,10 @@
 """Decode and verify over e4m3 KV on Hopper: the schedule of `kernels.decode_verify`, the mainloop of `mma_fp8_swap_ab`.
 
-Bytes: 64 requests x 8192 tokens, 8 KV heads of 128: 1.07 GB, 244 µs at 4.4 TB/s. Shared memory of a CTA with 64 rows:
-16 KiB for q, 8 KiB for weights, and 16 KiB for each of 3 stages of 64 keys, so each SM holds two CTAs. Each KV byte
-crosses shared memory twice (write, and read to registers); with `producer_upcast.upcast_tiles` it would be six times.
-All rows of a request form one row tile (`sm90.fp8_config`), which begins with the request's first row.
+Example: 64 requests x 8192 tokens, 8 KV heads of 128. 1.07 GB take 244 µs at 4.4 TB/s. A CTA with 64 rows uses 16 KiB
+of shared memory for q, 8 KiB for P (softmax probabilities), and 16 KiB for each of 3 stages of 64 keys. So each SM
+holds two CTAs. Each KV byte crosses shared memory twice: one write, and one read to registers. With
+`producer_upcast.upcast_tiles` it would cross six times. All rows of a request form one row tile (`sm90.fp8_config`),
+which begins with the request's first row.
 """
 
 from triton.experimental import gluon
@@ -43,7 +44,8 @@ def packed_rows(rows, group, inv_group, CFG: gl.constexpr, layout: gl.constexpr)
 def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     """Run the only consumer warp group: attend all packed rows of every request in this CTA's split.
 
-    Arguments as in `decode_verify.consume_decode_verify`, plus the shared memory of weights and flags.
+    Arguments as in `decode_verify.consume_decode_verify`, plus the shared memory of `weights` (P, the softmax
+    probabilities) and `flags` (of `any_above`).
     """
     (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
@@ -53,7 +55,8 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CFG.BLOCK_M, 16])
     q_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
     rows_at: gl.constexpr = gl.SliceLayout(0, scores)
-    # True if tiles at a window's start have their own loop. With heads of 256 a further loop would spill registers.
+    # True if tiles at a window's start have their own loop. With a head_dim of 256 a further loop would spill
+    # registers.
     WINDOW_LOOP: gl.constexpr = CFG.WINDOW and CFG.BLOCK_D <= 128
     head, split, num_kv_heads = gl.program_id(1), gl.program_id(2), gl.num_programs(1)
     request = gl.load(work + split * 4)
@@ -81,7 +84,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             keys_seen_by_all = prefix_len
             if CFG.TAIL_KIND == CAUSAL:
                 keys_seen_by_all = prefix_len + tail_slots - rows + 1
-            # A tile that extends past the last key always needs the mask.
+            # The division rounds down, so a tile that extends past the last key is always masked.
             first_masked_tile = gl.minimum(keys_seen_by_all, prefix_len + tail_slots) // CFG.BLOCK_N
             if CFG.TAIL_KIND == BLOCK:
                 first_masked_tile = (prefix_len + tail_slots) // CFG.BLOCK_N
@@ -102,7 +105,8 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                     row, _, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
                     depth = gl.load(depths + tail_slots - rows + row, mask=row_live, other=0)
                     max_position = prefix_len + gl.max(depth, 0)
-                # If masked tiles precede the first unmasked tile, every live row has seen a key in them.
+                # If masked tiles precede the first unmasked tile, every live row has seen a key in them. So its maximum
+                # is finite when the unmasked loop starts.
                 first_unmasked_tile = gl.minimum(
                     gl.maximum(first_tile_in_window(max_position, window_left, CFG), tile), stop
                 )
@@ -123,7 +127,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                     unit, cap, CFG, True, scores
                 )  # fmt: skip
                 even, odd, pivot, row_sum = state
-                # Padding rows may have seen no key; set their pivot to a finite value.
+                # Padding rows possibly saw no key. A finite pivot keeps NaN out of the unmasked loop.
                 _, _, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
                 state = (even, odd, gl.where(row_live, pivot, 0.0), row_sum)
             if CFG.BLOCK_D > 128 and not CFG.WINDOW:
@@ -143,7 +147,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             even, odd, pivot, row_sum = state
             row, head_in_group, row_live = packed_rows(rows, group, inv_group, CFG, rows_at)
             packed = row * group + head_in_group
-            # If a row sees no key of this split, out is 0 and the LSE is -inf; this avoids 0/0.
+            # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
             total = gl.convert_layout(gl.sum(gl.sum(row_sum, 0), 0), rows_at)
             log_sum = gl.where(total > 0, pivot + gl.log2(total), float("-inf"))
             if CFG.SINKS:
@@ -217,7 +221,8 @@ def attend_decode_verify_fp8(
     flags = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     pipeline = make_pipeline(gl.int16, num_empty_arrivals(CFG), STAGES, CFG, ELEMS_PER_CELL=2)
     if PDL:
-        # Everything above, such as the barriers, was initialised while the preceding grid ran.
+        # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
+        # launch).
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)

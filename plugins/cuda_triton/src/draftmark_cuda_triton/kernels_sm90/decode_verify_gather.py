@@ -1,7 +1,7 @@
 """Decode and verify on Hopper over pages of any size: `decode_verify` with a gathering producer (cp.async, not TMA).
 
-Bytes and floor equal those of `decode_verify`: a key of 128 channels is 256 contiguous bytes. For a tile of 64 keys, K
-and V, each of 128 threads issues 16 `cp.async`. For pages of 64 tokens TMA needs at most 4 boxes.
+Bytes read: see `decode_verify`, since one key of head_dim 128 is 256 contiguous bytes here too. For 64 keys of K and
+V, each of the 128 producer threads issues 16 `cp.async`. TMA would need at most 4 boxes for pages of 64 tokens.
 """
 
 from triton.experimental import gluon
@@ -64,11 +64,12 @@ def attend_decode_verify_gather(
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
     if PDL:
-        # Everything above, such as the barriers, was initialised while the preceding grid ran.
+        # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
+        # launch).
         grid_dependency_sync()
     if RAGGED and gl.program_id(0) == 0:
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
-    # The last argument is a placeholder for num_pages, which only TMA needs.
+    # The last argument is a placeholder: only the TMA producer reads num_pages.
     producer_args = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, pipeline, pipeline, q_len, tail_len, group,
         window_left, stride_table, num_reqs,

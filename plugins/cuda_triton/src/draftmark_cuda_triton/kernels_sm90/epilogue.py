@@ -44,7 +44,7 @@ def store_unsplit(args, CFG: gl.constexpr):
 def store_partial_acc(
     acc, partial_out, cell, row_live, head_offset, group, inv_group, part: gl.constexpr, CFG: gl.constexpr
 ):
-    """Store one column part of a warp group's normalised output to the partial results of its packed rows.
+    """Store one column part of a warp group's normalized output to the partial results of its packed rows.
 
     cell: index of each packed row in `partial_out` ``[cells, HEAD_DIM]`` float32.
     """

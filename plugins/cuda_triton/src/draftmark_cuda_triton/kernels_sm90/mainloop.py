@@ -38,7 +38,8 @@ from .softmax import (
 def pingpong_wait(CONSUMER_WG: gl.constexpr):
     """Wait until the other consumer warp group has issued its matrix products.
 
-    Uses named barriers 8 and 9 of the 16 that a CTA has. The compiler numbers its own barriers from 0, one a partition.
+    The groups use named barriers 8 and 9 of the 16 that a CTA has. The compiler numbers its own barriers from 0 on, one
+    a partition, so the numbers do not collide.
     """
     if CONSUMER_WG == 0:
         gl.inline_asm_elementwise("bar.sync 8, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
@@ -48,7 +49,7 @@ def pingpong_wait(CONSUMER_WG: gl.constexpr):
 
 @gluon.jit
 def pingpong_arrive(CONSUMER_WG: gl.constexpr):
-    """Let the other warp group issue its products. Group 1 first arrives once at its start, so group 0 goes first."""
+    """Let the other warp group issue its products. Group 1 also arrives once at its start, so group 0 issues first."""
     if CONSUMER_WG == 1:
         gl.inline_asm_elementwise("bar.arrive 8, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     else:
@@ -89,10 +90,10 @@ def compute_scores(q, pipeline, stage, phase, scale, cap, CFG: gl.constexpr):
 
 @gluon.jit
 def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
-    """Wait for the V tile of a stage and issue acc + weights · v; return the accumulators, not yet complete.
+    """Wait for the V tile of a stage and issue acc + p · v; return the accumulators, not yet complete.
 
-    The operand's layout differs between column parts, but all parts read the weights from the same registers. `wait_pv`
-    keeps these registers unchanged while the products run.
+    `weights` is p, the softmax probabilities. The operand's layout differs between column parts, but all parts read p
+    from the same registers. `wait_pv` keeps these registers unchanged while the products run.
     """
     wait_full(pipeline.v.full.index(stage), phase, CFG.GATHER_KV)
     values, new_acc = stage_of(pipeline.v.tiles, stage), ()
@@ -104,13 +105,13 @@ def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
 
 @gluon.jit
 def wait_pv(new_acc, weights):
-    """Wait for the p·v products and return the accumulators; the registers of the weights stay unchanged until then."""
+    """Wait for the p·v products and return the accumulators; the registers of p stay unchanged until then."""
     return warpgroup_mma_wait(0, deps=new_acc + (weights,))[:-1]  # noqa: RUF005
 
 
 @gluon.jit
 def rescale_acc(acc, old_scale, max_moved):
-    """Multiply the accumulators by `old_scale` of their rows where a row maximum has moved (`rescale_if_moved`)."""
+    """Multiply each row's accumulators by `old_scale`, in warps with a new row maximum (`rescale_if_moved`)."""
     return [rescale_if_moved(one, old_scale, max_moved) for one in acc]
 
 
@@ -125,7 +126,7 @@ def mainloop_overlapped(
     acc, row_max, row_sum, weights, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, MASKED: gl.constexpr,
     CFG: gl.constexpr, CONSUMER_WG: gl.constexpr,
 ):  # fmt: skip
-    """Process key tiles [first, stop): compute the scores of each tile, next to p·v of the tile before.
+    """Process key tiles [first, stop): the scores of each tile are computed while p·v of the previous tile runs.
 
     Args:
         weights: p of tile first - 1, with V in pipeline stage `stage`.
@@ -161,7 +162,7 @@ def mainloop_overlapped(
 def mainloop_serial(
     acc, row_max, row_sum, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, CFG: gl.constexpr
 ):
-    """Process key tiles [first, stop) without overlap, where other warp groups or CTAs keep the tensor cores busy."""
+    """Process key tiles [first, stop) without overlap, if other warp groups or CTAs keep the tensor cores busy."""
     for tile in range(first, stop):
         s = apply_mask(compute_scores(q, pipeline, stage, phase, scale, cap, CFG), tile, row_mask, CFG)
         p, old_scale, row_max, row_sum, max_moved = online_softmax(s, score_unit(scale, cap, CFG.CAP), row_max, row_sum)
@@ -188,11 +189,11 @@ def mainloop(
 ):
     """Attend 64 packed rows to key tiles [first, stop) of one request; `row_mask` holds what each row may see.
 
-    Masked and unmasked tiles share one loop, unless `has_unmasked_loop`. A second loop means more code to fetch, and
-    requests of few tiles end before it saves time (NOTES.md).
+    Masked and unmasked tiles share one loop, unless `has_unmasked_loop` is True. A second loop means more instructions
+    to fetch, and a request with few tiles ends before the second loop saves time (NOTES.md).
 
     Returns:
-        acc, row_max, row_sum, stage, phase: unnormalised output, ``[64, width]`` float32 a column part; maximum and sum
+        acc, row_max, row_sum, stage, phase: unnormalized output, ``[64, width]`` float32 a column part; maximum and sum
         of each row, ``[64]``; the next pipeline stage and its phase.
     """
     rows: gl.constexpr = gl.SliceLayout(1, scores_layout(CFG))

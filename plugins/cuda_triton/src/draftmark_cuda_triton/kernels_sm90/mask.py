@@ -1,11 +1,12 @@
-"""Visibility of keys for packed rows, in tiles where the last box ends with the last stored key of the request.
+"""Visibility of keys for packed rows. The request's last TMA box is placed so that it ends with the last stored key.
 
 box of 16 rows:  . . . . . . . . . k k k k k k k      A tile has BLOCK_N / BOX_KEYS boxes, each inside one page. The
                  ── zeros ──────── ─ 7 keys ────      box with the request's last key ends with that key. TMA
                                                       writes zeros for rows before the page's first row.
 
-So no data after the last key is ever read (0 · NaN is NaN, vllm#43961), and no value must be cleared afterwards. If the
-page begins before the box, the other rows of the box are keys of the request: finite, and masked here.
+So no data after the last key is read (0 · NaN is NaN, vllm#43961), and no value must be cleared afterwards. If the page
+begins before the box, the box's first rows hold earlier keys of the request instead of zeros. These are finite, and
+masked here.
 """
 
 from typing import NamedTuple
@@ -31,7 +32,8 @@ class RowMask(NamedTuple):
         mask_words: trees only: int32 words of a row's mask.
         window_left: tokens before its own position that a row sees.
         max_position: largest `row_position`.
-        first_masked_tile: first key tile in which rows may see different keys, or that the request does not fill.
+        first_masked_tile: first key tile that needs a mask, because rows can see different keys in it or because the
+            request's keys do not fill it.
     """
 
     prefix_len: gl.tensor
@@ -49,7 +51,7 @@ class RowMask(NamedTuple):
 
 @gluon.jit
 def key_positions(tile, kv_len, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr, cols: gl.constexpr):
-    """Return the key position of each column, and False for columns of a last box that hold no key of this tile."""
+    """Return each column's key position, and False for columns without a key of this tile (`last_box`)."""
     column = gl.arange(0, BLOCK_N, cols)
     start = tile * BLOCK_N + column // BOX_KEYS * BOX_KEYS
     position = start + column % BOX_KEYS - BOX_KEYS + gl.minimum(kv_len - start, BOX_KEYS)
@@ -62,8 +64,9 @@ def tree_bits(
 ):  # fmt: skip
     """Return the tree mask as bool ``[rows, BLOCK_N]``; columns outside the tail are False.
 
-    For each row, two neighbouring mask words are shifted so that bit c belongs to column c of a run: 32 columns, or a
-    smaller box. This needs registers for each row instead of each (row, key). Words outside the mask read as zero.
+    For each row, two adjacent mask words are shifted so that bit c belongs to column c of a run. A run is 32 columns,
+    or one box if that is smaller. This needs registers for each row instead of each (row, key). Words outside the mask
+    read as zero.
     """
     RUN: gl.constexpr = 32 if CFG.BOX_KEYS > 32 else CFG.BOX_KEYS
     column = gl.arange(0, CFG.BLOCK_N, gl.SliceLayout(0, scores))
@@ -115,10 +118,10 @@ def low_bits(n):
 
 @gluon.jit
 def last_box(tile, row_mask, CFG: gl.constexpr):
-    """Return the number of keys from the tile's first key on, and the hole in a last box that is not full.
+    """Return the number of keys left from the tile's start on, and the hole (columns without a key) in its last box.
 
-    The hole is the columns without a key, before the keys of that box. Returns: number of keys; first column of the
-    hole; its width, 0 if none.
+    A box that is not full is loaded so that its keys come last; its first columns are the hole. Returns: number of
+    keys; first column of the hole; width of the hole, 0 if there is none.
     """
     rest = row_mask.prefix_len + row_mask.tail_len - tile * CFG.BLOCK_N
     return rest, rest & -CFG.BOX_KEYS, gl.where(rest < CFG.BLOCK_N, -rest & (CFG.BOX_KEYS - 1), 0)
@@ -126,7 +129,7 @@ def last_box(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def first_tail_slot(tile, run: gl.constexpr, prefix_len, hole, width, CFG: gl.constexpr):
-    """Return the tail slot of the first column of a run of 32, as if no hole lay inside the run (`last_box`)."""
+    """Return the tail slot of the first of a run of 32 columns, without counting a hole inside the run (`last_box`)."""
     first = tile * CFG.BLOCK_N + run * 32 - prefix_len
     if CFG.BOX_KEYS >= 32:
         first -= gl.where(run * 32 >= hole, width, 0)
@@ -161,13 +164,13 @@ def mask_by_depth(s, tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def first_tile_in_window(max_position, window_left, CFG: gl.constexpr):
-    """Return a key tile from which on the window hides no key from rows up to `max_position`."""
+    """Return a key tile from which on no key is outside the window of any row at a position up to `max_position`."""
     return gl.where(max_position > window_left, (max_position - window_left) // CFG.BLOCK_N + 1, 0)
 
 
 @gluon.jit
 def needs_mask(tile, row_mask, CFG: gl.constexpr):
-    """Return True if rows may see different keys of a tile: at the diagonal, in the tail, or at a window's start."""
+    """Return True if rows can see different keys of a tile: at the diagonal, in the tail, or at a window's start."""
     found = tile >= row_mask.first_masked_tile
     if CFG.WINDOW:
         found = found | (tile < first_tile_in_window(row_mask.max_position, row_mask.window_left, CFG))
@@ -176,12 +179,12 @@ def needs_mask(tile, row_mask, CFG: gl.constexpr):
 
 @gluon.jit
 def visible_words(tile, row_mask, CFG: gl.constexpr):
-    """Return the visibility of a tile for tree rows: one word for every 32 columns; bit c stands for their column c."""
+    """Return the columns of a tile that each tree row sees, as bits: bit c of word i is column 32i + c."""
     rest, hole, width = last_box(tile, row_mask, CFG)
     loaded = load_mask_words(tile, row_mask, CFG)
     words = ()
     none = row_mask.slot_of_row * 0
-    # The window's start within the prefix. For tokens of the tail, `mask_by_depth` compares depths.
+    # This is the window's start within the prefix. Windows over tail tokens are applied by depth, in `mask_by_depth`.
     least = gl.minimum(row_mask.row_position - row_mask.prefix_len - row_mask.window_left, 0)
     end = (rest + CFG.BOX_KEYS - 1) & -CFG.BOX_KEYS
     for run in gl.static_range(CFG.BLOCK_N // 32):
@@ -245,9 +248,10 @@ def mask_by_words_asm(count):
 
 @gluon.constexpr_function
 def mask_by_bounds_asm(count, windowed):
-    """Return PTX that sets scores to -inf right of `last`, left of `least` (if windowed), and in the hole.
+    """Return PTX that sets scores to -inf right of `last`, left of `least` (if windowed), and in the hole (`last_box`).
 
-    A warp skips the bounds if its rows see the whole tile, and the hole if the tile has none.
+    A warp skips the comparisons with the bounds if its rows see the whole tile. It skips those with the hole if the
+    tile has none.
     """
     last, least, hole, width = (count * (2 + i) for i in range(4))
     columns = thread_columns(count)
@@ -274,7 +278,7 @@ def mask_by_bounds_asm(count, windowed):
 
 @gluon.jit
 def shift_past_hole(column, hole, width):
-    """Convert a column that ignores the hole before the last box's keys to the actual column."""
+    """Convert a column counted without the hole in the last box (`last_box`) to the actual column."""
     return gl.where(column >= hole, column + width, column)
 
 
@@ -287,7 +291,8 @@ def mask_tree(s, tile, row_mask, CFG: gl.constexpr):
         mask_by_words_asm(OWN), mask_constraints(OWN, CFG.BLOCK_N // 32), args, dtype=gl.float32, is_pure=True, pack=OWN
     )
     if CFG.WINDOW:  # noqa: SIM102  one is decided by the compiler, the other on the device
-        # Otherwise the whole tail lies in every row's window. Trees are rarely deeper than a window is wide.
+        # If this is False, every row's window contains the whole tail. It is rarely True, since trees are rarely deeper
+        # than a window is wide.
         if row_mask.max_position - row_mask.prefix_len > row_mask.window_left:
             s = mask_by_depth(s, tile, row_mask, CFG)
     return s
@@ -297,7 +302,8 @@ def mask_tree(s, tile, row_mask, CFG: gl.constexpr):
 def mask_bounds(s, tile, row_mask, CFG: gl.constexpr):
     """Apply the causal or block mask to the scores of a tile in which rows see different keys."""
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    # The first columns of a last box that is not full hold no key of this tile: earlier rows of the page, or zeros.
+    # The hole: the first columns of a last box that is not full. They hold zeros or earlier keys, and no key of this
+    # tile.
     rest, hole, width = last_box(tile, row_mask, CFG)
     last = row_mask.slot_of_row * 0 + rest - 1
     if CFG.TAIL_KIND == CAUSAL:
@@ -314,8 +320,8 @@ def mask_bounds(s, tile, row_mask, CFG: gl.constexpr):
 def apply_mask(s, tile, row_mask, CFG: gl.constexpr):
     """Set scores of a tile to -inf where a row does not see the key, as `visible_keys` defines.
 
-    This takes a third of the instructions of `visible_keys`. There the compiler computes the column index of each score
-    of a thread. Here the columns are constants relative to the thread's first column, as immediate operands.
+    This takes a third of the instructions of `visible_keys`. In `visible_keys` each thread computes the column index of
+    every score. Here the columns are immediate operands, relative to the thread's first column.
     """
     if needs_mask(tile, row_mask, CFG):
         s = mask_tree(s, tile, row_mask, CFG) if CFG.TAIL_KIND == TREE else mask_bounds(s, tile, row_mask, CFG)

@@ -4,12 +4,13 @@
     V tile [keys, d]  ldmatrix.trans  even, odd [d/2, keys]        Oᵀ [d/2, rows] += Vᵀ · Pᵀ, for even d, for odd d
 
 No upcast tile is written to shared memory, unlike in `producer_upcast.upcast_tiles`. ldmatrix reads two e4m3 values as
-one 16-bit element. For K they are neighbours in d, the dimension that the product sums over, in any order. So one
-instruction converts both, and the columns of q are stored in the same order. For V they are neighbours in d too, but d
-is the row dimension of this operand. So the bytes of two keys are sorted before the conversion.
+one 16-bit element. In K, the two values are adjacent in d. The product sums over d, so the order of d is free: one
+instruction converts both values, and the columns of q are stored in the same order. In V the two values are adjacent in
+d too, but d is the row dimension of this operand. So the bytes of two keys are reordered before the conversion.
 
-fp16 represents e4m3 exactly, NaN too. q is scaled by one power of two and rounded to fp16. The rounding error is 2**-39
-of its largest element, less than the error of fp32 sums. Weights are rounded to fp16, which is finer than bf16.
+fp16 represents e4m3 exactly, including NaN. q is scaled by one power of two and rounded to fp16. The rounding error is
+2**-39 of its largest element, less than the error of fp32 sums. Weights (P, the softmax probabilities) are rounded to
+fp16, which is finer than bf16.
 """
 
 from typing import NamedTuple
@@ -103,8 +104,8 @@ def upcast_v(x):
 def apply_mask_transposed(s, tile, request_rows, CFG: gl.constexpr, scores: gl.constexpr):
     """Set scores ``[keys, rows]`` to -inf where a row does not see the key, as `mask.visible_keys` defines.
 
-    Visibility is computed in a layout with one row a thread. In the layout of the scores each thread holds a quarter of
-    the rows, and their indices would occupy registers in every tile.
+    Visibility is computed in a register layout with one row a thread. In the layout of the scores each thread holds a
+    quarter of the rows, and the indices of these rows would occupy registers in every tile.
     """
     NUM_ROWS: gl.constexpr = s.shape[1]
     row_layout: gl.constexpr = gl.BlockedLayout([1, NUM_ROWS // 2], [NUM_ROWS // 4, 128 // NUM_ROWS], [4, 1], [1, 0])
@@ -136,13 +137,14 @@ def load_q_fp16(
     """
     col = gl.arange(0, CFG.BLOCK_D // 2, gl.SliceLayout(0, layout))
     col = col // 2 * 4 + col % 2
-    # Four columns from a multiple of four all belong to one head, or to none.
+    # Four columns that start at a multiple of four all belong to one head, or all are padding. So one index serves all
+    # four.
     elements, there = head_columns(packed, col, group, inv_group, CFG)
     pointers = row_pointers(q, begin, packed, elements, head, group, inv_group, stride_row, stride_head, CFG)
     low = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.float32)
     high = gl.load(pointers + 2, mask=live[:, None] & there, other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
-    # A row with an infinity keeps it, and does not affect the scale of the other rows.
+    # Infinities do not count: a row with an infinity keeps it, but must not change the scale of the other rows.
     largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
     # Scale so that the exponent of the largest value becomes 14.
     exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 15)
@@ -157,7 +159,7 @@ def load_q_fp16(
 
 @gluon.jit
 def partial_row_sums(p):
-    """Add the two weights of each (row, 16 keys) in a thread: ``[keys / 16, 8, rows]``, in half the registers."""
+    """Add the two weights p of each row and 16 keys in a thread: ``[keys / 16, 8, rows]``, half the registers."""
     return gl.sum(gl.reshape(p, [p.shape[0] // 16, 2, 8, p.shape[1]]), 1)
 
 
@@ -186,9 +188,10 @@ def any_above(x, limit, flags):
 
 @gluon.jit
 def online_softmax_fp8(state, s, is_first, weights, flags, unit, MASKED: gl.constexpr):
-    """Write the weights of a tile to shared memory and update the state (even, odd, pivot, row_sum).
+    """Write a tile's weights (p, softmax probabilities) to shared memory; update the state (even, odd, pivot, row_sum).
 
-    Weights and accumulators are relative to 2**pivot. The pivot rises only if a weight would exceed 2**MAX_WEIGHT_LOG2.
+    Weights and accumulators (even and odd d) are relative to 2**pivot. The pivot rises only if a weight would exceed
+    2**MAX_WEIGHT_LOG2.
     """
     even, odd, pivot, row_sum = state
     x = s * unit - pivot[None, :]
@@ -198,7 +201,8 @@ def online_softmax_fp8(state, s, is_first, weights, flags, unit, MASKED: gl.cons
             old_scale = gl.exp2(pivot - new_pivot)
             x = s * unit - new_pivot[None, :]
         else:
-            # Compute the rise from x only: keeping the scores too would exceed the registers. Every row sees all keys.
+            # The rise is computed from x only, because keeping the scores too would exceed the registers. This is
+            # correct since every row sees all keys here.
             rise = gl.max(x, 0) - ROW_MAX_LOG2
             rise = gl.where(is_first, rise, gl.maximum(rise, 0.0))
             old_scale = gl.exp2(gl.minimum(-rise, 0.0))
@@ -222,7 +226,7 @@ def mainloop_unmasked(
 ):  # fmt: skip
     """Process key tiles [first, stop) in which every row sees all keys; return the state, the stage and the phase.
 
-    The upcast of a tile's keys and its q·k product overlap p·v of the tile before. A stage is released only after the
+    The upcast of a tile's keys and its q·k product overlap p·v of the previous tile. A stage is released only after the
     product that takes its registers is issued, because an mbarrier arrival does not wait for outstanding loads.
 
     Args:
@@ -277,10 +281,10 @@ def mainloop_fp8(
     state, q_smem, weights, flags, pipeline, stage, phase, first, stop, request_rows, scale, cap, CFG: gl.constexpr,
     MASKED: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """Process key tiles [first, stop) one after the other; without MASKED, `first` is the first tile of the rows.
+    """Process key tiles [first, stop) without overlap; without MASKED, `first` is the rows' first tile in the split.
 
-    V is read after the weights are computed. Together with a mask it would exceed the registers, and the compiler would
-    reload the spilled registers in the loop of unmasked tiles too.
+    V is read after the weights are computed. An earlier read would exceed the registers if a mask is applied, and the
+    compiler would reload the spilled registers in the loop of unmasked tiles too.
     """
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([CFG.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)

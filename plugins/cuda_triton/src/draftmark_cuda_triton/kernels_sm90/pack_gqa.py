@@ -1,4 +1,4 @@
-"""Packed GQA rows, (query row, head of the group): indices, and the load of 64 rows of q into shared memory."""
+"""Packed GQA rows, each a (query row, head of the group) pair: index arithmetic, and the load of q to shared memory."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,9 +33,10 @@ def split_packed_row(packed, group, inv_group):
 
 @gluon.jit
 def head_columns(packed, col, group, inv_group, CFG: gl.constexpr, COLUMNS: gl.constexpr = 1):
-    """Return each tile column's element index within the head of each packed row, and whether it exists.
+    """Return the element of its head that each (packed row, tile column) holds, and False where it holds none.
 
-    With two KV heads in a tile, a row has elements in the columns of its own KV head and zeros in those of the other.
+    With two KV heads in a tile, a row has elements in the columns of its own KV head, and zeros in the columns of the
+    other KV head.
 
     Args:
         COLUMNS: dimension of the columns in the result; the rows are the other dimension.
@@ -53,7 +54,7 @@ def head_columns(packed, col, group, inv_group, CFG: gl.constexpr, COLUMNS: gl.c
 def row_pointers(tensor, begin, packed, own, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr):
     """Return pointers ``[rows, columns]`` to the elements `own` of packed rows of q or out; row 0 is `begin`.
 
-    The declared alignment of the strides decides the number of elements that one instruction moves.
+    The declared alignment of the strides (STRIDE_ALIGN) decides the number of elements that one instruction moves.
     """
     STRIDE_ALIGN: gl.constexpr = CFG.STRIDE_ALIGN
     row, head_in_group = split_packed_row(packed, group, inv_group)
@@ -103,7 +104,7 @@ def load_q(q, begin, first, count, head, group, inv_group, stride_row, stride_he
 
 @gluon.jit
 def store_q_part_smem(smem, queries):
-    """Store one column part of q, packed in pairs, to shared memory."""
+    """Store one column part of q to shared memory; each 32-bit element holds two 16-bit values."""
     pairs: gl.constexpr = gl.NVMMASharedLayout.get_default_for(queries.shape, gl.int32)
     reinterpret(smem, gl.int32, queries.shape, pairs).store(queries)
 

@@ -11,7 +11,7 @@ from .gluon_compat import thread_barrier
 
 
 class TensorPipeline(NamedTuple):
-    """Pipeline stages of K or of V.
+    """Holds the pipeline stages of K or of V: shared memory and barriers.
 
     Attributes:
         tiles: shared memory ``[STAGES, BLOCK_N, width]``, one entry for each column part.
@@ -35,9 +35,9 @@ class KvPipeline(NamedTuple):
 def kv_tile_layout(keys, dim, dtype, full_head):
     """Return the shared-memory layout of a K or V tile, in the 128-byte swizzle that wgmma reads.
 
-    Normally the tile holds the first 128 bytes of every key, then the next 128 bytes. With `full_head`, a TMA box loads
-    whole heads of 8 keys, so this order repeats for each 8 keys. Both are blocks of 8 keys x 128 bytes; the distances
-    between blocks differ.
+    Normally the tile holds the first 128 bytes of every key, then the next 128 bytes of every key. With `full_head`, a
+    TMA box loads all 256 bytes of 8 keys, so this order repeats for each 8 keys. Both layouts consist of blocks of 8
+    keys x 128 bytes; only the distances between blocks differ.
     """
     if not full_head:
         return gl.NVMMASharedLayout.get_default_for([keys, dim], dtype)
@@ -80,12 +80,12 @@ def make_pipeline(
     dtype: gl.constexpr, CONSUMER_ARRIVALS: gl.constexpr, STAGES: gl.constexpr, CFG: gl.constexpr,
     PRODUCER_ARRIVALS: gl.constexpr = 1, FULL_HEAD: gl.constexpr = False, ELEMS_PER_CELL: gl.constexpr = 1,
 ):  # fmt: skip
-    """Allocate a `KvPipeline` of STAGES stages and initialise its barriers.
+    """Allocate a `KvPipeline` of STAGES stages and initialize its barriers.
 
     Args:
         CONSUMER_ARRIVALS: arrivals that complete an empty barrier.
         PRODUCER_ARRIVALS: arrivals that complete a full barrier.
-        FULL_HEAD: TMA boxes hold whole heads of 16-bit elements (`kv_tile_layout`).
+        FULL_HEAD: full-head boxes: a TMA box holds all 256 bytes of a head of 16-bit elements (`kv_tile_layout`).
         ELEMS_PER_CELL: columns that one element of `dtype` holds.
     """
     k_tiles = allocate_rows(dtype, STAGES, CFG.BLOCK_N, CFG, FULL_HEAD, ELEMS_PER_CELL)
@@ -111,8 +111,9 @@ def make_pipeline(
 def release(empty, CFG: gl.constexpr):
     """Signal that the consumers no longer read a stage, without a barrier within the warp group.
 
-    Every consumer thread arrives by the mbarrier arrival of cp.async, which waits for the thread's copies; consumers
-    have none. With three consumer warp groups, one thread of each group arrives (`num_empty_arrivals`).
+    Every consumer thread executes cp.async.mbarrier.arrive. Consumers have no outstanding cp.async, so it arrives at
+    once, without a barrier among the threads. With three consumer warp groups, one thread of each group arrives
+    (`num_empty_arrivals`).
     """
     if num_empty_arrivals(CFG) == CFG.NUM_CONSUMER_WGS:
         mbarrier.arrive(empty, count=1)

@@ -1,9 +1,9 @@
 """Prefill (EXTEND) on Hopper: ragged causal attention by persistent CTAs over row tiles, usually of 128 packed rows.
 
-Two consumer warp groups share one pipeline. Compared with row tiles of 64, half of the K and V bytes cross from L2.
-The softmax of one group overlaps the matrix products of the other. Persistent CTAs get row tiles from
-`tile_scheduler`. q of the next row tile loads while the output is stored. Worked size, 8 requests x 4096 tokens,
-32 heads of 128: 1.1 TFLOP, 1.4 ms at 790 TFLOP/s; 8.6 GB through L2.
+Two consumer warp groups share one pipeline. So the CTA reads half of the K and V bytes from L2 that row tiles of 64
+would read. The softmax of one group overlaps the matrix products of the other. Persistent CTAs get row tiles from
+`tile_scheduler`. q of the next row tile loads while the output is stored. Example: 8 requests x 4096 tokens, 32 heads
+of 128. 1.1 TFLOP take 1.4 ms at 790 TFLOP/s; 8.6 GB are read from L2.
 """
 
 from triton.experimental import gluon
@@ -58,7 +58,8 @@ def produce_prefill(args, ROLE: gl.constexpr, CFG: gl.constexpr):
             first, stop = kv_range.first, kv_range.stop
         else:
             first, stop = work_tile_kv_range(work_tile, group, inv_group, window_left, CFG)
-        # A split's next work tile already belongs to this CTA, so its record loads before this one's key tiles.
+        # The next work tile of a split already belongs to this CTA. So its record is loaded and published before this
+        # work tile's key tiles are loaded.
         if SCHEDULES and CFG.SPLIT_KV:
             if split_tiles_per_request == 0:
                 tile_index = get_next_tile(row_tiles, tiles * num_kv_heads)
@@ -127,7 +128,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         last, _ = split_packed_row(head_offset + CONSUMER_WG * 64 + 63, group, inv_group)
         first_masked_tile = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // CFG.BLOCK_N
         max_position = prefix_len + gl.minimum(first_row + last, rows - 1)
-        # Prefill rows are a chain, so the mask words and depths of trees are unused.
+        # Prefill rows are a chain (plain causal), so the fields for tree masks and depths are unused.
         row_mask = RowMask(
             prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
             row_words=row_tiles + row * 0, depths=row_tiles, mask_words=0, window_left=window_left,

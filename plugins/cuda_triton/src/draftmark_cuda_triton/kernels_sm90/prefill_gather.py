@@ -59,7 +59,7 @@ def attend_prefill_gather(
     scheduler = make_tile_scheduler(NUM_CONSUMER_WGS, CFG)
     if PDL:
         grid_dependency_sync()
-    # The last argument is a placeholder for num_pages, which only TMA needs.
+    # 0 is a placeholder for num_pages, which only the TMA producer reads.
     producer_args = (
         work, row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, pipeline, pipeline, scheduler, group,
         num_kv_heads, num_splits, window_left, stride_table, 0,

@@ -3,8 +3,8 @@
     page table ─► one entry a lane ─► shuffled to the threads of its row ─► cp.async ─► │ K0 V0 │ K1 V1 │ …
       a tile ahead of its copies         16 threads have a row of 256 B                 full: all 128 threads
 
-The pipeline then holds what TMA boxes of BLOCK_N rows would have loaded: the same swizzled rows, with the last key at
-the end of its tile. So the mask and the mainloop treat it as a pipeline over pages of BLOCK_N tokens.
+The pipeline then holds the rows that TMA boxes of BLOCK_N keys would have loaded, swizzled alike, with the request's
+last key at the end of its tile. So the mask and the mainloop treat it as a pipeline over pages of BLOCK_N tokens.
 
 cp.async writes shared memory through the generic proxy, and wgmma reads it through the async proxy. The consumers
 therefore execute a proxy fence after their wait (`mainloop.wait_full`).
@@ -109,7 +109,7 @@ def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, 
     at = add_offset_64(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
     if CFG.PAGE_SIZE > 1:
         at = add_offset_64(at, position % CFG.PAGE_SIZE, stride_slot)
-    # Copies have 16 bytes. The compiler cannot derive the alignment of addresses computed by inline assembly.
+    # 16-byte copies need aligned addresses. The compiler cannot derive that for addresses from inline assembly.
     rows = gl.multiple_of(at.to(tensor.dtype), 16)
     col = part_offset(CFG, part) + gl.arange(0, part_width(CFG, part), gl.SliceLayout(0, layout))
     cp_async(
@@ -121,7 +121,7 @@ def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, 
 def gather_tiles(
     k_source, v_source, pipeline, stage, phase, page_table_row, head, first, stop, kv_len, CFG: gl.constexpr
 ):
-    """Gather key tiles [first, stop) of one request; columns without a key become zeros, without a read."""
+    """Gather key tiles [first, stop) of one request; columns without a key are filled with zeros and read no memory."""
     ids_layout: gl.constexpr = page_id_layout(CFG.BLOCK_N, CFG.BLOCK_D, gl.num_warps())
     next_ids = load_page_ids(page_table_row, first, kv_len, CFG, ids_layout)
     for tile in range(first, stop):

@@ -1,8 +1,8 @@
 """TMA producer: one warp loads K, another loads V, in boxes of at most one page.
 
-Four pages of 16 fill a tile of 64 keys, as one page of 64 does. A box holds 128 bytes of each head, or the whole head
-of 256 bytes, which halves the number of boxes. K and V have a warp each, because issuing the boxes of small pages takes
-many instructions, and the consumer warps on the same warp scheduler wait for them.
+Four pages of 16 fill a tile of 64 keys, as one page of 64 does. A box holds 128 bytes of each key's head. A full-head
+box holds all 256 bytes, which halves the number of boxes. K and V have a warp each, because issuing the boxes of small
+pages takes many instructions, which delay the consumer warps on the same warp scheduler.
 """
 
 from triton.experimental import gluon
@@ -16,13 +16,16 @@ from .pipeline import advance
 
 @gluon.constexpr_function
 def box_keys(box):
-    """Return the keys of a box ``[1, keys, 1, 128 bytes]``, or with whole heads ``[1, keys / 8, 2, 8, 128 bytes]``."""
+    """Return the number of keys in a TMA box.
+
+    Its shape is ``[1, keys, 1, 128 bytes]``, or for a full-head box ``[1, keys / 8, 2, 8, 128 bytes]``.
+    """
     return box[1] if len(box) == 4 else box[1] * box[3]
 
 
 @gluon.constexpr_function
 def tile_bytes(CFG, dtype):
-    """Return the bytes of a tile, all column parts together."""
+    """Return the number of bytes of a tile, with all its column parts."""
     return CFG.BLOCK_N * (CFG.BLOCK_D + CFG.BLOCK_D_REST) * dtype.primitive_bitwidth // 8
 
 
@@ -30,8 +33,8 @@ def tile_bytes(CFG, dtype):
 def unrolls_boxes(CFG, boxes):
     """Return True if the boxes of a full tile are issued by unrolled code instead of a loop.
 
-    With two or three consumer warp groups, their mainloops fill the instruction cache. A short producer loop then costs
-    them less than unrolled code, which is fetched again for every tile (NOTES.md).
+    The mainloops of two or three consumer warp groups fill the instruction cache. A short producer loop then slows them
+    less than unrolled code, which is fetched again for every tile (NOTES.md).
     """
     return CFG.NUM_CONSUMER_WGS == 1 or boxes <= 2
 
@@ -40,9 +43,9 @@ def unrolls_boxes(CFG, boxes):
 def boxes_per_batch(CFG):
     """Return the number of boxes that one iteration of the producer loop issues.
 
-    Two consumer warp groups are delayed least by one box an iteration: short code with waits in between. Three groups
-    process a tile of small heads faster than a producer that waits for the page id of each box, so two boxes share one
-    wait.
+    One box an iteration (short code, with waits in between) delays two consumer warp groups least. Three groups with
+    small heads process a tile faster than a producer that waits for each box's page id can load it. So two boxes share
+    one wait.
     """
     return 1 if CFG.NUM_CONSUMER_WGS == 2 else 2
 
@@ -55,9 +58,9 @@ def load_tiles(
     """Load the K tiles, or with ROLE LOAD_V the V tiles, [first, stop) of one request.
 
     Args:
-        descriptors: two TMA descriptors of one tensor. The first has boxes of one page, or of a part of a page. The
-            second has boxes of CFG.BOX_KEYS keys if boxes hold whole heads, boxes of the second column part if the tile
-            has two parts, and is None otherwise.
+        descriptors: two TMA descriptors of one tensor. The first has boxes of one page, or of a part of a page. With
+            full-head boxes, the second has boxes of CFG.BOX_KEYS keys. If the tile has two column parts, it has boxes
+            of the second part. Otherwise it is None.
     """
     tensor_pipeline = pipeline.v if ROLE == LOAD_V else pipeline.k
     if unrolls_boxes(CFG, CFG.BLOCK_N // box_keys(descriptors[0].block_shape)):
@@ -78,12 +81,12 @@ def load_tiles(
 
 @gluon.jit
 def load_full_tiles(descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, CFG: gl.constexpr):
-    """Load tiles that are full of keys, all boxes of a tile in unrolled code."""
+    """Load tiles that are full of keys; all boxes of a tile are issued by unrolled code."""
     tiles, full, empty = tensor_pipeline
     KEYS_OF_BOX: gl.constexpr = box_keys(descriptors[0].block_shape)
     BOXES: gl.constexpr = CFG.BLOCK_N // KEYS_OF_BOX
     for tile in range(first, stop):
-        # The page ids load before the wait, so their latency overlaps it.
+        # The page ids are loaded before the wait for an empty stage, so their latency overlaps that wait.
         pages = ()
         for b in gl.static_range(BOXES):
             page = gl.load(page_table_row + (tile * CFG.BLOCK_N + b * KEYS_OF_BOX) // CFG.PAGE_SIZE)
@@ -116,7 +119,7 @@ def load_partial_tiles(
             pages = ()
             for i in gl.static_range(BOXES_PER_BATCH):
                 position = begin + (batch * BOXES_PER_BATCH + i) * KEYS_OF_BOX
-                # One box a page is the usual case and needs no division.
+                # If a page is exactly one box, which is usual, the page index needs no division.
                 page = gl.load(ids + i if CFG.PAGE_SIZE == KEYS_OF_BOX else page_table_row + position // CFG.PAGE_SIZE)
                 pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
             ids += BOXES_PER_BATCH
@@ -159,9 +162,9 @@ def issue_last_boxes(
     """Issue box b of a tile, which is not full, and all boxes after it.
 
     If box b has keys, it ends with the request's last key. Boxes after it name a page out of range, so TMA writes zeros
-    and reads nothing. With whole heads, box b is loaded as boxes of CFG.BOX_KEYS keys. Each ends with the request's
-    last key or its own last key. TMA writes zeros for coordinates before the first row, so nothing after the last key
-    is read.
+    and reads nothing. With full-head boxes, box b is loaded as smaller boxes of CFG.BOX_KEYS keys. Each ends with the
+    request's last key or its own last key. TMA writes zeros for coordinates before the first row, so nothing after the
+    last key is read.
     """
     boxes, extra = descriptors
     KEYS_OF_BOX: gl.constexpr = box_keys(boxes.block_shape)
@@ -210,7 +213,7 @@ def issue_part_boxes(boxes, smem, full, b, at, part: gl.constexpr, CFG: gl.const
 
 @gluon.jit
 def box_views(boxes, smem, CFG: gl.constexpr):
-    """Return a stage's tile reinterpreted as an array of boxes with whole heads."""
+    """Return a stage's tile reinterpreted as an array of full-head boxes."""
     GROUPS: gl.constexpr = boxes.block_shape[1]
     PARTS: gl.constexpr = boxes.block_shape[2]
     WIDTH: gl.constexpr = boxes.block_shape[4]

@@ -49,7 +49,8 @@ def upcast_tile(fp8, fp8_stage, fp8_phase, out, stage, phase, CFG: gl.constexpr)
     mbarrier.wait(fp8.full.index(fp8_stage), fp8_phase)
     values = ()
     for part in gl.static_range(num_column_parts(CFG)):
-        # Eight threads store one row of 128 bytes. With 16 values a thread, two threads would access the same bank.
+        # With this layout eight threads store one row of 128 bytes. With 16 values a thread, pairs of threads would
+        # access the same bank.
         x = fp8.tiles[part].index(fp8_stage).load(row_copy_layout(part_width(CFG, part), gl.num_warps()))
         values = values + (upcast(x, out.tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(out.empty.index(stage), phase ^ 1)
@@ -62,7 +63,7 @@ def upcast_tile(fp8, fp8_stage, fp8_phase, out, stage, phase, CFG: gl.constexpr)
 
 @gluon.jit
 def upcast_tiles(fp8, pipeline, fp8_stage, fp8_phase, stage, phase, first, stop, CFG: gl.constexpr):
-    """Convert e4m3 key tiles [first, stop) to q's dtype, once a tile for any number of rows."""
+    """Convert e4m3 key tiles [first, stop) to q's dtype. Each tile is converted once, for any number of rows."""
     for _ in range(first, stop):
         upcast_tile(fp8.k, fp8_stage, fp8_phase, pipeline.k, stage, phase, CFG)
         upcast_tile(fp8.v, fp8_stage, fp8_phase, pipeline.v, stage, phase, CFG)

@@ -37,7 +37,7 @@ def score_unit(scale, cap, CAP: gl.constexpr):
 
 @gluon.jit
 def partial_row_sums(p):
-    """Sum the weights of each row within each thread: ``[rows, 4]`` for the 4 threads of a row, without a shuffle."""
+    """Sum each row's softmax probabilities p within each thread: ``[rows, 4]``, 4 threads a row, without a shuffle."""
     return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
 
 
@@ -45,7 +45,7 @@ def partial_row_sums(p):
 def tile_row_max(s):
     """Return the maximum score of each row, reduced as a tree: pairs, then larger groups, then the threads of the row.
 
-    A linear chain of comparisons would be longer, and every weight of the tile waits for its result.
+    A linear chain of comparisons would take longer, and every softmax probability of the tile waits for the result.
     """
     pairs = gl.max(gl.reshape(s, [s.shape[0], 4, s.shape[1] // 32, 4, 2]), 4)
     own = gl.max(gl.max(pairs, 2), 1)
@@ -62,8 +62,8 @@ def reduce_row_sum(row_sum, rows: gl.constexpr):
 def raise_row_max(row_max, tile_max):
     """Return the new row maxima, and a flag (int32) that is 1 if a row of the warp has a new maximum.
 
-    A maximum moves if `tile_max` exceeds it by more than 8. If one row of a warp moves, all its rows do, so the warp
-    does not diverge. `pack=2` passes the two rows of a thread.
+    A maximum is raised if `tile_max` exceeds it by more than 8. If one row of a warp needs this, all rows of the warp
+    are raised, so the warp does not diverge. `pack=2` passes the two rows of a thread.
     """
     return gl.inline_asm_elementwise(
         """
@@ -103,7 +103,7 @@ def rescale_constraints(count):
 
 @gluon.jit
 def rescale_if_moved(acc, old_scale, max_moved):
-    """Multiply the accumulator ``[rows, dim]`` by `old_scale` of each row, if a row maximum of the warp has moved."""
+    """Multiply accumulators ``[rows, dim]`` by each row's `old_scale` if the warp raised its row maxima."""
     OWN: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
     factor = gl.convert_layout(old_scale, gl.SliceLayout(1, acc.type.layout))[:, None]
     flag = gl.convert_layout(max_moved, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -114,14 +114,14 @@ def rescale_if_moved(acc, old_scale, max_moved):
 
 @gluon.jit
 def online_softmax(s, unit, row_max, row_sum):
-    """Turn the scores of a tile into weights p and update the running row state.
+    """Turn the scores of a tile into p (unnormalized softmax probabilities) and update the running row state.
 
     Args:
         unit: factor of `score_unit`.
 
     Returns:
-        p, old_scale, row_max, row_sum, max_moved: the weights; the factor of the old accumulators, which applies only
-        where `max_moved` is set; the updated state.
+        p, old_scale, row_max, row_sum, max_moved: the probabilities; the factor for the old accumulators, which applies
+        only where `max_moved` is set; the updated state.
     """
     new_row_max, max_moved = raise_row_max(row_max, tile_row_max(s) * unit)
     # Without a visible key so far, row_max is -inf, and -inf - -inf would be NaN.
@@ -161,10 +161,10 @@ def order_before_wait(row_sum):
 
 @gluon.jit
 def pack_pairs(p, dtype: gl.constexpr, operand: gl.constexpr):
-    """Convert weights to 16 bits, two neighbours in one register, in the layout of a wgmma operand.
+    """Convert p to 16 bits, two adjacent values in one register, in the layout of a wgmma operand.
 
-    The compiler's own conversion pairs other elements. One more instruction for each register would then reorder them,
-    between the issue of one matrix product and the next.
+    The compiler's own conversion pairs other elements. It would then need one more instruction for each register to
+    reorder them, between the issue of one matrix product and the next.
     """
     if dtype == gl.bfloat16:
         weights = gl.inline_asm_elementwise(
@@ -179,6 +179,6 @@ def pack_pairs(p, dtype: gl.constexpr, operand: gl.constexpr):
 
 @gluon.jit
 def sink_weight(sinks, heads, live, row_max):
-    """Return the weight that the sink of each query head adds to its row sum (`kernels.tile.sink_weight`)."""
+    """Return the term that the sink of each row's query head adds to the row sum (`kernels.tile.sink_weight`)."""
     sink = gl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
     return gl.exp2(sink - gl.where(row_max == float("-inf"), 0.0, row_max))

@@ -8,7 +8,7 @@ BLOCK = gl.constexpr(2)
 
 @gluon.jit
 def request_rows(q_indptr, request, q_len, tail_len, RAGGED: gl.constexpr):
-    """Return a request's first row, its rows and its tail tokens (`kernels.split_kv.request_rows`)."""
+    """Return a request's first row and its numbers of rows and tail tokens (`kernels.split_kv.request_rows`)."""
     begin, rows, tail_slots = request * q_len, q_len, tail_len
     if RAGGED:
         begin = gl.load(q_indptr + request)

@@ -5,9 +5,10 @@ Dynamic (persistent CTAs, longest tiles first):
     row_tiles  │ tiles taken, tiles │ heads in L2, split │ tile 0 │ tile 1 │ …   written by `write_metadata_prefill`
     CTA        one partition takes a work tile and reads its record ──► publish ──► all other partitions receive it
 
-Row tiles differ in cost: the last one of a prompt sees all its keys, the first one few. Counted in key tiles, a static
-round-robin order ends 3 % later for 8 prompts of 4096 tokens and 27 % later for one of 1024. The scheduling partition
-runs up to SCHEDULER_STAGES work tiles ahead, so a record is ready when the other partitions need it.
+Row tiles differ in cost: the last row tile of a prompt sees all its keys, the first one only a few. Estimated in key
+tiles, a static round-robin order takes 3 % longer for 8 prompts of 4096 tokens, and 27 % longer for one prompt of 1024.
+The scheduling partition runs up to SCHEDULER_STAGES work tiles ahead, so a record is ready when the other partitions
+need it.
 
 Split (SPLIT_KV, if `write_metadata_prefill` chose it):
 
@@ -15,8 +16,8 @@ Split (SPLIT_KV, if `write_metadata_prefill` chose it):
     CTA        one partition walks over the split of one KV head ──► publish ──► all other partitions receive it
 
 With few row tiles some CTAs would be idle while others attend to a long prefix. The key tiles of all row tiles then
-form one sequence, which is divided into equal splits as `kernels.split_kv` divides requests. `combine` merges the
-partial results.
+form one sequence, which is divided into equal splits as `kernels.split_kv` divides requests. `kernels.combine` merges
+the partial results.
 """
 
 from typing import NamedTuple
@@ -37,13 +38,13 @@ SCHEDULER_STAGES = gl.constexpr(4)
 
 
 class WorkTile(NamedTuple):
-    """One row tile of one KV head, int32. A work tile with 0 rows means that no work is left.
+    """Holds one row tile of one KV head, int32. A work tile with 0 rows means that no work is left.
 
     Attributes:
         request: index of the request in the batch.
         head: index of the KV head.
-        row: row of the request in which the tile begins.
-        head_offset: query heads of that row that belong to the previous tile.
+        row: query row of the request in which the row tile begins.
+        head_offset: number of query heads of that row that belong to the previous row tile.
         q_begin: first row of the request in q.
         rows: rows of the request.
         prefix_len: tokens of the request before its rows.
@@ -64,7 +65,7 @@ class KvRange(NamedTuple):
     Attributes:
         first: first key tile.
         stop: end of the range, exclusive.
-        partial: 0 if the range is everything that the row tile sees; otherwise 1 + the index of its partial result.
+        partial: 0 if the range contains all keys that the row tile sees; otherwise 1 + the index of its partial result.
     """
 
     first: gl.tensor
@@ -82,7 +83,7 @@ def record_words(CFG):
 def make_tile_scheduler(NUM_RECEIVERS: gl.constexpr, CFG: gl.constexpr):
     """Allocate shared memory for work tile records, with a full and an empty barrier for each scheduler stage.
 
-    NUM_RECEIVERS: partitions that read a record, and so arrivals that complete an empty barrier.
+    NUM_RECEIVERS: number of partitions that read a record. Each arrives once at the empty barrier.
     """
     records = gl.allocate_shared_memory(
         gl.int32, [SCHEDULER_STAGES, record_words(CFG)], gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -101,7 +102,7 @@ def make_tile_scheduler(NUM_RECEIVERS: gl.constexpr, CFG: gl.constexpr):
 def get_next_tile(row_tiles, count):
     """Take the next work tile from the global counter and return its index; an index of `count` or more means none.
 
-    CTA i starts with tile i and needs no counter for it. Each CTA continues until its index passes the end, so the
+    CTA i starts with tile i and needs no counter for it. Each CTA continues until its index is `count` or more, so the
     counter is incremented exactly `count` times a launch. The last increment resets it to 0 for the next layer.
     """
     taken = gl.atomic_add(row_tiles, 1, sem="relaxed")
@@ -197,7 +198,7 @@ def next_split_tile(
         tile = gl.where(tile < 0, first, tile)
         stop = gl.minimum(tile + tiles_left, end)
         partial = gl.where((tile == first) & (stop == end), 0, split * 2 + partial_half + 1)
-        # A split may begin in the fixed overhead of a row tile that other splits have finished.
+        # The row tile gets 0 rows if only its OVERHEAD_TILES are left in the split; other splits process its key tiles.
         rows = gl.where(tile < end, rows, 0)
         tiles_left -= end + CFG.OVERHEAD_TILES - tile
         entry += 1
@@ -229,7 +230,7 @@ def first_work_tile(work, row_tiles, num_splits, num_kv_heads, CFG: gl.constexpr
 
 @gluon.jit
 def schedule_next(tile_index, cursor, split_tiles_per_request, schedule, scheduler, stage, phase, CFG: gl.constexpr):
-    """Load the next work tile, dynamic or of this CTA's split, and publish it to the other partitions.
+    """Load the next work tile (from the counter, or from this CTA's split) and publish it to the other partitions.
 
     Args:
         tile_index: index from `get_next_tile`; unused if the batch is split.
@@ -297,8 +298,8 @@ def receive(scheduler, stage, phase, CFG: gl.constexpr):
         if CFG.SPLIT_KV
         else ()
     )
-    # The arrival does not wait for outstanding loads of the record; this branch on their values does. No word is
-    # negative, so the branch is always taken.
+    # The mbarrier arrival does not wait for outstanding loads of the record, but this branch on the loaded values does.
+    # No word is negative, so the branch is always taken.
     if gl.sum(record, 0) >= 0:
         mbarrier.arrive(empty.index(stage), count=1)
     stage, phase = advance(stage, phase, SCHEDULER_STAGES)

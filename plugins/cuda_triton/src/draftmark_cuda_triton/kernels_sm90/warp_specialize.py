@@ -1,6 +1,6 @@
 """Warp specialization: starts the consumer warp groups, the producer warps, and the warps that upcast or gather.
 
-A partition is a device function of its arguments, its index or task, and the kernel's constants.
+A partition is the warps that run one device function, with its arguments, its index or task, and the constants.
 """
 
 from triton.experimental import gluon
@@ -38,7 +38,7 @@ def start_tma(
     CONSUMER_REGISTERS: gl.constexpr,
 ):
     """Start the partitions of a CTA that loads keys by TMA; the call returns when all partitions have ended."""
-    # More upcast warps would leave too few registers to the consumers of heads of 256.
+    # For a head_dim of 256, more upcast warps would leave too few registers to the consumers.
     UPCAST_WARPS: gl.constexpr = 8 if CFG.BLOCK_D < 256 else 4
     if CFG.NUM_CONSUMER_WGS == 1 and not UPCAST_FP8:
         gl.warp_specialize(

@@ -1,10 +1,10 @@
 """Calls of the CUDA driver API that capture a kernel launch and repeat it.
 
 In each launch Triton's launcher unpacks about forty Python objects and encodes every TMA descriptor. That takes 10 to
-20 µs of host time, while the driver takes 3 µs, and an eager forward pays for it three times a layer. A capturing
-stream reports the parameters of a launch. `parameters` finds each argument among them once for each compiled kernel,
-and later launches only overwrite those bytes. Only CUDA's documented driver API is used, without knowledge of Triton's
-parameter packing, which changes between releases.
+20 µs of host time, compared with 3 µs in the driver. An eager forward launches three kernels a layer. If a launch is
+captured in a CUDA graph, the graph node contains the launch's parameters. `parameters` finds each argument among them
+once for each compiled kernel, and later launches only overwrite those bytes. Only CUDA's documented driver API is used,
+without knowledge of Triton's parameter packing, which changes between releases.
 
 Source: CUDA Driver API, "Stream Management", "Graph Management", "Execution Control".
 """
@@ -26,13 +26,13 @@ COOPERATIVE, CLUSTER, CLUSTER_POLICY, PROGRAMMATIC_DEPENDENT = 2, 4, 5, 6
 
 
 class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute."""
+    """Mirrors the driver API's struct CUlaunchAttribute."""
 
     _fields_ = [("id", c_int), ("pad", c_int), ("value", c_uint * 16)]
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
+    """Mirrors the driver API's struct CUlaunchConfig."""
 
     _fields_ = [
         ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", c_void_p),
@@ -41,7 +41,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 class KernelNodeParams(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2."""
+    """Mirrors the driver API's struct CUDA_KERNEL_NODE_PARAMS_v2."""
 
     _fields_ = [
         ("function", c_void_p), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
@@ -50,12 +50,12 @@ class KernelNodeParams(ctypes.Structure):
 
 
 class DriverError(RuntimeError):
-    """The CUDA driver rejected a call, or lacks a function."""
+    """Raised if the CUDA driver rejects a call or lacks a function."""
 
 
 @dataclass(frozen=True)
 class CapturedLaunch:
-    """Function, configuration and parameters of one captured kernel launch.
+    """Holds the function, the configuration and the parameters of one captured kernel launch.
 
     Attributes:
         function: handle of the driver (CUfunction).
@@ -74,10 +74,11 @@ class CapturedLaunch:
 
 
 class Driver:
-    """The CUDA driver functions that launches need.
+    """Holds the CUDA driver functions that launches need.
 
     Args:
-        library: libcuda as a `ctypes.PyDLL`, which keeps the GIL: its calls are shorter than a GIL release.
+        library: libcuda as a `ctypes.PyDLL`, which holds the GIL during calls, because releasing it takes longer than a
+            call.
     """
 
     def __init__(self, library: Any) -> None:
@@ -101,7 +102,7 @@ class Driver:
             self._call("cuStreamBeginCapture_v2", stream, RELAXED)
             try:
                 launch(stream.value or 0)
-            except Exception as error:  # e.g. a launch hook of Triton that synchronizes
+            except Exception as error:  # such as a Triton launch hook that synchronizes
                 raise DriverError(f"the captured launch failed: {error}") from error
             finally:
                 self._call("cuStreamEndCapture", stream, byref(graph))
@@ -111,7 +112,7 @@ class Driver:
                 self._call("cuGraphDestroy", graph)
 
     def is_capturing(self, stream: int) -> bool:
-        """Check whether a stream captures a graph; also True if another capture prohibits the query."""
+        """Check whether a stream captures a graph; also True if another capture makes the driver reject the query."""
         status = c_int()
         return bool(self._code("cuStreamIsCapturing", c_void_p(stream), byref(status)) or status.value)
 
@@ -148,7 +149,7 @@ class Driver:
         )  # fmt: skip
 
     def _sizes(self, function: int) -> list[int]:
-        """Return the bytes of each parameter, queried by index until the driver reports an error."""
+        """Return the size of each parameter in bytes, queried by index until the driver reports an error."""
         found: list[int] = []
         offset, size = c_size_t(), c_size_t()
         while not self._code(
@@ -170,7 +171,7 @@ class Driver:
 
 
 class PreparedLaunch:
-    """A kernel launch with parameters in host memory, for repeated calls of cuLaunchKernelEx.
+    """Holds a kernel launch with its parameters in host memory, for repeated calls of cuLaunchKernelEx.
 
     Args:
         captured_launch: supplies the function, the block, shared memory and attributes.

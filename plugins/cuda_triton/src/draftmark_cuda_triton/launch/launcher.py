@@ -1,8 +1,8 @@
 """Launch of a Triton kernel without Triton's argument binding.
 
-Triton's own launch binds and describes every argument again, and our kernels have about forty. CUDA graph replay avoids
-that cost; an eager forward pays for it in every launch of every layer. Triton's specialization follows from the
-arguments. So `launch_kernel` starts the compiled kernel of an earlier launch with equal specialization at once.
+In each launch Triton binds and inspects every argument, and our kernels have about forty. CUDA graph replay avoids that
+cost; an eager forward pays for it in every launch of every layer. The arguments determine Triton's specialization. So
+`launch_kernel` finds the kernel that an earlier launch with equal specialization compiled, and launches it directly.
 `relaunch` also avoids computing the arguments again.
 """
 
@@ -63,7 +63,7 @@ def supports_pdl() -> bool:
 
 
 def pdl_option(pdl: bool) -> dict[str, bool]:
-    """Return the compiler option of a programmatic dependent launch; the kernel waits for the previous grid itself."""
+    """Return the compiler option of a programmatic dependent launch; the kernel must wait for the previous grid."""
     return {"launch_pdl": True} if pdl else {}
 
 
@@ -84,7 +84,7 @@ def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:
 
 
 def _specialization(value: Any, specialized: bool) -> Any:
-    """Return the properties of an argument on which Triton may specialize a kernel."""
+    """Return the properties of an argument for which Triton can compile a separate kernel (its specialization)."""
     kind = type(value)
     if kind is int:
         is_int32 = -INT32_LIMIT <= value < INT32_LIMIT
@@ -93,5 +93,5 @@ def _specialization(value: Any, specialized: bool) -> Any:
         return kind
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % ALIGNMENT == 0
-    # A descriptor: its box, its dtype and, in Gluon, its shared-memory layout decide how TMA copies.
+    # For a descriptor, its box, its dtype and (in Gluon) its shared-memory layout decide how TMA copies.
     return value.base.dtype, *value.block_shape, getattr(value, "layout", None)

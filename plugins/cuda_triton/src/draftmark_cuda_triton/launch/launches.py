@@ -55,7 +55,8 @@ def write_metadata_decode_verify(
     block_r = max(16, next_power_of_two(extent.num_reqs))
     block_splits = max(1, min(32, SCHEDULE_CELLS // block_r))
     rows = extent.num_rows
-    # Each ragged row compares its index with every request.
+    # Each row of a ragged batch compares its index with every request, so a program with many requests takes fewer
+    # rows.
     block_rows = max(1, min(256, SCHEDULE_CELLS // block_r)) if extent.ragged else 256
     grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(num_splits, block_splits)),)
     launch_kernel(
@@ -93,7 +94,8 @@ def write_metadata_prefill(
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, PREFILL_CELLS // block_r))
-    # Each program keeps all row tiles in one vector. It has one of two lengths, so that few kernels are compiled.
+    # Each program holds all row tiles in one vector. Only two vector lengths are used, so that few kernels are
+    # compiled.
     block_tiles = (
         next((size for size in SPLIT_TILE_SIZES if num_tiles <= size), SPLIT_TILE_SIZES[-1]) if num_splits > 1 else 1
     )
@@ -136,10 +138,10 @@ def attend_decode_verify(
     """Launch attention of a decode or verify batch, and the combine if num_splits is above 1.
 
     Args:
-        mask, depth: ancestor mask and depths of a draft tree; None for other tails.
+        mask, depth: ancestor mask and depths of a draft tree; None if the new tokens are a chain or a block.
         work, partial_out, partial_lse: schedule and partial results; see `sizing.split_buffers`.
         q_indptr: first row of each request of a ragged batch; None for uniform batches.
-        block: every row of a request sees the request's complete tail.
+        block: every row of a request sees all new tokens (the tail) of the request.
         sinks: attention sink of each query head, or None; see `KVCache`.
     """
     shape = shape.merge_heads(config.kv_heads_per_tile)
@@ -270,7 +272,7 @@ def _combine(
     split = row_tiles is not None
     kernel = select_variant(kernels.combine.combine_splits, out)
     rows = partial_rows if split else extent.q_len * shape.group
-    # An interpreted program costs milliseconds whatever its size, so it takes more cells.
+    # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
     cells = COMBINE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * COMBINE_CELLS
     block_splits = min(64, next_power_of_two(num_splits // extent.num_reqs + 2))
     block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_splits))
@@ -406,7 +408,7 @@ def upcast_kv(
     """
     kernel = select_variant(kernels.upcast_kv.upcast_pages, k)
     block = next_power_of_two(shape.num_kv_heads * shape.head_dim)
-    # An interpreted program costs milliseconds whatever its size, so it takes a full page.
+    # An interpreted program costs milliseconds for any size, so it converts a full page.
     max_tokens = max(1, UPCAST_CELLS // block) if isinstance(kernel, triton.JITFunction) else UPCAST_PAGE_SIZE
     tokens = min(max_tokens, UPCAST_PAGE_SIZE)
     launch_kernel(
@@ -424,7 +426,7 @@ def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
 
 
 def _stride_align(q: torch.Tensor, out: torch.Tensor) -> int:
-    """Return a common divisor of q's and out's row and head strides: the elements of a 16-byte access, or 1."""
+    """Return the number of elements in 16 bytes if it divides q's and out's row and head strides; else 1."""
     elements = 16 // q.element_size()
     return elements if all(stride % elements == 0 for stride in (*q.stride()[:2], *out.stride()[:2])) else 1
 

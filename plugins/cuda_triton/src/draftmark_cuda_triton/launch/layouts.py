@@ -1,4 +1,4 @@
-"""Cache of computed facts by object identity, and the interned layout of a layer's KV cache."""
+"""A cache keyed by object identity, and the interned layout of a layer's KV cache (equal layouts are one object)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class IdentityCache(Generic[T, R]):
-    """Results of a function of immutable objects, cached by object identity without keeping the objects alive.
+    """Caches a function's results for immutable objects by object identity, without keeping the objects alive.
 
     Args:
         function: computes the result for an object. The result must not refer to the object.
@@ -37,13 +37,13 @@ class IdentityCache(Generic[T, R]):
 
 
 class Layout:
-    """Everything except addresses that launches read from a layer's KV cache. Equal layouts are one object."""
+    """Properties of a layer's KV cache on which launches depend, except addresses. Equal layouts are one object."""
 
 
 def kv_layout(
     k: torch.Tensor, v: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None
 ) -> tuple[object, ...]:
-    """Return everything except addresses that launches read from K, V and their scales."""
+    """Return all properties of K, V and their scales that launches depend on, except addresses."""
     facts = [(one.stride(), one.shape, one.dtype, one.is_cuda) for one in (k, v)]
     return *facts, k_scale is None, v_scale is None
 

@@ -19,7 +19,7 @@ CAUSAL, TREE, BLOCK = 0, 1, 2
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """Attention parameters that one geometry fixes for every launch.
+    """Holds the attention parameters that are equal in every launch of one geometry.
 
     Attributes:
         num_kv_heads, head_dim, page_size: attention shape.
@@ -29,7 +29,7 @@ class AttentionParams:
         window_left: tokens that a row sees to its left; -1 without a window, or if the window hides no token.
         pdl: launch attention and combine as programmatic dependents (sm_90 and newer). A dependent grid starts while
             the previous grid runs, and waits for its stores.
-        l2_keys: number of keys that fit into L2_BYTES, with K and V of one KV head.
+        l2_keys: number of keys of one KV head (K and V) that fit into L2_BYTES.
         kv_heads_per_tile: KV heads of the cache that count as one of `num_kv_heads`. `group` then counts the query
             heads of all of them (`merge_heads`).
     """
@@ -85,11 +85,11 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class BatchExtent:
-    """Size of a decode or verify batch.
+    """Holds the size of a decode or verify batch.
 
     Attributes:
         num_reqs: requests, padding included.
-        q_len, tail_len: rows and tail slots of each request; in a ragged batch, their upper bounds.
+        q_len, tail_len: rows and tail tokens (new tokens) of each request; in a ragged batch, their upper bounds.
         num_rows: rows of the batch, padding included.
         ragged: the number of rows of each request is read on the device.
     """
@@ -102,7 +102,7 @@ class BatchExtent:
 
 
 class SplitBuffers(NamedTuple):
-    """Buffers for EXTEND row tiles that are split along the keys if the device schedule estimates that to be faster.
+    """Holds buffers for splitting EXTEND row tiles along the keys, which the device schedule does if estimated faster.
 
     Attributes:
         num_splits: splits of the row tiles of each KV head, 2 or more.

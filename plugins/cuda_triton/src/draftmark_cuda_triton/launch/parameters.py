@@ -22,7 +22,7 @@ FLOAT_FORMATS = {4: "f", 8: "d"}
 
 @dataclass(frozen=True)
 class TensorAddress:
-    """Stand-in for a descriptor's tensor, so that a cached descriptor keeps no memory of a step or layer alive."""
+    """Replaces the tensor in a cached descriptor by its address, so that the cache keeps no tensor alive."""
 
     address: int
     dtype: torch.dtype
@@ -45,7 +45,7 @@ def with_address(descriptor: Any, address: int) -> Any:
 
 
 class LaunchTemplate:
-    """Template that packs the driver parameters of any launch of one compiled kernel.
+    """Packs the driver parameters of any launch of one compiled kernel.
 
     Arguments that are not parameters were compiled in and are equal in every launch of the kernel.
 
@@ -114,14 +114,15 @@ class LaunchTemplate:
         return self._driver.capture(lambda stream: self._run(*args, stream=stream), self._device)
 
     def _find_params(self, markers: Sequence[Any]) -> dict[int, int]:
-        """Return the parameter index of each argument that is a parameter, found by capturing unique values."""
+        """Return each argument's driver parameter index, found by capturing a launch with unique values."""
         params = self._capture(markers).params
         found: dict[int, int] = {}
         for arg, value in enumerate(markers):
             if type(value) not in (int, float):
                 continue
             param = [n for n, one in enumerate(params) if len(one) <= 8 and one == _to_bytes(value, len(one))]
-            # An integer without a parameter was compiled in. Floats never are.
+            # An integer without a parameter was compiled in as a constant. Floats are never compiled in, so a missing
+            # one is an error.
             if len(param) > 1 or (type(value) is float and not param):
                 raise DriverError(f"argument {arg} matches {len(param)} parameters instead of one")
             found.update((arg, n) for n in param)

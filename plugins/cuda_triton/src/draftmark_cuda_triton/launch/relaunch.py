@@ -1,8 +1,8 @@
 """Relaunch cache: records the launches of a function once and repeats them for tensors of equal layout.
 
-An eager forward makes the same launches in every layer, and their integers follow from layouts and sizes. So launches
-are recorded once, and later calls only fill in addresses. They launch through the CUDA driver (`cuda_driver`), or
-through Triton's launcher if the driver does not report the parameters.
+An eager forward makes the same launches in every layer, and the integer arguments depend only on layouts and sizes. So
+launches are recorded once, and later calls only fill in addresses. Later calls launch through the CUDA driver
+(`cuda_driver`), or through Triton's launcher if the driver does not report the parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecordedLaunch(Protocol):
 
 
 class RecordedLaunches:
-    """Recorded launches of one layout.
+    """Holds the recorded launches of one layout.
 
     Attributes:
         addresses: uint64 ``[count]`` in host memory, tensor addresses of the next relaunch.
@@ -51,7 +51,7 @@ class RecordedLaunches:
 
 
 class RelaunchCache:
-    """Recorded launches of a function, by the layout of its tensors.
+    """Records and repeats the launches of a function, by the layout of its tensors.
 
     Args:
         names: kernel parameter of each tensor, in the order in which calls pass the tensors.
@@ -108,7 +108,7 @@ class RelaunchCache:
     ) -> None:
         device, found = key[-1], cuda_driver.driver()
         if found is not None and found.is_capturing(driver.active.get_current_stream(device)):
-            launch(*args, *tensors)  # recording captures a graph, which is impossible inside another capture
+            launch(*args, *tensors)  # not recorded: recording is itself a capture, and captures cannot nest
             return
         if self._is_first_use(key):
             launch(*args, *tensors)
@@ -116,7 +116,7 @@ class RelaunchCache:
         if len(self._cache) >= MAX_LAYOUTS:
             self._cache.clear()
             self._templates.clear()
-        # A grid with an extent of 0 launches nothing.
+        # Launches with a grid extent of 0 are dropped, because they launch nothing.
         launched = [one for one in record_launches(launch, *args, *tensors) if all(one[1])]
         recorded = RecordedLaunches(len(tensors))
         recorded.launches += [self._make_launch(recorded, tensors, device, *one) for one in launched]
@@ -146,7 +146,8 @@ class RelaunchCache:
             tensor = self._tensor_index.get(name)
             if isinstance(value, torch.Tensor):
                 if tensor is None or tensors[tensor] is None:
-                    # The parameter's tensor is None, so the pointer of another tensor is passed as a placeholder.
+                    # If the parameter's own tensor is None, the launch passes another tensor as a placeholder
+                    # (`launches._or`). Find that one.
                     tensor = next((i for i, one in enumerate(tensors) if one is value), None)
             elif not is_descriptor(value):
                 continue

@@ -28,9 +28,9 @@ CONSUMER_REGISTERS_GATHER = 224
 
 
 def box_keys(page_size: int, config: KernelConfig) -> int:
-    """Return the keys of a TMA box: the largest divisor of the page size that also divides a KV tile.
+    """Return the number of keys of a TMA box: the largest divisor of the page size that also divides a KV tile.
 
-    If e4m3 is upcast in registers, a box has at most 32 keys. The masks of 64 keys would need too many registers.
+    If e4m3 is upcast in registers, a box has at most 32 keys, because masks of 64 keys would need too many registers.
     """
     return math.gcd(page_size, min(MAX_FP8_BOX_KEYS, config.block_n) if config.fp8_swap_ab else config.block_n)
 
@@ -73,8 +73,8 @@ def merge_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig) -> tuple[Any, Any]:
     """Return two TMA descriptors of one cache: the main one, and a second one or None.
 
-    With `box_full_head` the second has boxes of SWIZZLE_ROWS keys. Otherwise it loads the columns of a tile's second
-    part, if the tile has one.
+    With `box_full_head` the second descriptor has smaller boxes, of SWIZZLE_ROWS keys. Otherwise, if a tile has a
+    second column part, the second descriptor loads it.
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -139,7 +139,8 @@ def byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _common_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
     """Return constants and compiler options that every Hopper kernel needs: tile columns, overlap and registers."""
-    # At their start, CTAs that share an SM divide its 65,536 registers evenly among 256 threads each.
+    # CTAs that share an SM start with 256 threads each, so this limit divides the SM's 65,536 registers evenly among
+    # them.
     register_limit = {"maxnreg": 65536 // (256 * config.ctas_per_sm) // 8 * 8} if config.ctas_per_sm > 1 else {}
     block_d, block_d_rest = tile_columns(config, k.shape[3], k.element_size())
     if config.fp8_swap_ab:
