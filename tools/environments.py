@@ -41,7 +41,7 @@ class EnvironmentFailed(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """One table of environments.toml, with everything that it extends merged in; the fields are described there."""
+    """One environment of environments.toml, merged with the environments that it extends; that file explains fields."""
 
     name: str
     folder: str

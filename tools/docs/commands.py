@@ -1,4 +1,4 @@
-"""Reference page of the command line, made from its parsers."""
+"""Writer of the command line's reference page, made from the argument parsers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ commands come with `draftmark-contract` and `draftmark-speculative`. Exit codes:
 
 
 def page() -> str:
-    """Return the whole page, Markdown. Line widths do not depend on the terminal."""
+    """Return the whole page as Markdown. The width of the terminal does not change it."""
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"  # argparse wraps the usage lines at this width
+    os.environ["COLUMNS"] = "100"  # argparse wraps usage lines at the terminal's width, so it is fixed here
     try:
         commands = _commands(build()[0])
         return "\n".join([HEAD, *(_command(name, one) for name, one in commands.items())])

@@ -92,7 +92,7 @@ class Finding:
         return [one for one in both if one == metadata.version(needed)] if needed else both
 
     def command(self) -> str:
-        """Return the command line. It begins with pip install if the command cannot select the engine's release."""
+        """Return the shell command that shows the finding; it installs the release if an option cannot select it."""
         command = f"draftmark {' '.join(self.arguments(self.release)[:-1])} '{self.item}'"
         needed = self.engine if self.device else INSTALLED.get(self.engine)
         return f"pip install {needed}=={self.release} && {command}" if needed else command

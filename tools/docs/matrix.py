@@ -68,7 +68,7 @@ def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
 
 
 def group(module: str, record: dict[str, Any]) -> str:
-    """Return the outcomes of a module's items in one record, the worst first, or `not run` if it has none."""
+    """Return the number of items per outcome for one group of rules, worst first, or `not run` if there are none."""
     found: Counter[str] = Counter()
     for name, outcomes in record["checks"].items():
         if name.partition(".")[0] == module:

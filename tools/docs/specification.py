@@ -73,7 +73,7 @@ def page(collection: Museum) -> str:
 
 
 def main() -> None:
-    """Number new checks in rules.toml, and write the specification page."""
+    """Give new checks a number in rules.toml, and write the specification page."""
     number_new_checks()
     PAGE.write_text(page(museum()), encoding="utf-8")
 
