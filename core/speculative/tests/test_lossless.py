@@ -46,7 +46,7 @@ KNOWN = [way for way in WAYS if WAYS[way][0] == "known"]
 
 
 def late_is_possible(way: str, overlap: bool, host: HostKind = HostKind.UNKNOWN) -> bool:
-    """Return False for overlap with exact lengths or with drafts of the host, which overlap does not support."""
+    """Return False for overlap with exact host lengths or with host drafts: the engine rejects these settings."""
     return not overlap or (way not in KNOWN and host is not HostKind.EXACT)
 
 

@@ -65,7 +65,7 @@ def test_last_bit_of_a_logit_changes_almost_no_choice(top_p):
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-307, 5e-324])
 def test_the_smallest_temperatures_are_greedy(temperature):
-    """At the smallest temperatures the best token is chosen; a softmax of infinities would choose the last token."""
+    """At the smallest temperatures the best token is chosen, although logits / temperature overflows."""
     logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3)) * 30
     rows = torch.arange(9)
     assert torch.equal(Sampling(temperature).choose(logits, rows, rows), logits.argmax(-1))

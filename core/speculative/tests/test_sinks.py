@@ -26,7 +26,7 @@ def texts(plain_text, prompts):
 
 
 def drafting(way, texts, random_head, oracle, table):
-    """Return the speculation of a way of drafting, and settings that it needs."""
+    """Return the `Speculation` of a drafting method, and the engine settings that it needs."""
     return {
         "plain": lambda: (None, {}),
         "n-gram": lambda: (Ngram(2, 8), {}),
@@ -41,7 +41,7 @@ def drafting(way, texts, random_head, oracle, table):
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("way", ["plain", "n-gram", "chain", "tree", "head", "adaptive"])
 def test_gpt_oss_gives_transformers_text(make_model, texts, random_head, oracle, table, way, page_size, graph):
-    """A model with sinks and alternating windows gives transformers' own text, for every way of drafting."""
+    """A model with sinks and alternating windows gives transformers' own text, for every drafting method."""
     starts, wanted = texts
     speculate, more = drafting(way, wanted, random_head, oracle, table)
     config = EngineConfig(

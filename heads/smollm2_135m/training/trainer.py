@@ -202,7 +202,7 @@ class Prepared:
 
 
 def scales(batches: Sequence[Prepared]) -> torch.Tensor:
-    """Return 1 / the root mean square of every channel and layer over answers; a text's first token is an outlier."""
+    """Return 1 / (root mean square) of every channel and layer, over answers: a text's first token is an outlier."""
     rows = torch.cat([b.features.flatten(0, 1)[b.guessed[0]] for b in batches[:8]]).float()
     return rows.pow(2).mean(0).sqrt().clamp(min=1e-3).reciprocal()
 

@@ -110,7 +110,7 @@ class Speculation:
 
     @property
     def reads_tokens(self) -> bool:
-        """True if the host makes drafts from the newest tokens, which rules out overlap."""
+        """True if the host makes drafts from the newest tokens. The engine then cannot overlap rounds."""
         return type(self).begin is not Speculation.begin
 
     @property

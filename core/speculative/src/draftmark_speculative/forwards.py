@@ -31,7 +31,7 @@ Chunk = tuple[Request, int]
 
 
 class Forwards:
-    """Runner of the target: EXTEND eagerly; DECODE, VERIFY and RAGGED_VERIFY eagerly or by graph replay.
+    """Runs the target: EXTEND eagerly; DECODE, VERIFY and RAGGED_VERIFY eagerly or by graph replay.
 
     No forward copies data from the device to the host. Plain decoding is a round with one node per request. A chain
     is a tree with a causal mask.

@@ -1,4 +1,4 @@
-"""Growth of draft trees: best nodes by cumulative probability, closed under parents, with beams that change parents."""
+"""Tests of `DraftTreeBuilder`: it selects the most probable nodes and their parents; beams can change parents."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_attention_that_bypasses_the_registry_is_found() -> None:
 
 
 def test_mixing_of_rows_outside_attention_is_found() -> None:
-    """The probe finds a token shift, as in recurrent layers, that passes values from one request to the next."""
+    """The probe detects a shift of tokens (as in recurrent layers) that passes values from one request to the next."""
     hf = tiny_hf_model("llama")
     hf.model.layers[0].mlp.register_forward_hook(lambda _m, _i, out: out + out.roll(1, dims=1))
     _refused(hf, "differ from transformers' own")

@@ -65,7 +65,7 @@ class Grounds:
         self._requests[request] = expected, came
 
     def only(self, requests: Iterable[int]) -> None:
-        """Drop the evidence of all requests except `requests`."""
+        """Drop the acceptance rates of all requests except `requests`."""
         running = set(requests)
         self._requests = {one: seen for one, seen in self._requests.items() if one in running}
 

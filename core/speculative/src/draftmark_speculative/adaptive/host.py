@@ -71,7 +71,7 @@ class AdaptiveHostDrafting(Drafting):
         return self._candidates.admit(batch)
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Learn which drafts were accepted. Host drafts exclude overlap, so the trees belong to this round."""
+        """Learn which drafts were accepted. Host drafts forbid overlap, so the trees are this round's."""
         if sent.mode is Mode.RAGGED_VERIFY:
             for one, tree in zip(finished, self._trees, strict=True):
                 self._grounds.learn(one.request.id, tree, one.tokens)

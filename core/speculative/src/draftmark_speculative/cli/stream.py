@@ -13,7 +13,7 @@ HEADLINE = 90
 
 
 class TextStream:
-    """Writer of a run's texts to stdout while they are decoded.
+    """Writes a run's texts to stdout while they are decoded.
 
     Prompts are decoded together. The first unfinished prompt is written as it grows; later prompts wait for it. So the
     output equals the output of a run that writes everything at the end.

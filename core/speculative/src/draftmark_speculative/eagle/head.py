@@ -150,7 +150,7 @@ class DraftHead(nn.Module):
         return nn.functional.linear(self.output_norm(hidden), lm_head.to(hidden.dtype))
 
     def output_rows(self, lm_head: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the target's output weight that the head scores. Decoders gather them once."""
+        """Return the rows of the target's output weight that the head scores. The engine calls this only once."""
         return lm_head if self.d2t is None else lm_head.index_select(0, self.d2t)
 
     def target_tokens(self, draft_tokens: torch.Tensor) -> torch.Tensor:

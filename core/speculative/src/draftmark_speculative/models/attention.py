@@ -29,7 +29,7 @@ HARMLESS = frozenset(
 
 
 class AttentionStep(Protocol):
-    """Attention of one forward over all layers. The engine binds it to a batch, caches and backends."""
+    """Computes the attention of every layer in one forward. The engine binds it to a batch, caches and backends."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k and v, compute attention, and return its output.
