@@ -15,30 +15,30 @@ FOLDERS = ("core/*/src", "plugins/*/src", "plugins/*/benchmarks", "benchmarks", 
 
 
 def words(node: ast.AST) -> set[str]:
-    """Return the names and attributes in an expression."""
+    """Return the names of variables and attributes in an expression."""
     found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
 
 
 def is_sum(node: ast.AST, *names: str) -> bool:
-    """Return true for an addition with all of `names`."""
+    """Return True if an expression is an addition that contains all `names`."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and words(node) >= set(names)
 
 
 def is_product(node: ast.AST, *names: str) -> bool:
-    """Return true for a multiplication with all of `names`."""
+    """Return True if an expression is a multiplication that contains all `names`."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and words(node) >= set(names)
 
 
 def is_quotient(node: ast.AST, *names: str) -> bool:
-    """Return true for a rounded division with all of `names`."""
+    """Return True if an expression is a rounded division that contains all `names`."""
     divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
     called = isinstance(node, ast.Call) and words(node.func) & {"ceil_div"}
     return bool(divides or called) and words(node) >= set(names)
 
 
 def is_maximum(node: ast.AST, *names: str) -> bool:
-    """Return true for a maximum with all of `names`."""
+    """Return True if an expression is a call of `max` or `maximum` that contains all `names`."""
     called = isinstance(node, ast.Call) and words(node.func) & {"max", "maximum"}
     return bool(called) and words(node) >= set(names)
 

@@ -47,7 +47,7 @@ def test_acceptance_is_by_rank_and_level():
 
 
 def test_shares_mix_and_may_change_later():
-    """Each of two alternative share tables is used equally often; shares forced later replace both tables."""
+    """Each of two alternative tables of acceptance shares is drawn equally often; shares forced later replace both."""
     shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.4, 0.0], [0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 0, 1], shares, other=[[[0.2, 0.0]] * 2, [[0.0, 0.0]] * 2]) == pytest.approx(1.2, abs=0.05)

@@ -38,7 +38,7 @@ def test_every_server_is_measured_once() -> None:
 
 
 def test_every_peer_has_a_draftmark_server() -> None:
-    """Every server of a peer (an attention backend of SGLang) has a draftmark server with equal case and points."""
+    """Every SGLang backend's server has a draftmark server with the same case and points (batch and prompt sizes)."""
     ours = {(server.case, server.points) for server in SERVERS if server.backend == "draftmark"}
     assert {(server.case, server.points) for server in SERVERS} == ours
 
@@ -56,7 +56,7 @@ def test_recorded_row_is_in_the_plan() -> None:
 
 
 def test_record_describes_its_runs() -> None:
-    """Each run has device, versions, commit, other load and missing cases; equal and different texts add up."""
+    """Each run has device, versions, commit, other load and missing cases; its counts of texts add up to the total."""
     record = json.loads(RECORD.read_text())
     runs = record["runs"]
     for run in runs.values():

@@ -56,7 +56,7 @@ def test_plan_has_valid_engines_and_cases(plan: Path) -> None:
 def test_plans_of_one_gpu_have_every_kind_of_row() -> None:
     """The plans compare our backends with vLLM's in decode, verify and prefill, with two page sizes and two drafters.
 
-    Cases have 1 to 256 requests and 1k to 32k tokens. Uneven drafts have a captured number of rows.
+    Cases have 1 to 256 requests and 1k to 32k tokens. A CUDA graph is captured for the row count of uneven cases.
     """
     plans = [json.loads((FOLDER / f"{name}.json").read_text()) for name in ("h200-plan", "h200-ngram-plan")]
     engines = [Engine(**one) for plan in plans for one in plan["throughput"]]
@@ -96,7 +96,7 @@ def test_uneven_steps_need_ngram_drafts() -> None:
 
 
 def test_head_has_fewer_tokens_with_its_own_output(tmp_path: Path) -> None:
-    """A draft head that shares weights has own output rows for 128 tokens; else it has the target's 512 tokens."""
+    """A draft head that shares weights has its own output rows for 128 tokens; else it has the target's 512 tokens."""
     for shared, tokens in ((True, 128), (False, 512)):
         config = json.loads((head(tmp_path, Engine(**HEAD, shared=shared)) / "config.json").read_text())
         assert (config["draft_vocab_size"], config["vocab_size"], config["num_hidden_layers"]) == (tokens, 512, 1)
@@ -410,7 +410,7 @@ def test_profile_covers_the_timed_steps(steps: int, monkeypatch: pytest.MonkeyPa
     functions = [row["calls"] for row in found["host_functions"] if row["name"].endswith(" step")]
     assert (found["steps"], calls["aten::mm"], functions) == (max(1, steps), 1.0, [1.0])
     assert found["torch_ms"] > 0 and found["functions_ms"] > 0
-    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no GPU on this machine
+    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # empty without a GPU
 
 
 def test_profile_of_ranks_is_the_first_ranks() -> None:

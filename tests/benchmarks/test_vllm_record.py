@@ -52,7 +52,7 @@ def test_rows_are_unique_and_have_a_peer() -> None:
 
 
 def test_no_recorded_text_is_wrong() -> None:
-    """Each token is the model's best one within rounding error. Float32 texts and sampled texts are equal."""
+    """Each token is the model's best one within rounding error. Float32 texts are equal to the model's."""
     assert {bool(row.get("temperature")) for row in RECORD["equality"]} == {True, False}
     for row in RECORD["equality"] + RECORD["drafting"]:
         assert not row["wrong_texts"] and ("temperature" in row or row["furthest_below_best"] <= row["bound"])

@@ -2,8 +2,8 @@
 
     python -m tools.docs.museum
 
-The rules of a bug are derived: rules that name one of its threads, and rules that kill a mutant of such a thread.
-docs/museum.toml adds rules and mutants that test the class without naming the thread, or the reason why no rule can.
+A bug's rules are derived. A rule belongs to a bug if it names one of the bug's public threads, or if it fails on a
+mutant that names one. docs/museum.toml adds further rules and mutants to a bug, or the reason why no rule can catch it.
 """
 
 from __future__ import annotations

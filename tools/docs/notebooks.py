@@ -27,7 +27,7 @@ def executed(path: Path) -> dict[str, Any]:
     # A busy machine splits a cell's output into more messages; joined, the output is equal in every run.
     settings = {"kernel_name": "python3", "coalesce_streams": True, "resources": {"metadata": {"path": str(FOLDER)}}}
     client(book, timeout=None, **settings).execute()
-    for cell in book.cells:  # stored output must not change, and run times do
+    for cell in book.cells:  # run times change with every run; stored output must not
         cell.metadata.pop("execution", None)
     found: dict[str, Any] = json.loads(nbformat.writes(book))
     return found

@@ -24,7 +24,7 @@ PAGE = GEOMETRY.attention.page_size
 
 
 def _verify(tree: str = "deep") -> ForwardCase:
-    """Return a verify step of two live requests and a padded one."""
+    """Return a verify step of two live requests and one padding request."""
     return uniform("verify", GEOMETRY, Mode.VERIFY, (130, 3), 3, tree=tree)
 
 

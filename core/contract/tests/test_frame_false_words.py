@@ -189,7 +189,7 @@ def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
-    """A run ended by SIGKILL gives no verdict; the line names the out-of-memory killer of the system."""
+    """A run ended by SIGKILL gives no verdict; the output suggests the system's out-of-memory killer as the cause."""
     folder = plugin("import os, signal\ndef act():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--workers", workers, *FILES)
     assert code == 2 and "odd has no verdict" in text, text

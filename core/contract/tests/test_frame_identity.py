@@ -153,7 +153,7 @@ def test_clean_tree_is_proved(tree: Part, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_changed_tree_is_not_clean(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A git tree with an edited or untracked file is recorded as changed, whatever DRAFTMARK_COMMIT contains."""
+    """A git tree with an edited or untracked file is recorded as changed, even if DRAFTMARK_COMMIT names a commit."""
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     commit = source_of([tree])["commit"]
     (tree.root / "more.py").write_text("X = 1\n")

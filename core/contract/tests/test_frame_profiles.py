@@ -1,4 +1,4 @@
-"""Tests of profiles (optional features): items need them by their geometry; a verdict names only complete ones."""
+"""Tests of profiles (optional features): an item needs those of its geometry; a verdict names only complete ones."""
 
 from __future__ import annotations
 

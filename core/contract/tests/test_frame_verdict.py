@@ -31,7 +31,7 @@ def _in_core(item: Item) -> bool:
 
 
 def test_complete_run_names_profiles_and_counts() -> None:
-    """After a complete host run, the line has the profiles, all counts, and the device tier as not run."""
+    """After a complete host run, the verdict line has profiles, all counts, and the device tier as not run."""
     judged = verdict()
     assert judged.line == (
         f"reference conforms to draftmark contract {VERSION} ({ALL}): {HOST:,} passed, 0 refused, 0 declared, "

@@ -1,4 +1,4 @@
-"""Tests on a GPU that first runs a spin kernel: late mutants fail, and the CUDA plugins pass the `late` checks.
+"""Tests of the `late` checks on a GPU delayed by a spin kernel: mutants fail, and installed CUDA plugins pass.
 
 ``pytest -m device core/contract/tests/test_late_device.py core/contract/tests/late_device``
 """

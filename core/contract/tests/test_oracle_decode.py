@@ -104,7 +104,7 @@ def test_packed_mask_in_bytes() -> None:
 
 
 def test_strided_mask_with_dummy_rows() -> None:
-    """With staged queries, qo_indptr counts six rows per request, and the last four are real. Mask words are int16."""
+    """The qo_indptr of staged queries counts six rows per request, and the last four are real. Mask words are int16."""
     rows = [[1, 0], [1, 0], [0b1, 0], [0b11, 0], [0b101, 0], [0b1011, 0]]
     flat = [word for _ in range(3) for row in rows for word in row]
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask", "qo_indptr": "qo"}, masked=True)

@@ -12,7 +12,7 @@ from .paged import Metadata, PagedDriver, _bits
 
 
 class StaleReplay(PagedDriver):
-    """The lengths are copied to a new tensor at capture, so every replay reads the lengths of the capture."""
+    """Defect: the lengths are copied to a new tensor at capture, so every replay reads the lengths of the capture."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         meta = super().capture(rows_each, requests)
@@ -20,7 +20,7 @@ class StaleReplay(PagedDriver):
 
 
 class StaleTable(PagedDriver):
-    """Each captured batch size keeps the page table of its first replay."""
+    """Defect: each captured batch size keeps the page table of its first replay."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         meta = super().capture(rows_each, requests)
@@ -28,7 +28,7 @@ class StaleTable(PagedDriver):
 
 
 class StoresMinusOne(PagedDriver):
-    """Slot -1 ("do not store") is used as an index, so the last slot of the pool is overwritten."""
+    """Defect: slot -1 ("do not store") is used as an index, so the last slot of the pool is overwritten."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         for pool, rows, scale in zip((self.k, self.v), (k, v), self.scales, strict=True):
@@ -36,14 +36,14 @@ class StoresMinusOne(PagedDriver):
 
 
 class StoresPaddingAtZero(PagedDriver):
-    """Slot -1 ("do not store") is clamped to slot 0, so slot 0 is overwritten."""
+    """Defect: slot -1 ("do not store") is clamped to slot 0, so slot 0 is overwritten."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         super().store(replace(meta, slots=meta.slots.clamp(min=0)), k, v)
 
 
 class WindowOffByOne(PagedDriver):
-    """The sliding window counts the query's own token, so it is one key too short."""
+    """Defect: the sliding window counts the query's own token, so it is one key too short."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         seen = super().visible(at, key)
@@ -51,13 +51,13 @@ class WindowOffByOne(PagedDriver):
 
 
 class NoCap(PagedDriver):
-    """The soft cap of the logits is ignored."""
+    """Defect: the soft cap of the logits is ignored."""
 
     cap = 0.0
 
 
 class NoValueScale(PagedDriver):
-    """The scale of fp8 V is not applied when V is read."""
+    """Defect: the scale of fp8 V is not applied when V is read."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         kept, self.scales = self.scales, (self.scales[0], 1.0)
@@ -67,7 +67,7 @@ class NoValueScale(PagedDriver):
 
 
 class DefaultScale(PagedDriver):
-    """The layer's softmax_scale is ignored, and the default head_dim ** -0.5 is used."""
+    """Defect: the layer's softmax_scale is ignored, and the default head_dim ** -0.5 is used."""
 
     @property
     def scale(self) -> float:
@@ -75,7 +75,7 @@ class DefaultScale(PagedDriver):
 
 
 class ReadsTheBound(PagedDriver):
-    """The kernel reads KV up to the host's upper bound of the lengths, instead of the exact lengths."""
+    """Defect: the kernel reads KV up to the host's upper bound of the lengths, instead of the exact lengths."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         loose = replace(meta, lens=meta.lens.clone())
@@ -87,14 +87,14 @@ class ReadsTheBound(PagedDriver):
 
 
 class NotCausal(PagedDriver):
-    """Every row of a step sees all rows of its request."""
+    """Defect: every row of a step sees all rows of its request."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return super().visible(at.max().expand_as(at), key)
 
 
 class KeepsLongest(PagedDriver):
-    """The lengths of a batch row never shrink: a shorter request is read up to the longest earlier length."""
+    """Defect: lengths of a batch row never shrink, so a shorter request is read up to the longest earlier length."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class KeepsLongest(PagedDriver):
 
 
 class WrongGroup(PagedDriver):
-    """Query heads use the KV heads in round-robin order instead of group by group."""
+    """Defect: query heads use the KV heads in round-robin order instead of group by group."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         heads, kv = self.a.num_qo_heads, self.a.num_kv_heads
@@ -118,7 +118,7 @@ class WrongGroup(PagedDriver):
 
 
 class DropsAPage(PagedDriver):
-    """Keys after a request's eighth page are read from the first slot."""
+    """Defect: keys after a request's eighth page are read from the first slot."""
 
     def slots_of(self, number: int, length: int, meta: Metadata) -> torch.Tensor:
         slots = super().slots_of(number, length, meta)
@@ -127,7 +127,7 @@ class DropsAPage(PagedDriver):
 
 
 class ChangesItsQuery(PagedDriver):
-    """The query is scaled in place."""
+    """Defect: the query is scaled in place."""
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out = super().layer(meta, q, k, v)
@@ -136,7 +136,7 @@ class ChangesItsQuery(PagedDriver):
 
 
 class Random(PagedDriver):
-    """The output differs in its last bits from one run to the next."""
+    """Defect: the output differs in its last bits from one run to the next."""
 
     turn = 0
 
@@ -146,21 +146,21 @@ class Random(PagedDriver):
 
 
 class PaddingPoisons(PagedDriver):
-    """Padding rows take part in a reduction over the batch, so a NaN in padding reaches live rows."""
+    """Defect: padding rows take part in a reduction over the batch, so a NaN in padding reaches live rows."""
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return super().layer(meta, q, k, v) + 0 * q.sum()
 
 
 class NeedsContiguousRows(PagedDriver):
-    """k is read as if its rows were contiguous."""
+    """Defect: k is read as if its rows were contiguous."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         super().store(meta, torch.as_strided(k, k.shape, torch.empty(k.shape).stride()), v)
 
 
 class KeepsAnAddress(PagedDriver):
-    """The backend keeps the address of the first query tensor and reads it in every later step."""
+    """Defect: the backend keeps the address of the first query tensor and reads it in every later step."""
 
     kept: torch.Tensor | None = None
 
@@ -171,7 +171,7 @@ class KeepsAnAddress(PagedDriver):
 
 
 class SmallestGraphWins(PagedDriver):
-    """Each capture allocates new buffers, and replays fill only the newest, so earlier graphs read old values."""
+    """Defect: each capture allocates new buffers, and replays fill only these, so earlier graphs read old values."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         self.slots, self.lens = self.slots.clone(), self.lens.clone()
@@ -179,7 +179,7 @@ class SmallestGraphWins(PagedDriver):
 
 
 class WritesTheNextSlot(PagedDriver):
-    """Row 16 of a step is stored one slot too far."""
+    """Defect: row 16 of a step is stored one slot too far."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         slots = meta.slots.clone()

@@ -95,7 +95,7 @@ class FakeTarget:
 
 
 class FakeEngine:
-    """Fake engine with six backends: they pass, have every outcome, do not open, have no item, or stop the run."""
+    """Fake engine with five backends: they pass, have every outcome, do not open, have no item, or stop the run."""
 
     name, install = "fake", "pip install fake-engine"
 

@@ -19,11 +19,11 @@ from draftmark_contract.judge.step import Step
 
 @dataclass
 class Metadata:
-    """Metadata of a step; tensors are views of the builder's buffers.
+    """Batch metadata of one step, for correct and defective backends; tensors are views of the builder's buffers.
 
     Attributes:
         starts: first row of each request, int64 ``[requests + 1]``.
-        lens: lengths, int64 ``[requests]``.
+        lens: KV lengths in tokens, int64 ``[requests]``.
         table: page table, int64 ``[requests, columns]``.
         slots: slot mapping, int64 ``[rows]``; rows with -1 are not stored.
         longest: host's upper bound of the lengths, in tokens.

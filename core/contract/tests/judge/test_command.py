@@ -178,7 +178,7 @@ def test_record_has_machine_and_fits_the_schema(judge: Run, tmp_path: Path) -> N
 
 
 def test_sample_limits_items_per_rule(judge: Run) -> None:
-    """`--sample 1` runs one item of each rule: one of three where a rule has three."""
+    """`--sample 1` runs one item of each rule, even if the rule has three."""
     said = judge("fake:MIXED", "--sample", "1")
     assert "4 items run: 2 right, 2 wrong" in said.stdout, said.stdout
 
@@ -214,7 +214,7 @@ def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sen
 
 
 def test_backend_that_does_not_open_exits_with_1(judge: Run) -> None:
-    """The command prints the reason that the engine gave once, and exits with 1."""
+    """If a backend does not open, the command prints the engine's reason once and exits with 1."""
     said = judge("fake:BROKEN")
     assert said.returncode == 1
     assert said.stdout == "fake:BROKEN could not be judged: its library cannot be loaded; reinstall it\n"
