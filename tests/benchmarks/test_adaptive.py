@@ -39,7 +39,7 @@ def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float
 
 
 def test_acceptance_is_by_rank_and_level():
-    """The mean accepted length follows the acceptance shares of each rank and level, for trees and for chains."""
+    """The mean accepted length follows the acceptance probabilities (shares) of each rank and tree level."""
     shares = [[[0.5, 0.2]], [[0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 1], shares) == pytest.approx(1.7, abs=0.05)

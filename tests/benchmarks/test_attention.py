@@ -117,7 +117,7 @@ def test_name_reproduces_its_case(of: Callable[[], tuple[Case, ...]]) -> None:
     "name", ["verify-8x100", "decode4-8x100", "decode-8x", "extend-8xragged", "decode-0x8", "decode-8x100@32/8x128", ""]
 )
 def test_invalid_case_name_raises(name: str) -> None:
-    """A name raises if it lacks rows, length, requests or page, or has rows or lengths that its kind cannot have."""
+    """A case name raises an error if it lacks rows, length, requests or page, or has a part foreign to its kind."""
     with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a case's name; write KIND")):
         named(name)
 
