@@ -111,7 +111,7 @@ def _verdict(out: Path, backend: str, workers: int) -> Job:
 
 
 class Running:
-    """The processes of a running job.
+    """Holds the processes of a running job, and ends them.
 
     Args:
         given: numbers of the GPUs.
@@ -164,7 +164,7 @@ class Running:
 
 
 class Day:
-    """Jobs that share the machine's GPUs.
+    """Runs jobs and assigns the machine's GPUs to them.
 
     Args:
         at: interpreter or folder of each engine, by name.

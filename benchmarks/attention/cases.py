@@ -67,7 +67,7 @@ class Case:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of K and V in the cache, inside or outside a window."""
+        """Bytes of K and V in the cache, also of tokens outside a window."""
         return (sum(self.lens) + sum(self.tail_lens)) * self.model.token_bytes
 
 
@@ -220,7 +220,7 @@ def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: st
 
 
 def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, heads: slice) -> torch.Tensor:
-    """Return the softmax weights of the keys, ``[heads, rows, keys]``. A sink takes a share and has no value."""
+    """Return the softmax weights of the keys, ``[heads, rows, keys]``. A sink adds to the denominator only."""
     if sinks is None:
         return scores.softmax(-1)
     sink = sinks[heads].double()[:, None, None].expand(-1, scores.shape[1], 1)

@@ -1,4 +1,4 @@
-"""Peers from engines and libraries: kernels of SGLang and vLLM, xformers, and torch's flex attention.
+"""Kernels to compare with (peers): those of SGLang, vLLM and xformers, and torch's flex attention.
 
 `stubs` imports them. Data that an engine prepares once per step (indices, masks, number of splits) is prepared before
 the timed call.

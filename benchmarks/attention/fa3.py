@@ -1,4 +1,4 @@
-"""FlashAttention 3 (vLLM's build) as two peers: without a tree mask, and composed into an exact tree as SGLang does.
+"""FlashAttention 3 (vLLM's build), run in two ways: without a tree mask, and in two calls for an exact tree.
 
 With an e4m3 cache it needs e4m3 rows and rounds its weights to e4m3. Rows are rounded before the timed call.
 `DRAFTMARK_FA3_LIBRARY` is the path of vLLM's `_vllm_fa3_C.abi3.so`.

@@ -1,4 +1,4 @@
-"""Measures one case: every backend computes it, and backends with a correct output are timed in turns."""
+"""Measures one case: every backend computes it; then backends with a correct output are timed alternately."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def measure(case: Case, names: set[str] | None, turns: int = TURNS) -> list[dict
 
 
 def measure_pages(case: Case, pages: Iterable[int], names: set[str] | None, turns: int) -> list[dict]:
-    """Return the rows of one case with pages of several sizes, which alternate in the turns.
+    """Return the rows of one case with several page sizes. The sizes are timed alternately.
 
     A power-limited GPU would run two cases at different clocks if one were measured after the other.
     """

@@ -29,7 +29,7 @@ STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftS
 
 
 def attention(model: Model) -> AttentionShape:
-    """Return a model's attention shape as a geometry's `AttentionShape`."""
+    """Convert a model's attention shape to draftmark's `AttentionShape`."""
     return AttentionShape(
         model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype, window_left=model.window_left,
         logits_soft_cap=model.cap, sinks=model.sinks,
@@ -67,12 +67,12 @@ def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
 
 
 def loaded(plugin: str | LoadedBackend) -> LoadedBackend:
-    """Return a loaded plugin, by its name or unchanged if it is loaded."""
+    """Load a plugin by its name; return an already loaded plugin unchanged."""
     return load(plugin) if isinstance(plugin, str) else plugin
 
 
 def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
-    """Run one of our plugins through its hooks."""
+    """Run one of draftmark's plugins: plan and write_metadata run before the timed calls, which call attend."""
     geometry, batch = batch_of(inputs)
     try:
         backend = loaded(plugin).open(geometry, inputs.q.device.type)

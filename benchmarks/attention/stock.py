@@ -81,7 +81,7 @@ def _csr(batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def key_rows() -> list[dict]:
-    """Measure the device and pinned bytes that the capture of a second, smaller batch size takes."""
+    """Measure the device and pinned bytes that each plugin needs to capture one more, smaller batch size."""
     rows = []
     for kind, mode, draft in STEPS:
         capturers: dict[str, Callable[[], Callable[[int], object]]] = {
@@ -147,12 +147,12 @@ def _ours(plugin: str, mode: Mode, draft: DraftShape) -> Callable[[int], object]
 
 
 def _stock(mode: Mode, draft: DraftShape) -> Callable[[int], object]:
-    """Return a function that captures a wrapper per size, over shared workspace and index buffers."""
+    """Return a function that captures a FlashInfer wrapper for a batch size, on shared workspace and index buffers."""
     fi, q_len = import_flashinfer(), draft.num_draft_tokens if mode is Mode.VERIFY else 1
     most, keys = SIZES[0], CONTEXT + q_len
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     q, pair, out = _layer(most * q_len)
-    # Every request uses one page; the buffers are large enough for a full context.
+    # Every request has one page, but index buffers have the size for full contexts, as in an engine.
     indptr = torch.arange(most + 1, dtype=torch.int32, device="cuda")
     ids = torch.zeros(most * -(-keys // PAGE), dtype=torch.int32, device="cuda")
     last = torch.full((most,), PAGE, dtype=torch.int32, device="cuda")

@@ -39,7 +39,7 @@ def prompts() -> list[dict[str, Any]]:
 
 
 def ours(model: CausalLM, batch: Sequence[Sequence[int]], speculate: Ngram | None, graph: bool) -> Callable[[], Any]:
-    """Return a run of our engine. The run returns (tokens by prompt, mean accepted length, seconds)."""
+    """Return a function that runs draftmark's engine: () -> (tokens by prompt, mean accepted length, seconds)."""
     longest = max(map(len, batch)) + MAX_NEW_TOKENS
     config = EngineConfig(
         speculate=speculate, graph=graph, max_num_reqs=len(batch), max_context_len=-(-longest // 16) * 16, page_size=16
@@ -56,7 +56,7 @@ def ours(model: CausalLM, batch: Sequence[Sequence[int]], speculate: Ngram | Non
 
 
 def transformers(model: CausalLM, batch: Sequence[Sequence[int]]) -> Callable[[], Any]:
-    """Return a run of transformers' greedy `generate`, one prompt at a time, with its KV cache."""
+    """Return a function that runs transformers' greedy `generate` on one prompt after another, with its KV cache."""
     stop = model.stop_token_ids[0]
 
     def run() -> tuple[list[tuple[int, ...]], float, float]:
@@ -77,7 +77,7 @@ def transformers(model: CausalLM, batch: Sequence[Sequence[int]]) -> Callable[[]
 def measure(
     model: CausalLM, batch: Sequence[Sequence[int]], drafts: Ngram, graph: bool, repeats: int
 ) -> dict[str, Any]:
-    """Return one row: median tokens/s of every contender, over alternating runs."""
+    """Return one row: median tokens/s of plain decoding, drafts and transformers, over alternating runs."""
     contenders = {
         "plain": ours(model, batch, None, graph),
         "ngram": ours(model, batch, drafts, graph),

@@ -32,7 +32,7 @@ BEAMS = {"all": 0, "other": 0}
 
 
 def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
-    """Return the parents' tail slots so far, with beam b of the previous step as the parent of each beam b."""
+    """Return the draft slots of each beam's ancestors, as if beam b of a step always continued beam b before it."""
     placed, k = growth.slots.shape[1], growth.topk
     own = torch.arange(k, device=growth.tokens.device).expand_as(growth.tokens)
     parents = own + (placed - k) if placed else torch.full_like(growth.tokens, -1)
@@ -45,7 +45,7 @@ def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
 
 @contextmanager
 def placed_by(place: Any) -> Iterator[None]:
-    """Replace `DraftTreeBuilder.place` inside the block."""
+    """Context manager: replace `DraftTreeBuilder.place` by `place` inside the block."""
     own = DraftTreeBuilder.place
     DraftTreeBuilder.place = place  # type: ignore[method-assign]
     try:

@@ -39,7 +39,7 @@ LAYERS, CONTEXT, TOPK, AGREES = 32, 512, 8, 0.7
 
 @dataclass
 class Case:
-    """Inputs of one round on the device."""
+    """Holds the inputs of one speculation round on the device."""
 
     name: str
     geometry: Geometry
@@ -87,7 +87,7 @@ def _parents(nodes: int, tree: str, chance: random.Random) -> list[int]:
 
 
 def _targets(parents: list[int], chance: random.Random) -> list[int]:
-    """Return target tokens: with probability AGREES that of a child, else none of them. Drafts are 1000 + node."""
+    """Return target tokens. Each equals a child's draft (token 1000 + node) with probability AGREES, else no draft."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)

@@ -57,7 +57,7 @@ class Bench:
 
     @classmethod
     def of(cls, model: CausalLM, args: argparse.Namespace) -> Bench:
-        """Return a bench with the baseline's texts."""
+        """Return a `Bench` for the model, with the texts of the baseline backend already decoded."""
         prompts = chat(model, [row["prompt"] for row in fixed_set()[: args.prompts]])
         length = -(-(max(map(len, prompts)) + args.tokens) // PAGE) * PAGE
         bench = cls(model, prompts, args.tokens, length, args.baseline, [])

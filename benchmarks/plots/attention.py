@@ -113,7 +113,7 @@ def _caption(result: dict) -> str:
 
 
 def table(result: dict) -> str:
-    """Return the µs of every backend as Markdown: ours bold, marks for causal (ᶜ) and prefix-only (ᵖ) answers."""
+    """Return a Markdown table of µs per backend: ours bold; ᶜ marks causal results, ᵖ prefix-only results."""
     cases = timed(result)
     backends = _backends(cases)
     titles = [OURS, *(LABELS[one] for one in backends[1:])]

@@ -18,7 +18,7 @@ PREFILLS = ((1, 1024), (16, 1024), (1, 32768))
 
 @dataclass(frozen=True)
 class Case:
-    """Speculation and page size of a server.
+    """Describes the speculation and the page size of a server.
 
     Attributes:
         speculate: none, ngram, chain or tree.
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Server:
-    """One process: a case, SGLang's name of an attention backend, and the measurements.
+    """Describes one server process: its case, SGLang's name of its attention backend, and its points to measure.
 
     Attributes:
         prefill: True if prefill is measured too.
@@ -78,7 +78,7 @@ class Server:
 
     @property
     def tokens(self) -> int:
-        """Number of KV slots: enough for the largest point, its decoded and reserved tokens, and 4 % more."""
+        """Number of KV slots: for all requests of the largest point, with decoded and reserved tokens, plus 4 %."""
         most = max(requests * (length + NEW + self.case.reserved) for requests, length in self.points)
         return int(most * 1.04) // 64 * 64
 

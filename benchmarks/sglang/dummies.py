@@ -14,7 +14,7 @@ UNLIMITED = 1 << 44
 
 
 class Prompts:
-    """Switch for prompts: computed by the layers, or skipped, so that the random KV of `fill` stays."""
+    """Switch that decides if the layers compute prompts. If skipped, prompts keep the random KV that `fill` wrote."""
 
     computed = True
 

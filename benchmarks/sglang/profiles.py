@@ -21,7 +21,7 @@ ATTENTION = (
 
 
 def is_attention(name: str) -> bool:
-    """Return True if a kernel of this name computes attention, stores KV or prepares either."""
+    """Return True if a kernel of this name computes attention, stores KV, or prepares one of them."""
     return any(part in name for part in ATTENTION)
 
 

@@ -94,7 +94,7 @@ def _arguments(backend: str, case: Case, folder: Path, rehearsed: bool) -> dict[
 
 
 def judge(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[dict[str, Any]]:
-    """Return a row per server: its texts compared with those of the first server that has any."""
+    """Return a row per server: its texts compared with the texts of the first server that generated some."""
     import torch
     import transformers
 
@@ -134,7 +134,7 @@ def _row(number: int, ranks: list[Any], plain: list[list[int]], models: list[Any
 
 
 def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any] | None:
-    """Return the gap of the two tokens' fp32 logits where the texts first differ, and bf16's largest error there."""
+    """Return the fp32 logit gap and the largest bf16 error at the first different token; None for equal texts."""
     import torch
 
     at = next((n for n, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)

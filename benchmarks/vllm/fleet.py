@@ -35,7 +35,7 @@ ENOUGH = 2
 
 
 class Fleet:
-    """Processes of engines.
+    """Starts the processes of several vLLM engines, and runs tasks in them.
 
     If the parent has not initialized the device, the processes are forks and import nothing anew. Otherwise they are
     spawned.

@@ -84,7 +84,7 @@ class Memory:
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[None]:
-        """Take KV that vLLM allocates within this block from the shared tensor."""
+        """Context manager: KV that vLLM allocates within the block comes from the shared tensor."""
         first = 0
 
         def zeros(*size: Any, **options: Any) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Memory:
 
 
 class _Instead(TorchFunctionMode):
-    """Mode in which calls of one torch function call a replacement. Within the replacement torch is unchanged.
+    """Torch function mode that replaces the calls of one torch function. The replacement itself sees unchanged torch.
 
     The name in torch is not patched: torch's compiler may look at the function for the first time within the block, and
     would not recognize a patched one.

@@ -1,4 +1,4 @@
-"""Plan of a benchmark run: its engines and cases, limits of the device, and rows of an earlier run."""
+"""Reads the plan of a benchmark run (engines and cases), applies device limits, and resumes an earlier run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHASES = ("decode", "verify", "prefill", "mixed")
 
 
 class Plan:
-    """A plan as read from its file.
+    """Holds the engines and cases of a benchmark run, as read from its JSON file.
 
     Args:
         path: JSON file of the plan.

@@ -24,7 +24,7 @@ PERIOD = 32
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that start together.
+    """One timed case: requests that start together.
 
     Attributes:
         batch: number of requests.
@@ -241,6 +241,6 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of median speed among the repetitions of one case, and the speeds of all."""
+    """Return the repetition with the median speed; `all` has the speeds of all repetitions of the case."""
     ordered = sorted(rows, key=lambda row: float(row["tokens_per_s"]))
     return {**ordered[len(ordered) // 2], "all": [row["tokens_per_s"] for row in rows]}

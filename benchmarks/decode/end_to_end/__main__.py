@@ -88,7 +88,7 @@ TIMELINES = [(model, way, size) for model, size in ((SMOLLM2, 1), (LLAMA, 1), (L
 
 @dataclass
 class Bench:
-    """Models, rows and reference texts of one run. A model is loaded when the first case needs it.
+    """Holds the models, rows and reference texts of one run. A model is loaded when the first case needs it.
 
     Attributes:
         absent: reason, by name of a backend that cannot be used.
@@ -182,7 +182,7 @@ class Bench:
         return take
 
     def _compare(self, case: Case, prompts: Sequence[tuple[int, ...]], texts: list[tuple[int, ...]]) -> dict[str, Any]:
-        """Compare with plain decoding on the first backend at the same batch; `cases` yields that case earlier.
+        """Compare a case's texts with plain decoding on the first backend at equal batch size, which ran before.
 
         Texts of windows and of peers differ in length, so only their common part is compared.
         """
@@ -223,7 +223,7 @@ def main() -> None:
 
 
 def _pending(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Case]:
-    """Return the selected cases without a row, and the selected cases that produce texts for their comparison."""
+    """Return the selected cases that have no row yet, with the cases that generate the texts to compare them with."""
     words = args.only or ()
     selected = [case for case in cases(args.backends) if all(word in json.dumps(case.key) for word in words)]
     done = [{n: row[n] for n in _columns()} for row in rows if row["tokens_per_s"] and "profile" not in row]
@@ -233,7 +233,7 @@ def _pending(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Case]
 
 
 def _group(case: Case) -> tuple[Any, ...]:
-    """Return the key of a group; all cases of a group must give equal texts."""
+    """Return a key of the case. All cases of equal key must generate equal texts."""
     return case.model, case.kind if case.kind == "window" else "answers", case.batch, case.context
 
 

@@ -29,7 +29,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the result.
+    """One configuration to measure; it gives one row of the result.
 
     Attributes:
         model: name of a `Subject`.
@@ -74,7 +74,7 @@ class Measured:
 
 
 def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool) -> tuple[Engine, str]:
-    """Return a case's engine, and the reason if the backend refuses overlap."""
+    """Return an engine for the case, and the reason if the backend rejects overlap; else an empty reason."""
     config = EngineConfig(
         backend=case.backend, speculate=_speculation(case, subject), page_size=64, max_num_reqs=case.batch,
         max_context_len=max_context_len, max_extend_tokens=8192, graph=graph, capture_batch_sizes=(case.batch,),
@@ -156,7 +156,7 @@ def window(
 
 
 def peer(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int) -> Measured:
-    """Run transformers' greedy generate, one batch of equal length or one prompt at a time; prefill included."""
+    """Time transformers' greedy generate, prefill included. Each call runs one prompt, repeated `case.batch` times."""
     hf, device = subject.model.hf, subject.model.device
     extra = {"prompt_lookup_num_tokens": 10} if case.speculate == "prompt-lookup" else {}
     stop = subject.model.stop_token_ids[0] if subject.model.stop_token_ids else None
@@ -230,5 +230,5 @@ def _speculation(case: Case, subject: Subject) -> Any:
 
 
 def _waiting(config: EngineConfig) -> EngineConfig:
-    """Return the configuration with exact host lengths and without overlap."""
+    """Return the engine configuration, changed to exact host lengths and no overlap of host and device."""
     return dataclasses.replace(config, host_lengths=HostKind.EXACT, overlap=False)

@@ -27,7 +27,7 @@ A flat head would grow trees that are wide and one level deep."""
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, its head, and the acceptance to force if its own is meaningless.
+    """A model and its draft head. With random weights, also the acceptance to force.
 
     Attributes:
         forced: kind of drafts → profile of `ForcedAcceptance`.
@@ -111,7 +111,7 @@ class FindingNgram(Ngram):
     """
 
     def begin(self, request_id: int, prompt: Any) -> Any:
-        """Return a look-up that always has a draft."""
+        """Return an n-gram look-up for one request that always finds a draft."""
         return _FindingIndex(self, prompt)
 
 

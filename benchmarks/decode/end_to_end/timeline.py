@@ -77,7 +77,7 @@ def predicted_attention(
 
 
 def _host(engine: Engine, rounds: int) -> tuple[float, float]:
-    """Return the seconds of `rounds` steps, without and in waits for tokens.
+    """Return two times of `rounds` steps, in seconds: outside of waits for tokens, and in these waits.
 
     The clock starts and stops right after a round's tokens arrive, so it covers whole rounds, even if tokens arrive one
     round late. With overlap, the first step after a pause finds tokens that had arrived before, so an additional step

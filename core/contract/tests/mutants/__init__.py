@@ -1,1 +1,1 @@
-"""Mutants: correct backends, broken in one place each, that the contract suite must tell from the correct ones."""
+"""Mutants: copies of a correct backend with one defect each. The contract suite must fail on every mutant."""

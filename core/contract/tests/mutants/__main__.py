@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def today() -> str:
-    """Return the digest of today's suite, at the length that the record uses."""
+    """Return the digest of the current suite, shortened as in kills.json."""
     return identity_of(suite.original(next(iter(LAYOUTS))))[SUITE][:DIGITS]
 
 

@@ -41,7 +41,7 @@ def _pageable(backend: Any) -> None:
 
 
 def _strays(entry: Callable[[torch.Tensor], int]) -> Callable[[Any], None]:
-    """Return a patch that zeroes one entry outside a buffer, at an index relative to the buffer's start.
+    """Return a patch that writes zero to one entry outside a buffer. `entry` is relative to the buffer's start.
 
     The patch writes only if the index is inside the arena's storage.
     """
@@ -61,7 +61,7 @@ def _int32_slots(backend: Any, batch: ForwardBatch) -> None:
 
 
 def _written_once(backend: Any) -> None:
-    """Write metadata again only when mode, step or row counts change."""
+    """Skip write_metadata while mode, step and row counts are those of the previous batch."""
     last: list[Any] = [None]
 
     def call(original: Any, batch: ForwardBatch) -> None:

@@ -135,7 +135,7 @@ class CapIgnored(Plugin):
 
 
 class LogBase(Parts):
-    """Splits of 1024 keys: computes LSEs with base e, but combines them with base 2."""
+    """Splits KV into parts of 1024 keys; computes the log-sum-exps with base e, but combines them with base 2."""
 
     SPLIT = 1024
 
@@ -195,7 +195,7 @@ class MagicDivision(Backend):
 
 
 class Mask64(Parts):
-    """Loads a mask row as one 64-bit word: slots from 64 on read bit s % 64."""
+    """Loads a mask row as one 64-bit word, so tail slot s from 64 on reads bit s % 64."""
 
     def tree_bits(self, words: Tensor, slot: Tensor, depth: Tensor, prefix: Tensor) -> Tensor:
         return super().tree_bits(words, slot % 64, depth, prefix)
@@ -388,7 +388,7 @@ def tiles_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 class TileStaging(Parts):
-    """Copies queries through the padded tiles."""
+    """Copies queries to a buffer in which each request is padded to 16 rows, and attends with these copies."""
 
     def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
         tiles, staged = self.arena["tiles"], torch.empty_like(q)
@@ -422,7 +422,7 @@ def chunks_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 class Chunked(Backend):
-    """Writes the chunk list: the request of each chunk, in request order."""
+    """Writes a list with the request of each KV chunk, in request order."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)

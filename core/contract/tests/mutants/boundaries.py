@@ -147,7 +147,7 @@ def _siblings(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _late_chain(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Treat the tree of a batch with one live request as a chain."""
+    """If a batch has one live request, replace its draft tree by a chain."""
     return replace(batch, tail=Causal()) if batch.mode is Mode.VERIFY and batch.num_reqs == 1 else batch
 
 

@@ -131,14 +131,14 @@ class CsrBackend:
         depth.copy_(torch.arange(tail, device=batch.device).expand(r, tail))
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Write the rows to their slots."""
+        """Write the rows' K and V to their cache slots."""
         slots = self.arena["slot_mapping"][: batch.num_rows]
         for rows, pages, scale in ((k, cache.k, cache.k_scale), (v, cache.v, cache.v_scale)):
             stored = kernel.stored(rows, scale, pages.dtype)
             kernel.indexable(pages).flatten(0, 1).index_copy_(0, slots, kernel.indexable(stored))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attend uniform modes as one block, and EXTEND request by request."""
+        """Attend to all requests at once in uniform modes, and to one request after another in EXTEND."""
         r, first = batch.padded_reqs, 0
         if batch.uniform is not None:
             bits, depth = self._tail(batch)
@@ -200,5 +200,5 @@ class CsrPlugin(BackendPlugin):
         return CsrBackend(geometry, arena)
 
     def contract_notes(self) -> object:
-        """Return this module, for its `layouts`."""
+        """Return this module, because the suite calls its `layouts` function."""
         return sys.modules[__name__]

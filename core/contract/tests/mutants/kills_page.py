@@ -53,7 +53,7 @@ class Row:
 
     @property
     def cell(self) -> str:
-        """Cell of the page's table."""
+        """Text of this row's cell in the page's table."""
         return NOT_RUN if self.checks is None else ", ".join(self.checks) or NOTHING
 
     def as_json(self) -> dict[str, object]:
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass
 class KillsPage:
-    """Results of every mutant of the catalog.
+    """Reads and writes kills.json, the results of every mutant of the catalog, and renders them as a page.
 
     Attributes:
         path: the record, JSON: ``{"M01 reference": {"killed_by": [check, …], "suite": digest}}``.
@@ -83,12 +83,12 @@ class KillsPage:
                 self.rows[one, layout] = Row(tuple(row["killed_by"]), row["suite"])
 
     def due(self) -> list[Pair]:
-        """Rows that today's suite has not judged; rows that no suite has judged come first."""
+        """Return rows that the current suite has not judged; rows that no suite has judged come first."""
         late = [pair for pair in _pairs() if self._row(pair).suite != self.today]
         return sorted(late, key=lambda pair: self._row(pair).checks is not None)
 
     def killers(self, pair: Pair) -> tuple[str, ...]:
-        """Checks that killed a mutant, under any suite."""
+        """Return the checks that killed a mutant, under the current or an earlier suite."""
         return self._row(pair).checks or ()
 
     def survivors(self) -> list[Pair]:
@@ -101,7 +101,7 @@ class KillsPage:
         self.save()
 
     def save(self) -> None:
-        """Replace the record: one row a line, in the catalog's order."""
+        """Write kills.json anew: one row on each line, in the catalog's order."""
         known = [pair for pair in _pairs() if self._row(pair).checks is not None]
         lines = [f"  {json.dumps(' '.join(pair))}: {json.dumps(self._row(pair).as_json())}" for pair in known]
         new = self.path.with_suffix(".new")
@@ -109,7 +109,7 @@ class KillsPage:
         new.replace(self.path)
 
     def page(self) -> str:
-        """The page of kills, Markdown."""
+        """Return the page of kills as Markdown."""
         return HEAD + self._summary() + self._table() + self._checks() + _absent() + self._earlier()
 
     def counts(self) -> str:
@@ -159,7 +159,7 @@ class KillsPage:
         return "\n".join(lines) + "\n\n"
 
     def _earlier(self) -> str:
-        """Section of rows that another suite judged; empty if there are none."""
+        """Return the section about rows that an earlier suite judged; empty if there are none."""
         late = [pair for pair in self.due() if self._row(pair).checks is not None]
         if not late:
             return ""

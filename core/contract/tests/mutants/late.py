@@ -1,4 +1,4 @@
-"""Mutants with a race between host and device. Each is correct unless the device runs late."""
+"""Mutants with a race between host and device. They give wrong results only if the device runs late."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _keys_below(limit: int) -> Parts:
 
 
 def _key_lost(at: int) -> Parts:
-    """Hide key `at - 1` from every prefix longer than `at`, as a split-KV kernel that loses a split's last key."""
+    """Hide key `at - 1` of every prefix longer than `at`, like a split-KV kernel that drops a split's last key."""
     return Parts(
         seen=lambda seen, prefix, shape: (
             seen & ~((torch.arange(seen.shape[2]) == at - 1) & (prefix[:, None] > at))[:, None]
@@ -63,7 +63,7 @@ def _sixteen_heads(shape: Any) -> Tensor:
 
 
 def _tile_rounded_up(seen: Tensor, prefix: Tensor, shape: Any) -> Tensor:
-    """Start a window at the next multiple of 64 keys when the prefix has 256 tokens or more."""
+    """Round the window's first key up to a multiple of 64 when the prefix has 256 tokens or more."""
     if shape.window_left < 0:
         return seen
     start = (prefix - shape.window_left).clamp(min=0)
@@ -241,7 +241,7 @@ def _plan_by_lengths(backend: Any) -> None:
 
 
 def _offsets_by_totals(backend: Any) -> None:
-    """Update the row offsets of EXTEND only when the number of requests or of rows changes."""
+    """Keep the row offsets of EXTEND while the numbers of requests and rows stay equal, even if q_lens change."""
     kept: dict[tuple[int, int], Tensor] = {}
 
     def change(_: Any, batch: ForwardBatch) -> ForwardBatch:

@@ -1,4 +1,4 @@
-"""Mutants M34 … M42: classes of known bugs that the museum added later."""
+"""Mutants M34 … M42, for bugs that the museum (the collection of known public bugs) added later."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _shifted(q: Tensor, cache: Any, batch: ForwardBatch, out: Tensor) -> None:
 
 
 def _one_row_more(backend: Any, batch: ForwardBatch) -> ForwardBatch:
-    """Describe a draft step with topk + 1 rows per request."""
+    """Give attention a draft batch of topk + 1 rows per request instead of topk."""
     if batch.mode is not Mode.DRAFT:
         return batch
     rows = backend.geometry.draft.topk + 1

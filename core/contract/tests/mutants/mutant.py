@@ -74,7 +74,7 @@ class Mutant:
     usage: Callable[..., dict[str, int]] | None = None
 
     def build(self, layout: str) -> LoadedBackend:
-        """Return the broken plugin, loaded."""
+        """Return the loaded plugin with this defect, in one metadata layout."""
         if self.plugin is not None:
             made = self.plugin()
             made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
@@ -130,7 +130,7 @@ def _method(owner: Any, name: str) -> Any:
 
 
 def after(backend: Any, method: str, then: Callable[..., None]) -> None:
-    """Make a method run `then` with its arguments after its own body."""
+    """Patch a method to call `then` with the method's arguments after the original body."""
     original = _method(backend, method)
 
     def changed(*args: Any) -> None:
@@ -141,7 +141,7 @@ def after(backend: Any, method: str, then: Callable[..., None]) -> None:
 
 
 def around(backend: Any, method: str, call: Callable[..., None]) -> None:
-    """Replace a method by ``call(original, *args)``."""
+    """Replace a method of the backend by ``call(original, *args)``."""
     original = _method(backend, method)
     setattr(backend, method, lambda *args: call(original, *args))
 

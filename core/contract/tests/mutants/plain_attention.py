@@ -43,7 +43,7 @@ def right_heads(shape: AttentionShape) -> Tensor:
 
 @dataclass(frozen=True)
 class Parts:
-    """The replaceable parts of attention; a mutant replaces one.
+    """Holds the functions that attention consists of. A mutant replaces one of them.
 
     Attributes:
         seen: (visibility bool ``[R, q, width]``, prefix ``[R]``, shape) → visibility.

@@ -92,7 +92,7 @@ def _device_width(backend: Any) -> None:
 
 
 def _baked(backend: Any) -> None:
-    """Read lengths as Python numbers in plan, and use them in write_metadata."""
+    """Copy the lengths to Python numbers in plan, and use these constants in write_metadata, also when captured."""
 
     def plan(original: Any, batch: ForwardBatch) -> None:
         backend.numbers = [int(n) for n in batch.prefix_lens]

@@ -1,4 +1,4 @@
-"""Mutants of sizing that fail only in rare configurations, or in a plugin's own workspace. They need only integers."""
+"""Mutants of buffer sizes that fail only in rare configurations or in own workspaces. Their checks run no kernel."""
 
 from __future__ import annotations
 

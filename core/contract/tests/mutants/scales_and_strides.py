@@ -140,7 +140,7 @@ def _strides_of_drafts(original: Any, drafts: Tensor, parents: Tensor, targets: 
 
 
 def _restored(part: Callable[[Geometry], tuple[Any, ...]]) -> Callable[..., None]:
-    """Run compact, then restore one part of the pool ``[layers, pages, P, heads, dim]``."""
+    """Run compact, then undo it in one part of the pool ``[layers, pages, P, heads, dim]``."""
 
     def call(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
         before = [one.clone() for one in (pool.k, pool.v)]

@@ -75,7 +75,7 @@ def _backwards(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tensor
 
 
 def _by_value(backend: Any) -> None:
-    """Capture copies of the sinks from eager forwards, as if a graph received them by value."""
+    """Capture copies of the sinks, as if a graph received the values. Later changes of the sinks are not seen."""
     copies: dict[int, Tensor] = {}
 
     def change(sinks: Tensor, geometry: Geometry, batch: ForwardBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mutants of sizing: buffers that are too small, too large, or of the wrong dtype. They need only integers."""
+"""Mutants of sizing: buffers that are too small, too large, or of the wrong dtype. Their checks run no kernel."""
 
 from __future__ import annotations
 

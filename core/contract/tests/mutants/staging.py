@@ -90,7 +90,7 @@ class Staging:
 
 
 class Launched(Staging):
-    """The copy is a library call, as in FlashInfer's plan, so torch's allocator does not track it."""
+    """Copies by a library call, as FlashInfer's plan does, so torch's allocator does not track the copy."""
 
     def copy(self, index: int) -> None:
         record_call(_copy, self.slots[index], self.target, mutates=(self.target,))

@@ -167,7 +167,7 @@ SHARED: dict[torch.device, torch.Tensor] = {}
 
 
 class SharedWorkspace(Planned):
-    """All backends of the process share one workspace per device: the draft's plan overwrites the target's."""
+    """Shares one workspace between all backends on a device, so the draft's plan overwrites the target's."""
 
     def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
         device = arena["slots"].device
@@ -209,7 +209,7 @@ def cell_buffer(geometry: Geometry) -> list[BufferSpec]:
 
 
 class GrownWorkspace(Planned):
-    """A workspace outside the arena that is reallocated for larger eager batches; captured graphs read the old one."""
+    """Reallocates a workspace outside the arena for larger eager batches, but captured graphs read the old one."""
 
     def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
         self.retired: list[torch.Tensor] = []
@@ -224,7 +224,7 @@ class GrownWorkspace(Planned):
 
 
 class InferenceScratch(Planned):
-    """The first plan allocates host scratch. In inference mode, later plans outside that mode cannot write it."""
+    """Allocates host scratch in the first plan. If that plan ran in inference mode, later plans cannot write it."""
 
     scratch: torch.Tensor | None = None
 
@@ -359,7 +359,7 @@ class CapturedConstant(Backend):
 
 
 class FirstLayerByAddress(Backend):
-    """Computes masks in layer 0, recognised by the address of the first KV cache ever seen, for all layers.
+    """Computes masks in layer 0 for all layers, and recognises layer 0 by the first KV cache address ever seen.
 
     Engines profile memory with a small KV pool and allocate the real one afterwards, so the address changes.
     """
@@ -385,7 +385,7 @@ class FirstLayerByAddress(Backend):
 
 
 class SubBatches(Backend):
-    """Splits eager batches larger than any graph, and slices all tensors except the tree's `depth`."""
+    """Splits eager batches that are larger than any graph, but does not slice the tree's `depth` for each part."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -545,7 +545,7 @@ CAPACITY = 16
 
 
 class EvictedRecording:
-    """A graph that may be evicted and captured again, but keeps the outputs of its first capture."""
+    """A graph that can be evicted and captured again, but still returns the outputs of its first capture."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self.step, self.graph = step, RecordedGraph(step)
@@ -579,7 +579,7 @@ class ShortTokens(TorchTreeOps):
 
 
 class FirstPool(TorchTreeOps):
-    """Stores the first pool and compacts it in every call, so the pool of another layer group is never moved."""
+    """Compacts the KV pool of the first call in every call, so the pool of another layer group is never compacted."""
 
     pool: KVPool | None = None
 
@@ -592,7 +592,7 @@ WARP = 32
 
 
 class OneWarp(TorchTreeOps):
-    """One warp per request with one lane per path node: accepted nodes after the 32nd are not moved."""
+    """Compacts with one warp per request and one lane per node, so accepted nodes after the 32nd are not moved."""
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
         path = accepted.accept_index[:, :WARP]

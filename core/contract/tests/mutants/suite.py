@@ -37,12 +37,12 @@ Failure = tuple[str, str, BaseException]
 
 
 def original(layout: str) -> LoadedBackend:
-    """Return the correct backend of a layout, loaded."""
+    """Return the loaded correct backend of a metadata layout."""
     return LoadedBackend(layout, LAYOUTS[layout])
 
 
 def checks_for(mutant: Mutant | None = None) -> list[Check]:
-    """Return the checks that can see a mutant's defect, quick ones first."""
+    """Return the checks that run code with the mutant's defect, quick checks first."""
     hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
     # This check has a pool of 2**31 elements. A backend that does not gather in place copies a gigabyte of it.
@@ -71,7 +71,7 @@ def killing_case(backend: LoadedBackend, check: Check) -> Case | None:
 
 
 def first_failure(mutant: Mutant, layout: str) -> Failure | None:
-    """Return the first check, case and error that kill a mutant, on a sample of the cases, then on all."""
+    """Return the first (check, case, error) that kills a mutant. A sample of the cases runs first, then all cases."""
     for sampled in (True, False):
         found = next(failures(mutant.build(layout), checks_for(mutant), sampled), None)
         if found is not None:

@@ -66,7 +66,7 @@ def test_interpreted_metadata_passes(layout: str) -> None:
     ids=["unique-slots", "upper-bound", "exact"],
 )
 def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
-    """A backend passes if it declares unique null pages or stricter host lengths, which change the test batches.
+    """A backend passes if it declares separate null pages for each padded request, or stricter host lengths.
 
     A backend that needs exact lengths must refresh its graphs in a replay. These two backends do not, so the graph
     checks are left out for them.
@@ -92,7 +92,7 @@ def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
 @pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("name", ["M09", "M10", "M17", "M19", "M20", "M29b", "V01", "V13", "V20", "V22", "V31", "V32"])
 def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
-    """Defects in metadata and capture are found without kernels."""
+    """The suite kills mutants with defects in metadata or capture, although their kernels cannot run here."""
     mutant = next(one for one in catalog.MUTANTS if one.id == name)
     if layout not in mutant.layouts or (layout == "reference" and name == "V13"):
         pytest.skip("only a kernel reads the data that this mutant breaks")

@@ -109,7 +109,7 @@ def _first_lengths(backend: Any) -> None:
 
 
 def _lazy_scratch(backend: Any) -> None:
-    """Attend into a tensor that is allocated when an output shape occurs for the first time."""
+    """Attend into a scratch tensor that is allocated when an output shape occurs for the first time."""
     backend.scratch = {}
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ def _lazy_scratch(backend: Any) -> None:
 
 
 def _grown_scratch(backend: Any) -> None:
-    """Attend into one tensor that is reallocated for larger outputs."""
+    """Attend into one scratch tensor, and reallocate it when a batch has a larger output."""
     backend.work = None
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
@@ -146,7 +146,7 @@ def _written_batch(backend: Any) -> None:
 
 
 def _global_plan(backend: Any) -> None:
-    """Keep the plan in a global of the module."""
+    """Keep the plan in a module-level variable that all backends share."""
 
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         backend._widths = _GLOBAL["widths"]

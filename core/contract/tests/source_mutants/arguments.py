@@ -1,4 +1,4 @@
-"""Operators on calls and names: another argument, receiver or name."""
+"""Mutation operators on calls and names: another argument, receiver or name."""
 
 from __future__ import annotations
 

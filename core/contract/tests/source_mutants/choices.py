@@ -1,4 +1,4 @@
-"""Operators on decisions: comparisons, boolean expressions and conditions."""
+"""Mutation operators on decisions: comparisons, boolean expressions and conditions."""
 
 from __future__ import annotations
 

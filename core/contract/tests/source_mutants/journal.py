@@ -47,7 +47,7 @@ class Journal:
         self.note({"kills": dict(kills), "killers": killers})
 
     def note(self, row: dict[str, Any]) -> None:
-        """Append one line."""
+        """Append one row to the results file, as a line of JSON."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

@@ -29,7 +29,7 @@ SHOWN = 300
 
 
 class Status(StrEnum):
-    """Result of a mutant."""
+    """Possible results of running items on a mutant."""
 
     KILLED = "killed"
     """An item fails."""
@@ -56,7 +56,7 @@ class Ended:
         item: the item that killed the mutant, or in which the mutant hung.
         message: message of that item, shortened.
         changed: for a survivor, ``"passed → refused"`` → number of items that end differently than on the original.
-        met: number of items that ran on the mutant.
+        met: number of items (a check on one case) that ran on the mutant.
         of: number of items that reach the mutant's statement.
         sample: number of cases of each check to run, 0 for all.
     """

@@ -1,4 +1,4 @@
-"""All mutation operators by name. Each receives a site and yields nodes to put in its place."""
+"""All mutation operators by name. Each receives a site (syntax node with its place) and yields replacements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order of the items that run on a mutant: items with kills, then a sample of every check, then the rest."""
+"""Order of the items that run on a mutant: items that killed mutants, then some of every check, then the rest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def affordable(items: Sequence[str], baseline: Baseline, seconds: float) -> list
 
 
 def of_each(items: Iterable[str], most: int) -> list[str]:
-    """Return at most `most` items of each check."""
+    """Return at most `most` items of each check; an item is one check on one case."""
     by_check: dict[str, list[str]] = {}
     for item in items:
         by_check.setdefault(item.partition("[")[0], []).append(item)

@@ -1,4 +1,4 @@
-"""Keeps results in results.json, one part for each target, and makes a page of them.
+"""Keeps results in results.json, one part for each target (mutated backend), and makes a page of them.
 
 A run replaces the part of its own target and keeps the others.
 """
@@ -68,7 +68,7 @@ def record(
 
 
 def page(results: Path = RESULTS) -> str:
-    """The page of all targets in the record, Markdown."""
+    """Return the page of all targets in the record, as Markdown."""
     operators = ["## Operators", "", "| operator | replacement |", "|---|---|"]
     operators += [f"| {name} | {what} |" for name, what in described().items()]
     text = [HEAD + "\n".join(operators)]
@@ -77,7 +77,7 @@ def page(results: Path = RESULTS) -> str:
 
 
 def write(path: Path, results: Path = RESULTS) -> None:
-    """Write the page of the record."""
+    """Write the page that shows the results in the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(results), encoding="utf-8")
 
@@ -102,7 +102,7 @@ def _part(
 
 
 def _shown(part: Mapping[str, Any]) -> str:
-    """A target's part of the page, Markdown."""
+    """Return the part of the page about one target, as Markdown."""
     lines = [part["headline"], ""]
     columns = ("mutants", "judged", "stillborn", "killed", *map(_word, KINDS), "raw score", "score")
     for head in ("file", "operator"):
@@ -118,7 +118,7 @@ def _shown(part: Mapping[str, Any]) -> str:
 
 
 def _headline(whole: Score, made: int, suite: str) -> str:
-    """Sentences with the numbers of mutants made, drawn, judged and killed."""
+    """Return sentences with the numbers of mutants that were made, drawn, judged and killed."""
     drawn = "" if whole.made == made else f"{whole.made} of them drawn, evenly over the files; "
     kinds = ", ".join(f"{whole.kinds[kind]} {_word(kind)}" for kind in KINDS if whole.kinds.get(kind))
     return (
@@ -136,7 +136,7 @@ def _word(kind: Kind | None) -> str:
 def _rows(
     groups: Mapping[str, Sequence[Mutation]], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]
 ) -> dict[str, list[str]]:
-    """Cells of a table's rows, by name; groups without a judged mutant are left out."""
+    """Return the cells of each table row, by row name. Groups without a judged mutant are left out."""
     scores = {name: score(some, ended, reviewed) for name, some in groups.items()}
     return {name: _cells(one) for name, one in scores.items() if one.judged}
 

@@ -29,7 +29,7 @@ Work = Callable[[Send], None]
 
 @dataclass
 class _Fork:
-    """One running job."""
+    """One running job: a forked process, its pipe, and the rows that it has sent."""
 
     job: str
     pid: int
@@ -95,7 +95,7 @@ def _write(pipe: int, row: dict[str, Any]) -> None:
 
 
 def _read(one: _Fork) -> bool:
-    """Read the available output of a job; return False at its end."""
+    """Read a job's available output from its pipe; return False at the end of the output."""
     text = os.read(one.pipe, 1 << 16)
     one.last_output = time.monotonic()
     *lines, one.text = (one.text + text).split(b"\n")

@@ -16,7 +16,7 @@ DEAD = (Status.KILLED, Status.HUNG)
 
 @dataclass(frozen=True)
 class Score:
-    """Numbers of mutants by result.
+    """Counts mutants by their result.
 
     Attributes:
         made: all mutants.

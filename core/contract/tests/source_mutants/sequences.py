@@ -1,4 +1,4 @@
-"""Operators on parts of sequences: slices, elements and the iterations of loops."""
+"""Mutation operators on parts of sequences: slices, elements and the iterations of loops."""
 
 from __future__ import annotations
 

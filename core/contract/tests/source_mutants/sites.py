@@ -34,7 +34,7 @@ _VISITED = {
 
 @dataclass(frozen=True)
 class Site:
-    """One node and its place in the tree.
+    """One syntax node and its place in the syntax tree.
 
     Attributes:
         node: the node itself; must not be changed in place.

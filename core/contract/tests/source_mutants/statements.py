@@ -1,4 +1,4 @@
-"""Operators on whole statements."""
+"""Mutation operators on whole statements."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def _bound_before(name: str, function: ast.FunctionDef, statement: ast.AST) -> b
 
 
 def _early(site: Site) -> bool:
-    """Return True for a return inside a block, so that other statements of the function can follow it."""
+    """Return True for a `return` inside a block: only then can other statements of the function run after it."""
     return not isinstance(site.parent, ast.FunctionDef)

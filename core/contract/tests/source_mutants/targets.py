@@ -11,7 +11,7 @@ from .mutation import Mutation, mutations
 
 @dataclass(frozen=True)
 class Target:
-    """Some source files of one installed backend.
+    """Names the source files of one installed backend that are mutated together.
 
     Attributes:
         name: heading of the target on the page; value of ``--backend``.

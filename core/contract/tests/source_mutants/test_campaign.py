@@ -53,7 +53,7 @@ def _run(folder: Path, *made: Mutation, **plan: object) -> list[Ended]:
 
 @pytest.mark.parametrize("text", DEFECTS)
 def test_a_mutants_result_matches_its_defect(text: str, tmp_path: Path) -> None:
-    """A failing item or a crash kills a mutant; a mutant that refuses more geometries ends as narrower."""
+    """A mutant is killed by a failing item or a crash; a mutant that refuses more geometries ends as narrower."""
     (one,) = _run(tmp_path, _with_first_statement(text))
     assert one.status is DEFECTS[text], one
     assert (one.met, one.of) == (len(FEW) if one.final and not one.item else 1, len(FEW))
@@ -79,7 +79,7 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
 
 
 def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A survivor of a sample runs the other items later, unless a review accepts its survival."""
+    """A mutant that survives a sample of the items runs the rest in a later run, except if a review accepts it."""
     made = _with_first_statement("pass")
     monkeypatch.setattr(order, "FIRST", 0)
     (one,) = _run(tmp_path, made, sample=2)
@@ -92,7 +92,7 @@ def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_another_suite_judges_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of the suite drops all results but keeps the kills, which decide the order of items."""
+    """A changed suite drops all results. The number of kills per item is kept, because it orders the items."""
     made = _with_first_statement("return 1")
     (one,) = _run(tmp_path, made)
     monkeypatch.setattr(campaign, "identity", lambda target, some: {"suite": "another"})
@@ -111,7 +111,7 @@ def test_a_failing_original_stops_the_run(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mutants", "of_each"), [("reference", 40, 4), ("cuda_triton", 20, 2)])
 def test_sampled_mutants_die_or_are_reviewed(name: str, mutants: int, of_each: int, tmp_path: Path) -> None:
-    """Mutants spread over a backend's source are killed by a sample of the suite, or have a review."""
+    """Mutants from all files of a backend are killed by a sample of the suite, or have a review of their survival."""
     target, few = TARGETS[name], order.of_each(suite.items(), of_each)
     ended: dict[str, Ended] = {}
     chosen = spread(target.mutations(), mutants)

@@ -1,4 +1,4 @@
-"""Tests of copies: the mutant runs, and the original stays unchanged."""
+"""Tests of changed copies of a package: the copy runs the mutant, and the original package stays unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _one(module: str, operator: str, before: str, after: str) -> Mutation:
 
 
 def test_the_copy_runs_the_changed_module(forked: Forked) -> None:
-    """A changed buffer name appears in the copy's buffers and not in the original's."""
+    """A mutant that changes a buffer name changes it in the copy of the package, not in the original."""
     mutation = _one("sizing", "word", "BufferSpec('kv_lens', ", "BufferSpec('kv_lens_', ")
 
     def names() -> list[list[str]]:
@@ -96,7 +96,7 @@ def f(a):
     ("given", "lines"), [(1, {4, 5, 11, 13}), (None, {4, 6, 7, 11, 13}), (0, {4, 6, 9, 10, 11, 13})]
 )
 def test_reach_records_the_statements_that_run(given: object, lines: set[int]) -> None:
-    """Only statements that run are recorded, no branches not taken and no functions not called."""
+    """Only statements that run are recorded. Branches not taken and functions not called are absent."""
     tree = ast.parse(SOURCE)
     reach = Reach(["m"])
     scope: dict[str, object] = {}

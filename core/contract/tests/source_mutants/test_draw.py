@@ -1,4 +1,4 @@
-"""Tests of the draw of mutants."""
+"""Tests of the random selection of mutants."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_each_seed_has_its_own_draw() -> None:
 
 
 def test_a_draw_is_even() -> None:
-    """Every file gives the same number of mutants; a small file gives all of its mutants."""
+    """A draw selects equally many mutants from every file. A file with fewer mutants gives all of them."""
     assert FEW < 4
     assert Counter(one.module for one in drawn(EVERY, FEW + 8)) == {"small": FEW, "one": 4, "two": 4}

@@ -69,7 +69,7 @@ CASES = [
 
 @pytest.mark.parametrize(("operator", "statement", "expected"), CASES)
 def test_operator_makes_the_expected_statements(operator: str, statement: str, expected: set[str]) -> None:
-    """An operator makes exactly the expected statements."""
+    """A mutation operator turns the statement into exactly the expected statements."""
     source = f"import torch\ndef f(a, b, c, k, v):\n    {statement}\n"
     made = [one for one in mutations("m", source) if one.operator == operator]
     assert {_statement(source, one) for one in made} == {_plain(one) for one in expected}

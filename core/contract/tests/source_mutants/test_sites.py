@@ -1,4 +1,4 @@
-"""Tests of sites that are left out, and of mutant ids."""
+"""Tests of the syntax nodes that are never mutated, and of mutant ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_left_out(what: str) -> None:
 
 
 def test_an_error_is_only_dropped() -> None:
-    """A raise statement has one mutant, which drops the statement. No mutant changes the error's text."""
+    """A raise statement has one mutant, which removes the statement. No mutant changes the error's text."""
     made = mutations("m", "def f(a):\n    raise ValueError(f'{a + 1} is wrong', 2)\n")
     assert [(one.operator, one.after) for one in made] == [("drop", "pass")]
 
@@ -51,7 +51,7 @@ def test_ids_do_not_depend_on_lines_or_neighbours() -> None:
 
 
 def test_an_id_changes_with_its_statement() -> None:
-    """A changed text of a statement changes the ids of its mutants, so a review no longer applies."""
+    """If a statement's text changes, the ids of its mutants change too, so an old review no longer applies."""
     before, after = (
         {one.id for one in mutations("m", text)} for text in (SOURCE, SOURCE.replace("a + b", "a + b + 0"))
     )

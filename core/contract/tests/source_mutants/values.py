@@ -1,4 +1,4 @@
-"""Operators on computed values: numbers, operands and words."""
+"""Mutation operators on computed values: numbers, operands and words."""
 
 from __future__ import annotations
 
