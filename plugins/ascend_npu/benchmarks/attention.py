@@ -72,7 +72,7 @@ def measure(mode: Mode, reqs: int, length: int, draft: DraftShape) -> dict[str, 
 
 
 def timed(call) -> float:  # type: ignore[no-untyped-def]
-    """Return the median microseconds of `REPEATS` calls, each measured between two events."""
+    """Return the median time of `REPEATS` calls in µs, each measured between two device events."""
     import torch
 
     found = []
@@ -89,7 +89,7 @@ def timed(call) -> float:  # type: ignore[no-untyped-def]
 
 
 def main() -> int:
-    """Measure every case and write the results with the device's name."""
+    """Measure every case, and write the results and the device's name to a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()

@@ -11,9 +11,9 @@ TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
 
 
 def geometries() -> dict[str, Geometry]:
-    """Return geometries that the contract's cases lack: wide trees at the context limit, overlap, and MHA."""
+    """Return geometries that the contract's own cases lack: wide trees at the context limit, overlap, and MHA."""
     fp16 = AttentionShape(16, 2, 128, 128, "float16", "float16", softmax_scale=0.05)
-    # At the context limit a request's tail begins a new page: sglang#22778.
+    # At the context limit the draft tokens after the prefix begin a new page: sglang#22778.
     wall = Limits(max_num_reqs=3, max_context_len=256, max_extend_tokens=32, capture_batch_sizes=(2, 4))
     wide = DraftShape(topk=8, num_steps=3, num_draft_tokens=35)
     behind = replace(wall, overlap=True)

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the device of the test run."""
+    """Print which device the NPU tests ran on."""
     if HAS_NPU:
         terminalreporter.write_line(f"device of the NPU tests: {stamp()}")
 
@@ -52,12 +52,12 @@ def on_npu(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def emulated() -> None:
-    """Mark a test that needs the emulator."""
+    """Mark a test as a test of the emulator, which is skipped on hardware. This fixture does nothing else."""
 
 
 @pytest.fixture
 def subject():
-    """Return the plugin on the NPU as the subject of the contract's checks."""
+    """Return the plugin, on the NPU, as the backend under test for the contract's checks."""
     from draftmark.registry import load
     from draftmark_contract.backend_under_test import BackendUnderTest
     from draftmark_contract.check import Tier
@@ -67,7 +67,7 @@ def subject():
 
 @pytest.fixture
 def run_in_new_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a program in a new process: torch_npu drops work after an asynchronous error."""
+    """Return a function that runs a program in a new process. After an asynchronous error torch_npu drops work."""
 
     def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         own = {"PYTHONPATH": str(Path(__file__).parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

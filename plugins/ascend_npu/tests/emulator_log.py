@@ -1,4 +1,4 @@
-"""Call log of the emulator, recorded at the C boundary below torch_npu."""
+"""Access to the emulator's log of runtime calls, which it records at the C interface below torch_npu."""
 
 import ctypes
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ def _runtime():
 
 @contextmanager
 def calls():
-    """Yield a list; after the block it has the runtime calls made in the block."""
+    """Yield a list. When the context ends, the list has the runtime calls that were made inside it."""
     import torch
 
     runtime, found = _runtime(), []

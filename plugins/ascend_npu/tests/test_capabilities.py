@@ -26,14 +26,14 @@ print("wrong", wrong)
 
 
 def variant(name):
-    """Return a library path with a variant of the emulator that hides some functions."""
+    """Return an LD_LIBRARY_PATH on which a variant of the emulator, which lacks some functions, comes first."""
     home = Path(os.environ["ASCEND_HOME_PATH"])
     assert (home / "variants" / name).is_dir(), f"no variant {name}; run emulator/build.sh"
     return f"{home / 'variants' / name}:{os.environ['LD_LIBRARY_PATH']}"
 
 
 def test_without_external_events_graphs_are_refused(run_in_new_process):
-    """A runtime without external events is refused; with the guard removed, replays use wrong lengths silently."""
+    """A runtime without external events is refused for graphs. Without the guard, replays use wrong lengths."""
     path = variant("no-external-events")
     guarded = run_in_new_process(START + REPLAYS.format(change=""), LD_LIBRARY_PATH=path)
     assert guarded.returncode != 0 and "lacks aclrtValueWait or aclrtValueWrite" in guarded.stderr
@@ -46,7 +46,7 @@ def test_without_external_events_graphs_are_refused(run_in_new_process):
 
 
 def test_emulator_without_its_mark_is_not_hardware(run_in_new_process):
-    """An emulator that hides its mark reports a 910B3, but it has no driver and is not hardware."""
+    """An emulator that does not identify itself and reports a 910B3 is not hardware, because it has no driver."""
     program = "from draftmark_ascend_npu.device import machine; print(machine().stamp(), machine().hardware)"
     done = run_in_new_process(START + program, LD_LIBRARY_PATH=variant("unmarked"))
     assert "the runtime reports Ascend910B3, but there is no driver version" in done.stdout, done.stderr[-2000:]
@@ -65,7 +65,7 @@ load("ascend_npu").open(geometries()["target"], "npu")
     [({"DRAFTMARK_NPU_SOC": "Ascend310P3"}, "neither an A2"), ({"DRAFTMARK_NPU_CANN": "8.3.RC1"}, "older than 8.5.0")],
 )
 def test_other_products_and_old_cann_are_refused(run_in_new_process, setting, words):
-    """Opening a backend raises for another product and for an old CANN."""
+    """Opening a backend raises an error on a product other than A2 or A3, and with a CANN before 8.5.0."""
     done = run_in_new_process(START + OPEN, **setting)
     assert done.returncode != 0 and words in done.stderr, done.stderr[-2000:]
 
@@ -104,7 +104,7 @@ print("used", used)
     ids=["V3", "V3 is gone", "switch"],
 )
 def test_second_entry_point_serves_without_v3(run_in_new_process, variant_name, switch, used):
-    """Forwards, trees and replays are right through V4 if CANN has no V3 or the switch selects v2."""
+    """Forwards, trees and replays are right through the operator's V4 if CANN has no V3 or the switch selects v2."""
     path = {"LD_LIBRARY_PATH": variant(variant_name)} if variant_name else {}
     done = run_in_new_process(START + FORWARD, **path, **switch)
     assert f"used ['{used}']" in done.stdout, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Tests of hardware detection, of supported devices, and of a driver's and runtime's fitness for graphs."""
+"""Tests of hardware detection, of the supported devices, and of the drivers and runtimes that support graphs."""
 
 import pytest
 
@@ -10,7 +10,7 @@ REAL = Machine("Ascend910B3", "9.1.0", "25.2.0", files=8)
 
 
 def test_hardware_has_name_driver_and_device_files():
-    """A machine with all three is hardware, and its stamp and record have them."""
+    """A machine with a device name, a driver and device files is hardware. Its stamp and record contain all three."""
     assert REAL.hardware and REAL.stamp() == "Ascend910B3, driver 25.2.0, CANN 9.1.0"
     assert REAL.record()["hardware"] is True and REAL.record()["driver"] == "25.2.0"
 
@@ -58,7 +58,7 @@ def test_unsupported_products_and_versions_are_refused(product, cann, words, mon
 
 
 def test_driver_without_task_updates_refuses_graphs(monkeypatch):
-    """An old driver is refused for graphs with the needed version, but not for eager forwards."""
+    """An old driver is refused for graphs, but not for eager forwards. The error has the needed version."""
     monkeypatch.setattr(capability, "has_external_events", lambda: True)
     monkeypatch.setattr(device, "machine", lambda: Machine("Ascend910B3", "9.1.0", "24.1.rc3", files=1))
     device.require_served()
@@ -82,7 +82,7 @@ def test_driver_without_task_updates_refuses_graphs(monkeypatch):
     ],
 )
 def test_versions_compare_in_release_order(version, least, answer):
-    """Candidates come before their release, and 10 after 9."""
+    """Release candidates are older than their release, and version parts compare as numbers, so 9 is older than 10."""
     assert older(version, least) is answer
 
 
@@ -107,7 +107,7 @@ def test_driver_version_is_found(tmp_path, monkeypatch):
 
 
 def test_device_files_are_counted(tmp_path):
-    """Only device files count, not the manager's file."""
+    """`device_files` counts only NPU device files, not davinci_manager or other files."""
     for name in ("davinci0", "davinci7", "davinci_manager", "hisi_hdc"):
         (tmp_path / name).touch()
     assert device.device_files(tmp_path) == 2
@@ -115,7 +115,7 @@ def test_device_files_are_counted(tmp_path):
 
 @pytest.mark.parametrize(("name", "read"), [(switches.HOST_WAIT, switches.host_wait), (switches.FUSED, switches.fused)])
 def test_unknown_switch_value_raises(name, read, monkeypatch):
-    """An unknown value of a switch raises, and an unset switch has its default."""
+    """An unknown value of a switch (an environment variable) raises an error. An unset switch has its default."""
     monkeypatch.setenv(name, "yes")
     with pytest.raises(BackendError, match=f"{name} is 'yes'"):
         read()

@@ -8,7 +8,7 @@ START = "import torch, torch_npu\n"
 
 @pytest.fixture
 def fails(run_in_new_process):
-    """Return a function that runs a program which must fail, and returns its stderr."""
+    """Return a function that runs a program, checks that it fails, and returns its stderr."""
 
     def run(program, **environment):
         done = run_in_new_process(START + program, **environment)
@@ -46,7 +46,7 @@ def test_capture_refuses_host_reads_and_blocking_copies(fails, step, words):
 
 
 def test_captured_operators_and_pinned_copies_replay(run_in_new_process):
-    """Operators and pinned copies do not run at capture and do run at replay."""
+    """Captured operators and copies of pinned memory do not run during the capture, but run in a replay."""
     program = CAPTURE + (
         "def step():\n    x.copy_(pinned, non_blocking=True); x.add_(1)\n"
         "x.zero_()\ngraph = capture(step)\nprint(x.tolist())\npinned.fill_(4)\ngraph.replay()\nprint(x.tolist())"
@@ -93,7 +93,7 @@ def test_missing_functions_abort_with_their_names(fails):
 
 
 def test_stream_waits_are_kept(run_in_new_process):
-    """With a wait on the other stream every schedule reads the right value; without it some schedules do not."""
+    """With a wait on the writing stream each schedule reads right values. Without the wait some values are wrong."""
     program = (
         "import sys\n"
         "side, x, wrong = torch.npu.Stream(), torch.zeros(4, device='npu'), 0\n"
@@ -115,7 +115,7 @@ def test_stream_waits_are_kept(run_in_new_process):
 
 
 def test_schedule_depends_only_on_the_seed(run_in_new_process):
-    """Two runs with one seed read the same values in the same rounds."""
+    """Two runs of an unsynchronized program with one seed read the same values in the same iterations."""
     program = (
         "side, x, seen = torch.npu.Stream(), torch.zeros(4, device='npu'), []\n"
         "torch.npu.synchronize()\n"
@@ -132,7 +132,7 @@ def test_schedule_depends_only_on_the_seed(run_in_new_process):
 
 
 def test_results_are_marked_as_emulated():
-    """The stamp names the emulator, and benchmarks refuse to run."""
+    """The device's stamp names the emulator, and benchmarks refuse to run on it."""
     from draftmark_ascend_npu.device import EMULATED, require_hardware, stamp
 
     assert stamp() == EMULATED == "emulated, not hardware"

@@ -1,4 +1,4 @@
-"""Tests that the emulator accepts and rejects the same calls as a 910B, in cases where the two used to differ."""
+"""Tests that the emulator accepts and rejects the same operator calls as CANN on a 910B."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def library():
 
 
 def packed(library, heads=4, kv_heads=2, dim=128, rows=(2, 3), keys=(9, 4), block=BLOCK, causal=False, by_head=False):
-    """Call the operator in TND over pages and return its output and log-sum-exp."""
+    """Call the fused operator in TND (tokens, heads, dim) over pages, and return its output and log-sum-exp."""
     q = torch.randn(rows[-1], heads, dim).half().npu()
     shape = (4, kv_heads, block, dim) if by_head else (4, block, kv_heads * dim)
     k, v = (torch.randn(shape).half().npu() for _ in range(2))
@@ -39,7 +39,7 @@ def packed(library, heads=4, kv_heads=2, dim=128, rows=(2, 3), keys=(9, 4), bloc
     ],
 )
 def test_tnd_refuses_what_cann_refuses(library, change, words):
-    """Unsupported head sizes and page sizes, and causal rows without keys, raise."""
+    """In TND unsupported head sizes, unsupported page sizes, and causal rows without keys raise an error."""
     with pytest.raises(RuntimeError, match=words):
         packed(library, **change)
 
@@ -70,7 +70,7 @@ def test_rows_without_keys_are_zero(library):
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 3, 5), (2, 3, 5), (2, 1, 3, 5), (1, 1, 3, 5), (2, 1, 8, 32)])
 def test_dense_mask_shapes(library, shape):
-    """In BSND a dense mask may have fewer axes and may be wider than rows and keys."""
+    """In BSND (batch, rows, heads, dim) a dense mask can have fewer axes, and can be larger than rows by keys."""
     q = torch.randn(2, 3, 4, 64).half()
     k, v = (torch.randn(2, 5, 2, 64).half() for _ in range(2))
     mask = torch.zeros(shape, dtype=torch.int8)
@@ -81,11 +81,11 @@ def test_dense_mask_shapes(library, shape):
     want, _ = library.npu_fused_infer_attention_score(
         q.npu(), *(one[:, kept].contiguous().npu() for one in (k, v)), **call
     )
-    torch.testing.assert_close(out.cpu(), want.cpu())  # a masked key may change the order of a sum
+    torch.testing.assert_close(out.cpu(), want.cpu())  # a masked key can change the order of a sum
 
 
 def test_lengths_in_a_padded_layout(library):
-    """In BSND the lists have rows and keys of each request, not running sums."""
+    """In BSND the length lists have the rows and keys of each request, not running sums."""
     q = torch.randn(2, 3, 4, 64).half()
     k, v = (torch.randn(2, 5, 2, 64).half() for _ in range(2))
     call = {"num_heads": 4, "num_key_value_heads": 2, "scale": 0.1, "input_layout": "BSND"}

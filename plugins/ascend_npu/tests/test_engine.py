@@ -1,4 +1,4 @@
-"""Tests of the speculative loop on an NPU: a tiny Llama gives the reference backend's text."""
+"""Tests of the speculative decoding loop on an NPU: a tiny Llama generates the reference backend's text."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def tiny_llama(device, dtype):
 
 @pytest.fixture(scope="module")
 def texts():
-    """Return the reference backend's texts on the CPU, decoded with one token per round."""
+    """Return the texts that the reference backend generates on the CPU without drafts, one token per step."""
     config = EngineConfig(backend="reference", **SETTINGS)
     found, _ = generate(tiny_llama("cpu", "float16"), PROMPTS, TOKENS, config)
     # N-gram drafts need repetition, but a text of one repeated token would test nothing.
@@ -35,7 +35,7 @@ def texts():
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
 @pytest.mark.parametrize("speculate", [None, Ngram(1, 4), Ngram(3, 8)], ids=["plain", "chain", "tree"])
 def test_text_equals_the_references(texts, graph, speculate):
-    """Greedy texts in float16 equal the reference's; of three requests two run together and one joins late."""
+    """Greedy float16 texts equal the reference backend's. Two requests run together, and a third joins late."""
     config = EngineConfig(backend="ascend_npu", speculate=speculate, graph=graph, guard=True, **SETTINGS)
     found, engine = generate(tiny_llama("npu", "float16"), PROMPTS, TOKENS, config)
     assert [out.tokens for out in found] == texts
@@ -43,7 +43,7 @@ def test_text_equals_the_references(texts, graph, speculate):
 
 
 def test_inexact_host_lengths_are_refused():
-    """The engine refuses bounds without overlap before the first token, because the operator needs exact lists."""
+    """Without overlap the engine refuses host length bounds before the first token: the operator needs exact ones."""
     from draftmark.errors import BackendRefusal
     from draftmark_speculative import HostKind
 

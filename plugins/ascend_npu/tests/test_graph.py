@@ -1,4 +1,4 @@
-"""Tests of NPU graphs: runtime calls and their order, and refused misuse."""
+"""Tests of NPU graphs: the runtime calls of a replay, and the errors for misuse."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ STEP = (Mode.VERIFY, 0)
 
 
 class Lists(tuple):
-    """Rows and keys of a call; always exact."""
+    """Holds the two length lists of a call (rows, keys), in place of `HostLists` with exact lengths."""
 
     exact = True
 
 
 class OneLayer:
-    """Paged call with lists set by the test, instead of a backend with plans."""
+    """Runs one paged attention call with length lists that the test sets, in place of a backend with plans."""
 
     def __init__(self, lists=([1, 2], [5, 7])):
         from draftmark_ascend_npu.ops import PagedAttention
@@ -94,7 +94,7 @@ def test_replay_uses_current_lists():
 
 
 def test_replays_in_flight_do_not_mix_lists():
-    """Two replays without a host wait between them keep their lists: the second update waits for the first replay."""
+    """Two replays without a host wait between them use their own lists: each update waits for the previous replay."""
     one, graphs = OneLayer(), state()
     want = [one.eager(([1, 2], list(keys))) for keys in ((5, 7), (100, 300))]
     graphs.capture(KEY, one.step)
@@ -108,7 +108,7 @@ def test_replays_in_flight_do_not_mix_lists():
 
 
 def test_records_are_keyed_by_graph_layer_and_step():
-    """Two layers in two graphs have separate records, whatever their order."""
+    """The captured calls of two layers in two graphs have separate records, in any order of capture and replay."""
     from draftmark_ascend_npu.graph import RecordKey
 
     one, graphs = OneLayer(), state()
@@ -127,13 +127,13 @@ def test_layer_that_attends_twice_is_refused():
 
 
 def test_item_in_a_capture_is_refused():
-    """A host read in a capture raises, and the error points to the RecordedGraph, which names the operator."""
+    """A host read in a capture raises an error. Its remedy is a RecordedGraph, which names the operator that reads."""
     tensor, graphs = torch.ones(3, device="npu"), state()
     calls = []
 
     def step():
         calls.append(1)
-        if len(calls) > 1:  # the first call is the warm-up, which may read
+        if len(calls) > 1:  # the first call is the warm-up, in which a host read is permitted
             tensor.sum().item()
 
     with pytest.raises(CaptureError, match=r"cannot be captured.*captur.*RecordedGraph"):

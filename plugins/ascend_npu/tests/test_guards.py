@@ -20,7 +20,7 @@ TURNS = {turn.name: turn for turn in all_forwards(TARGET)}
 
 
 def loaded(subject, name):
-    """Return a harness, a forward and its batch, ready to run."""
+    """Return the contract's harness, a forward by its name, and the batch of the forward, ready to run."""
     from draftmark_contract.harness.harness import Harness, place
 
     rig = Harness(subject, TARGET, TURNS[name].num_pages)
@@ -38,11 +38,11 @@ def paged(columns=3):
 
 
 def nothing(*arguments):
-    """Replacement for a removed guard."""
+    """Do nothing. Tests put this in place of a guard to remove the guard."""
 
 
 def test_seed_e_table_without_draft_token_columns(monkeypatch, emulated):
-    """A table of two blocks is refused for 256 committed and eight draft tokens (sglang#22778)."""
+    """A block table of two blocks is refused for 256 committed and eight draft tokens (sglang#22778)."""
     with pytest.raises(OperatorRule, match=r"2 columns, but 264 tokens need 3; size it from max_kv_len"):
         paged(columns=2).launch([1, 2], [264, 7])
     monkeypatch.setattr(rules, "check_tables", nothing)
@@ -51,7 +51,7 @@ def test_seed_e_table_without_draft_token_columns(monkeypatch, emulated):
 
 
 def test_running_sums_and_lengths_swapped(monkeypatch, emulated):
-    """Lengths per request instead of running sums are refused."""
+    """Row counts per request are refused as actual_seq_lengths, which must be running sums."""
     with pytest.raises(OperatorRule, match="q has 2 rows"):
         paged().launch([1, 1], [5, 12])
     monkeypatch.setattr(rules, "check_lists", nothing)
@@ -60,7 +60,7 @@ def test_running_sums_and_lengths_swapped(monkeypatch, emulated):
 
 
 def test_summed_keys_are_wrong(subject, monkeypatch):
-    """Keys as running sums cannot be refused, but the contract's oracle finds the wrong output."""
+    """No rule can detect key lengths given as running sums, but the contract's oracle finds the wrong output."""
 
     def summed(lists):
         return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
@@ -74,7 +74,7 @@ def test_summed_keys_are_wrong(subject, monkeypatch):
 
 
 def test_stale_host_list(subject, monkeypatch):
-    """A forward without plan() raises; without the guard it uses another batch's lengths and is wrong."""
+    """A forward without its plan() raises an error. Without this guard it uses another batch's lengths and is wrong."""
     rig, other, later = loaded(subject, "verify-wall")
     rig.backend.plan(loaded(subject, "verify-full")[2])
     rig.backend.write_metadata(later)
@@ -90,7 +90,7 @@ def test_stale_host_list(subject, monkeypatch):
 
 
 def test_stale_lists_in_a_replay(subject, monkeypatch):
-    """A replay that updates with the capture's lists is wrong when a length has changed."""
+    """A replay that updates its calls with the capture's lists, not its own, is wrong if a length has changed."""
     from draftmark.graphs import Program
     from draftmark_contract.checks import graphs
 
@@ -115,7 +115,7 @@ def test_window_is_refused():
 
 
 def test_wrong_cache_mode(monkeypatch, emulated):
-    """The operator's default NZ layout is an error on the emulator: rows would be stored at other places."""
+    """A scatter without cache_mode "Norm" is an error on the emulator: the default NZ would store rows elsewhere."""
     rows, pages, slots = torch.zeros(2, 2, 128).half().npu(), torch.zeros(3, 128, 2, 128).half().npu(), torch.arange(2)
     ops.scatter_kv(rows, rows, pages, pages.clone(), slots.int().npu())
 
@@ -157,7 +157,7 @@ AscendPlugin.requirements = lambda self, geometry: Requirements(HostLengthsNeed.
 
 
 def test_slots_that_are_not_unique(run_in_new_process, emulated):
-    """Without the unique-slots requirement, padded requests share a null page and the scatter rejects its slots."""
+    """Without the unique-slots requirement, padded requests share a page, and the scatter rejects duplicate slots."""
     guarded = run_in_new_process(FORWARD.format(change=""))
     assert guarded.returncode == 0 and "ran" in guarded.stdout, guarded.stderr[-2000:]
     shared = run_in_new_process(FORWARD.format(change=SHARED_NULL_PAGE))
@@ -198,7 +198,7 @@ def test_replay_without_its_update_deadlocks(run_in_new_process, emulated):
 
 
 def test_update_without_waiting_for_the_last_replay(run_in_new_process, emulated):
-    """With the wait every schedule is right; without it at least one is wrong or deadlocks."""
+    """If an update waits for the last replay, every schedule is right. Without the wait, one is wrong or deadlocks."""
     failed = []
     for seed in SEEDS:
         guarded = run_in_new_process(REPLAYS.format(change=""), DRAFTMARK_NPU_SEED=seed)
@@ -220,7 +220,7 @@ print("first", target.cpu()[0].item())
 
 
 def test_pinned_buffer_reused_too_early(run_in_new_process, emulated):
-    """A copy reads pinned memory when it runs, so the buffer may be overwritten only after a wait."""
+    """A copy reads pinned memory when it runs, so overwriting the buffer without a wait changes the copied values."""
     waited = run_in_new_process(PINNED.format(wait="torch.npu.current_stream().synchronize()"))
     assert "first 1.0" in waited.stdout, waited.stderr[-2000:]
     early = run_in_new_process(PINNED.format(wait=""))
@@ -244,7 +244,7 @@ def test_out_of_hbm(run_in_new_process, emulated):
 
 
 def test_context_limit_needs_an_extra_block(subject):
-    """In the geometry at the context limit the tail begins a new block."""
+    """In the geometry at the context limit, the draft tokens after the prefix need one more block."""
     wall = geometries()["target-fp16-wall"]
     table = next(one for one in sizing.buffers(wall) if one.name == sizing.TABLES)
     assert table.shape[1] == wall.limits.max_context_len // 128 + 1

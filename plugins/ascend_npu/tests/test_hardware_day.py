@@ -1,4 +1,4 @@
-"""Tests of tools/hardware_day.py: its steps, its behaviour after a failed step, and its bundle."""
+"""Tests of tools/hardware_day.py: its steps, its behaviour after a failed step, and the file that it writes."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ sys.path.insert(0, str(TOOLS))
 
 
 def test_later_steps_run_after_a_failure(tmp_path):
-    """A failed step keeps its log and runs its follow-up steps; hardware steps are skipped on the emulator."""
+    """After a failed step its log is kept, and its follow-up steps run. Hardware steps are skipped on the emulator."""
     from hardware_day import Step, run_all
 
     good, bad = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "raise SystemExit('broken')"]
@@ -29,7 +29,7 @@ def test_later_steps_run_after_a_failure(tmp_path):
 
 
 def test_hardware_day_covers_every_step(tmp_path):
-    """The steps begin with doctor, end with the benchmark, and decode with every kind of drafts."""
+    """The steps begin with `draftmark doctor`, end with the benchmark, and decode with every kind of drafts."""
     from hardware_day import steps
 
     names = [step.name for step in steps(tmp_path, rehearse=False)]
@@ -39,7 +39,7 @@ def test_hardware_day_covers_every_step(tmp_path):
 
 @pytest.mark.device
 def test_a_rehearsal_writes_a_bundle(emulated, tmp_path):
-    """A rehearsal of doctor succeeds on the emulator and writes a bundle that is marked as emulated."""
+    """A rehearsal of `draftmark doctor` succeeds on the emulator, and its result file is marked as emulated."""
     command = [sys.executable, str(TOOLS / "hardware_day.py"), "--rehearse", "--out", str(tmp_path / "day")]
     done = subprocess.run([*command, "--steps", "doctor"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

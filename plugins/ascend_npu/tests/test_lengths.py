@@ -31,14 +31,14 @@ def test_request_without_prefix_reads_one_token():
 
 
 def test_ragged_prefill_sums_its_rows():
-    """The running sum does not grow for padded requests."""
+    """The running sums of a ragged prefill's rows do not grow for padded requests."""
     batch = ragged(GEOMETRY, torch.tensor([7, 0, 0]).int(), torch.zeros(3, 3).int(), (4, 9, 0), Exact((7, 0)), 2)
     lists = HostLists.of(batch)
     assert lists.rows == [4, 13, 13] and lists.whole == [11, 9, 0]
 
 
 def test_plan_of_another_batch_is_not_used():
-    """A forward without its own plan() raises instead of using another batch's lists."""
+    """A forward without its own plan() raises an error instead of using another batch's lists."""
     plans = Plans()
     with pytest.raises(LengthsError, match="call plan"):
         plans.of(verify_batch(Exact((1, 2))))
@@ -52,7 +52,7 @@ def test_plan_of_another_batch_is_not_used():
     ("host", "requests"), [(None, 3), (Unknown(2, 300), 3), (Exact((1, 2)), 4)], ids=["none", "bounded", "other size"]
 )
 def test_replay_needs_exact_lengths_of_its_size(host, requests):
-    """A replay raises without a plan, with bounds, and with another number of requests."""
+    """A replay raises an error without a plan, with only length bounds, and with another number of requests."""
     plans = Plans()
     if host is not None:
         plans.set(verify_batch(host))

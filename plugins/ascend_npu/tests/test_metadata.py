@@ -1,4 +1,4 @@
-"""Tests of a tree's metadata on the CPU against the contract's token histories."""
+"""Tests of the metadata of draft trees, on the CPU, against the contract's record of every token's slot."""
 
 import pytest
 from ascend_shapes import geometries
@@ -22,7 +22,7 @@ def trees():
 
 @pytest.mark.parametrize("turn", list(trees()))
 def test_tree_mask_and_slots_match_the_history(turn):
-    """Each tail slot is the slot of its token, and the mask is 1 exactly for slots that a row does not see."""
+    """Each tail slot is the KV slot of its draft token, and the mask is 1 exactly for slots that a row does not see."""
     rig = Harness(BackendUnderTest(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
     turn = place(rig, turn)
     batch = rig.tensors.set(turn, "exact")

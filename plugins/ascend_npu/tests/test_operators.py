@@ -44,7 +44,7 @@ def close(out, lse, q, k, v, visible, scale):
 @pytest.mark.parametrize("dtype", list(NAMES))
 @pytest.mark.parametrize("causal", [True, False])
 def test_fused_attention_over_pages(library, dtype, causal):
-    """TND is right with running sums of rows, keys per request and shuffled pages, causal or unmasked."""
+    """In TND (tokens, heads, dim) the fused operator's output is right over shuffled pages, causal or unmasked."""
     q, k, v = problem(dtype, 6)
     table, rows, keys = torch.tensor([[4, 2, 0], [1, 5, 3]], dtype=torch.int32), [4, 6], [300, 129]
     mask = torch.ones(2048, 2048, dtype=torch.int8).triu(1).npu() if causal else None
@@ -64,7 +64,7 @@ def test_fused_attention_over_pages(library, dtype, causal):
 
 @pytest.mark.parametrize("dtype", list(NAMES))
 def test_fused_attention_with_a_dense_mask(library, dtype):
-    """BSND is right with a dense mask of rows by keys, 1 for a key that a row does not see."""
+    """In BSND (batch, rows, heads, dim) the fused operator's output is right with a dense mask; 1 hides a key."""
     q, k, v = problem(dtype, 6, blocks=1)
     k, v = (one.view(-1, KV_HEADS, DIM)[:10] for one in (k, v))
     mask = (torch.rand(2, 1, 3, 5, generator=torch.Generator().manual_seed(1)) < 0.5).to(torch.int8)
@@ -81,7 +81,7 @@ def test_fused_attention_with_a_dense_mask(library, dtype):
 
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 def test_scatter_stores_each_row_at_its_slot(library, slot_dtype):
-    """With cache_mode Norm and either slot dtype rows go to their slots, and other slots are unchanged."""
+    """With cache_mode Norm, and int32 or int64 slots, rows are stored at their slots and other slots are unchanged."""
     _, k, v = problem(torch.float16, 1)
     rows = [torch.randn(4, KV_HEADS, DIM).half() for _ in range(2)]
     slots = torch.tensor([700, 0, 129, 130], dtype=slot_dtype)

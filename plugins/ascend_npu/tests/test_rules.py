@@ -1,4 +1,4 @@
-"""Tests of the operators' rules. They run without torch_npu, because no operator is called."""
+"""Tests of the rules that are checked before an operator call. No operator runs, so torch_npu is not needed."""
 
 import re
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_correct_call_breaks_no_rule():
     ],
 )
 def test_forbidden_lists_are_refused(rows, keys, words):
-    """Lengths instead of sums, a decreasing sum, unequal counts, and more keys than the table has are refused."""
+    """Lists with lengths instead of sums, a decreasing sum, unequal counts or more keys than the table are refused."""
     with pytest.raises(OperatorRule, match=words):
         paged().launch(rows, keys)
 
@@ -83,7 +83,7 @@ def test_forbidden_lists_are_refused(rows, keys, words):
     ],
 )
 def test_forbidden_tensors_are_refused(change):
-    """Forbidden head sizes, dtypes, layouts, block sizes, and shapes of table and mask are refused."""
+    """A call with a forbidden head size, dtype, layout, block size, table shape or mask shape is refused."""
     with pytest.raises(OperatorRule, match=r"\((FIA|HOST)"):
         paged(**change).launch([2, 4], [300, 7])
 
@@ -119,7 +119,7 @@ def test_forbidden_scatter_is_refused(dtype, slots, words):
 
 
 def test_every_rule_cites_its_source():
-    """Every rule names the page's section, the host code, or vllm-ascend's call."""
+    """Every rule cites a section of torch_npu's page, CANN's host code, or a call in vllm-ascend."""
     texts = [Path(one.__file__).read_text() for one in (ops, rules)]
     sources = [found for text in texts for found in re.findall(r'rule\([^\n]*"([^"]*)"\)\n', text)]
     assert len(sources) > 20

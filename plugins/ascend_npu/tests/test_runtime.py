@@ -1,4 +1,4 @@
-"""Tests of the check before torch_npu's import, which could end the process."""
+"""Tests of the check that runs before the import of torch_npu, because the import can end the process."""
 
 import subprocess
 import sys
@@ -35,13 +35,13 @@ def test_cuda_build_is_refused_before_the_import(tmp_path):
 
 
 def test_without_a_cuda_build_torch_npu_is_imported(tmp_path):
-    """With a CPU build the import reaches torch_npu, here a substitute that aborts the process."""
+    """With a CPU build of torch, torch_npu is imported. In this test torch_npu is a substitute that aborts."""
     torch_folder(tmp_path, "2.14.0+cpu", cuda=False)
     assert run(CHECK, tmp_path).returncode == -6
 
 
 def test_loader_reports_the_cuda_build(tmp_path):
-    """Loading the backend raises an error with the cause and the command."""
+    """With a CUDA build of torch, loading the backend raises an error with the cause and the pip command."""
     folder = torch_folder(tmp_path, "2.13.0+cu130", cuda=True)
     (folder / "__init__.py").write_text("def device(kind):\n    raise RuntimeError('no such device')\n")
     opening = "from draftmark.registry import load\ntry:\n    load('ascend_npu').require_runtime('npu')\n"

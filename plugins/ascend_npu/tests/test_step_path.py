@@ -1,4 +1,4 @@
-"""Tests of the device calls of a step by the emulator's call log: kernels, and no AICPU operators."""
+"""Tests, by the emulator's call log, that a step's device calls include no AICPU operators."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_no_forward_runs_on_the_aicpu(subject, turn):
 
 
 def test_log_shows_aicpu_operators(subject):
-    """The log shows the AICPU operators that draftmark's own tree operations would use."""
+    """The call log lists AICPU operators if draftmark's own tree operations run, so the log can detect them."""
     words = torch.ones(4, dtype=torch.int32, device="npu")
     positions = torch.arange(4, device="npu")
     log = called(lambda: (words >> positions.int(), positions // 2, positions % 2, positions.int() // 2))
@@ -74,7 +74,7 @@ def test_tree_operations_match_torch_without_the_aicpu():
     ("name", "masked"), [("decode-edges", False), ("verify-edges-chain", True), ("extend-ragged", True)]
 )
 def test_single_rows_need_no_mask(subject, monkeypatch, name, masked):
-    """Decode calls run without a mask, as CANN's decode kernel needs; verify and prefill calls have the causal mask."""
+    """Decode calls have no mask, as CANN's decode kernel requires. Verify and prefill calls have the causal mask."""
     from draftmark_ascend_npu import ops
 
     geometry = geometries()["target"]

@@ -1,4 +1,4 @@
-"""First day with an Ascend NPU: runs every step in one command and writes one file to send back.
+"""Runs every test and benchmark for a first day with an Ascend NPU, and packs the results into one file.
 
 python plugins/ascend_npu/tools/hardware_day.py --out npu-hardware-day              # on an NPU, after CANN's set_env.sh
 python plugins/ascend_npu/tools/hardware_day.py --out rehearsal --rehearse          # a small run on the emulator
@@ -32,7 +32,7 @@ DRAFTS = {"plain": "none", "ngram": "ngram", "eagle": "eagle"}
 
 @dataclass
 class Step:
-    """One process of the day.
+    """Describes one process that the program runs.
 
     Attributes:
         name: name of the step and of its log.
@@ -73,7 +73,7 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
 
 
 def _generations(cli: list[str], rehearse: bool) -> list[Step]:
-    """Return steps that decode with SmolLM2-135M and each kind of drafts; failed captured runs repeat with switches."""
+    """Return steps that decode with SmolLM2-135M and each kind of drafts. Failed captured runs repeat with switches."""
     base = [*cli, "generate", "--backend", "ascend_npu", "--device", "npu", "--dtype", "float16", "--page-size", "128"]
     base += ["--prompts", str(PROMPTS), "--max-new-tokens", "8" if rehearse else "64", "--max-num-reqs", "4", "--check"]
     found = []
@@ -121,7 +121,7 @@ def run_all(todo: list[Step], out: Path, emulated: bool, say: Callable[[str], No
 
 
 def describe(out: Path) -> dict[str, object]:
-    """Return the facts of this machine for the bundle."""
+    """Return the facts about this machine and its software that the result file contains."""
     from verdict import versions
 
     names = ("ASCEND", "DRAFTMARK", "TASK_QUEUE", "TORCH_", "PYTORCH_", "LD_LIBRARY_PATH")
@@ -134,7 +134,7 @@ def describe(out: Path) -> dict[str, object]:
 
 
 def bundle(out: Path) -> Path:
-    """Pack the folder into one file next to it."""
+    """Pack the folder of logs and results into one archive next to it, and return the archive's path."""
     file = out.with_suffix(".tar.gz")
     with tarfile.open(file, "w:gz") as archive:
         archive.add(out, arcname=out.name)
@@ -142,7 +142,7 @@ def bundle(out: Path) -> Path:
 
 
 def main() -> int:
-    """Run the hardware day."""
+    """Run all steps, or the rehearsal on the emulator, and pack the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=Path("npu-hardware-day"), help="a folder; FOLDER.tar.gz is written next to it"

@@ -1,4 +1,4 @@
-"""Verdict of the plugin's tests and the contract's three tiers on the NPU at hand, written to one file.
+"""Runs the plugin's tests and the contract's three tiers on this machine's NPU, and writes the results to one file.
 
 python plugins/ascend_npu/tools/verdict.py --out verdict.json              # also on the emulator; the file names it
 python plugins/ascend_npu/tools/verdict.py --out verdict.json --hardware   # refuses to run on the emulator
@@ -72,7 +72,7 @@ def _pytest(arguments: list[str], workers: str, **environment: str) -> dict[str,
 
 
 def exercised(contract: dict[str, Any]) -> str:
-    """Return one line with the share of the suite that ran and was not refused."""
+    """Return one line with the numbers of contract items that ran, and of items that the plugin refused."""
     results = contract.get("results", [])
     ran = [one for one in results if one["outcome"] != "refused"]
     device = [[one for one in some if one["tier"] == "device"] for some in (ran, results)]

@@ -1,4 +1,4 @@
-"""Attention backend for Ascend NPUs: fused attention, with a speculation tree as a prefix and a masked tail.
+"""Attention backend for Ascend NPUs: fused attention, with a draft tree as a prefix and a masked tail (its own rows).
 
 * `sizing` and `support` compute with integers only.
 * `backend` is the backend, and `metadata` writes its device tensors.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AscendPlugin(BackendPlugin):
-    """Plugin of fused attention and NPU graphs. A tree runs as a prefix and a tail, merged by log-sum-exp."""
+    """Plugin of fused attention and NPU graphs. Prefix and draft tree run as two calls, merged by log-sum-exp."""
 
     info = BackendInfo(
         name="ascend_npu",
@@ -40,7 +40,7 @@ class AscendPlugin(BackendPlugin):
     buffers = staticmethod(sizing.buffers)
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Require unique slots, and exact lengths, since actual_seq_lengths_kv is a list on the host.
+        """Require unique KV slots, and exact lengths on the host, since actual_seq_lengths_kv is a host list.
 
         With overlap the host has only bounds. Then the backend copies the lengths back from the device.
         The page of npu_scatter_pa_kv_cache states: "values must not repeat".
@@ -49,7 +49,7 @@ class AscendPlugin(BackendPlugin):
         return Requirements(HostLengthsNeed.RECOVERED if lags else HostLengthsNeed.EXACT, unique_slots=True)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Open the backend, on an NPU that the plugin supports or on CPU tensors, which only get metadata."""
+        """Open the backend on a supported NPU or on the CPU. On the CPU it can only write metadata."""
         from .backend import AscendBackend
 
         if any(arena[name].device.type == "npu" for name in arena):

@@ -1,4 +1,4 @@
-"""Backend over torch_npu's fused attention: host lists, metadata, KV store and attention in one pass or two."""
+"""Backend that plans host lists, writes metadata, stores KV and runs torch_npu's fused attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AscendBackend:
         self._metadata = Metadata(geometry, arena)
         self._plans = Plans()
         self._no_lse = torch.empty(1, dtype=torch.float32, device=self._metadata.triangle.device)
-        # Without overlap no length is copied back, and no graph records an event for it.
+        # Without overlap the host has exact lengths, so nothing is copied back and graphs record no event for a copy.
         self._recovery = Recovery(arena[sizing.HOST_LENS], self._plans) if geometry.limits.host_lags else None
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -36,7 +36,7 @@ class AscendBackend:
         self._plans.set(batch)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write slots and block tables; for a tree also the tail's slots and mask."""
+        """Write KV slots and block tables. For draft trees, also write the slots and mask of the trees' own rows."""
         self._metadata.write(batch)
         if self._recovery is not None and batch.device.type == "npu":
             self._request_lengths(batch, self._recovery)
@@ -48,8 +48,8 @@ class AscendBackend:
         ops.scatter_kv(k, v, cache.k, cache.v, self._metadata.slots32(batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compute attention of all rows, in one pass or two."""
-        sinks_of(cache, self.geometry)  # raises if the cache has sinks: `support` refuses a geometry with sinks
+        """Compute attention of all rows: by one call, or for draft trees by two calls and a merge."""
+        sinks_of(cache, self.geometry)  # raises if the cache has sinks, which the operator does not serve
         q = q.contiguous()
         if is_tree(batch):
             self._attend_tree(q, cache, batch, out)
@@ -57,7 +57,7 @@ class AscendBackend:
             self._attend_pages(q, cache, batch, out, None)
 
     def _request_lengths(self, batch: ForwardBatch, recovery: Recovery) -> None:
-        """Split a captured program here, or fetch the lengths now if an eager forward has only bounds."""
+        """Copy the lengths from the device if the host has only bounds. In a capture, split the graph for the copy."""
         from .graph import ACTIVE
         from .ops import alias
 
@@ -72,7 +72,7 @@ class AscendBackend:
     def _attend_pages(
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
-        """Call the operator over the pages: over the prefix, unmasked, if `lse` is given; else over prefix and tail."""
+        """Call the operator over the pages. With `lse`, read only the prefix, unmasked; else read prefix and tail."""
         from .graph import ACTIVE
         from .ops import PagedAttention
 
@@ -91,7 +91,7 @@ class AscendBackend:
             out.copy_(target)
 
     def _lists(self, batch: ForwardBatch, warming: bool) -> HostLists:
-        """Return exact lists, from the host or the device; a warm-up may use bounds, because its output is not read."""
+        """Return exact lists, from the host or the device. For a warm-up bounds are enough: its output is not read."""
         lists = self._plans.of(batch)
         if lists.exact or warming:
             return lists
@@ -126,7 +126,7 @@ class AscendBackend:
 
 
 def _has_single_rows(batch: ForwardBatch) -> bool:
-    """Return true if each request has at most one row. Such a row sees all its keys and needs no mask.
+    """Return true if each request has at most one row. This row sees all its keys, so it needs no mask.
 
     CANN 9.1 selects its decode kernel for one row per request, without a mask and without a log-sum-exp.
     """

@@ -1,4 +1,4 @@
-"""Checks of the CANN installation by the symbols of its shared libraries. Loads no Python package."""
+"""Checks what the installed CANN supports, by the symbols of its shared libraries. Imports no Python package."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def has(library: str, *symbols: str) -> bool:
 
 
 def has_external_events() -> bool:
-    """Return true if the runtime can wait for and write words of device memory."""
+    """Return true if the runtime has the functions that external events need (wait for and write device memory)."""
     return has(RUNTIME, *VALUE_FUNCTIONS)
 
 
 def has_operator(symbol: str) -> bool:
-    """Return true if an operator library has an aclnn function; CANN 8.5 and later have several such libraries."""
+    """Return true if one of CANN's operator libraries has an aclnn function. CANN 8.5 and later have several."""
     return any(has(library, f"{symbol}GetWorkspaceSize") for library in operator_libraries())
 
 

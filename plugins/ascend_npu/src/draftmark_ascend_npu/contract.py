@@ -1,4 +1,4 @@
-"""Facts of this plugin that only the conformance suite reads: meaning of its metadata, and bytes in use per batch."""
+"""Describes the plugin to the conformance suite: the meaning of its metadata, and the bytes that a batch uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Describe each mode's metadata: one pass over prefix and tail, or one over each if the mode may have trees."""
+    """Describe each mode's metadata: one pass over prefix and tail, or a pass over each if the mode can have trees."""
     named = {"page_table": sizing.TABLES, "slot_mapping": sizing.SLOTS}
     whole = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
     prefix = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX, named)

@@ -1,4 +1,4 @@
-"""Identity of this process's device by the driver's files: an Ascend NPU, or the emulator of the tests.
+"""Finds out whether this process's device is an Ascend NPU or the tests' emulator, by the driver's files.
 
 A device name is no proof, because any library can return one. A device counts as hardware if the kernel driver has made
 device files and reports a version. This module also checks what the plugin needs of an A2 or A3.
@@ -31,7 +31,7 @@ Driver: needed for updates of task groups, without which no graph can be replaye
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about the device and its software; None if unknown.
+    """Holds facts about the device and its software. A fact is None if it is unknown.
 
     Attributes:
         product: e.g. ``"Ascend910B3"``, from torch_npu.
@@ -72,7 +72,7 @@ class Machine:
         return asdict(self) | {"hardware": self.hardware}
 
     def unmet(self) -> list[str]:
-        """Return the reasons for which the plugin cannot run on this device; an unknown fact is no reason."""
+        """Return why the plugin cannot run on this device; an empty list if it can. Unknown facts are accepted."""
         reasons = []
         if self.product is not None and not self.product.startswith(PRODUCTS):
             reasons.append(f"{self.product} is neither an A2 ({PRODUCTS[0]}*) nor an A3 ({PRODUCTS[1]}*)")
@@ -83,7 +83,7 @@ class Machine:
 
 @cache
 def machine() -> Machine:
-    """Return the facts of this process's device; this imports torch_npu if a runtime is found."""
+    """Return the facts of this process's device. If CANN's or the emulator's runtime is found, import torch_npu."""
     try:
         runtime = ctypes.CDLL(RUNTIME)
     except OSError:
@@ -96,12 +96,12 @@ def machine() -> Machine:
 
 
 def stamp() -> str:
-    """Return one line that identifies this process's device, and marks it if nothing proves that it is hardware."""
+    """Return one line that identifies this process's device. The line states if it is not proven to be hardware."""
     return machine().stamp()
 
 
 def require_hardware(what: str) -> str:
-    """Return the stamp of a hardware device.
+    """Return the stamp (one line that identifies the device), if the device is hardware.
 
     Raises:
         RuntimeError: the device is no hardware, so a result of `what` would be worthless.
@@ -121,7 +121,7 @@ def require_served() -> None:
 
 
 def require_graphs() -> None:
-    """Raise `BackendError` if a graph could not be replayed with new lengths."""
+    """Raise `BackendError` if the runtime or driver cannot replay a graph with new lengths."""
     from .capability import VALUE_FUNCTIONS, has_external_events
 
     if not has_external_events():
@@ -181,7 +181,7 @@ def older(version: str, least: str) -> bool:
 
 
 def _rank(version: str) -> tuple[tuple[int, ...], int, int]:
-    """Return a sortable key: the leading numbers; then alpha, beta, rc or release; then the number of that stage."""
+    """Return a sort key of a version: its numbers, its stage (alpha, beta, rc or release), and the stage's number."""
     text = version.lower().lstrip("v")
     lead = re.match(r"\d+(?:\.\d+)*", text)
     numbers = [int(part) for part in lead[0].split(".")] if lead else []

@@ -42,7 +42,7 @@ Pick = Callable[[HostLists], tuple[list[int], list[int]]]
 
 
 class RecordKey(NamedTuple):
-    """Key of one call in one graph."""
+    """Identifies one captured attention call by its graph, layer, mode and draft step."""
 
     graph: GraphKey
     layer: int
@@ -52,14 +52,14 @@ class RecordKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One captured call, with lists that every replay must replace.
+    """Holds one captured attention call. Every replay must give the call new length lists.
 
     Attributes:
         call: other arguments of the operator; it owns none of the graph's memory.
         workspace: scratch memory of the captured task; the update needs it too. Calls of a graph share one.
         event: external event before the task group.
         handle: handle of the task group.
-        plans: source of new lists.
+        plans: the latest planned lists, which a replay reads.
         pick: function from the lists of a plan to the call's two lists.
         requests: padded requests of the capture.
     """
@@ -74,7 +74,7 @@ class Record:
 
 
 class Graphs:
-    """Consecutive graphs of one program in one memory pool.
+    """Holds the consecutive graphs into which one captured program is split. They share a memory pool.
 
     Attributes:
         all: the graphs, in the order of replay.
@@ -86,7 +86,7 @@ class Graphs:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture the work that is enqueued in the block; it does not run."""
+        """Capture the work that is enqueued inside the context. The captured work does not run."""
         _torch.npu.synchronize()
         gc.collect()
         _torch.npu.empty_cache()
@@ -108,7 +108,7 @@ class Graphs:
 
 
 class Capture:
-    """Running capture, or the warm-up before it.
+    """Records the attention calls of a running capture, or of the warm-up before the capture.
 
     Attributes:
         warming: true in the warm-up, which runs the step so that nothing is initialised during capture.
@@ -147,13 +147,13 @@ class Capture:
         self.records[key] = Record(call.weak(), workspace, event, handle, plans, pick, requests)
 
     def split(self, point: Point) -> None:
-        """End the graph here and begin another: from here on the lengths of a step are on the device."""
+        """End the current graph and begin another. Between the two, a replay copies the step's lengths to the host."""
         assert self._graphs is not None, "a warm-up is not split"
         self._graphs.split()
         self.points.append(point)
 
     def _shared_workspace(self, needed: torch.Tensor) -> torch.Tensor:
-        """Return one workspace for all calls of a graph, which run one after another; grow it if it is too small."""
+        """Return the workspace that all calls of a graph share, and grow it if needed. Calls run one after another."""
         if self._workspace is None or self._workspace.nbytes < needed.nbytes:
             self._workspace = needed
         return self._workspace
@@ -164,7 +164,7 @@ ACTIVE: ContextVar[Capture | None] = ContextVar("draftmark_ascend_capture", defa
 
 @contextmanager
 def capturing(key: GraphKey, graphs: Graphs | None = None) -> Iterator[Capture]:
-    """Set the capture that the backend finds in `ACTIVE`; without `graphs` it is the warm-up."""
+    """Set the current capture, which the backend reads from `ACTIVE`. Without `graphs` this is a warm-up."""
     capture = Capture(key, graphs)
     token = ACTIVE.set(capture)
     try:
@@ -174,7 +174,7 @@ def capturing(key: GraphKey, graphs: Graphs | None = None) -> Iterator[Capture]:
 
 
 class NpuGraph:
-    """One captured step. See `NpuGraphState`.
+    """Holds one captured step, replays it, and updates its calls with new lengths. See `NpuGraphState`.
 
     Attributes:
         outputs: return value of the step; its memory is uninitialised until the first replay.
@@ -230,11 +230,11 @@ class NpuGraph:
         self._done.record()
 
     def _keys_of(self, point: Point, keys: set[RecordKey]) -> list[RecordKey]:
-        """Return the keys of records that need the lengths of `point`."""
+        """Return which of these keys belong to calls that need the lengths copied at `point`."""
         return [key for key in keys if key.step == point.step and self._records[key].plans is point.plans]
 
     def _update_late(self, point: Point, late: set[RecordKey]) -> None:
-        """Wait for the lengths of `point` and update the calls that need them."""
+        """Wait for the lengths that are copied at `point`, then update the calls that need them."""
         if mine := self._keys_of(point, late):
             found = point.recovery.lists(point.step)
             self._update_all(dict.fromkeys(mine, found))
@@ -294,7 +294,7 @@ class NpuGraphState(KeyedGraphState):
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return the error and its chain of contexts; the first error is last."""
+    """Return the error and the errors before it (`__context__`). The error that was raised first is last."""
     found: list[BaseException] = [error]
     while (cause := found[-1].__context__) is not None:
         found.append(cause)
@@ -306,6 +306,6 @@ def _messages(error: BaseException) -> str:
 
 
 def _first_message(error: BaseException) -> str:
-    """Return one line of the first error. torch_npu puts the runtime's message at the end."""
+    """Return one line of the error that was raised first: the last line about a capture, else the first line."""
     lines = [line.strip() for line in str(_chain(error)[-1]).splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "captur" in line), lines[0] if lines else "no message")

@@ -1,4 +1,4 @@
-"""Host lists for the fused operator: two lists of lengths, exact, or a bound while a graph is captured."""
+"""Lists of row counts and KV lengths on the host, which the fused operator takes as arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ StepKey = tuple[Mode, int]
 
 @dataclass(frozen=True)
 class HostLists:
-    """Lists of one forward, padded requests included.
+    """Holds the length lists of one forward, padded requests included.
 
     Attributes:
         q_lens: query rows of each request.
-        tail_lens: tail slots of each request.
+        tail_lens: tail slots (KV slots of the new tokens) of each request.
         host: the host's prefix lengths of the live requests.
     """
 
@@ -57,7 +57,7 @@ class HostLists:
         return [n + t for n, t in zip(self._prefixes(), self.tail_lens, strict=True)]
 
     def recovered(self, lens: Sequence[int]) -> HostLists:
-        """Return the lists of this forward with the prefixes that the device returned.
+        """Return the lists of this forward with `lens`, the prefix lengths copied from the device.
 
         Raises:
             LengthsError: a length exceeds its bound, so it belongs to another batch.
@@ -77,7 +77,7 @@ class HostLists:
 
 
 class Plans:
-    """Latest lists of each kind of forward. `plan` writes them; eager calls and graph updates read them."""
+    """Holds the latest lists of each mode and draft step. `plan` writes them; calls and graph updates read them."""
 
     def __init__(self) -> None:
         self._latest: dict[StepKey, HostLists] = {}
@@ -89,7 +89,7 @@ class Plans:
         self._planned[batch.mode, batch.step] = batch.host
 
     def recovered(self, step: StepKey, lens: Sequence[int]) -> HostLists:
-        """Make the latest lists of a forward exact with the device's lengths. See `HostLists.recovered`."""
+        """Replace bounds in the latest lists by `lens`, the device's exact lengths. See `HostLists.recovered`."""
         self._latest[step] = self._latest[step].recovered(lens)
         return self._latest[step]
 
@@ -109,7 +109,7 @@ class Plans:
         return lists
 
     def latest(self, step: StepKey) -> HostLists:
-        """Return the lists that were planned last, exact or not. A capture uses them; every replay replaces them."""
+        """Return the lists that were planned last, exact or bounds. A capture uses them; every replay replaces them."""
         return self._latest[step]
 
     def for_replay(self, step: StepKey, requests: int, bounded: bool = False) -> HostLists:

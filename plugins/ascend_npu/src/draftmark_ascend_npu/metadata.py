@@ -1,4 +1,4 @@
-"""Metadata on the device: slots, block tables, and for trees the tail's slots and dense mask. Written in plain torch.
+"""Writes metadata on the device by plain torch: slots, block tables, and for draft trees the tail's slots and mask.
 
 It uses 32-bit integers and neither shifts nor searches. CANN would run those, and 64-bit division, on the AICPU of an
 A2 or A3, and this code is captured.
@@ -18,13 +18,13 @@ from .tree_ops import WORD, bit_weights, slots_at
 
 
 def is_tree(batch: ForwardBatch) -> bool:
-    """Return true if a forward needs two passes; the tail of a single row is always a chain."""
+    """Return true if a forward has draft trees, so that it needs two passes. A tail of one row is always a chain."""
     return isinstance(batch.tail, Tree) and batch.q_lens[0] > 1
 
 
 @dataclass(frozen=True)
 class TreeViews:
-    """Views of the tree buffers for one batch of R requests with q rows and T tail slots each.
+    """Holds views of the tree buffers for one batch of R requests with q rows and T tail slots each.
 
     Attributes:
         slots: int64 ``[R·T]``, KV slot of each tail slot.
@@ -51,7 +51,7 @@ class TreeViews:
 
 
 class Metadata:
-    """Views of the arena's metadata buffers, and the code that writes them."""
+    """Holds views of the arena's metadata buffers, and writes them."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self._geometry = geometry
@@ -98,7 +98,7 @@ class Metadata:
             self._write_tree(batch, slots)
 
     def _write_ragged_slots(self, batch: ForwardBatch) -> None:
-        """Write the slots of a ragged batch. A row's request is the number of requests that end at or before it."""
+        """Write the slots of a ragged batch. The count of requests that end at or before a row is the row's request."""
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
         request = (batch.q_indptr[None, 1:] <= rows[:, None]).sum(1)
         positions = batch.prefix_lens[request] + rows - batch.q_indptr[request]

@@ -1,4 +1,4 @@
-"""torch_npu's operators. `rules.py` checks every call first. No other file calls these operators.
+"""Wrappers of torch_npu's operators. `rules.py` checks every call first. No other file calls these operators.
 
 The fused operator has two entry points in torch_npu for one kernel. npu_fused_infer_attention_score calls
 aclnnFusedInferAttentionScoreV3, as vllm-ascend does. npu_fused_infer_attention_score_v2 calls V4. CANN 9 announces the
@@ -33,7 +33,7 @@ V2_NAMES = {
 
 @cache
 def _library() -> Any:
-    """Import torch_npu when the first operator is called."""
+    """Import and return torch_npu. This runs when the first operator is called."""
     from .runtime import torch_npu
 
     return torch_npu
@@ -41,7 +41,10 @@ def _library() -> Any:
 
 @dataclass(frozen=True)
 class FusedEntry:
-    """One entry point: the operator, its query of a workspace that suits any later lists, and its argument names."""
+    """Holds one entry point of the operator, its workspace query, and its argument names.
+
+    The queried workspace suits any later lists.
+    """
 
     operator: Callable[..., Any]
     max_workspace: Callable[..., torch.Tensor]
@@ -54,7 +57,7 @@ class FusedEntry:
 
 @cache
 def fused_version() -> str:
-    """Return ``"v1"`` if CANN has V3, else ``"v2"``; the switch DRAFTMARK_ASCEND_FUSED comes first.
+    """Return ``"v1"`` if CANN has V3, else ``"v2"``. DRAFTMARK_ASCEND_FUSED overrides this choice.
 
     Raises:
         BackendError: CANN has neither V3 nor V4.
@@ -108,7 +111,7 @@ def scatter_kv(
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """One fused call over pages in TND: all its arguments except the host lists, which an update replaces.
+    """Holds the arguments of one fused call over pages in TND (tokens, heads, dim), except the host lists.
 
     Attributes:
         q: ``[T, num_heads, D]``, contiguous.
@@ -190,7 +193,9 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class TailAttention:
-    """One fused call over a tree's tail, in BSND with a dense mask. Its lengths are shapes, so it needs no update.
+    """Holds the arguments of one fused call over draft trees, in BSND (batch, rows, heads, dim) with a dense mask.
+
+    Its lengths are its shapes, so a replay needs no update of this call.
 
     Attributes:
         q: ``[R, q, num_heads, D]``. k, v: ``[R, T, kv_heads, D]``.

@@ -1,4 +1,4 @@
-"""Recovery of exact lengths from the device when the host has only bounds, on a stream of its own.
+"""Copies exact lengths from the device if the host has only bounds, on a separate stream.
 
 The fused operator takes lists on the host. With overlap the host is one round late and has only bounds. So
 `prefix_lens` is copied to pinned memory on a second stream as soon as it is written, and the host waits only for that
@@ -26,7 +26,7 @@ _torch: Any = torch
 
 
 class Recovery:
-    """Copier of exact lengths from the device to the host, for one backend.
+    """Copies exact lengths from the device to the host, for one backend.
 
     Args:
         host: pinned int32 ``[max_reqs]``, target of the copies. It holds one forward's lengths; `lists` waits for them.
@@ -50,7 +50,7 @@ class Recovery:
         self._fetched = self._plans.latest(step)
 
     def keep(self, prefix_lens: torch.Tensor) -> None:
-        """Keep an eager forward's lengths allocated until their copy has run."""
+        """Keep the tensor of an eager forward's lengths allocated until the copy to the host has run."""
         prefix_lens.record_stream(self._side)
 
     def lists(self, step: StepKey) -> HostLists:

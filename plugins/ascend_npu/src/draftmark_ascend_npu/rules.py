@@ -40,7 +40,7 @@ class OperatorRule(BackendError):
 
 
 def rule(holds: bool, what: str, source: str) -> None:
-    """Raise `OperatorRule` with `what` and the rule's source, unless `holds`."""
+    """Raise `OperatorRule` with `what` and the rule's source if `holds` is false."""
     if not holds:
         raise OperatorRule(f"{what} ({source})")
 

@@ -23,11 +23,11 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     side = TRIANGLE_SIDE
     specs = [
         BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
-        # The slots as int32, the operator's dtype. `rules.check_scatter` checks that the pool fits.
+        # A copy of the slots as int32, the operator's dtype. `rules.check_scatter` checks that the pool's slots fit.
         BufferSpec(SLOTS32, Role.WORKSPACE, (geometry.max_rows_any,), "int32", Unit.TOKENS, "max_rows"),
-        # sglang#22778: at the context limit the tail needs columns too.
+        # At the context limit the tail (the draft tokens' KV) needs columns too: sglang#22778.
         BufferSpec(TABLES, Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs x max_pages_per_req"),
-        # Constant: written once when the backend opens, so it must not be poisoned.
+        # The mask is written once, when the backend opens, so the arena must not fill it with poison values.
         BufferSpec(TRIANGLE, Role.WORKSPACE, (side, side), "int8", Unit.BYTES, "page: atten_mask", init=Init.ZEROS),
         # Lengths copied back from the device when the host has only bounds (overlap).
         BufferSpec(HOST_LENS, Role.HOST_STAGING, table[:1], "int32", Unit.TOKENS, "max_reqs", memory=Memory.PINNED),
@@ -46,7 +46,7 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
     heads, kv_heads = (rows, a.num_qo_heads), (a.num_kv_heads, a.head_dim)
     bits = (32 * geometry.mask_words * tree_extents(geometry, 1)[0],)
     return [
-        # Also constant: for each tail slot its word in a row's mask, and its bit in that word.
+        # Written once, when the backend opens: for each tail slot its word in a row's mask, and its bit in that word.
         BufferSpec(BITS, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(WORD_OF, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(TAIL_SLOTS, Role.WORKSPACE, (slots,), "int64", Unit.TOKENS, "max_reqs · T"),
@@ -61,12 +61,12 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def tree_extents(geometry: Geometry, reqs: Any) -> tuple[Any, ...]:
-    """Return requests, rows, tail slots and row-slot pairs of the largest tree forwards of `reqs` requests."""
+    """Return the largest (requests, rows, tail slots, row-slot pairs) of any mode with trees, for `reqs` requests."""
     found = [mode_extents(reqs, geometry.extent(mode, geometry.last_step(mode))) for mode in tree_modes(geometry)]
     return tuple(maximum(*each) for each in zip(*found, strict=True))
 
 
 def mode_extents(reqs: Any, extent: Extent) -> tuple[Any, Any, Any, Any]:
-    """Return requests, rows, tail slots and row-slot pairs for one mode; zeros for one row per request, a chain."""
+    """Return (requests, rows, tail slots, row-slot pairs) of one mode's trees. All are 0 if a request has one row."""
     trees = reqs * minimum(1, extent.q_len - 1)
     return trees, trees * extent.q_len, trees * extent.tail_len, trees * extent.q_len * extent.tail_len
