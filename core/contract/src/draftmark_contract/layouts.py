@@ -15,7 +15,7 @@ from draftmark import Geometry, Mode
 
 
 class Layout(StrEnum):
-    """Format of the KV positions of one level (attention pass). A new format needs a new contract major version."""
+    """Formats in which a level (attention pass) lists its KV positions. A new one needs a new contract major."""
 
     PAGE_TABLE = "page_table"
     """A row of page ids per request, from the batch's own table unless a `page_table` buffer is declared."""
@@ -30,7 +30,7 @@ class Layout(StrEnum):
 
 
 class LengthConvention(StrEnum):
-    """Tokens that the KV lengths of a level (attention pass) count: prefix tokens, tail tokens, or both."""
+    """Tokens that the KV lengths of a level (attention pass) count: prefix tokens, new tokens (the tail), or both."""
 
     PREFIX = "prefix"
     PREFIX_PLUS_TAIL = "prefix_plus_tail"
@@ -39,14 +39,14 @@ class LengthConvention(StrEnum):
 
 @dataclass(frozen=True)
 class Level:
-    """One attention pass over part of the keys.
+    """Declares one attention pass over all or part of the keys.
 
     Attributes:
         layout: layout in which KV positions are named.
         lengths: tokens that are included in the level's KV lengths.
         buffers: role value → buffer name, for the buffers that contain this level's metadata,
             e.g. ``{"kv_lens": "kv_lens"}``. A role that is absent here is read from the batch itself.
-        masked: True when the tail mask applies in this level.
+        masked: True when the mask of the new tokens (tail) applies in this level.
     """
 
     layout: Layout
@@ -57,13 +57,13 @@ class Level:
 
 @dataclass(frozen=True)
 class MetadataSpec:
-    """Meaning of a backend's metadata in one mode.
+    """Declares the meaning of a backend's metadata buffers in one mode.
 
     Attributes:
         levels: one or two passes; their results are merged. Empty when the plugin declares nothing (`UNDECLARED`).
         live_extent: ``"padded"`` when the backend writes entries of padded requests too, ``"live"`` when it does not.
-        pad_fill: prefix length that the backend writes for a padded request, 0 or 1. The tail's length is added if
-            the length convention includes it.
+        pad_fill: prefix length that the backend writes for a padded request, 0 or 1. The number of new tokens
+            (tail) is added if the length convention includes it.
         mask_stride: words between two mask rows: `Geometry.mask_words` unless the backend re-encodes the mask.
         mask_dtype: dtype of the packed mask words.
         dummy_rows: position of the surplus rows when ``qo_indptr`` counts more rows than the request has queries:
@@ -90,7 +90,7 @@ UNDECLARED = MetadataSpec(())
 def over_page_table(geometry: Geometry, **buffers: str) -> dict[Mode, MetadataSpec]:
     """Return the most common declaration for every mode: one attention pass, with mask, over the batch's page table.
 
-    The lengths include the tail.
+    The lengths include the new tokens (the tail).
 
     Args:
         buffers: role → name of each buffer that the plugin writes, e.g. ``slot_mapping="slots"``.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """The contract notes of one loaded backend, read and checked.
+    """Reads and checks the contract notes of one loaded backend (the functions in its module ``contract``).
 
     Attributes:
         has_layouts, has_usage: True when the plugin defines the function.
@@ -41,7 +41,7 @@ class Notes:
         self.has_layouts, self.has_usage = self._layouts is not None, self._usage is not None
 
     def layouts(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:
-        """Return the meaning of the metadata in each mode of `geometry`, or `UNDECLARED` without a declaration.
+        """Return the declared meaning of the metadata in each mode of `geometry`, or `UNDECLARED` if none is declared.
 
         Raises:
             ContractViolation: the function raised, or a mode is missing.
@@ -56,7 +56,7 @@ class Notes:
         return said
 
     def usage(self, geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-        """Return the bytes that `batch` uses of each own buffer, by name; empty when the plugin declares no usage."""
+        """Return the bytes that `batch` uses of each plugin-sized buffer, by name; {} without a declared usage."""
         found = {} if self._usage is None else _answer("usage", self._usage, geometry, batch)
         if not isinstance(found, dict):
             raise _wrong("usage", "a dict", found)

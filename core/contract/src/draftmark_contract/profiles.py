@@ -1,8 +1,8 @@
-"""Profiles: named sets of features that a backend can serve. A "conforms" verdict lists those served in full.
+"""Profiles: named sets of features that a backend can serve. A "conforms" verdict lists the profiles served in full.
 
 An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full under two
-conditions (`served_in_full`). Every item that needs nothing outside the set was met. At least one item of each profile
-was met, in the core's own shape if there is such an item. No backend may refuse the core profile: EXTEND and DECODE,
+conditions (`served_in_full`). Every item that needs nothing outside the set passed. At least one item of each profile
+passed, in the core's own shape if there is such an item. No backend may refuse the core profile: EXTEND and DECODE,
 bfloat16, 8 query heads and 2 KV heads of 128, pages of 128 tokens.
 """
 
@@ -19,7 +19,7 @@ from .sizing.geometries import MANDATORY
 
 
 class Profile(StrEnum):
-    """Feature sets, in the order in which a verdict lists them."""
+    """Profiles (feature sets that a backend can serve), in the order in which a verdict lists them."""
 
     CORE = "core"
     MODEL_SHAPES = "model shapes"
@@ -103,7 +103,7 @@ def profiles_of(geometry: Geometry) -> Features:
 
 
 def needs(value: Any) -> Features:
-    """Return the profiles that a case value needs, from the geometries in it. Without a geometry: the core only."""
+    """Return the profiles that a case value needs, from the geometries in it. Without one it needs only the core."""
     if isinstance(value, Geometry):
         return profiles_of(value)
     if isinstance(value, (tuple, list)):
@@ -113,23 +113,24 @@ def needs(value: Any) -> Features:
 
 
 def shown_in_core_shape(items: Iterable[Features]) -> Features:
-    """Return the profiles that have an item in the core's own shape, from the needs of all items."""
+    """Return the profiles that have at least one item in the core's own shape. `items` are the needs of all items."""
     return frozenset().union(*(one for one in set(items) if not one & SHAPES))
 
 
 def served_in_full(
     met: Iterable[Features], unmet: Iterable[Features], in_core_shape: Features = frozenset()
 ) -> list[Profile]:
-    """Return the profiles that are served in full, in their order. CORE is absent when an item of the core is unmet.
+    """Return the profiles served in full, in their order. CORE is absent if a core item did not pass.
 
     Args:
-        met: needs of each item that was judged, is right, and can show a profile.
-        unmet: needs of each item that was refused, declared, not judged, or is wrong.
-        in_core_shape: profiles that only an item in the core's own shape can show.
+        met: needs of each item that passed and can count as proof of a profile.
+        unmet: needs of each item that failed, was refused, was declared as a known failure, or was not judged.
+        in_core_shape: profiles that only an item in the core's own shape can prove.
     """
     met, unmet = set(met), set(unmet)
     named = set(Profile) - {Profile.CORE} - _dropped(unmet)
-    while True:  # Drop profiles that no met item needs, then profiles that met items need only with a dropped one.
+    # First drop profiles that no passed item needs, then profiles that passed items need only with a dropped one.
+    while True:
         shown = frozenset().union(*(one - in_core_shape if one & SHAPES else one for one in met if one <= named))
         if shown == named:
             break
@@ -139,7 +140,7 @@ def served_in_full(
 
 
 def _dropped(unmet: set[Features]) -> set[Profile]:
-    """Return the profiles to drop so that no unmet item lies within the rest. Items with the fewest needs go first."""
+    """Return profiles to drop, so that each unmet item needs a dropped one. Items with the fewest needs go first."""
     lost: set[Profile] = set()
     for size in sorted({len(one) for one in unmet}):
         open_ones = [one for one in unmet if len(one) == size and not one & lost]
@@ -148,5 +149,5 @@ def _dropped(unmet: set[Features]) -> set[Profile]:
 
 
 def _rarest(features: Features) -> Features:
-    """Return the rarest of the features that an unmet item needs."""
+    """Return the special features among an unmet item's needs; without any its modes; without modes all its needs."""
     return features & SPECIAL or features & MODES or features

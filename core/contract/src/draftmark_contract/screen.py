@@ -1,4 +1,4 @@
-"""Prints findings on one screen: the first finding of each rule in full while there is room, with long texts cut."""
+"""Prints findings (failed items) on one screen: the first of each rule in full while there is room, long texts cut."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ F = TypeVar("F", bound=Finding)
 def in_full(
     groups: Sequence[Sequence[F]], screen: int, also: str, named_at_most: int
 ) -> tuple[list[str], Sequence[Sequence[F]]]:
-    """Return the lines of the first finding of each group, for the groups that fit on a screen, and the other groups.
+    """Return (lines of the first finding of each group that fits on a screen, groups that do not fit).
 
     Args:
-        screen: number of lines. The first group is shown whatever its length, up to `LONGEST`.
+        screen: number of lines of the screen. The first group is always shown, up to `LONGEST` lines.
         also: label for the other findings of a group.
         named_at_most: maximum number of other findings to print by name.
     """
@@ -52,13 +52,13 @@ def in_full(
 
 
 def named(results: Sequence[Finding], at_most: int) -> str:
-    """Return the case names of some findings: the first `at_most` by name, then the number of the others."""
+    """Return the case names of the first `at_most` findings, then the number of the remaining ones."""
     shown = ", ".join(f"[{result.case}]" for result in results[:at_most])
     return shown + (f" and {len(results) - at_most} more" if len(results) > at_most else "")
 
 
 def reasons(counts: Sequence[tuple[str, int]], indent: str) -> list[str]:
-    """Return one line for each of the most frequent reasons, and one line for the rest."""
+    """Return one line for each of the most frequent reasons, and one line that counts the remaining reasons."""
     lines = [f"{indent}{count:,} x {_short(reason)}" for reason, count in counts[:REASONS]]
     left = len(counts) - REASONS
     return [*lines, f"{indent}{left} other reasons, in --json FILE"] if left > 0 else lines

@@ -13,19 +13,20 @@ from draftmark_contract.runner.stopped import RunStopped
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Create one item per check and case of the selected tiers."""
+    """Create one pytest item for each check and case of the selected tiers."""
     items = contract_session(metafunc.config).collected
     metafunc.parametrize("attn_item", items, ids=items)
 
 
 def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
-    """The backend keeps the rule of this item."""
+    """The backend follows the rule that this item tests."""
     session = contract_session(request.config)
     try:
         result = session.run(attn_item)
     except RunStopped as stopped:
         request.node.user_properties.append((STOPPED, str(stopped)))
-        request.session.shouldstop = str(stopped)  # ends this pytest-xdist worker; the collector ends the whole run
+        # This ends the pytest-xdist worker; the collector ends the whole run.
+        request.session.shouldstop = str(stopped)
         pytest.skip(str(stopped))
     request.node.user_properties.append((PROPERTY, json.dumps(result.as_json())))
     if result.outcome is Outcome.FAILED:

@@ -1,4 +1,4 @@
-"""Interface between the common items and a backend: one opened attention layer that runs steps as its engine does.
+"""Interface between the engine-independent items and a backend: an attention layer that runs steps as its engine does.
 
 An engine implements `Driver` and provides `EngineCapabilities`. `questions` builds the items from them.
 """
@@ -21,7 +21,7 @@ SCALES = (0.5, 2.0)
 
 
 class Capturable(IntEnum):
-    """Batches for which the backend declares support for full CUDA graphs."""
+    """Kinds of batches for which a backend declares full CUDA graphs."""
 
     NONE = 0
     ONE_ROW = 1
@@ -32,7 +32,7 @@ class Capturable(IntEnum):
 
 
 class Driver(Protocol):
-    """Attention layer of a backend with its KV memory, built for a geometry.
+    """Runs one attention layer of a backend, with its own KV memory, built for one geometry.
 
     Slots are token slots: page x page_size + offset. `write` and `read` take KV in its stored form,
     ``[slots, kv_heads, head_dim]`` in kv_dtype. With fp8 KV the layer's scales are `SCALES`.
@@ -40,14 +40,14 @@ class Driver(Protocol):
 
     @property
     def capturable(self) -> Capturable:
-        """Batches that the backend declares capturable."""
+        """Kinds of batches for which the backend declares support for full CUDA graphs."""
 
     @property
     def rounds_queries(self) -> bool:
         """True if the engine rounds queries to e4m3 with scale 1 before its kernel runs, as engines do with fp8 KV."""
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write KV straight into the layer's memory, without the backend. slots: int64."""
+        """Write KV directly into the layer's memory, without running the backend. slots: int64."""
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of k and v at these slots. slots: int64."""
@@ -63,7 +63,7 @@ class Driver(Protocol):
         """
 
     def capture(self, rows_each: int, requests: int) -> Any:
-        """Capture the layer for batches of this size, as the engine does at startup. The output is ignored.
+        """Capture the layer for batches of this size, as the engine does at startup. The output is not checked.
 
         Args:
             rows_each: rows per request.
@@ -74,18 +74,18 @@ class Driver(Protocol):
         """
 
     def replay(self, graph: Any, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Prepare a step for a captured graph and replay the graph. With padding the step has the graph's size."""
+        """Prepare a step for a captured graph and replay the graph. A padded step must have the graph's size."""
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """Features of a backend that decide which common items it runs, and a function that opens it.
+    """Describes the features of a backend, which decide which items it runs, and holds a function that opens it.
 
     Attributes:
         open: builds a driver with a pool of the given number of pages; raises `NotServed` with the engine's reasons.
         device: torch device.
-        page_sizes: supported page sizes are the multiples of this number, in tokens.
-        dtypes: dtypes of queries. Items in float32 run in float16 if float32 is absent.
+        page_sizes: unit of the supported page sizes, in tokens: every multiple of it is supported.
+        dtypes: dtypes of queries. If float32 is absent, float32 items run in float16.
         modes: kinds of forwards that the engine has, as values of `Mode`.
         trees: True if the draft of a verify step may be a tree.
         slow: True if an interpreter runs the kernels; the largest inputs are then skipped.
@@ -100,7 +100,7 @@ class EngineCapabilities:
     slow: bool = False
 
     def fit(self, attention: AttentionShape) -> AttentionShape:
-        """Return the shape with the page size rounded up to a supported one, and float16 in place of absent float32."""
+        """Return the shape with the page size rounded up to a supported one. Unsupported float32 becomes float16."""
         exact = attention.q_dtype == "float32" and "float32" not in self.dtypes
         size = -(-attention.page_size // self.page_sizes) * self.page_sizes
         fitted = replace(attention, page_size=size)

@@ -1,7 +1,7 @@
 """Error bounds for attention with fp8 KV in engines that multiply fp8 by fp8 on tensor cores.
 
-vLLM's layer rounds queries to e4m3 before its backend runs, and the kernel also rounds the softmax weights. Neither is
-an error of the backend. Its output is compared with float64 attention over the rounded queries.
+vLLM's layer rounds queries to e4m3 before its backend runs, and the kernel also rounds the softmax weights. Neither
+rounding is an error of the backend. Its output is compared with float64 attention over the rounded queries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def loosened(
     scales: Scales,
     step: Step,
 ) -> Answer:
-    """Return the answer with wider bounds, so that `oracle.attention.tolerance` allows weights and sums in e4m3.
+    """Return the expected output with wider error bounds, which allow for softmax weights and sums rounded to e4m3.
 
     Args:
         answer: float64 attention over the rounded queries.
@@ -61,7 +61,7 @@ def loosened(
 def _largest_share(
     q: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor], scales: Scales, step: Step
 ) -> torch.Tensor:
-    """Return each row's and head's largest weight times Σ|v| over its visible keys: float64 ``[rows, heads, dim]``."""
+    """Return each row's and head's largest softmax weight times Σ|v| of its keys: float64 ``[rows, heads, dim]``."""
     a, visible, home = step.geometry.attention, step.truth.visible, exact_device(q.device)
     found: list[torch.Tensor] = []
     for rows in _of_each_request(step.forward.rows[: step.forward.live_rows]):

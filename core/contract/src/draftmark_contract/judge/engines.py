@@ -1,4 +1,4 @@
-"""Engines with backends to judge, found by entry point; no engine is imported."""
+"""Finds the engines with backends to judge, by entry point. No engine is imported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lacks(engine: Engine, target: TargetInfo) -> str:
 
 
 def find(named: str, release: str = "") -> tuple[Engine, TargetInfo]:
-    """Return the engine and the target of ``ENGINE:TARGET``, for an engine release if one is given.
+    """Return the engine and the target (backend) that ``ENGINE:TARGET`` names, at `release` if one is given.
 
     Raises:
         ArgumentError: the name is unknown, or a package that the target needs is not installed.

@@ -1,4 +1,4 @@
-"""Message of a wrong item: rule number, known bugs, cause, and a command that runs only this item."""
+"""Builds the message of a failed item: rule number, known bugs, cause, and a command that runs only this item."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def finding(error: BaseException | str, item: Item, command: str) -> str:
     """Return a message of several lines, complete enough for a bug report.
 
     Args:
-        error: exception of the item, or a sentence about how it ended.
+        error: exception of the item, or a sentence that states how the item ended.
         item: item that failed.
-        command: command that judges the target, without the item: ``"draftmark judge vllm:CPU_ATTN"``.
+        command: command that runs all items of the target, e.g. ``"draftmark judge vllm:CPU_ATTN"``.
     """
     return "\n".join([*_head(item), *_said(error).splitlines(), *_known(item, error), again(command, item.id)])
 
 
 def again(command: str, item: str) -> str:
-    """Return the line with the command that runs only this item."""
+    """Return the message line that contains the command which runs only this item."""
     return f"  run it again: {command} --item {shlex.quote(item)}"
 
 

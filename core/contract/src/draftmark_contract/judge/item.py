@@ -1,4 +1,4 @@
-"""Item of `draftmark judge`, and its outcome. The four outcomes are counted separately."""
+"""One item of `draftmark judge` (one rule on one input) and its outcome. Each kind of outcome is counted separately."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Item:
-    """Check of one rule on one input.
+    """Checks one rule on one input.
 
     Attributes:
         rule: name of the contract's rule, e.g. ``"numerics.match_float64"``.
         case: short stable name of the input.
         run: runs the backend and checks its result; raises `ContractViolation`, `NotServed` or `NotAsked`.
-        asks: one sentence that says how this item checks the rule; "" if the rule's own text fits.
+        asks: one sentence that states how this item checks the rule; "" if the rule's own text is enough.
     """
 
     rule: str
@@ -46,18 +46,18 @@ class Item:
 
 
 class NotServed(Exception):
-    """The engine's own capability checks reject the input, so the backend does not run."""
+    """The engine's own capability checks reject the input, so the item does not run the backend."""
 
 
 class NotAsked(Exception):
-    """The item cannot run here; the message names the missing feature or package."""
+    """The item cannot run on this machine; the message names the missing feature or package."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one item; `message` is complete enough for a bug report.
+    """Holds the outcome of one item. `message` is complete enough for a bug report.
 
-    `drawing` is the batch of a wrong item as plain data (`failing_batch.drawing`), for a report; else None.
+    `drawing` is the batch of a wrong item as plain data (`failing_batch.drawing`), for a report. Other items have None.
     """
 
     item: str

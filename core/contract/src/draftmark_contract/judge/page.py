@@ -1,4 +1,4 @@
-"""Verdict on one target as one self-contained HTML page: what to fix first, a map of the rules, and folded reasons."""
+"""Builds the HTML page of one target's verdict: what to fix first, a map of the rules, and folded reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def page(verdict: Verdict) -> str:
 
 
 def _head(verdict: Verdict) -> str:
-    """Return the verdict in a sentence, the facts of the target, and the counts."""
+    """Return the head of the page: the verdict in a sentence, the facts of the target, and the counts of outcomes."""
     if verdict.error:
         return banner("warn", f"{verdict.target} could not be judged", verdict.error)
     right, wrong = verdict.count(Outcome.RIGHT), verdict.count(Outcome.WRONG)
@@ -49,7 +49,7 @@ def _head(verdict: Verdict) -> str:
 
 
 def _failures(verdict: Verdict) -> str:
-    """Return wrong items by rule, in the order in which the author of a backend meets the rules."""
+    """Return the wrong items grouped by rule. Rules that a backend's author meets first come first."""
     order = list(dict.fromkeys(name_of(check) for check in all_checks()))
     ran = Counter(one.rule for one in verdict.results if one.outcome in (Outcome.RIGHT, Outcome.WRONG))
     groups: dict[str, list[Result]] = {}
@@ -87,7 +87,7 @@ def _map(verdict: Verdict) -> str:
 
 
 def _others(verdict: Verdict) -> str:
-    """Return the reasons of items that the backend does not serve, and of items that cannot run here, folded."""
+    """Return two folded sections: reasons of inputs that the backend does not serve, and of items that cannot run."""
     found = []
     for outcome, meaning in MEANINGS.items():
         if count := verdict.count(outcome):
@@ -98,7 +98,7 @@ def _others(verdict: Verdict) -> str:
 
 
 def _left_out(verdict: Verdict) -> str:
-    """Return the rules of the contract without an item, by reason, folded."""
+    """Return a folded section with the rules of the contract that have no item for this target, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in verdict.left_out.items():
         by_reason.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""Terminal report of a verdict: the first wrong item of each rule in full, then the count of each outcome."""
+"""Terminal report of a verdict: the first wrong item of each rule in full, then the number of items per outcome."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def finding_lines(results: Sequence[Result]) -> list[str]:
 
 
 def _nothing(verdict: Verdict) -> list[str]:
-    """Return the line for a run in which no item ran. The lines above it contain the reasons."""
+    """Return the lines for a run in which no item ran. The lines printed above them contain the reasons."""
     if verdict.ran:
         return []
     why = "none of the items could run here" if verdict.results else "the target has no item"

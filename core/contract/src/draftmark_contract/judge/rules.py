@@ -1,4 +1,4 @@
-"""The contract's rules by name, each with a permanent number and the public bugs of its class."""
+"""The contract's rules by name. Each has a permanent number and the public bugs that it would have found."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ON_DEVICE = "_on_device"
 
 @dataclass(frozen=True)
 class Rule:
-    """Numbered rule of the contract.
+    """Holds one numbered rule of the contract.
 
     Attributes:
-        number: position in `FILE`; never given to another rule.
-        name: name of the check for plugins, without its tier.
+        number: position in `FILE`; a number is never reused for another rule.
+        name: name of the contract check for plugins, without its tier suffix.
         text: one sentence that states the rule.
-        bugs: public bug reports of this class.
+        bugs: public bug reports that break this rule.
     """
 
     number: int

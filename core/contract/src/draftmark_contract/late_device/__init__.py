@@ -1,4 +1,4 @@
-"""Simulation, on the CPU, of a device that runs its work late; for the `late` checks and tests of plugins."""
+"""Simulates, on the CPU, a device that runs its work late; used by the `late` checks and the tests of plugins."""
 
 from .device import LateDevice
 from .task_queue import FAILED

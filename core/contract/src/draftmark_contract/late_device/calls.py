@@ -1,4 +1,4 @@
-"""Handling of Python-level torch calls on a late device, for calls that never reach torch's dispatcher."""
+"""Handles the Python-level torch calls on a late device that never reach torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LateCalls(TorchFunctionMode):
-    """Tracks the device of new tensors (``device=``), and host reads that use no operator."""
+    """Tracks the device of new tensors (argument ``device=``), and host reads that dispatch no operator."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LateCalls(TorchFunctionMode):
         return result
 
     def _to(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Handle `Tensor.to` and `Tensor.cpu`: a CPU returns the tensor itself, but a device would copy it."""
+        """Handle `Tensor.to` and `Tensor.cpu`. A CPU returns the same tensor here, but a real device would copy it."""
         tensor, place = args[0], self._places.of(args[0])
         given = [*args[1:], *kwargs.values()]
         target: Any = "cpu" if func is Tensor.cpu else None
@@ -72,5 +72,5 @@ class LateCalls(TorchFunctionMode):
 
 
 def _is_host(device: object) -> bool:
-    """Return True for the string "cpu". A torch.device does not count, since q.device is the CPU in this simulation."""
+    """Return True only for the string "cpu". A torch.device does not count: here q.device is the CPU too."""
     return isinstance(device, str) and device == "cpu"

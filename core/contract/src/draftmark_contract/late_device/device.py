@@ -42,7 +42,7 @@ from .task_queue import TaskQueue
 
 
 class LateDevice:
-    """A context manager that queues this thread's device work until the host waits. Leaving the context waits.
+    """Queues this thread's device work until the host waits. It is a context manager; leaving it waits for the queue.
 
     Attributes:
         waits: reasons for which the host waited, in order: a call's name, or "a fence".
@@ -70,7 +70,7 @@ class LateDevice:
             self._queue.drop()
 
     def owns(self, tensors: Iterable[Tensor]) -> None:
-        """Mark tensors as device memory, except tensors that are declared as host memory."""
+        """Mark these tensors as device memory, except tensors already declared as host memory."""
         for tensor in tensors:
             self.places.on_device(tensor)
 
@@ -89,7 +89,7 @@ class LateDevice:
 
     @contextmanager
     def on_time(self) -> Iterator[None]:
-        """Wait for all queued work, and run the block's work at once instead of queueing it."""
+        """Wait for all queued work. Inside the block, run device work at once instead of queueing it."""
         self._queue.run(self._queue.sent)
         token = LATE.set(None)
         try:
@@ -98,20 +98,20 @@ class LateDevice:
             LATE.reset(token)
 
     def send(self, name: str, work: Callable[[], object], pinned: Sequence[Tensor] = ()) -> None:
-        """Queue any work. `pinned`: aliases of the pinned tensors that it uses, which torch keeps alive for it."""
+        """Queue a piece of work. `pinned`: aliases of its pinned tensors, which torch keeps alive for it."""
         self._queue.send(name, work, pinned)
 
     def record_call(self, fn: Callable[..., object], args: Sequence[Any], mutates: Sequence[Tensor]) -> None:
-        """Queue a kernel launched by hand; see `draftmark.graphs.record_call`."""
+        """Queue a kernel that is launched without torch's dispatcher; see `draftmark.graphs.record_call`."""
         self.owns(mutates)
         args, pinned = self.operands(list(args))
         self._queue.send(f"record_call({getattr(fn, '__name__', repr(fn))})", partial(fn, *args), pinned, borrows=True)
 
     def operands(self, tree: Any) -> tuple[Any, list[Tensor]]:
-        """Return the tensors that queued work will read: the memory itself, or a copy of host memory that may change.
+        """Return arguments for queued work: device and pinned memory as is, and copies of other host memory.
 
         Returns:
-            The tree with tensors for the queued work, and the pinned ones among them.
+            `tree` with each tensor replaced by the one that the queued work reads, and the pinned tensors among them.
         """
         pinned: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Handling of dispatched operators on a late device: run at once, run after a wait, or queue."""
+"""Handles each dispatched operator on a late device: runs it at once, runs it after a wait, or queues it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class LateOperators(TorchDispatchMode):
         if LATE.get() is not self._device:
             return func(*args, **kwargs)
         if is_composite(func):
-            # inference_mode does not split composite operators, so their parts, such as an .item(), would be missed.
+            # inference_mode does not split composite operators, so this mode would miss operators inside them, e.g. an
+            # .item().
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func.overloadpacket is aten.copy_:
@@ -59,7 +60,7 @@ class LateOperators(TorchDispatchMode):
         return self._send(func, args, kwargs)
 
     def _send(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Queue an operator; its result holds poison until it has run."""
+        """Queue an operator and return its result, which holds poison until the operator has run."""
         result, written = unwritten(func, args, kwargs), written_operands(func, args, kwargs)
         self._device.owns([*written, *tensors_in(result)])
         (args, kwargs), pinned = self._device.operands((list(args), dict(kwargs)))
@@ -71,14 +72,14 @@ class LateOperators(TorchDispatchMode):
         return result
 
     def _copy(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
-        """Handle ``target.copy_(source)``: within the device, host to device, device to host, or within the host."""
+        """Handle ``target.copy_(source)`` by direction: on the device, to the device, to the host, or on the host."""
         to, of = self._places.of(target), self._places.of(source)
-        # An asynchronous copy to or from pinned memory has device memory at its other end.
+        # If one end of an asynchronous copy is pinned memory, an end of unknown kind must be device memory.
         down = of is Place.DEVICE or (of is Place.UNKNOWN and to is Place.PINNED and non_blocking)
         up = to is Place.DEVICE or (to is Place.UNKNOWN and of is Place.PINNED and non_blocking)
         if not up and not down:
             return func(target, source, non_blocking)
-        if up and (down or source.dim() == 0):  # a scalar becomes a kernel argument, read at launch
+        if up and (down or source.dim() == 0):  # A scalar source becomes a kernel argument, which is read at launch.
             return self._send(func, (target, source, non_blocking), {})
         if not non_blocking and Place.UNKNOWN not in (to, of):
             self._device.wait(f"{func} between host and device")
@@ -90,7 +91,7 @@ class LateOperators(TorchDispatchMode):
         return target
 
     def _send_up(self, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-        """Copy to the device without a wait; a copy that would block takes the source's current values."""
+        """Queue a copy to the device without a wait. A copy that would block takes the source's current values."""
         self._device.owns([target])
         late = non_blocking and not self._places.is_pageable(source)
         self._send_copy(target, source if late else source.clone())

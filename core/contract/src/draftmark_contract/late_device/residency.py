@@ -1,4 +1,4 @@
-"""Kind of memory of each storage (device, pinned or host), which on a CPU cannot be read from the tensor."""
+"""Records the kind of memory (device, pinned or host) of each storage. On a CPU the tensor itself does not show it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftmark.graphs.active import HOST_STORAGES, PINNED_STORAGES
 
 
 class Place(Enum):
-    """Kinds of memory."""
+    """Kinds of memory that a late device distinguishes."""
 
     DEVICE = auto()
     PINNED = auto()
@@ -23,7 +23,7 @@ class Place(Enum):
 
 
 class Residency:
-    """Kinds of memory of all known storages."""
+    """Records the kind of memory of every known storage."""
 
     def __init__(self) -> None:
         self._device: WeakSet[UntypedStorage] = WeakSet()
@@ -31,7 +31,7 @@ class Residency:
         self._landing: WeakSet[UntypedStorage] = WeakSet()
 
     def of(self, tensor: Tensor) -> Place:
-        """Return a tensor's kind of memory. A declaration takes precedence over an observation."""
+        """Return a tensor's kind of memory. A declared kind takes precedence over one inferred from use."""
         storage = tensor.untyped_storage()
         if storage in PINNED_STORAGES or storage in self._landing:
             return Place.PINNED
@@ -46,7 +46,7 @@ class Residency:
         return tensor.untyped_storage() in HOST_STORAGES
 
     def on_device(self, tensor: Tensor) -> None:
-        """Mark a tensor as device memory, since a kernel writes it. A declaration takes precedence."""
+        """Mark a tensor as device memory because a kernel writes it. A declared kind takes precedence."""
         self._host.discard(tensor.untyped_storage())
         self._device.add(tensor.untyped_storage())
 
@@ -56,5 +56,5 @@ class Residency:
             self._host.add(tensor.untyped_storage())
 
     def landing(self, tensor: Tensor) -> None:
-        """Mark host memory as the target of an asynchronous copy."""
+        """Mark host memory as the target of an asynchronous copy from the device."""
         self._landing.add(tensor.untyped_storage())

@@ -1,4 +1,4 @@
-"""Simulated stream of a late device: queued work runs, in order, only when the host waits."""
+"""Simulates the stream of a late device: queued work runs, in order, only when the host waits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Task:
 
 
 class TaskQueue:
-    """Queue of operations in order of sending.
+    """Holds queued operations in the order in which the host sent them, and runs them.
 
     Attributes:
-        sent: number of operations queued so far; the mark of the queue's current end.
+        sent: number of operations queued so far. This number is the mark of the queue's current end.
         done: number of operations that have run.
     """
 
@@ -54,7 +54,7 @@ class TaskQueue:
     def send(
         self, name: str, run: Callable[[], object], pinned: Sequence[Tensor] = (), *, borrows: bool = False
     ) -> None:
-        """Append an operation; see `Task`."""
+        """Append an operation to the queue; the arguments are the attributes of `Task`."""
         self._own.update(map(storage_key, pinned))
         self._tasks.append(Task(name, run, pinned, borrows))
         self.sent += 1
@@ -63,7 +63,7 @@ class TaskQueue:
         """Run the operations queued before the mark `upto`, in order."""
         token = LATE.set(None)
         try:
-            # Static tensors created in inference mode can be written only in inference mode.
+            # Static tensors that were created in inference mode can be written only in inference mode.
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
                 while self.done < min(upto, self.sent):
                     self._run_next()
@@ -90,7 +90,7 @@ class TaskQueue:
         self.done += 1
 
     def _give_away(self, pinned: Sequence[Tensor]) -> None:
-        """Overwrite pinned memory that only this queue references: an allocator would already reuse it."""
+        """Overwrite pinned memory that only this queue references. A real allocator would already reuse that memory."""
         for tensor in pinned:
             if references(tensor) <= self._own[storage_key(tensor)]:
                 storage_bytes(tensor).fill_(GIVEN_AWAY)

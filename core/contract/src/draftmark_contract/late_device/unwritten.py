@@ -1,4 +1,4 @@
-"""Results of an operator that has not run yet: tensors of the right shape, filled with poison."""
+"""Builds the result of an operator that has not run yet: tensors of the right shape, filled with poison."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unwritten(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _written(returned: Any, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the operand that a return value aliases, or None for a new tensor."""
+    """Return the operand that this return value aliases, or None if the return value is a new tensor."""
     if returned.alias_info is None or not returned.alias_info.is_write:
         return None
     for position, argument in enumerate(func._schema.arguments):
@@ -51,7 +51,7 @@ def _written(returned: Any, func: OpOverload, args: Sequence[Any], kwargs: Mappi
 
 
 def _grow(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Resize an empty ``out=`` to its final shape, as a launch would."""
+    """Resize an empty ``out=`` tensor to its final shape, as the launch of the operator would."""
     empty = {name: one for name, one in kwargs.items() if isinstance(one, Tensor) and not one.numel()}
     if empty:
         results = _shapes(func, args, kwargs)
@@ -80,7 +80,7 @@ def _fresh(shape: Tensor) -> Tensor:
 
 
 def _signature(tree: Any) -> Signature:
-    """Return a hashable key for all values that decide shapes: tensor layouts, and numbers with their types."""
+    """Return a hashable key of all arguments that decide output shapes: tensor layouts, and typed numbers."""
     if isinstance(tree, Tensor):
         return (tuple(tree.shape), tree.stride(), tree.dtype)
     if isinstance(tree, Mapping):

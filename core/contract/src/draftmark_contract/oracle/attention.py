@@ -1,4 +1,4 @@
-"""Attention in float64 over sets of KV slots, one request at a time, and the tolerance of an output."""
+"""Computes attention in float64 over sets of KV slots, one request at a time, and the tolerance of an output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Answer:
-    """Output of the oracle, and the sizes that bound rounding errors.
+    """Holds the oracle's output and two magnitudes that bound the rounding errors of a kernel.
 
     Attributes:
         out: float64 ``[rows, num_qo_heads, head_dim]``; zero where a row sees nothing.
@@ -48,14 +48,14 @@ def attend(
 
     Query head h reads KV head h // (num_qo_heads / num_kv_heads).
 
-    A sink is one more logit of a head, unscaled, without a value.
+    A sink is an extra, unscaled logit of a head. It has no value vector.
 
     Args:
         q: ``[rows, num_qo_heads, head_dim]``.
         k, v: ``[num_slots, num_kv_heads, head_dim]``.
         visible: KV slots of each row.
         order: (request, row) of each row of q, request by request. A row that is not in `visible` stays zero.
-        scales: of k and v; a stored value times its scale is the real value.
+        scales: scales of k and v. The real value is the stored value times its scale.
         sinks: ``[num_qo_heads]``; None for a layer without sinks.
     """
     home = exact_device(q.device)
@@ -74,7 +74,7 @@ def attend(
 
 
 class _Block:
-    """The keys that any row of one request sees, and the number of times that each row sees each key."""
+    """Attends over the keys that any row of one request sees, with the number of times that each row sees each key."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _Block:
     ) -> None:
         self.shape, self.sinks = shape, sinks
         self.counts = counts.to(keys.device)
-        # Unwritten KV is NaN. It must reach the rows that see it, and no other row through a weight of zero.
+        # KV that was never written is NaN. It must reach only rows that see it, also if other rows give it weight zero.
         broken = ~(values.isfinite().flatten(1).all(1) & keys.isfinite().flatten(1).all(1))
         self.poisoned = (self.counts[:, broken] > 0).any(1)
         self.keys, self.values = (one.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for one in (keys, values))
@@ -101,7 +101,7 @@ class _Block:
         if shape.logits_soft_cap > 0:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
         times = self.counts.repeat_interleave(group, 0)
-        # A key that the metadata names twice weighs twice. A key that a row does not see weighs nothing.
+        # If the metadata names a key twice, its weight counts twice. A key that a row does not see has weight zero.
         weights, strain_of_sinks = self._weights(logits + times.log(), n, group)
         both = weights @ torch.cat((self.values, self.values.abs()), -1)
         longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
@@ -113,7 +113,7 @@ class _Block:
             target.copy_(part)
 
     def _weights(self, logits: torch.Tensor, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights of the keys, and the strain that a sink adds: its size times its weight in the row.
+        """Return the softmax weights of the keys, and the strain that the sink adds: |sink| times its weight.
 
         logits: ``[kv_heads, n · group, slots]``. strain: ``[kv_heads, n · group, 1]``.
         """
@@ -128,7 +128,7 @@ class _Block:
 def _keys_of(
     lines: list[tuple[int, ...]], k: torch.Tensor, v: torch.Tensor, scales: Scales
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return counts, float64 ``[rows, slots]`` (times that each row sees each slot), and the slots' keys and values."""
+    """Return float64 counts ``[rows, slots]`` (times that each row sees each slot), and the slots' keys and values."""
     seen = torch.cat([torch.tensor(line, dtype=torch.int64) for line in lines])
     union, where = torch.unique(seen, return_inverse=True)
     row = torch.arange(len(lines)).repeat_interleave(torch.tensor([len(line) for line in lines]))
@@ -139,16 +139,17 @@ def _keys_of(
 
 
 def real_values(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return the values of some slots ``[slots, kv_heads, dim]`` in float64."""
+    """Return the real values (stored value times scale) of some slots ``[slots, kv_heads, dim]`` in float64."""
     whole = pool.element_size() > 1
-    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch cannot index fp8 tensors
+    # torch cannot index fp8 tensors, so their bytes are indexed.
+    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)
     found = found.to(exact_device(found.device)).double()
     return found if scale is None else found * scale.to(found.device).double()
 
 
 @cache
 def exact_device(device: torch.device) -> torch.device:
-    """Return the device, or the CPU for a device without float64: Ascend A2 uses float32 instead, with a warning."""
+    """Return `device`, or the CPU if the device has no float64. On Ascend A2, torch would use float32 instead."""
     return device if torch.ones(1, device=device).double().dtype is torch.float64 else torch.device("cpu")
 
 

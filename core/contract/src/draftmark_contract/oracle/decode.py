@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Decoded metadata of one batch.
+    """Holds the decoded metadata of one batch.
 
     Attributes:
         visible: KV slots of each row, sorted, with repetitions if the metadata repeats a slot.
-        writes: slot that each row is stored in; None when the kernel computes it and no buffer contains it.
+        writes: KV slot that each row is stored in; None when the kernel computes the slot and no buffer contains it.
         opaque: True when the layout of some attention pass cannot be decoded; `visible` is then empty.
     """
 
@@ -39,7 +39,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers that decoding needs in addition to the batch.
+    """Holds the numbers that decoding needs in addition to the batch.
 
     Attributes:
         page_size: tokens per page.
@@ -55,7 +55,7 @@ class Shape:
 def decode(
     spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request], shape: Shape
 ) -> Decoded:
-    """Decode every live row, and with ``live_extent="padded"`` the padded rows too.
+    """Decode the metadata of every live row. With ``live_extent="padded"`` also decode the padded rows.
 
     Args:
         spec: declaration for the batch's mode.
@@ -89,7 +89,7 @@ def decode(
 def _seen(
     tokens: Tokens, bits: set[int] | None, here: int, prefix: int, depth: list[int], window_left: int
 ) -> list[int]:
-    """Return the slots that a row at position `here` sees in its window: the prefix, and the tail slots of its mask."""
+    """Return the KV slots that a row at position `here` sees in the window: prefix and new tokens in its mask."""
     oldest = here - window_left if window_left >= 0 else 0
     tail = max(0, prefix - tokens.first)
     seen = tokens.slots[max(0, oldest - tokens.first) : tail]
@@ -117,7 +117,7 @@ def _check_rows(
 def _depths(
     spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request]
 ) -> list[list[int]]:
-    """Return the depth of each tail slot: from the backend's buffer, else from the batch, else as in a chain."""
+    """Return the depth of each new token (tail slot): from the backend's buffer, from the batch, or as in a chain."""
     name = next((level.buffers["tail_depth"] for level in spec.levels if "tail_depth" in level.buffers), None)
     tree = getattr(batch.tail, "depth", None)
     source = arena[name] if name is not None and tree is not None else tree

@@ -14,7 +14,7 @@ from draftmark.geometry import Geometry, Mode, maximum
 
 
 def rows_and_tail(geometry: Geometry, mode: Mode, step: Any = 0) -> tuple[Any, Any]:
-    """Return (query rows, tail slots) of a request of a uniform mode. EXTEND is ragged and has no fixed numbers."""
+    """Return (query rows, tail slots) per request in a mode with fixed numbers. EXTEND is ragged and has none."""
     k, d = geometry.draft.topk, geometry.draft.num_draft_tokens
     return {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * (step + 1)), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}[mode]
 
@@ -25,12 +25,12 @@ def draft_steps(geometry: Geometry) -> Any:
 
 
 def max_tail(geometry: Geometry) -> Any:
-    """Return the most tail slots of a request in any forward: one token, a verify tail, or all steps of a draft."""
+    """Return the most tail slots (new tokens) of a request in any forward: one, a verify tree, or all draft steps."""
     return maximum(1, geometry.draft.num_draft_tokens, geometry.draft.topk * draft_steps(geometry))
 
 
 def max_prefix(geometry: Geometry) -> Any:
-    """Return the longest committed prefix of any forward: the context limit, plus one unseen round with overlap."""
+    """Return the longest prefix of any forward: the context limit, plus with overlap a round unknown to the host."""
     unseen = max_tail(geometry) if geometry.limits.overlap else 0
     return geometry.limits.max_context_len + unseen
 
@@ -52,12 +52,12 @@ def pages(tokens: Any, page_size: Any) -> Any:
 
 
 def max_pages(geometry: Geometry) -> Any:
-    """Return the number of pages of the longest request with its longest tail: the columns of the page table."""
+    """Return the columns of the page table: the number of pages of the longest request with its longest tail."""
     return pages(max_prefix(geometry) + max_tail(geometry), geometry.attention.page_size)
 
 
 def null_pages(geometry: Geometry, unique_slots: bool) -> Any:
-    """Return the number of null pages at the start of the pool: one, or with unique slots a set for each request."""
+    """Return the number of null pages at the start of the pool: one, or a set for each request with unique slots."""
     if not unique_slots:
         return 1
     return max_requests(geometry) * pages(max_tail(geometry), geometry.attention.page_size)

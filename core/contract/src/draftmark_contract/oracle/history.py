@@ -1,4 +1,4 @@
-"""Token histories: the KV slot of every token of a request. Metadata must describe exactly this.
+"""Token histories: the KV slot of every token of a request. A backend's metadata must name exactly these slots.
 
 Plain Python, no torch.
 """
@@ -14,15 +14,15 @@ NO_PARENT = -1
 
 @dataclass(frozen=True)
 class Request:
-    """One request in one forward.
+    """Describes one request in one forward. Its tail is its new tokens: the draft tree or chain after the prefix.
 
     Attributes:
-        prefix: committed tokens L.
+        prefix: number of committed tokens, L.
         pages: page ids in the order of the request's positions; token n lives in ``pages[n // P]`` at ``n % P``.
-        parents: for each tail slot the tail slot that it follows, or `NO_PARENT`; parents come before children.
+        parents: parent of each tail slot (new token), or `NO_PARENT`. Parents come before children.
         rows: number of query rows; row j is tail slot ``len(parents) - rows + j``.
         live: False for a padded request.
-        masks: for each tail slot the tail slots that it sees, itself included; () when each sees its ancestors.
+        masks: tail slots that each tail slot sees, itself included; () if each sees itself and its ancestors.
     """
 
     prefix: int
@@ -34,11 +34,11 @@ class Request:
 
     @property
     def tail(self) -> int:
-        """Number of tail slots T."""
+        """Number of tail slots (new tokens), T."""
         return len(self.parents)
 
     def lineage(self, slot: int) -> list[int]:
-        """Return the tail slot and its ancestors, newest first."""
+        """Return a tail slot (new token) and its ancestors, newest first."""
         line = []
         while slot != NO_PARENT:
             line.append(slot)
@@ -46,23 +46,23 @@ class Request:
         return line
 
     def seen(self, slot: int) -> list[int]:
-        """Return the tail slots that a tail slot sees: itself and its ancestors, or the slots of its mask."""
+        """Return the tail slots that one tail slot sees: itself and its ancestors, or the slots of its mask."""
         return list(self.masks[slot]) if self.masks else self.lineage(slot)
 
     def depth(self, slot: int) -> int:
-        """Return the number of ancestors of a tail slot within the tail. The slot's position is L + depth."""
+        """Return the number of ancestors of a tail slot (new token) in the tail. The slot's position is L + depth."""
         return self._depths[slot]
 
     @cached_property
     def _depths(self) -> tuple[int, ...]:
-        """Depth of every tail slot. Cached, because following the parents for each row is quadratic in the rows."""
+        """Depth of every tail slot (new token). Cached, because following the parents per row is quadratic."""
         found: list[int] = []
         for parent in self.parents:
             found.append(0 if parent == NO_PARENT else found[parent] + 1)
         return tuple(found)
 
     def own_slot(self, row: int) -> int:
-        """Return the tail slot of a query row."""
+        """Return the tail slot (new token) that a query row belongs to."""
         return self.tail - self.rows + row
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Request:
 
 
 def chain(length: int) -> tuple[int, ...]:
-    """Return the parents of a causal tail of `length` slots."""
+    """Return the parents of a chain of `length` new tokens (tail slots)."""
     return tuple(range(-1, length - 1))
 
 

@@ -1,4 +1,4 @@
-"""Decoder of one attention pass (level): the KV entries that it names for each request, in order."""
+"""Decodes one attention pass (level): the KV entries that the level's buffers name for each request, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """One level (attention pass), and all inputs for decoding it.
+    """Holds one level (attention pass) and all inputs for decoding it.
 
     Attributes:
         level: declaration of the level.
@@ -66,7 +66,7 @@ class Reading:
 
 
 def read_level(reading: Reading) -> dict[int, Tokens]:
-    """Return the KV slots that the attention pass covers, for each request in `reading.bases`."""
+    """Return the KV slots that the attention pass names, for each request in `reading.bases`."""
     _check_lengths(reading)
     if reading.level.layout is Layout.PAGE_TABLE:
         return _by_table(reading)
@@ -87,7 +87,7 @@ def _check_lengths(reading: Reading) -> None:
 
 
 def _by_table(reading: Reading) -> dict[int, Tokens]:
-    """Read a level from a row of page ids per request, in the backend's own table or the batch's."""
+    """Read a level that has a row of page ids per request, from the backend's own table or from the batch's table."""
     name, size = reading.name("page_table"), reading.page_size
     table = (reading.batch.page_table if name is None else reading.arena[name]).tolist()
     found: dict[int, Tokens] = {}
@@ -103,7 +103,7 @@ def _by_table(reading: Reading) -> dict[int, Tokens]:
 
 
 def _by_indptr(reading: Reading) -> dict[int, Tokens]:
-    """Read a level from concatenated page ids or token slots."""
+    """Read a level that has the page ids or token slots of all requests concatenated, with an indptr."""
     indptr = _indptr(reading)
     name = reading.name("kv_indices") or "kv_indices"
     ids = reading.head(name, indptr[-1])

@@ -1,4 +1,4 @@
-"""Decoder of tail masks: from the batch's own words, from a re-encoded buffer, or a causal tail without words."""
+"""Decodes tail masks: from the batch's mask words, from a re-encoded buffer, or as causal if there are no words."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTH = {"int32": 32, "int16": 16, "uint16": 16, "int8": 8, "uint8": 8, "bool": 
 def read_bits(
     level: Level, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request], spec: MetadataSpec
 ) -> dict[Row, set[int]]:
-    """Return the tail slots that each row sees.
+    """Return the tail slots (new tokens of its request) that each row sees.
 
     A backend that re-encodes the mask names a ``tail_mask`` buffer. With ``mask_indptr``, the bits of a request start
-    at that word, T bits per row, row by row. Otherwise row r starts ``mask_stride`` words after row r - 1.
+    at the word that it gives, T bits per row, row by row. Otherwise row r starts ``mask_stride`` words after row r - 1.
     ``qo_indptr``, if named, then counts the rows. A request with more rows there than queries has dummy rows at its
     start or its end (``dummy_rows``).
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class DecodeProblem(Exception):
-    """Metadata has no possible meaning. `what` is a sentence; `got` and `expected` are the two values."""
+    """The metadata has no valid meaning. `what` is a sentence; `got` and `expected` are the two values."""
 
     def __init__(self, what: str, got: Any, expected: Any) -> None:
         self.what, self.got, self.expected = what, got, expected

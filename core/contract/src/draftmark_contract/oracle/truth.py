@@ -13,7 +13,7 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True)
 class Truth:
-    """Slots that the rows of a batch must see and write.
+    """Holds the KV slots that the rows of a batch must see and write.
 
     Attributes:
         visible: sorted KV slots that each row attends to, each slot once.
@@ -25,10 +25,11 @@ class Truth:
 
 
 def enumerate_truth(requests: Sequence[Request], page_size: int, window_left: int) -> Truth:
-    """Return the slots by definition: a row sees the tokens of its mask at most `window_left` positions to its left.
+    """Return the KV slots: a row sees the tokens of its mask that are at most `window_left` positions to its left.
 
-    Every row sees every committed token within the window. In the tail a mask names ancestors or any other slots. The
-    distance is measured in positions, so siblings of a draft tree do not push each other out of the window.
+    Every row sees every committed token within the window. Among the new tokens (tail) a mask can name
+    ancestors or any other slots. The distance is measured in positions, so siblings
+    of a draft tree do not push each other out of the window.
     """
     visible: dict[Row, tuple[int, ...]] = {}
     writes: dict[Row, int] = {}

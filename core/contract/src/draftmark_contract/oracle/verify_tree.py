@@ -1,4 +1,4 @@
-"""Nodes of a draft tree that the target accepts. Plain Python, no torch."""
+"""Computes which nodes of a draft tree the target model accepts, in plain Python without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .history import NO_PARENT
 
 
 def kept_path(drafts: Sequence[int], parents: Sequence[int], targets: Sequence[int]) -> list[int]:
-    """Return the accepted path: from the root, the first child with the target's token, and so on.
+    """Return the accepted path: start at the root, and go to the first child with the target's token until none has it.
 
     Unused nodes have the token -1.
     """
@@ -22,7 +22,7 @@ def kept_path(drafts: Sequence[int], parents: Sequence[int], targets: Sequence[i
 
 
 def verdict(drafts: Sequence[int], parents: Sequence[int], targets: Sequence[int]) -> tuple[list[int], int, list[int]]:
-    """Return tokens, count and path of `draftmark.verdict.Verdict` for one request."""
+    """Return the accepted tokens, their count and their path for one request; see `draftmark.verdict.Verdict`."""
     path = kept_path(drafts, parents, targets)
     beyond = range(len(path), len(drafts))
     return [*(targets[node] for node in path), *(-1 for _ in beyond)], len(path), [*path, *beyond]

@@ -1,1 +1,1 @@
-"""HTML pages of verdicts: one self-contained file without script, network access, fonts or image files."""
+"""HTML pages of verdicts. Each page is one file without scripts, network access, fonts or image files."""

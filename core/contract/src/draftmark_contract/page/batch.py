@@ -1,6 +1,7 @@
-"""Drawing of a failing batch as inline SVG, from the plain data of `failing_batch.drawing`.
+"""Draws a failing batch as inline SVG, from the plain data of `failing_batch.drawing`.
 
-The requests are rows with their prefix and tail. One request follows in full: its draft tree, and a matrix with one
+Each request is a line with its prefix and its new tokens. One request follows in full: its draft tree, and a matrix
+with one
 row for each query row and one column for each key. Wrong cells are red and have a mark, so colour is not needed.
 """
 
@@ -27,7 +28,7 @@ RESULTS = {"output": "output", "store": "KV store"}
 
 
 def figure(drawing: Drawing) -> str:
-    """Return the drawing of a batch as a figure."""
+    """Return the drawing of a batch as an HTML figure."""
     if "groups" in drawing:
         return f"<figure><figcaption>{escape(_sizes_caption(drawing))}</figcaption>{_sizes(drawing)}</figure>"
     step = f", draft step {drawing['step']}" if drawing["step"] else ""
@@ -43,7 +44,7 @@ def figure(drawing: Drawing) -> str:
 
 
 def _requests(drawing: Drawing) -> str:
-    """Return one line for each request: a bar for its prefix and tail, and their lengths in words."""
+    """Return one line per request: a bar for its prefix and its new tokens (tail), and their lengths as text."""
     longest = max((one["prefix"] + one["tail"] for one in drawing["requests"]), default=0) or 1
     found, width = [], 0
     for line, one in enumerate(drawing["requests"]):
@@ -63,7 +64,7 @@ def _requests(drawing: Drawing) -> str:
 
 
 class _Matrix:
-    """One request in full: tree, visible keys and results, with a line for each drawn tail slot."""
+    """Draws one request in full: draft tree, visible keys and results, one line per drawn tail slot (new token)."""
 
     def __init__(self, drawing: Drawing) -> None:
         self.full: Drawing = drawing["full"]
@@ -80,7 +81,7 @@ class _Matrix:
         self.result_x = self.tail_x + len(self.parents) * CELL + 8
 
     def svg(self) -> str:
-        """Return the drawing."""
+        """Return the SVG markup of the request."""
         found = [text(self.prefix_x, 10, "prefix", "dim"), *map(self._column, range(len(self.parents)))]
         if self.first:
             found.append(text(self.tail_x, 22, f"slots before {self.first} are not drawn", "dim"))
@@ -106,7 +107,7 @@ class _Matrix:
         return text(self.tail_x + at * CELL + CELL // 2, 10, str(self.first + at), "dim", "middle")
 
     def _line(self, at: int) -> list[str]:
-        """Return everything on the line of one tail slot."""
+        """Return the SVG elements on the line of one tail slot (new token)."""
         slot, y = self.first + at, self._y(at)
         line = self.lines.get(slot)
         wrong = bool(line and line["wrong"])
@@ -130,7 +131,7 @@ class _Matrix:
         return [edge, f'<circle class="node{" alarm" if wrong else ""}" cx="{x}" cy="{y}" r="4"/>']
 
     def _prefix(self, line: Drawing, y: int) -> str:
-        """Return the cell for the committed prefix, with the number of visible tokens, or of wrong ones."""
+        """Return the cell for the committed prefix. It shows the number of visible or of wrong tokens."""
         missing, extra = line.get("prefix_missing", 0), line.get("prefix_extra", 0)
         seen = line.get("prefix_keys", 0)
         title = f"row {line['row']}: {seen:,} of {self.full['prefix']:,} prefix tokens are visible"
@@ -145,7 +146,7 @@ class _Matrix:
         )
 
     def _cell(self, line: Drawing, key: int, y: int) -> str:
-        """Return the cell of one row and one tail slot."""
+        """Return the matrix cell of one query row and one tail slot (new token)."""
         x, where = self.tail_x + key * CELL, f"row {line['row']}, slot {self.first + key}"
         if _bit(line, "missing", key):
             return rect(x + 1, y + 1, CELL - 2, CELL - 2, "wrong", f"{where}: missing key") + mark("−", x, y)
@@ -154,7 +155,7 @@ class _Matrix:
         return rect(x + 1, y + 1, CELL - 2, CELL - 2, "on" if _bit(line, "keys", key) else "off")
 
     def _outcome(self, line: Drawing, y: int) -> str:
-        """Return the cell of a row's result."""
+        """Return the result cell at the end of a row's line."""
         x = self.result_x + 12
         if line["wrong"]:
             title = f"row {line['row']}: wrong {self.result}"
@@ -170,7 +171,7 @@ def _full_caption(full: Drawing) -> str:
 
 
 def _legend(drawing: Drawing) -> str:
-    """Return the meaning of the cells, for the kinds of cells that the drawing has."""
+    """Return the legend of the cell kinds that occur in the drawing."""
     keys = [_key("on", "visible key")]
     lines = drawing["full"]["lines"]
     keys += ["<span>− missing key</span>"] if any("missing" in str(line.keys()) for line in lines) else []
@@ -189,7 +190,7 @@ def _sizes_caption(drawing: Drawing) -> str:
 
 
 def _sizes(drawing: Drawing) -> str:
-    """Return two bars: the declared size of a buffer, and the size that the batch needs."""
+    """Return two bars for a too small buffer: its declared size, and the size that the batch needs."""
     declared, needed = drawing["declared"], drawing["needed"]
     width = BAR * declared // (needed or 1)
     lines = [

@@ -1,4 +1,4 @@
-"""Parts that every page uses: the document with its style, tables, folded sections and coloured counts.
+"""Markup that every page uses: the document with its style, tables, folded sections and coloured counts.
 
 Every function returns markup. An argument named ``text`` or ``title`` is plain text and is escaped here; an argument
 named ``body`` is markup already.
@@ -15,7 +15,7 @@ SHORT = 12
 
 
 def document(title: str, body: str) -> str:
-    """Return the whole page."""
+    """Return the whole HTML page."""
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     head = (
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -31,7 +31,7 @@ def banner(kind: str, text: str, more: str = "") -> str:
 
 
 def tiles(counts: Iterable[tuple[str, int, str]]) -> str:
-    """Return counts side by side. Each has a name, a number and a colour; a zero has no colour."""
+    """Return a row of counts. Each has a name, a number and a colour; a zero has no colour."""
     cells = (
         f'<li class="{kind if count else "none"}"><b>{count:,}</b> {escape(name)}</li>' for name, count, kind in counts
     )
@@ -39,39 +39,39 @@ def tiles(counts: Iterable[tuple[str, int, str]]) -> str:
 
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return names and their values, one pair a line; "" without a pair."""
+    """Return a list of names with their values, one pair a line; "" if there is no pair."""
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs)
     return f"<dl>{lines}</dl>" if lines else ""
 
 
 def section(title: str, body: str) -> str:
-    """Return a section with a heading; "" without a body."""
+    """Return a section with a heading; "" if `body` is empty."""
     return f"<h2>{escape(title)}</h2>{body}" if body else ""
 
 
 def folded(text: str, body: str, shown: bool = False, strong: str = "") -> str:
-    """Return a section that a click opens.
+    """Return a section that opens when the reader clicks its title `text`.
 
     Args:
-        shown: the section is open at first.
-        strong: words in bold in front of `text`.
+        shown: True if the section is open when the page loads.
+        strong: words in bold before `text`.
     """
     front = f"<b>{escape(strong)}</b>" if strong else ""
     return f"<details{' open' * shown}><summary>{front}{escape(text)}</summary>{body}</details>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of texts. Numbers are aligned to the right; a narrow screen shows each row as lines."""
+    """Return a table of plain texts. Numbers are right-aligned, and a narrow screen shows each row as lines."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(_cell(*pair) for pair in zip(head, row, strict=True))}</tr>" for row in rows)
     return f'<table class="wide"><tr class="head">{top}</tr>{body}</table>'
 
 
 def colour_map(head: Sequence[str], rows: Iterable[tuple[str, str, Sequence[str]]]) -> str:
-    """Return a map of coloured cells.
+    """Return a table of coloured cells.
 
     Args:
-        head: titles of the columns; the first one is of the row names.
+        head: titles of the columns. The first column has the row names.
         rows: name, small print below the name, and the cells (markup of `map_cell`).
     """
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
@@ -83,7 +83,7 @@ def colour_map(head: Sequence[str], rows: Iterable[tuple[str, str, Sequence[str]
 
 
 def map_cell(counts: Sequence[tuple[str, int, str]], nothing: str = "no items") -> str:
-    """Return a cell with its counts in words and as a bar. The first count above zero gives the colour.
+    """Return a cell with its counts in words and as a bar. The first count above zero sets the cell's colour.
 
     Args:
         counts: name, number and colour of each count, the most serious first.
@@ -104,6 +104,6 @@ def _cell(head: str, text: str) -> str:
 
 
 def _kind(text: str) -> str:
-    """Return the class of a number or of a short word, which is never broken."""
+    """Return the CSS class of a number, or of a short word that must not wrap."""
     number = text.replace(",", "").isdigit()
     return ' class="n"' if number else ' class="short"' if 0 < len(text) <= SHORT else ""

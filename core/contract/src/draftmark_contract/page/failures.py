@@ -22,7 +22,7 @@ COLOURS = {"got": "bad", "expected": "good"}
 
 @dataclass(frozen=True)
 class Failures:
-    """Failed items of one rule; the first one is shown.
+    """Holds the failed items of one rule. The page shows the first of them.
 
     Attributes:
         name: name of the rule.
@@ -30,7 +30,7 @@ class Failures:
         message: message of the first item.
         drawing: batch of the first item, or None.
         cases: ids of the failed cases, in the order of the run.
-        ran: number of items of the rule that ran.
+        ran: number of items of this rule that ran, failed or not.
     """
 
     name: str
@@ -61,7 +61,7 @@ def _rule(group: Failures) -> str:
 
 
 def _values(message: Message) -> str:
-    """Return the two values and the remedy; the batch is drawn, and the full message has the rest."""
+    """Return the two values, the remedy and the eager result. The drawing and the full message show the rest."""
     labels = [label for label in message.values if label in VALUES or label.startswith("eagerly")]
     lines = "".join(
         f'<dt>{escape(label)}</dt><dd class="{COLOURS.get(label, "")}">{escape(message.values[label])}</dd>'

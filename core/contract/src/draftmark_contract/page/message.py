@@ -1,4 +1,4 @@
-"""The parts of a failed item's message: rule, sentence, labelled values and the command that runs the item again."""
+"""Splits a failed item's message into its parts: rule, sentence, labelled values, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOW = "checked here as: "
 
 @dataclass(frozen=True)
 class Message:
-    """Parts of a message; a part that the message lacks is "".
+    """Holds the parts of a message. A part that the message lacks is "".
 
     Attributes:
         rule: the rule, with its name and number.
@@ -35,7 +35,7 @@ class Message:
 
 
 def read(text: str) -> Message:
-    """Split a message into its parts. A message in another format becomes a sentence without a rule."""
+    """Split a message into its parts. A message in another format becomes one sentence without a rule."""
     head: list[str] = []
     values: dict[str, str] = {}
     label = ""
@@ -46,7 +46,7 @@ def read(text: str) -> Message:
         elif label and line.startswith(CONTINUED):
             values[label] += f"\n{line}"
         elif values:
-            label = ""  # skip a note without a label, e.g. of hypothesis; only the full message prints such notes
+            label = ""  # Skip a note without a label, e.g. of hypothesis. The full message still prints it.
         elif not line.startswith(HOW):
             head.append(line)
     rule, sentence = (head[0], head[1]) if len(head) > 1 else ("", head[0] if head else "")

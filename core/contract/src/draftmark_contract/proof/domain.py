@@ -1,4 +1,4 @@
-"""Domain of the theorems: a symbolic geometry and batch, and their conversion to plain integers.
+"""Builds the symbolic geometry and batch of the theorems, and converts them to plain integers.
 
 Per-request lemma: a sum over R requests is at most R times its largest term. A batch of R requests equal to the
 largest one is within the limits. So a claim about every batch follows from the claim about batches of R equal requests.
@@ -26,7 +26,7 @@ DRAFTS = ("k", "S", "D")
 
 @dataclass(frozen=True)
 class Variant:
-    """Enumerated part of the domain: the served modes, and overlap (the device may be a round ahead of the host)."""
+    """Enumerated part of the domain: the served modes, and overlap (device lengths may be ahead of the host's)."""
 
     name: str
     modes: tuple[Mode, ...]
@@ -77,7 +77,7 @@ def _symbolic_extend(geometry: Geometry, requests: Any, prefix: Any, context: Co
 
 
 def plain_geometry(variant: Variant, device: DeviceProfile, model: dict[str, int]) -> Geometry:
-    """Return the geometry of a z3 model, validated like any engine's geometry."""
+    """Return the geometry that a z3 model describes, validated like the geometry of an engine."""
     return Geometry.create(
         AttentionShape(HEADS.num_qo_heads, HEADS.num_kv_heads, HEADS.head_dim, model["P"]),
         Limits(
@@ -94,11 +94,12 @@ def plain_geometry(variant: Variant, device: DeviceProfile, model: dict[str, int
 
 
 def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchShape:
-    """Return the batch of a z3 model."""
+    """Return the batch that a z3 model describes."""
     requests, prefix = model["R"], model["L"]
     if mode is Mode.EXTEND:
         live, new = min(requests, model["rows"]), model["n"]
-        if live * new > model["rows"]:  # keep the total length, with one new token per request
+        # Keep the total length of a request and give it one new token, so that all live requests fit in the rows.
+        if live * new > model["rows"]:
             prefix, new = prefix + new - 1, 1
         return BatchShape(mode, 0, (Group(live, prefix, new, new),), requests, model["rows"])
     step = model.get("step", 0)
@@ -107,10 +108,10 @@ def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchS
 
 
 def bounded(context: Context, bound: int) -> list[Any]:
-    """Return constraints that bound every input, since small counterexamples are easier to read."""
+    """Return constraints that limit every input to `bound`: small counterexamples are easier to read."""
     return [variable <= bound for variable in context.inputs.values()]
 
 
 def fixed(context: Context, values: dict[str, int]) -> list[Any]:
-    """Return constraints that fix some inputs."""
+    """Return constraints that set some inputs to given values."""
     return [context.inputs[name] == z3.IntVal(value) for name, value in values.items()]

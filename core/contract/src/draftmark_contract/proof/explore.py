@@ -21,7 +21,7 @@ _TOO_MANY = (
 
 @dataclass
 class Path:
-    """A branch: its symbols, the conditions taken, and the function's result."""
+    """One path through the function: its symbols, the conditions that were taken, and the function's result."""
 
     context: Context
     conditions: list[Any]
@@ -79,7 +79,7 @@ def _known(conditions: list[Any], term: Any) -> bool | None:
 
 
 def _possible(context: Context, conditions: list[Any], term: Any, side: bool) -> bool:
-    """Return False only if the side contradicts the known facts; divisions are not used."""
+    """Return False only if this side contradicts facts, maxima and conditions of the path. Divisions are ignored."""
     solver = z3.Solver()
     solver.set("rlimit", _RLIMIT)
     known = [*context.facts, *(definition for _, definition in context.extremes), *conditions]

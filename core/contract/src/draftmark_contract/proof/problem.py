@@ -1,4 +1,4 @@
-"""z3 problem of one claim: the definitions that the claim depends on, and lemmas that z3 does not find by itself."""
+"""Builds the z3 problem of one claim: the definitions that it needs, and lemmas that z3 does not find by itself."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .symbols import Context
 
 
 def relevant(context: Context, terms: Iterable[Any]) -> Context:
-    """Return `context` without the divisions, maxima and products that neither `terms` nor its facts depend on."""
+    """Return `context` without the divisions, maxima and products on which neither `terms` nor the facts depend."""
     seen: set[int] = set()
     for term in (*terms, *context.facts):
         _collect(term, seen)
     kept = Context()
     kept.inputs, kept.facts = context.inputs, context.facts
-    # Newest first: a definition refers only to older variables.
+    # Visit the newest definition first, because a definition refers only to older variables.
     for q, terms_of, part in sorted(_definitions(context), key=lambda row: -_number(row[0])):
         if q.get_id() in seen:
             for term in terms_of:
@@ -42,7 +42,7 @@ def definitions(context: Context, encoding: str) -> list[Any]:
 
 
 def hints(context: Context) -> list[Any]:
-    """Return lemmas: quotients by one divisor, and products of numbers >= 0, are monotone."""
+    """Return lemmas: quotients by the same divisor, and products of numbers >= 0, are monotone."""
     found = []
     for (a, b, q), (c, d, p) in permutations(context.divisions, 2):
         if b.eq(d):
@@ -54,14 +54,14 @@ def hints(context: Context) -> list[Any]:
 
 
 def smt2(assertions: list[Any]) -> str:
-    """Return the assertions as SMT-LIB text. z3's terms are not thread-safe: call it from one thread at a time."""
+    """Return the assertions as SMT-LIB text. z3 terms are not thread-safe, so call this from one thread at a time."""
     problem = z3.Solver()
     problem.add(*assertions)
     return str(problem.to_smt2()).replace("(check-sat)", "")
 
 
 def renumbered(problem: str) -> str:
-    """Return the text with variables of definitions renumbered by appearance, so that equal problems compare equal."""
+    """Return the text with its variables renumbered by first appearance, so that equal problems become equal texts."""
     numbers: dict[str, str] = {}
     return re.sub(r"(?<=!)\d+", lambda found: numbers.setdefault(found[0], str(len(numbers))), problem)
 

@@ -1,4 +1,4 @@
-"""Prover: each theorem is proved, refuted, restated, or undecided.
+"""Decides each theorem about a plugin's sizing: proved, refuted, restated, or undecided.
 
 A refutation counts only if the plugin's own `buffers()` shows the shortage on the model's plain integers. An undecided
 theorem fails. A claim that is proved only for the listed draft shapes is restated: it claims nothing for other shapes.
@@ -51,10 +51,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Proof:
-    """Outcome of a theorem.
+    """Holds the outcome of one theorem.
 
     Attributes:
-        variant: modes and overlap.
+        variant: served modes, and overlap.
         theorem: name of the theorem.
         role: role of the buffer.
         claim: ``needed <= declared`` in words.
@@ -71,7 +71,7 @@ class Proof:
 
     @property
     def fails(self) -> bool:
-        """True if the contract fails."""
+        """True if this outcome fails the contract."""
         return self.status in (Status.REFUTED, Status.UNDECIDED)
 
 
@@ -81,7 +81,7 @@ def prove_all(subject: BackendUnderTest, workers: int = 2) -> list[Proof]:
 
 
 def prove_plan(subject: BackendUnderTest, plan: Plan, workers: int = 2) -> list[Proof]:
-    """Prove the theorems of one variant, `workers` at a time."""
+    """Prove the theorems of one variant (served modes and overlap), `workers` at a time."""
     name = str(plan.variant)
     if plan.refused:
         return [Proof(name, "all buffers", "", "", Status.REFUSED, "; ".join(plan.refused))]
@@ -98,19 +98,20 @@ def prove_plan(subject: BackendUnderTest, plan: Plan, workers: int = 2) -> list[
 
 
 class _Batches:
-    """Cache of satisfiable assumptions: whether any batch satisfies them. The buffers of one path and mode share it."""
+    """Caches whether any batch satisfies the assumptions of a claim. Buffers of one path and mode share the result."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
         self._lock = threading.Lock()
 
     def exist(self, claims: Iterable[Claim], solver: Solver) -> bool:
-        """Return True if a batch satisfies some claim's assumptions; otherwise a proof would be vacuous."""
+        """Return True if a batch satisfies the assumptions of some claim. If none does, a proof would be vacuous."""
         with self._lock:
             return any(self._exists(claim, solver) for claim in claims)
 
     def _exists(self, claim: Claim, solver: Solver) -> bool:
-        # The plan keeps its contexts alive, so an id stays unique. Claims of one context share their conditions.
+        # The plan keeps its contexts alive, so each id stays unique. All claims of one context have the same
+        # assumptions.
         key = id(claim.context)
         if key not in self._known:
             self._known[key] = _satisfiable(claim, solver)
@@ -144,7 +145,7 @@ def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
 def _decide_alike(
     subject: BackendUnderTest, theorem: Theorem, alike: tuple[str, list[Claim]], solver: Solver
 ) -> list[tuple[Status, str]]:
-    """Prove the goals of a group without path conditions, which covers all paths. Otherwise decide each claim."""
+    """Prove a group's goals without path conditions, which covers all paths. If that fails, decide each claim."""
     question, claims = alike
     if len(claims) > 1 and solver.ask(question, [], SHORT).status == "unsat":
         return [(Status.PROVED, "")] * len(claims)
@@ -166,7 +167,7 @@ def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
 
 
 def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int, within: Within = None) -> Answer:
-    """Search with z3 for a batch within the limits that violates a goal."""
+    """Search, with z3, for a batch within the limits that violates a goal of the claim."""
     with _Z3:
         question = _question(claim, encoding, hinted, within)
     return solver.ask(question, list(claim.context.inputs), effort)
@@ -194,7 +195,7 @@ def _satisfiable(claim: Claim, solver: Solver) -> bool:
 
 
 def _refute(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str] | None:
-    """Return the outcome for the smallest counterexample, checked on plain integers; None if there is none."""
+    """Return the status and text of the smallest counterexample, checked on plain integers; None if there is none."""
     unreplayed = ""
     for bound in LADDER:
         answer = _ask(claim, solver, "native", False, SHORT, bound)
@@ -222,14 +223,14 @@ _ENCODINGS = ("native", "skolem")
 
 
 def replay(subject: BackendUnderTest, theorem: Theorem, model: dict[str, int]) -> str:
-    """Run the plugin's code on a z3 model's integers. Return the shortage as text; "" if there is none."""
+    """Run the plugin's sizing on the integers of a z3 model. Return the shortage as text; "" if there is none."""
     try:
         geometry = plain_geometry(theorem.variant, subject.profile, model)
         if subject.backend.supports(geometry):
             return ""
         specs = {spec.name: spec for spec in subject.backend.buffers(geometry)}
         metadata = subject.layouts(geometry)
-    except Exception as error:  # probably a division by zero, which refutes a theorem about divisors
+    except Exception as error:  # The error is probably a division by zero, which refutes a theorem about divisors.
         return f"{type(error).__name__}: {error} at {model}" if theorem.what == "divisors" else ""
     if theorem.mode is None or theorem.buffer not in specs:
         return ""

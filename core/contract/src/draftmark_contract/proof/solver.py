@@ -1,6 +1,6 @@
-"""Runs z3 in a child process that ends when z3 exceeds its limits, which count work instead of time.
+"""Runs z3 in a child process that ends when z3 exceeds its limits.
 
-So a busy machine delays an answer but never changes it.
+The limits count work instead of time, so a busy machine delays an answer but never changes it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ STEPS_PER_S = 1_000_000
 
 @dataclass
 class Answer:
-    """Answer of z3: ``unsat``, ``sat`` with a model, or ``unknown``."""
+    """Holds an answer of z3: ``unsat``, ``sat`` with a model, or ``unknown``."""
 
     status: str
     model: dict[str, int] = field(default_factory=dict)
 
 
 class Solver:
-    """A worker process, started at the first query and again after it ended. Close it when done."""
+    """Runs queries in a worker process, which starts at the first query and again after it ended. Call `close` last."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -35,7 +35,7 @@ class Solver:
         Args:
             problem: SMT-LIB text, see `problem.smt2`.
             inputs: names of the integers that a model must contain.
-            effort: z3's `rlimit`, a count of its own steps, so that the answer is equal on every machine.
+            effort: z3's `rlimit`, a count of its own steps, so that the answer is the same on every machine.
             cpu_seconds: processor time limit, for z3 code that counts no steps. The default is ten times the time for
                 `effort`.
 
@@ -75,7 +75,7 @@ class Solver:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            # Started by path: the worker needs only z3, and draftmark is not imported.
+            # Start the worker by file path: it needs only z3, and a start as a module would import draftmark.
             command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -18,7 +18,7 @@ class SymbolicUse(Exception):
 
 
 class Context:
-    """Variables, definitions and facts of one run's symbols.
+    """Holds the variables, definitions and facts of the symbols in one run of the sizing code.
 
     Attributes:
         inputs: named variables, by name.
@@ -55,7 +55,7 @@ class Context:
         self.facts.append(fact.term)
 
     def divide(self, a: Any, b: Any) -> Any:
-        """Return the variable of the quotient a // b. Equal operands share one variable."""
+        """Return the variable that stands for the quotient a // b. Equal operands share one variable."""
         key = (a.get_id(), b.get_id())
         if key not in self._quotients:
             self._quotients[key] = self.fresh("quotient")
@@ -63,7 +63,7 @@ class Context:
         return self._quotients[key]
 
     def obligations(self) -> list[Any]:
-        """Return the claims that each divisor is >= 1; without them a proof with ``//`` could be vacuous."""
+        """Return the claims that each divisor is >= 1. Without these claims a proof with ``//`` could be vacuous."""
         return [b >= 1 for _, b, _ in self.divisions if not z3.is_int_value(b)]
 
     def copy(self) -> Context:
@@ -88,7 +88,7 @@ def _is(value: Any, number: int) -> bool:
 
 
 class Cond:
-    """A comparison of symbols. Its truth value in an `if` forks the run."""
+    """A comparison of symbols. An `if` on it runs the code once per truth value."""
 
     def __init__(self, term: Any, context: Context) -> None:
         self.term = term
@@ -267,5 +267,5 @@ class Sym:
         self._refuse("math.ceil()", "use draftmark.ceil_div")
 
     def bit_length(self) -> NoReturn:
-        """Raise `SymbolicUse`."""
+        """Raise `SymbolicUse`: a proof cannot follow this operation."""
         self._refuse("bit_length()", "use a bound that does not round to a power of two, or refuse the geometry")

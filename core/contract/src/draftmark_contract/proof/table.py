@@ -1,4 +1,4 @@
-"""Text table of one backend's proofs."""
+"""Prints the proofs of one backend as a text table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEMMA = (
 
 
 def proof_table(name: str, proofs: Sequence[Proof]) -> str:
-    """Return one line per theorem, the counts of each status, and the range of the claims."""
+    """Return the table's text: one line per theorem, the count of each status, and the range of the claims."""
     width = max((len(proof.theorem) for proof in proofs), default=0)
     lines, variant = [], ""
     for proof in proofs:

@@ -1,4 +1,4 @@
-"""Claims ``needed <= declared`` about a plugin's sizing: one per buffer, mode and extent, over all paths."""
+"""Builds the claims ``needed <= declared`` about a plugin's sizing: one per buffer, mode and extent, over all paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in PROVED.items()
 
 @dataclass(frozen=True)
 class Claim:
-    """Part of a theorem for one path: `assumed` and the context's facts imply every term of `goals`."""
+    """Part of a theorem for one path: `assumed` and the context's facts must imply every term of `goals`."""
 
     context: Context
     assumed: list[Any]
@@ -36,11 +36,11 @@ class Claim:
 
 @dataclass
 class Theorem:
-    """``needed <= declared`` for one extent of one buffer in one mode, on every path of the plugin's code.
+    """States ``needed <= declared`` for one extent of one buffer in one mode, on every path of the plugin's code.
 
     Attributes:
         variant, mode, buffer, role: subject of the claim.
-        what: the extent; ``"divisors"`` for the obligation that every divisor is >= 1.
+        what: name of the extent; ``"divisors"`` for the claim that every divisor is >= 1.
         text: the claim in words.
         claims: one claim per path.
     """
@@ -61,14 +61,14 @@ class Theorem:
 
 @dataclass
 class Plan:
-    """Theorems of one variant.
+    """Holds the theorems of one variant, or the reason why it has none.
 
     Attributes:
-        variant: modes and overlap.
+        variant: served modes, and overlap.
         theorems: theorems to prove.
-        refused: reasons of a backend that serves nothing of this variant.
-        obstacle: operation in its sizing code that a proof cannot follow.
-        swept: buffers with sizes that only usage() can compute; a sweep over edge cases covers them.
+        refused: reasons of the backend, if it serves nothing of this variant.
+        obstacle: operation in the backend's sizing code that a proof cannot follow.
+        swept: buffers with sizes that only usage() can compute. A sweep over edge cases tests them instead of a proof.
     """
 
     variant: Variant
@@ -79,7 +79,7 @@ class Plan:
 
 
 def plan_of(subject: BackendUnderTest, variant: Variant) -> Plan:
-    """Run the plugin's supports, buffers and metadata on symbols, and return the theorems."""
+    """Run the plugin's supports(), buffers() and metadata declaration on symbols, and return the theorems."""
     try:
         paths = explore(lambda context: _run(subject, variant, context))
     except SymbolicUse as obstacle:
@@ -115,7 +115,7 @@ def _run(subject: BackendUnderTest, variant: Variant, context: Context) -> _Answ
 
 
 def _hook(subject: BackendUnderTest, name: str, geometry: Geometry) -> Any:
-    # Backend.buffers() requires extents that are ints, so the hook's implementation is called directly.
+    # Call the hook's implementation directly: Backend.buffers() requires extents that are ints, not symbols.
     try:
         return subject.backend.implementation(name)(geometry=geometry)
     except SymbolicUse:

@@ -1,6 +1,6 @@
 """Worker process that answers z3 queries, one JSON line each, until its input ends.
 
-It is a separate process because z3 can exceed its limits.
+It is a separate process, which can be killed, because z3 can exceed its limits.
 
 Query: ``{"smt2": text, "effort": steps, "cpu_seconds": s, "inputs": [names]}``.
 Answer: ``{"status": "sat" | "unsat" | "unknown", "model": {name: value}}``.
@@ -37,7 +37,7 @@ def _value(model: Any, name: Any) -> int:
 
 
 def end_after(cpu_seconds: int) -> None:
-    """Let the system kill this process after this much more processor time (SIGXCPU)."""
+    """Let the system kill this process (SIGXCPU) after it has used this much more processor time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     limit = math.ceil(usage.ru_utime + usage.ru_stime) + cpu_seconds
@@ -45,7 +45,7 @@ def end_after(cpu_seconds: int) -> None:
 
 
 def main() -> None:
-    """Read queries, solve them, and print the answers."""
+    """Read queries from stdin, solve them, and print the answers until the input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         query = json.loads(line)

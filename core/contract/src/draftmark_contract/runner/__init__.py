@@ -1,1 +1,1 @@
-"""Runner of `draftmark contract`: runs items, keeps a journal of results, and computes the verdict."""
+"""Runs the items of `draftmark contract`, keeps a journal of results, and computes the verdict."""

@@ -1,4 +1,4 @@
-"""Child process of `draftmark contract`: pytest with the suite, watched from outside until it ends."""
+"""Runs pytest with the suite in a child process of `draftmark contract`, and watches it until it ends."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """End of a child process.
+    """States how a child process ended.
 
     Attributes:
         code: exit code of the process, negative for a signal.
-        verdict: exit code of the run, if the child printed a verdict; else None.
+        verdict: exit code of the verdict that the child printed; None if it printed no verdict.
         stalled: True if the child was killed because an item made no progress.
         interrupted: True after Ctrl-C or SIGTERM.
     """
@@ -50,11 +50,12 @@ class ChildEnd:
 
 
 def run_child(options: RunOptions, folder: Path, journal: Journal) -> ChildEnd:
-    """Run pytest to its end; show progress, forward Ctrl-C, and kill the child if an item makes no progress."""
+    """Run pytest to its end: show progress, forward Ctrl-C, and kill the child if an item makes no progress."""
     ended = folder / ENDED
     ended.unlink(missing_ok=True)
     progress = JournalProgress(journal.path)
-    # In a session of its own the child receives no Ctrl-C from the terminal; this process sends it exactly one SIGINT.
+    # In its own session the child receives no Ctrl-C from the terminal, so that this process can send exactly one
+    # SIGINT.
     with subprocess.Popen(
         command(options, folder, journal.path),
         env=environment(options),
@@ -77,7 +78,7 @@ def run_child(options: RunOptions, folder: Path, journal: Journal) -> ChildEnd:
 
 
 class _Watch:
-    """Watches one child process."""
+    """Waits for one child process, updates the progress display, and kills the child if it stalls."""
 
     def __init__(self, process: subprocess.Popen[str], progress: JournalProgress) -> None:
         self._process, self._progress = process, progress
@@ -85,7 +86,7 @@ class _Watch:
         self._idle = 0.0
 
     def to_the_end(self) -> int:
-        """Return the exit code of the process."""
+        """Wait until the process ends, and return its exit code."""
         while True:
             try:
                 code = self._wait()
@@ -98,10 +99,11 @@ class _Watch:
                 self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill the process and the workers that it started, if it still runs."""
+        """Kill the process, if it still runs, and the workers that it started."""
         if self._process.poll() is not None:
             return
-        with suppress(ProcessLookupError, AttributeError):  # Windows has no process groups
+        # Windows has no process groups, so os.killpg is missing there.
+        with suppress(ProcessLookupError, AttributeError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
@@ -110,7 +112,7 @@ class _Watch:
         try:
             return self._process.wait(timeout=TICK_S)
         except subprocess.TimeoutExpired:
-            # At most two ticks count: while a container or a laptop was paused, no item could make progress.
+            # Count at most two ticks: while a container or a laptop was paused, no item could make progress.
             self._idle += min(time.monotonic() - start, 2 * TICK_S)
         if self._progress.tick() and not self.interrupted:
             self._idle = 0.0
@@ -121,7 +123,7 @@ class _Watch:
 
 
 class _Forwarded:
-    """Copies the child's stdout to this process's stdout, from a thread."""
+    """Copies the child's stdout to this process's stdout, in a thread."""
 
     def __init__(self, source: IO[str], before: Callable[[], None]) -> None:
         self._source, self._before = source, before
@@ -130,18 +132,18 @@ class _Forwarded:
         self._thread.start()
 
     def end(self) -> None:
-        """Wait for the rest of the output.
+        """Wait until the rest of the child's output is copied.
 
         Raises:
             OSError: this process's stdout is closed or full.
         """
-        self._thread.join(timeout=5.0)  # a process that the plugin started may keep the pipe open
+        self._thread.join(timeout=5.0)  # Do not wait forever: a process that the plugin started may keep the pipe open.
         if self._error is not None:
             raise self._error
 
     def _copy(self) -> None:
         for line in self._source:
-            self._before()  # the progress bar must not be on the terminal when the results are printed
+            self._before()  # Remove the progress bar from the terminal before the results are printed.
             if self._error is None:
                 try:
                     print(line, end="", flush=True)
@@ -164,7 +166,7 @@ def command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
     # The caller's project must not influence the run: no configuration, no conftest, no added options. pytest's default
     # import mode would put this package's folder first; importlib imports the backend as `draftmark size` does.
     line += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts=", "--import-mode=importlib"]
-    # The suite shows the failures itself: one screen, in its own order.
+    # The suite prints the failures itself, on one screen and in its own order, so pytest prints none.
     line += ["-q", "-q", "--tb=no", "-rN", "--no-header", "-p", "no:cacheprovider", "--assert=plain"]
     outputs = {"json": options.json_path, "record": options.record_path, "html": options.html_path}
     line += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
@@ -175,8 +177,9 @@ def command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
     line += ["-k", options.k] if options.k else []
     line += ["--maxfail=1"] if options.stop_at_first else []
     line += ["--color=yes"] if sys.stdout.isatty() else []
-    # By default xdist sends a worker dozens of consecutive items. Items that compile kernels are consecutive, so all
-    # workers would wait for one at the end. Sending one item at a time takes 176 s instead of 244 s with 14 workers.
+    # By default xdist sends a worker dozens of consecutive items. Items that compile kernels are consecutive, so at the
+    # end all other workers would wait for one. With one item at a time, a run with 14 workers takes 176 s instead of
+    # 244 s.
     return line + (["-n", str(options.workers), "--maxschedchunk=1"] if options.workers else [])
 
 

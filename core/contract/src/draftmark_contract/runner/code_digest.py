@@ -1,4 +1,4 @@
-"""Digest of code that ignores comments, docstrings and blank lines, so that it changes only when behaviour may change.
+"""Computes a digest of code without comments, docstrings and blank lines, which can change only with the behaviour.
 
 The digest is equal under every supported Python. `ast.dump` and `ast.unparse` differ between Python versions, so this
 module walks the parsed tree itself.
@@ -19,7 +19,7 @@ SINCE_312 = "type_params"
 
 
 def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
-    """Return the SHA-256 of the names and relevant contents of files, as (name, content); their order is ignored."""
+    """Return the SHA-256 of the names and relevant contents of (name, content) pairs. Their order is ignored."""
     digest = hashlib.sha256()
     for name, data in sorted(files):
         if counts(name):
@@ -28,13 +28,13 @@ def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def counts(name: str) -> bool:
-    """Return True if a file can change a backend's behaviour. name: path with ``/``."""
+    """Return True if this file can change a backend's behaviour. name: path with ``/``."""
     *folders, last = name.split("/")
     return "__pycache__" not in folders and last not in UNSEEN_NAMES and not last.endswith(UNSEEN_SUFFIXES)
 
 
 def imports_of(data: bytes) -> set[str]:
-    """Return full names that a Python file imports, at module level or in functions, without relative imports."""
+    """Return the full names that a Python file imports, at module level or in functions, except relative imports."""
     try:
         nodes = list(ast.walk(ast.parse(data)))
     except (SyntaxError, ValueError):
@@ -46,13 +46,13 @@ def imports_of(data: bytes) -> set[str]:
 
 
 def _essence(name: str, data: bytes) -> bytes:
-    """Return a digest of the parsed code for a Python file; the bytes of any other file (kernel source, table)."""
+    """Return a digest of the parsed code of a Python file, or the bytes of any other file (kernel source, table)."""
     return _parsed(data) if name.endswith(".py") else data
 
 
 @lru_cache(maxsize=1024)
 def _parsed(data: bytes) -> bytes:
-    """Return the digest of a file's parsed code, or the bytes if it does not parse. Cached for repeated contents."""
+    """Return the digest of a file's parsed code, or its bytes if it does not parse. Cached for repeated contents."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -63,12 +63,13 @@ def _parsed(data: bytes) -> bytes:
 
 
 def _write(node: object, words: list[str]) -> None:
-    """Append a tree to `words`: nodes and fields in order, without positions and without mere string statements."""
+    """Append a syntax tree to `words`: nodes and fields in order, without positions and string-only statements."""
     if isinstance(node, ast.AST):
         words.append(type(node).__name__)
         for field in node._fields:
             value = getattr(node, field, None)
-            if isinstance(node, ast.JoinedStr):  # Python 3.12 adds an empty string to some nested formats
+            # Python 3.12 adds an empty string to some nested f-strings; leave it out.
+            if isinstance(node, ast.JoinedStr):
                 value = [one for one in node.values if not (isinstance(one, ast.Constant) and one.value == "")]
             if value is not None and (field != SINCE_312 or value):
                 words.append(field)
@@ -84,5 +85,5 @@ def _write(node: object, words: list[str]) -> None:
 
 
 def _is_text(node: object) -> bool:
-    """Return True for a statement that is only a string: a docstring of a definition or an attribute."""
+    """Return True for a statement that is only a string, which is the docstring of a definition or an attribute."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,4 +1,4 @@
-"""pytest plugin of the process that writes the verdict: collects a record of each item (with xdist, the controller)."""
+"""pytest plugin that collects a record per item in the process that writes the verdict (with xdist the controller)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Collector:
 
     Attributes:
         records: result of each item as JSON; ``{"item": …, "died": text}`` for an item that ended its worker.
-        stopped: reason why the run gives no verdict, as a clause; "" while there is none.
-        verdict: verdict, after the last item.
+        stopped: reason why the run gives no verdict, as a clause; "" if there is no such reason.
+        verdict: the verdict; None before the last item.
     """
 
     def __init__(self, config: pytest.Config, session: ContractSession) -> None:
@@ -45,26 +45,26 @@ class Collector:
         self._on_one_screen = config.getoption("tbstyle") == "no"
 
     def pytest_report_teststatus(self) -> tuple[str, str, str] | None:
-        """Print nothing per item if the suite itself shows the failures."""
+        """Print nothing for an item if the suite itself prints the failures."""
         return ("contract", "", "") if self._on_one_screen else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count the selected items; with xdist the workers collect, see the next hook."""
+        """Count the selected items. With xdist the workers collect them instead; see the next hook."""
         self._select(item.nodeid for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
-        """Count the selected items of a worker; all workers collect equal items."""
+        """Count the items that a worker of xdist has selected. All workers select the same items."""
         if not self._selected:
             self._select(ids)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep the reason why the suite's module cannot be collected."""
+        """Record the reason if the suite's module cannot be collected."""
         if report.failed and report.nodeid.endswith("test_contract.py"):
             self.stopped = self.stopped or f"the suite's items cannot be collected: {_last_line(report.longrepr)}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the record of an item, and the reason why the run cannot go on."""
+        """Store the record of an item, and the reason if the run cannot go on."""
         properties = dict(report.user_properties)
         if STOPPED in properties:
             self._stop(str(properties[STOPPED]))
@@ -81,17 +81,17 @@ class Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Stop the run if the system, and not the backend, ended a worker of pytest-xdist."""
+        """Stop the run if the operating system, and not the backend, ended a worker of pytest-xdist."""
         if error and (reason := killed_from_outside(_exit_code(node), "")):
             self._stop(reason)
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Keep the reason: an error in the suite or in pytest is no failure of the backend."""
+        """Record an internal error as the reason for no verdict. It is not a failure of the backend."""
         self.stopped = self.stopped or f"the suite raised an internal error: {_last_line(excrepr)}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
-        """Compute the verdict; when pytest has printed its summary, write the files and set the exit code."""
+        """Compute the verdict. After pytest's summary, write the files and set the exit code."""
         if self.records or self.stopped:
             self._conclude(session)
         yield
@@ -99,7 +99,7 @@ class Collector:
             self._end(session, self.verdict)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the verdict, and the failures if pytest does not print them."""
+        """Print the verdict, and also the failures if pytest does not print them."""
         if self.verdict is None:
             return
         from .failures import failure_lines, verdict_lines
@@ -115,7 +115,7 @@ class Collector:
             terminalreporter.write_line(line)
 
     def _select(self, nodeids: Iterable[str]) -> None:
-        """Note the number of selected items, and of those without a result, for the progress of the run."""
+        """Record the number of selected items, and of those without a result, for the progress display."""
         items = [item for item in map(_item, nodeids) if item]
         self._selected = len(items)
         if items and self._session.journal:
@@ -134,12 +134,12 @@ class Collector:
 
         stopped = self.stopped or self._why_partial(session.exitstatus)
         self.verdict = conclude(self._session, self.records, stopped)
-        if self._on_one_screen:  # the verdict prints the reason, so pytest must not print it again
+        if self._on_one_screen:  # The verdict prints the reason, so pytest must not print it again.
             terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
             terminal._report_keyboardinterrupt = lambda: None
 
     def _why_partial(self, status: int) -> str:
-        """Return why not every selected item ran, as a clause; "" if all ran, or if -x ended the run at a failure."""
+        """Return why not every selected item ran, as a clause; "" if all ran or -x ended the run at a failure."""
         failed = any("died" in row or row["outcome"] == Outcome.FAILED for row in self.records.values())
         if self._config.getoption("maxfail") and failed:
             return ""
@@ -152,7 +152,7 @@ class Collector:
         from .outputs import write_outputs
 
         terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        if not self._shown:  # pytest prints no summary after an internal error
+        if not self._shown:  # After an internal error pytest prints no summary, so the verdict is printed here.
             self.pytest_terminal_summary(terminal)
         outputs = (self._config.getoption(f"attn_{kind}") for kind in ("json", "record", "html"))
         problems = write_outputs(verdict, *outputs)
@@ -166,7 +166,7 @@ class Collector:
 
 
 def _item(nodeid: str) -> str:
-    """Return the item of a node of the suite, or "". The path before it depends on pytest's root."""
+    """Return the item of a pytest node of the suite, or "". The path in front of it depends on pytest's root folder."""
     path, _, item = nodeid.partition("::test_contract[")
     return item.removesuffix("]") if path.endswith("test_contract.py") else ""
 
@@ -176,7 +176,7 @@ def _last_line(text: object) -> str:
 
 
 def _exit_code(node: Any) -> int | None:
-    """Return the exit code of a worker of pytest-xdist, which execnet started; None if it is unknown."""
+    """Return the exit code of a worker of pytest-xdist, started by execnet; None if it is unknown."""
     try:
         code: int = node.gateway._io.popen.wait(ENDS_S)
     except (AttributeError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Message of a failed item: rule, cause, batch, known bugs, and a command that runs this item again."""
+"""Builds the message of a failed item: rule, cause, batch, known bugs, and a command that runs this item again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .limits import TimeLimit
 def explanation(error: BaseException, check: Check, case: Case, subject: BackendUnderTest) -> str:
     """Return a message of several lines, complete enough for a bug report.
 
-    The message always shows a batch: the violation's own, else the forward or geometry that the item was using. It also
-    contains the exception's notes, e.g. the eager result of a batch with a failed replay (`harness.eagerly`).
+    The message always shows a batch: the violation's batch, or else the forward or geometry that the item was using. It
+    also contains the exception's notes, e.g. the eager result of a batch with a failed replay (`harness.eagerly`).
     """
     violation = error if isinstance(error, ContractViolation) else None
     lines = [f"{check.name}{_number(check)}: {check.doc}", str(violation) if violation else _raised(error)]
@@ -40,14 +40,15 @@ def _number(check: Check) -> str:
 
 
 def again(backend: str, item: str, device: str = "") -> str:
-    """Return the line with the command that runs only this item."""
+    """Return the message line that contains the command which runs only this item."""
     where = f" --device {device}" if device else ""
     return f"  run it again: draftmark contract {backend}{where} --item {shlex.quote(item)}"
 
 
 def _raised(error: BaseException) -> str:
     if isinstance(error, TimeLimit):
-        where = traceback.extract_tb(error.__traceback__)[-2]  # the last frame is the alarm handler
+        # The last frame is the alarm handler itself, so take the frame before it.
+        where = traceback.extract_tb(error.__traceback__)[-2]
         return f"{error}, stuck in {where.name} ({where.filename.rpartition('/')[2]}:{where.lineno})"
     if isinstance(error, (Refused, BackendRefusal)):
         return f"the backend refused during the run; only supports() may refuse a geometry: {error}"
@@ -56,7 +57,7 @@ def _raised(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Return the last frames of the error and of its causes, without folders."""
+    """Return the last stack frames of the error and of its causes, with file names without folders."""
     lines = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""Terminal report of a run: failed checks, at most one screen, and the verdict."""
+"""Terminal report of a run: the failed checks, on at most one screen, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMED = 3
 
 
 def failure_lines(verdict: Verdict) -> list[str]:
-    """Return lines about failed checks in the suite's order: the first in full while they fit, then one line each."""
+    """Return lines about failed checks in the suite's order: in full while they fit on a screen, then one line each."""
     groups: dict[str, list[Result]] = {}
     for result in verdict.results:
         if result.outcome is Outcome.FAILED:
@@ -49,5 +49,5 @@ def _reasons(results: Iterable[Result], outcome: Outcome) -> list[str]:
 
 
 def _reason(result: Result) -> str:
-    """Return the reason in one line. For an upcoming item it is the check's name, so that equal checks are counted."""
+    """Return the reason in one line. For an upcoming item it is the check's name, which groups its items."""
     return result.check if result.outcome is Outcome.UPCOMING else result.message.partition("\n")[0]

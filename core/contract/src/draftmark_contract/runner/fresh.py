@@ -1,4 +1,4 @@
-"""Environment of child processes: they find this process's modules, and import nothing from the current folder."""
+"""Builds the environment of child processes: they find this process's modules, but none of the current folder."""
 
 from __future__ import annotations
 

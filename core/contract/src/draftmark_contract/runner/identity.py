@@ -1,4 +1,4 @@
-"""Digests of the code that a verdict depends on: the plugin, sibling plugins that it runs, the core, and the suite.
+"""Computes digests of the code that a verdict depends on: the plugin, plugins that it imports, the core, and the suite.
 
 A verdict is current while all of these digests are unchanged.
 """
@@ -34,11 +34,11 @@ PLUGIN, CORE, SUITE = "plugin", "core", "suite"
 
 @dataclass(frozen=True)
 class Part:
-    """Files with one digest.
+    """A group of files that have one common digest.
 
     Attributes:
         name: ``"plugin"``, ``"core"``, ``"suite"``, or the name of a sibling backend.
-        root: folder; all other names are relative to it.
+        root: folder that contains the files; all other names are relative to it.
         only: files and folders that belong to the part; () for all.
         without: folders that do not belong to the part.
         but: files in the folders of `without` that still belong to the part.
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def paths(self) -> list[Path]:
-        """Folders and files of the part. They need not exist."""
+        """Folders and files that belong to the part. They need not exist."""
         named = [self.root / name for name in self.only] or [self.root]
         return [path if path.is_dir() else path.with_suffix(".py") for path in named]
 
@@ -74,7 +74,7 @@ class Part:
 
 
 def parts_of(backend: LoadedBackend) -> list[Part]:
-    """Return the parts that a verdict on `backend` depends on; without an installed distribution, core and suite."""
+    """Return the parts that a verdict on `backend` depends on; only core and suite if no distribution provides it."""
     found = [_package(PLUGIN, backend.name)]
     found += [_package(name, name) for name in getattr(backend.info, "runs_code_of", ())]
     core = Part(CORE, _folder("draftmark"), only=STEP_PATH)
@@ -83,7 +83,7 @@ def parts_of(backend: LoadedBackend) -> list[Part]:
 
 
 def identity_of(backend: LoadedBackend) -> dict[str, str]:
-    """Return the digest of each part, by name."""
+    """Return the name and digest of each part that a verdict on `backend` depends on."""
     return {part.name: part.digest() for part in parts_of(backend)}
 
 
@@ -96,7 +96,7 @@ def siblings_of(backend: LoadedBackend) -> set[str]:
 
 
 def _package(name: str, backend: str) -> Part | None:
-    """Return a backend's own module as a part, without importing it; None if it is not installed."""
+    """Return a backend's own module as a part, without importing it; None if the module is not installed."""
     row = entry(backend)
     module = row.module.partition(":")[0] if row else ""
     top, *rest = module.split(".")
@@ -111,5 +111,5 @@ def _package(name: str, backend: str) -> Part | None:
 
 def _folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None  # the package is already imported
+    assert spec is not None and spec.origin is not None  # The package was imported before, so it has a spec and a file.
     return Path(spec.origin).parent

@@ -1,4 +1,4 @@
-"""Item of the suite: runs a check on one case against a backend, and catches every error."""
+"""Runs one item of the suite (a check on one case) against a backend, and catches every error."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ class Item:
 
     @property
     def needs(self) -> Features:
-        """Profiles that the item needs. A backend that does not serve these profiles may refuse the item."""
+        """Profiles (feature sets) that the item needs. A backend that does not serve them may refuse it."""
         return needs(self.case.value if self.case.geometry is None else self.case.geometry)
 
 
 def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[Item]:
-    """Return all items of these tiers in a fixed order, equal for every backend; at most `sample` per check."""
+    """Return all items of these tiers in a fixed order that no backend changes; at most `sample` per check."""
     return [Item(one, case) for one in all_checks() if one.tier in tiers for case in spread(one.cases(), sample)]
 
 
 def targeted_minor(backend: LoadedBackend) -> int:
-    """Return the contract minor that the plugin targets, or the newest for an invalid value."""
+    """Return the contract minor that the plugin targets, or the newest minor if the plugin's value is invalid."""
     minor = backend.info.contract_minor
     return minor if type(minor) is int and 0 <= minor <= CONTRACT_MINOR else CONTRACT_MINOR
 
 
 def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:
-    """Run one item. Everything that the plugin raises or prints, and a hang, becomes a `Result`.
+    """Run one item and return its `Result`. Exceptions, printed output and hangs of the plugin become part of it.
 
     Raises:
-        RunStopped: the machine ran out of memory or disk, so the item says nothing about the plugin.
+        RunStopped: the machine ran out of memory or disk, so the item gives no result for the plugin.
     """
     subject = subject.for_item(item.tier)
     start = time.monotonic()
@@ -95,7 +95,7 @@ def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str, Drawing |
             item.check.run(subject, item.case)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plugin may raise anything, including SystemExit
+    except BaseException as error:  # A plugin may raise any exception, including SystemExit.
         if isinstance(error, Refused) and any(error is one for one in subject.refused):
             return Outcome.REFUSED, str(error), None
         if reason := exhausted(error):

@@ -1,6 +1,6 @@
 """Journal of a run: one JSON line per event. An interrupted run resumes from it, also on another machine.
 
-The first line is ``{"journal": …}`` and describes the judged code. Further lines are ``{"run": …}`` (machine of the
+The first line is ``{"journal": …}`` and describes the tested code. Further lines are ``{"run": …}`` (machine of the
 lines that follow), ``{"selected": items, "left": items}``, ``{"started": item}``, and results of items. The processes
 of one run append to one file, which is locked against other runs.
 """
@@ -24,7 +24,7 @@ from .stopped import RunStopped
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl, so journals are not locked there
+except ImportError:  # Windows has no fcntl, so a journal is not locked there.
     fcntl = None  # type: ignore[assignment]
 
 NO_JOURNAL = "{} is no journal of a contract run, or it is damaged; name a new file"
@@ -35,22 +35,22 @@ class JournalError(ValueError):
 
 
 class ForeignJournal(JournalError):
-    """The file is the journal of a run on other code than the installed code, or is no journal."""
+    """The file is not a journal, or it is the journal of a run on other code than the installed code."""
 
 
 class JournalInUse(JournalError):
-    """Another run writes to the file."""
+    """Another run is writing to the journal."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A journal file; it need not exist yet."""
+    """Reads and appends to a journal file, which need not exist yet."""
 
     path: Path
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs from the file. The system releases the lock when this process ends, in any way.
+        """Lock the file against other runs. The system releases the lock however this process ends.
 
         The lock is on the journal itself, so no lock file remains.
 
@@ -67,7 +67,7 @@ class Journal:
             yield
 
     def begin(self, judged: dict[str, Any], run: dict[str, Any]) -> None:
-        """Start a run.
+        """Write the lines that start a run.
 
         Args:
             judged: code that results depend on: the name ``backend``, and ``identity``, see `identity.identity_of`.
@@ -79,7 +79,7 @@ class Journal:
         try:
             was = self.judged
             self.ended(), self.source()
-        except (AttributeError, KeyError, TypeError, ValueError):  # not JSON, or JSON without a journal's keys
+        except (AttributeError, KeyError, TypeError, ValueError):  # The line is not JSON, or it has no journal's keys.
             raise ForeignJournal(NO_JOURNAL.format(self.path)) from None
         if not was:
             if self.path.is_file() and self.path.stat().st_size:
@@ -94,7 +94,7 @@ class Journal:
 
     @property
     def judged(self) -> dict[str, Any]:
-        """Code that the file's results depend on; empty before `begin`."""
+        """Identity of the code that the file's results depend on; {} before `begin`."""
         return next((dict(row["journal"]) for row in self._rows() if "journal" in row), {})
 
     def note(self, row: dict[str, Any]) -> None:
@@ -106,18 +106,18 @@ class Journal:
         try:
             with self.path.open("a+b", buffering=0) as file:
                 data = (b"\n" if _torn(file) else b"") + json.dumps(row).encode() + b"\n"
-                while data:  # on a full disk the first write is partial, and the next one raises the error
+                while data:  # On a full disk the first write is only partial, and the next write raises the error.
                     data = data[file.write(data) :]
         except OSError as error:
             remedy = "free space there, then run the command again"
             raise RunStopped(f"the journal {self.path} cannot be written ({error.strerror}); {remedy}") from error
 
     def ended(self) -> dict[str, Result]:
-        """Return results by item."""
+        """Return the result of each ended item, by item."""
         return {row["item"]: Result.from_json(row) for row in self._rows() if "item" in row}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return the runs that gave the latest result of some item, each with the number of these items."""
+        """Return the runs that gave the latest result of at least one item, each with the number of its items."""
         last: dict[str, int] = {}
         runs: list[dict[str, Any]] = []
         for row in self._rows():
@@ -134,7 +134,7 @@ class Journal:
         return next((source for source in sources if source.get("tree") == CLEAN), None)
 
     def under_way(self) -> str:
-        """Return the first item that the latest run started and did not finish, or ""."""
+        """Return the item that the latest run started first and has not finished, or ""."""
         started: dict[str, None] = {}
         for row in self._rows():
             if "run" in row:
@@ -157,14 +157,14 @@ class Journal:
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:  # the process ended during the write
+            except json.JSONDecodeError:  # The process ended while it wrote this line.
                 continue
             if isinstance(row, dict):
                 yield row
 
 
 def _torn(file: BinaryIO) -> bool:
-    """Return True if the file's last line has no line break. The file position is at the end afterwards."""
+    """Return True if the file's last line has no line break. This moves the file position to the end."""
     if not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)
@@ -172,7 +172,7 @@ def _torn(file: BinaryIO) -> bool:
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """Yield differences between the journal's code and the installed code, by part."""
+    """Yield the differences between the journal's code and the installed code, part by part."""
     if was.get("backend") != now["backend"]:
         yield f"backend is {was.get('backend')!r}, now {now['backend']!r}"
     recorded = was.get("identity")

@@ -1,4 +1,4 @@
-"""Verdict from the results of a run: counts, served profiles, and scope."""
+"""Computes the verdict from the results of a run: counts, served profiles, and scope."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge(
     error: str = "",
     runs: Sequence[dict[str, Any]] = (),
 ) -> Verdict:
-    """Return the verdict on a run's results; `backend` is None if it does not load, and `error` has the reason."""
+    """Return the verdict on a run's results. `backend` is None if it does not load, and `error` has the reason."""
     suite = _Suite.targeted_by(backend)
     results = suite.sort(results)
     due = [result for result in results if result.item in suite.due]
@@ -66,7 +66,7 @@ def judge(
 
 @dataclass(frozen=True)
 class _Suite:
-    """Items of the suite, for a backend that targets contract ``1.minor``.
+    """Holds the items of the suite, for a backend that targets contract ``1.minor``.
 
     Attributes:
         tiers, needs, since: values of every item, by id, in the suite's order.
@@ -90,11 +90,11 @@ class _Suite:
 
     @property
     def in_core_shape(self) -> Features:
-        """Profiles that have an item in the core's own shape after the sizing tier."""
+        """Profiles that have an item in the core's own shape in a tier after the sizing tier."""
         return shown_in_core_shape(needs for item, needs in self.needs.items() if self.tiers[item] != Tier.SIZING)
 
     def tried(self, results: Sequence[Result]) -> dict[str, tuple[int, int]]:
-        """Return the number of items that ran, and of all targeted items, of each profile."""
+        """Return, for each profile, the number of items that ran and the number of all targeted items."""
         ran = {result.item for result in results}
         found = {}
         for profile in Profile:
@@ -104,13 +104,13 @@ class _Suite:
         return found
 
     def newer(self, results: Sequence[Result]) -> Newer:
-        """Return a summary of the results of newer items."""
+        """Return a summary of the items that are newer than the targeted contract."""
         major, minor = max((self.since[one.item] for one in results), default=(0, 0))
         failing = sum(one.outcome in (Outcome.UPCOMING, Outcome.DECLARED) for one in results)
         return Newer(len(results), failing, f"{major}.{minor}" if results else "")
 
     def sort(self, results: Sequence[Result]) -> list[Result]:
-        """Return results in the suite's order; a failed newer item becomes upcoming."""
+        """Return the results in the suite's order. A failed item newer than the target becomes "upcoming"."""
         order = {item: position for position, item in enumerate(self.tiers)}
         upcoming = [
             replace(one, outcome=Outcome.UPCOMING)
@@ -124,7 +124,7 @@ class _Suite:
 def _about(backend: LoadedBackend) -> dict[str, Any]:
     try:
         known = known_failures(backend)
-    except ValueError:  # load.known_failures_are_current reports the error
+    except ValueError:  # The check load.known_failures_are_current reports this error.
         known = []
     return {
         "identity": identity_of(backend),
@@ -142,10 +142,10 @@ def _scope(backend: LoadedBackend | None, tiers: Sequence[str]) -> Scope:
 
 
 def _split(results: Sequence[Result], scope: Scope) -> tuple[list[Result], list[Result]]:
-    """Return the results that count as met, and the results that do not. Inconclusive results are in neither list.
+    """Return the results that count as passed, and the results that do not. Inconclusive results are in neither list.
 
     An unjudged item of the host tier is decided by the equivalent item of the device tier, if that item ran. If no
-    kernel runs, the verdict covers sizes and metadata, and items with output computed by the suite count as met.
+    kernel runs, the verdict covers sizes and metadata, and items with output computed by the suite count as passed.
     """
     ids = {result.item for result in results}
     met, unmet = [], []

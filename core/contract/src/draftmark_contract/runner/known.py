@@ -1,6 +1,6 @@
-"""Known failures of a plugin, from its `contract.toml`. An entry that passes or matches no item fails the run.
+"""Known failures of a plugin, from its `contract.toml`. The run fails if an entry matches no item, or its item passes.
 
-Known failures count as declared, prevent their profiles from being served, and may not concern the core profile.
+Known failures count as "declared". Their profiles are then not served. The core profile may have no known failure.
 
 [[known_failure]]
 id = "window-fp8"
@@ -27,7 +27,7 @@ FILE = "contract.toml"
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """Entry of `contract.toml`; `item` is an item id that may contain the wildcards ``*`` and ``?``."""
+    """One entry of `contract.toml`. `item` is an item id that may contain the wildcards ``*`` and ``?``."""
 
     id: str = ""
     item: str = ""
@@ -37,17 +37,17 @@ class KnownFailure:
 
     @property
     def missing(self) -> list[str]:
-        """Names of empty fields."""
+        """Names of the required fields that are empty."""
         return [name for name in ("id", "item", "reason", "url", "fault") if not getattr(self, name)]
 
     def matches(self, item: str) -> bool:
         """Return True if the entry covers this item id."""
-        # Brackets are part of an id, not a character class.
+        # Brackets are part of an item id, and fnmatch must not read them as a character class.
         return fnmatch.fnmatchcase(item, self.item.replace("[", "[[]"))
 
 
 def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
-    """Return the entries of the plugin's `contract.toml`; an empty list without the file.
+    """Return the entries of the plugin's `contract.toml`; an empty list if there is no file.
 
     Raises:
         ValueError: the file is not TOML, or an entry has an unknown field.
@@ -66,6 +66,6 @@ def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
 
 
 def plugin_folder(backend: LoadedBackend) -> Path | None:
-    """Return the folder of the plugin's module, or None if it has no file."""
+    """Return the folder of the plugin's module, or None if the module has no file."""
     file = getattr(sys.modules.get(backend.module), "__file__", None)
     return Path(file).parent if file else None

@@ -1,4 +1,4 @@
-"""Time limit for one item, for plugins that hang in Python."""
+"""Limits the time of one item, for plugins that hang in Python code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AGAIN_S = 0.5
 
 
 class TimeLimit(BaseException):
-    """The item took too long. No `Exception`, so that a plugin's ``except Exception`` does not catch it."""
+    """The item took too long. It is not an `Exception`, so that a plugin's ``except Exception`` does not catch it."""
 
 
 @contextmanager
@@ -39,5 +39,5 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if before[0]:  # restore an earlier alarm, e.g. the alarm of pytest-timeout
+        if before[0]:  # Restore an earlier alarm, e.g. the alarm of pytest-timeout.
             signal.setitimer(signal.ITIMER_REAL, *before)

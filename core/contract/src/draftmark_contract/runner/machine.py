@@ -1,4 +1,4 @@
-"""Facts about the machine of a run: date, versions, processor, compilers' variables, and the device with its driver."""
+"""Collects facts about the machine of a run: date, versions, processor, compiler variables, device and driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARIABLES = ("TRITON_", "PTXAS")
 
 
 def machine_of(backend: str, device: str = "") -> dict[str, Any]:
-    """Return date (UTC), Python, machine, processor, versions, compilers' variables, and facts of `device` if given.
+    """Return date (UTC), Python, machine, processor, versions, compiler variables, and facts of `device` if given.
 
     The versions are those of draftmark, the plugin's distribution and its requirements.
     """
@@ -56,7 +56,7 @@ def _versions(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def _variables() -> dict[str, str]:
-    """Return the compilers' variables; the home folder becomes ``~``, because records are published."""
+    """Return the environment variables of compilers. The home folder becomes ``~``, because records are published."""
     home = os.path.expanduser("~")
     named = sorted(name for name in os.environ if name.startswith(VARIABLES))
     return {name: os.environ[name].replace(home, "~") if len(home) > 1 else os.environ[name] for name in named}

@@ -1,4 +1,4 @@
-"""Options of one `draftmark contract` run, and their check before any item runs."""
+"""Holds the options of one `draftmark contract` run, and checks them before any item runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .item import all_items
 
 
 class WrongArguments(ValueError):
-    """Options that make a run impossible; the message contains the remedy."""
+    """The options do not allow a run; the message contains the remedy."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run.
+    """Holds the options of one run.
 
     Attributes:
         name: name of the backend.
-        tier: highest tier to run; with `items`, their highest tier counts instead.
+        tier: highest tier to run; ignored with `items`, which set their own highest tier.
         json_path, record_path, html_path: files for the full verdict, the short record and the HTML page, or None.
         k: pytest's -k expression.
         items: ids of the items to run; () for all.
@@ -31,7 +31,7 @@ class RunOptions:
         sample: maximum number of cases per check, evenly spread; 0 for all.
         journal_path: file that keeps each item's result; None for a temporary one.
         allow_known: return exit code 0 if all failures are declared.
-        seed: seed of the random histories; None for the environment's, or 0.
+        seed: seed of the random histories; None for the environment variable's, or 0 if it is not set.
         stop_at_first: end the run at the first failed item.
     """
 
@@ -52,7 +52,7 @@ class RunOptions:
 
     @property
     def highest(self) -> Tier:
-        """Highest tier of the run."""
+        """Highest tier that the run includes."""
         tiers = {item.id: item.tier for item in all_items()} if self.items else {}
         order = tuple(Tier)
         return max((tiers[item] for item in self.items), key=order.index) if self.items else Tier(self.tier)
@@ -64,7 +64,8 @@ class RunOptions:
         for option, count, unasked in (("--sample", self.sample, "all"), ("--workers", self.workers, "none")):
             if count < 0:
                 raise WrongArguments(f"{option} is {count}, but it must be 0 or more; 0 means {unasked}")
-        # --item allows --device at any tier: the command that repeats a failed item names the device of the failed run.
+        # --item accepts --device at any tier: the command that repeats a failed item names the device of the failed
+        # run.
         if self.device and not self.items and self.tier != Tier.DEVICE:
             raise WrongArguments(f"--device {self.device} needs --tier device; the {self.tier} tier runs on the CPU")
         if self.seed is not None and self.journal_path:
@@ -92,7 +93,7 @@ class RunOptions:
 
 
 def _check_expression(k: str) -> None:
-    """Raise `WrongArguments` for an expression that pytest rejects, before anything runs."""
+    """Raise `WrongArguments` if pytest rejects the expression. This happens before any item runs."""
     from _pytest.mark.expression import Expression
 
     def match(name: str, /, **arguments: str | int | bool | None) -> bool:

@@ -1,4 +1,4 @@
-"""Outcomes of items, and their counts. The six counts are never added up under one word."""
+"""Outcomes of items, and their counts. The six counts are separate and are never added up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..failing_batch import Drawing
 
 
 class Outcome(StrEnum):
-    """Outcome of an item. Only FAILED fails the run directly."""
+    """Possible outcomes of an item. Only FAILED fails the run directly."""
 
     PASSED = "passed"
     """Judged, and correct."""
@@ -29,9 +29,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one item; `message` is complete enough for a bug report.
+    """Holds the outcome of one item. `message` is complete enough for a bug report.
 
-    `drawing` is the batch of a failed item as plain data (`failing_batch.drawing`), for a report; else None.
+    `drawing` is the batch of a failed item as plain data (`failing_batch.drawing`), for a report; otherwise None.
     """
 
     item: str
@@ -65,7 +65,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Counts:
-    """Six counts of a verdict, in items."""
+    """Holds the six counts of a verdict: numbers of items by outcome."""
 
     passed: int = 0
     refused: int = 0
@@ -76,11 +76,11 @@ class Counts:
 
     @classmethod
     def of(cls, results: Iterable[Result], items: int) -> Counts:
-        """Count the results of a run with `items` items over the tiers."""
+        """Count the results of a run. `items` is the number of items that the run's tiers have."""
         found = Counter(result.outcome.value for result in results)
         return cls(**found, not_run=items - found.total())
 
     def __str__(self) -> str:
-        """Return five of the counts as text; the verdict line lists items that did not run by tier."""
+        """Return five of the counts as text. The sixth, items that did not run, stands in the verdict line by tier."""
         names = ("passed", "refused", "declared", "unjudged", "failed")
         return ", ".join(f"{getattr(self, name):,} {name}" for name in names)

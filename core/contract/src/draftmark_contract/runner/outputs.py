@@ -1,4 +1,4 @@
-"""Writer of a verdict's output files; a file is written whole or not at all."""
+"""Writes a verdict's output files. Each file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .verdict import Verdict
 def write_outputs(
     verdict: Verdict, json_path: str | None, record_path: str | None = None, html_path: str | None = None
 ) -> list[str]:
-    """Write the full JSON, the short record and the HTML page; return one sentence for each file that failed.
+    """Write the full JSON, the short record and the HTML page. Return one sentence for each file that failed.
 
     A path of None skips that file. A run without a verdict writes nothing, see `Verdict.error`.
     """
@@ -29,7 +29,7 @@ def write_outputs(
 
 
 def write_whole(path: Path, text: str) -> str:
-    """Write a file next to `path`, then rename it; return "" or a sentence about the failure.
+    """Write a file next to `path`, then rename it to `path`. Return "", or a sentence about the failure.
 
     After a failure the earlier file at `path` is unchanged. A pipe or a device is written directly.
     """

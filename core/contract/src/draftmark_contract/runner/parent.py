@@ -1,4 +1,4 @@
-"""Ties the life of a child process to its parent, so that no worker outlives a parent that was killed."""
+"""Ends a child process when its parent ends, so that no worker outlives a parent that was killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def end_with_parent(parent: int | None = None) -> None:
     Linux sends SIGKILL, even if native code hangs here. Elsewhere a thread watches the parent.
 
     Args:
-        parent: process id of the parent; None for the current parent. If it has ended already, this process ends now.
+        parent: process id of the parent; None for the current parent. If the parent has ended, this process ends now.
     """
     parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":

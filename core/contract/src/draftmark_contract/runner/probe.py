@@ -1,4 +1,4 @@
-"""Loads a backend in a child process, which the plugin may crash, and reports the facts that a run starts with.
+"""Loads a backend in a child process, so that a crash of the plugin is harmless, and prints facts for the journal.
 
     python -m draftmark_contract.runner.probe NAME TIER [DEVICE]
 
@@ -28,7 +28,7 @@ STALLED_S = 1.5 * LIMIT_S
 
 
 def probe(name: str, tier: str, device: str) -> dict[str, Any]:
-    """Return the facts that a backend's run starts with, from a child process."""
+    """Return the facts that a journal records about a backend, from a child process that loads it."""
     command = [sys.executable, "-m", __name__, name, tier, *([device] if device else [])]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Facts about the processor that decide which kernels a library runs on it."""
+"""Collects facts about the processor that decide which kernels a library runs on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECISIVE = (
 def processor() -> dict[str, str]:
     """Return name and instruction sets of the processor: ``{"name": …, "instructions": "amx_bf16 avx2 …"}``.
 
-    Linux lists the instruction sets; elsewhere only the name is known.
+    Linux lists the instruction sets. Other systems give only the name.
     """
     rows = _cpuinfo()
     name = rows.get("model name") or rows.get("CPU part") or platform.processor() or platform.machine()
@@ -25,7 +25,7 @@ def processor() -> dict[str, str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Return the values of the first processor."""
+    """Return the values of the first processor in /proc/cpuinfo."""
     try:
         first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: a bar on a terminal, a line a minute in a pipe."""
+"""Shows the progress of a run on stderr: a bar on a terminal, one line a minute in a pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE_S = 60.0
 
 
 class Progress:
-    """Shows "item n of m", the stage, and the time that is left.
+    """Shows "item n of m", the stage of the run, and the estimated time left.
 
     Args:
         command: command that the lines in a pipe begin with, e.g. ``"draftmark contract"``.
@@ -37,7 +37,8 @@ class Progress:
     def show(self, done: int, total: int, stage: str) -> None:
         """Update the display: `done` of `total` items have ended, and `stage` names what runs now."""
         now = time.monotonic()
-        if self._before is None:  # items of an earlier run with the same journal took no time in this run
+        # Start the clock here: items of an earlier run with the same journal took no time in this run.
+        if self._before is None:
             self._start, self._before = now, done
         left = _left(now - self._start, done - self._before, total - done)
         if self._terminal:
@@ -68,7 +69,7 @@ class Progress:
 
 
 class JournalProgress:
-    """Progress of `draftmark contract`, read from the lines that the run appends to its journal."""
+    """Shows the progress of `draftmark contract`, from the lines that the run appends to its journal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,7 +80,7 @@ class JournalProgress:
         self._item = ""
 
     def tick(self) -> bool:
-        """Read the new lines and update the display; return True if there were any."""
+        """Read the new journal lines and update the display. Return True if there were any."""
         rows = self._new_rows()
         for row in rows:
             if "selected" in row:
@@ -93,7 +94,7 @@ class JournalProgress:
         return bool(rows)
 
     def stop(self) -> None:
-        """Remove the display."""
+        """Remove the progress display."""
         self._progress.stop()
 
     def _stage(self) -> str:
@@ -104,7 +105,7 @@ class JournalProgress:
         return f"{self._tiers.get(check, '?')} tier, {check}"
 
     def _new_rows(self) -> list[dict[str, Any]]:
-        """Return the whole lines since the last call."""
+        """Return the complete journal lines written since the last call."""
         if not self._path.is_file():
             return []
         with self._path.open("rb") as file:
@@ -118,12 +119,12 @@ class JournalProgress:
 def _parsed(line: bytes) -> object:
     try:
         return json.loads(line)
-    except ValueError:  # a line that a crash cut short
+    except ValueError:  # A crash cut this line short.
         return None
 
 
 def _left(seconds: float, done: int, left: int) -> str:
-    """Return the time that the rest takes at the average pace so far, as text; "" before the first item."""
+    """Return as text the time that the remaining items take at the average pace so far; "" before the first item."""
     if not done:
         return ""
     rest = seconds / done * left

@@ -1,4 +1,4 @@
-"""Function that `draftmark prove` calls."""
+"""Proves a backend's sizing for the command `draftmark prove`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pytest plugin of the suite: options, the loaded backend, and the verdict at the end.
+"""pytest plugin of the suite: adds the options, loads the backend, and writes the verdict at the end.
 
 pytest loads this module in every environment with draftmark installed. The module therefore imports neither torch nor a
 backend before an item of the suite is collected. All options begin with ``--attn-``.
@@ -47,13 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attn-journal", metavar="FILE", help="record each item as it starts and ends; skip finished items"
     )
-    # `draftmark contract` passes these two to its child process.
+    # `draftmark contract` passes the next two options to its child process.
     group.addoption("--attn-ended", metavar="FILE", help=argparse.SUPPRESS)
     group.addoption("--attn-parent", metavar="PID", type=int, help=argparse.SUPPRESS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Pass the seed to the checks by environment, and end with the parent process, both also in each worker."""
+    """Set the seed in the environment for the checks, and end with the parent process. Each worker does both."""
     parent = config.getoption("attn_parent")
     if parent is not None:
         from .parent import end_with_parent
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def contract_session(config: pytest.Config) -> ContractSession:
-    """Return this process's contract session; the first item of the suite creates it."""
+    """Return the contract session of this process. The first item of the suite creates it."""
     if _SESSION not in config.stash:
         from .session import ContractSession
 

@@ -1,4 +1,4 @@
-"""A verdict as JSON: the full record with every item, and the short record for a repository (at most 30 KB)."""
+"""Converts a verdict to JSON: the full record with every item, and the short record for a repository (30 KB)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ COUNTS = re.compile(r'\{\n\s+("[\w .]+": \d+(?:,\n\s+"[\w .]+": \d+)*)\n\s+\}')
 
 
 def full_record(verdict: Verdict) -> dict[str, Any]:
-    """Return the record with every item and its message."""
+    """Return the full record, which has every item and its message."""
     return {**_head(verdict), "info": verdict.info, "results": [result.as_json() for result in verdict.results]}
 
 
 def short_record(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict, counts of every check, items that did not pass, and reasons of refusals with counts."""
+    """Return the short record: verdict, counts of every check, items that did not pass, and reasons of refusals."""
     found = [_short(verdict, most) for most in MOST_CASES]
     return next((one for one in found if len(as_text(one).encode()) <= MOST_BYTES), found[-1])
 
@@ -84,7 +84,7 @@ def _head(verdict: Verdict) -> dict[str, Any]:
 
 
 def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
-    """Group results by outcome and reason, with counts per check and at most `most` case names per check."""
+    """Group results by outcome and reason. Each group has counts per check and at most `most` case names per check."""
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for result in results:
         reason = _reason(result)[:LONGEST]
@@ -93,14 +93,15 @@ def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
     for (outcome, reason), checks in groups.items():
         counts = {check: len(cases) for check, cases in checks.items()}
         row: dict[str, Any] = {"outcome": outcome, "reason": reason, "items": sum(counts.values()), "checks": counts}
-        if most and reason != INTERPRETED[:LONGEST]:  # items that the suite computed without kernels are only counted
+        # Items that the suite computed without kernels are only counted, not listed.
+        if most and reason != INTERPRETED[:LONGEST]:
             row["cases"] = {check: " ".join(cases[:most]) for check, cases in checks.items()}
         rows.append(row)
     return rows
 
 
 def _reason(result: Result) -> str:
-    """Return why an item did not pass: for a failure the message line after the rule, else the first line."""
+    """Return why an item did not pass: the message line after the rule for a failure, otherwise the first line."""
     first, _, rest = result.message.partition("\n")
     return first if result.outcome in (Outcome.DECLARED, Outcome.UNJUDGED) else rest.partition("\n")[0] or first
 

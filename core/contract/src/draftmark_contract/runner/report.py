@@ -1,4 +1,4 @@
-"""Report of a run as one self-contained HTML page: verdict, what to fix first, and a map of profiles and tiers."""
+"""Builds the HTML page of a run: verdict, what to fix first, and a map of profiles and tiers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page(verdict: Verdict) -> str:
 
 
 def _head(verdict: Verdict) -> str:
-    """Return the verdict, its line as the terminal prints it, and the counts."""
+    """Return the head of the page: the verdict, the line that the terminal prints, and the counts."""
     kind = {Word.CONFORMS: "good", Word.DOES_NOT: "bad", Word.WITH_KNOWN: "warn"}.get(verdict.word, "cool")
     counts = [
         (name.replace("_", " "), count, COLOURS[name.replace("_", " ")])
@@ -59,14 +59,15 @@ def _head(verdict: Verdict) -> str:
 
 
 def _failures(verdict: Verdict) -> str:
-    """Return failed items by check in the suite's order, from sizing to graphs; newer items come last."""
+    """Return failed items by check in the suite's order, from sizing to graphs. Newer items come last."""
     rules = {check.name: check.doc for check in all_checks()}
     ran = Counter(result.check for result in verdict.results)
     groups: dict[tuple[bool, str], list[Result]] = {}
     for result in verdict.results:
         if result.outcome in (Outcome.FAILED, Outcome.UPCOMING):
             groups.setdefault((result.outcome is Outcome.UPCOMING, result.check), []).append(result)
-    ordered = [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # stable: keeps the suite's order
+    # sorted() is stable, so groups with equal keys keep the suite's order.
+    ordered = [groups[key] for key in sorted(groups, key=lambda key: key[0])]
     found = [
         Failures(
             one[0].check,
@@ -84,7 +85,7 @@ def _failures(verdict: Verdict) -> str:
 
 
 def _map(verdict: Verdict) -> str:
-    """Return the items of each profile and tier by outcome. An item counts in every profile that it needs."""
+    """Return a table of outcomes by profile and tier. An item counts in every profile that it needs."""
     ended = {result.item: result.outcome.value for result in verdict.results}
     counts: dict[tuple[Profile, str], Counter[str]] = {}
     for item in all_items():
@@ -109,7 +110,7 @@ def _profiles_of(item: Item) -> Sequence[Profile]:
 
 
 def _served(verdict: Verdict, profile: Profile) -> str:
-    """Return whether the profile is served: "in full" only if every item that needs it ran, in every tier."""
+    """Return whether a profile is served. It is "in full" only if every item that needs it ran, in every tier."""
     tried, of = verdict.tried.get(profile, (0, 0))
     ran = f"{tried:,} of {of:,} items tried"
     if not verdict.complete:
@@ -124,7 +125,7 @@ def _cell(counts: Counter[str]) -> str:
 
 
 def _others(results: Iterable[Result]) -> str:
-    """Return the reasons of refused, declared, unjudged and upcoming items, folded, with the checks of each reason."""
+    """Return folded sections: reasons of refused, declared, unjudged and upcoming items, with their checks."""
     found = []
     for outcome, meaning in SHORT_OF_RIGHT.items():
         mine = [result for result in results if result.outcome is outcome]
@@ -158,7 +159,7 @@ def _checks(verdict: Verdict) -> str:
 
 
 def _about(verdict: Verdict) -> str:
-    """Return the commit and digests of the judged code, and the machine of each run, folded."""
+    """Return a folded section: commit and digests of the tested code, and the machine of each run."""
     source = verdict.source
     about = [["commit", f"{source.get('commit') or 'none'} ({source.get('tree', 'unknown')})"]]
     about += [[f"identity: {part}", digest[:16]] for part, digest in verdict.identity.items()]

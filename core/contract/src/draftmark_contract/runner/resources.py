@@ -1,4 +1,4 @@
-"""Recognises errors that this machine causes in an item: a full disk, or memory that ran out."""
+"""Recognises errors that the machine causes in an item: a full disk, or no memory left."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _TORCH_CPU = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) by
 
 
 def exhausted(error: BaseException) -> str:
-    """Return why the machine, and not the backend, caused the error, as a clause; "" if the backend caused it.
+    """Return as a clause why the machine, not the backend, caused the error; "" if the backend caused it.
 
     A request for more memory than the machine has is an error of the backend.
     """
-    for one in reversed(list(_chain(error))):  # the cause first: it has the operating system's message
+    # Start with the innermost cause, which has the operating system's message.
+    for one in reversed(list(_chain(error))):
         if isinstance(one, OSError) and one.errno in _DISK:
             return f"a file cannot be written ({one.strerror}: {one.filename or 'unnamed'}); free space there"
         if _out_of_memory(one):
@@ -33,7 +34,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _memory() -> int:
-    """Return the bytes of this machine's memory; 0 where the system does not say."""
+    """Return the bytes of this machine's memory; 0 if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -41,7 +42,7 @@ def _memory() -> int:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes."""
+    """Yield the error, its cause, the cause of that cause, and so on."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

@@ -1,4 +1,4 @@
-"""Run of `draftmark contract`: child processes, journal and exit code."""
+"""Runs `draftmark contract`: starts child processes, keeps the journal, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def run_contract(
         return _no_verdict(options, str(stopped))
     except KeyboardInterrupt:
         return _no_verdict(options, INTERRUPTED)
-    except BrokenPipeError:  # `draftmark contract … | head`: the command line handles it
+    # The reader of the pipe ended, as in `draftmark contract … | head`. The command line handles the error.
+    except BrokenPipeError:
         raise
     except OSError as error:
         return _no_verdict(options, f"{error.filename or 'the output'} cannot be written ({error.strerror})")
@@ -96,7 +97,7 @@ def _judge(options: RunOptions) -> int:
 
 
 def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
-    """Run the items to the verdict, starting a new process whenever an item ends the current one."""
+    """Run all items until there is a verdict. Start a new process whenever an item ends the current one."""
     while True:
         done = len(journal.ended())
         end = run_child(options, folder, journal)
@@ -106,7 +107,8 @@ def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
         if end.code == NO_ITEMS and not item:
             raise WrongArguments(f"-k {options.k!r} selects no item")
         progressed = len(journal.ended()) > done
-        if end.code == DEVICE_LOST and progressed:  # without progress, the plugin exited with this code
+        # If no item ended in this process, the plugin itself exited with this number, and the device is not lost.
+        if end.code == DEVICE_LOST and progressed:
             continue
         if reason := _not_the_backends(end, options, item):
             return _no_verdict(options, reason, journal)
@@ -114,20 +116,20 @@ def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
 
 
 def _not_the_backends(end: ChildEnd, options: RunOptions, item: str) -> str:
-    """Return the reason why the child ended, for the verdict line, or "" if its current item is the cause."""
+    """Return why the child ended, as a clause for the verdict line; "" if the item that it ran is the cause."""
     if end.interrupted:
         return INTERRUPTED
     if end.stalled and item:
         return ""
     if reason := killed_from_outside(end.code, item):
         return reason
-    if options.workers:  # with pytest-xdist a crashing item ends only its worker, so no item is the cause
+    if options.workers:  # With pytest-xdist a crashing item ends only its worker, so no item ended this process.
         return f"the process that distributes the items ended with code {end.code}"
     return "" if item else f"the run ended with code {end.code} outside of any item"
 
 
 def _no_verdict(options: RunOptions, reason: str, journal: Journal | None = None) -> int:
-    """Print that there is no verdict, with the reason; return the exit code."""
+    """Print that there is no verdict and why. Return the exit code."""
     results = list(journal.ended().values()) if journal else []
     print("\n".join(verdict_lines(judge(options.name, None, results, reason))))
     return WITHOUT_VERDICT
@@ -138,7 +140,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C, so that the child ends too and prints that there is no verdict."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # only the main thread may set a signal handler
+    except ValueError:  # Only the main thread may set a signal handler.
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""A run of the suite in one process: the backend, loaded once, and the selected items."""
+"""Holds the state of one process that runs the suite: the backend, loaded once, and the selected items."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_DEVICE = "torch sees no accelerator here; run --tier host on the CPU, or name
 
 
 class ContractSession:
-    """The backend and the items of one run.
+    """Holds the backend and the items of one run, and runs items.
 
     Args:
         name: name of the backend.
@@ -73,12 +73,12 @@ class ContractSession:
 
     @property
     def collected(self) -> list[str]:
-        """Ids of the items to run: all selected items, or only the first if the backend does not load."""
+        """Ids of the items for pytest to run: all selected items, or only the first if the backend does not load."""
         return list(self.items) if self.backend else list(self.items)[:1]
 
     @property
     def backend(self) -> LoadedBackend | None:
-        """Loaded backend; None if it cannot be loaded, and then `error` has the reason."""
+        """Loaded backend, or None if it cannot be loaded. `error` then has the reason."""
         if self._backend is None and not self.error:
             try:
                 with time_limit(LIMIT_S):
@@ -92,7 +92,7 @@ class ContractSession:
 
     @property
     def device(self) -> str:
-        """Device given by the caller, else the backend's device type, else torch's accelerator, else ""."""
+        """Device for the items: the caller's, else the backend's device type, else torch's accelerator, else ""."""
         if self._device or self.backend is None:
             return self._device or ""
         if self.backend.info.device != "any":
@@ -126,7 +126,7 @@ class ContractSession:
         return result
 
     def failure_text(self, result: Result) -> str:
-        """Return a failed item's message: in full for the first of its check in this process, else in two lines."""
+        """Return a failed item's message: in full for a check's first failure in this process, else in two lines."""
         first = self._first.setdefault(result.check, result.item)
         if first == result.item:
             return result.message
@@ -143,7 +143,7 @@ class ContractSession:
         return run_item(item, BackendUnderTest(backend, device, item.tier), self._known)
 
     def _lost(self) -> bool:
-        """Return True if the device rejects all work of this process."""
+        """Return True if the device rejects all further work of this process."""
         if not self.device:
             return False
         from draftmark.devices import synchronize
@@ -160,7 +160,7 @@ class ContractSession:
 
 
 def conclude(session: ContractSession, records: dict[str, dict[str, Any]], stopped: str = "") -> Verdict:
-    """Return the verdict on the records of a run; an item that ended its process has failed, see the journal.
+    """Return the verdict on the records of a run. An item that ended its process counts as failed.
 
     Args:
         session: session of the process that collected the records.
@@ -181,7 +181,8 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]], stopp
     if session.backend is None:
         return judge(session.name, None, [], f"it does not load: {session.error}")
     runs = session.journal.runs() if session.journal else []
-    if session.tier is Tier.DEVICE:  # with xdist this process opened no backend: torch may not have its device type
+    # With xdist this process opened no backend, so torch may not have the device type yet.
+    if session.tier is Tier.DEVICE:
         import_device_type(session.name, session.backend.info)
     here = machine_of(session.name, session.device if session.tier is Tier.DEVICE else "")
     verdict = judge(session.name, session.backend, results, stopped, runs or [{**here, "items": len(results)}])
@@ -189,7 +190,7 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]], stopp
 
 
 def _source(verdict: Verdict, journal: Journal) -> dict[str, Any]:
-    """Return the source of a run's code, from an earlier run of the journal if its tree was verified as clean."""
+    """Return the source of the tested code, preferably one that a run of the journal verified as a clean tree."""
     if journal.judged.get("identity", verdict.identity) != verdict.identity:
         return {**verdict.source, "tree": "changed during the run"}
     proved = journal.source() if verdict.source["tree"] != CLEAN else None

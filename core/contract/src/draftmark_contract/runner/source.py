@@ -1,4 +1,4 @@
-"""Commit of the judged code, with the proof that the code matches this commit.
+"""Finds the commit of the tested code, and proves that the code matches this commit.
 
 In a git repository, the digest of the files is compared with the digest of the same files at the commit. Changed
 comments do not count, and every changed line of code is found. A machine without the history uses the commit in
@@ -24,7 +24,7 @@ CLEAN, UNVERIFIED = "clean", "unverified"
 def source_of(parts: Iterable[Part]) -> dict[str, Any]:
     """Return the commit, the state of the tree, and the path of each part in the repository.
 
-    ``tree`` is ``"clean"`` (proved here), ``"unverified"`` (no history here that has the commit), or
+    ``tree`` is ``"clean"`` (proved here), ``"unverified"`` (no history that contains the commit), or
     ``"changed: core, plugin"``. DRAFTMARK_COMMIT takes precedence over HEAD.
     """
     given = os.environ.get(COMMIT_VARIABLE, "")
@@ -80,7 +80,7 @@ def _within(root: Path, repository: Path) -> str | None:
 
 
 def _at(repository: Path, commit: str, part: Part, path: str | None) -> str:
-    """Return the part's digest at a commit; symbolic links and submodules are skipped."""
+    """Return the digest of the part at a commit. Symbolic links and submodules are skipped."""
     listed = _git(repository, "ls-tree", "-r", "-z", f"{commit}:{path}") if path is not None else ""
     rows = [row.partition("\t") for row in listed.split("\0") if row.startswith("100")]
     blobs = {name: about.split()[2] for about, _, name in rows if part.has(name) and counts(name)}
@@ -88,7 +88,7 @@ def _at(repository: Path, commit: str, part: Part, path: str | None) -> str:
 
 
 def _contents(repository: Path, blobs: list[str]) -> list[bytes]:
-    """Return the contents of git blobs, by id."""
+    """Return the contents of the git blobs with these ids."""
     command = ["git", "-C", str(repository), "cat-file", "--batch"]
     done = subprocess.run(command, input="\n".join(blobs).encode() + b"\n", capture_output=True, check=True)
     found, rest = [], done.stdout

@@ -55,7 +55,7 @@ def stale(record: dict[str, Any], backend: LoadedBackend, repository: Path) -> l
 
 
 def standing(path: Path) -> list[str]:
-    """Return reasons why the record in a file does not apply, also if the file cannot be read."""
+    """Return reasons why the record in a file does not apply. A file that cannot be read is such a reason."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         return stale(record, load(record["backend"]), path.parent)
@@ -64,7 +64,7 @@ def standing(path: Path) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print for each record whether it is current."""
+    """Print for each record whether it is current, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--strict", action="store_true", help="exit with 1 unless all are current")

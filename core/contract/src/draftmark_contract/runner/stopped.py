@@ -1,4 +1,4 @@
-"""Faults of the machine, not of the backend, that end a run without a verdict."""
+"""Errors for faults of the machine, not of the backend, that end a run without a verdict."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _OUT_OF_MEMORY = ", as the kernel's out-of-memory killer does; use fewer --worke
 
 
 class RunStopped(Exception):
-    """The run cannot go on; the message is a clause that follows "has no verdict, because"."""
+    """The run cannot go on. The message is a clause that continues "has no verdict, because"."""
 
 
 def killed_from_outside(code: int | None, where: str) -> str:
-    """Return why a process of the run ended, as a clause, or "" if the backend may have ended it.
+    """Return as a clause which outside signal ended a process of the run; "" if the backend may have ended it.
 
     Args:
         code: exit code of the process as `subprocess` gives it; None if it is unknown.
-        where: item that was under way, or "".
+        where: item that the process was running, or "".
     """
     name = _FROM_OUTSIDE.get(-code) if code is not None and code < 0 else None
     if name is None:

@@ -1,4 +1,4 @@
-"""The table of recorded verdicts in a README: backend, verdict, device and date.
+"""Writes the table of recorded verdicts in a README: backend, verdict, device and date.
 
     python -m draftmark_contract.runner.table benchmarks/results/contract-*.json --write README.md
 
@@ -21,7 +21,7 @@ HEADS = ["backend", "verdict", "device", "date"]
 
 
 def table(records: Iterable[Path], folder: Path) -> str:
-    """Return the table as Markdown, one row a record.
+    """Return the table as Markdown, one row per record.
 
     Args:
         records: paths of the record files.
@@ -35,7 +35,7 @@ def table(records: Iterable[Path], folder: Path) -> str:
 
 
 def written(text: str, made: str) -> str:
-    """Return a file's text with the table `made` between its marks.
+    """Return a file's text with the table `made` between the two marks in the text.
 
     Raises:
         ValueError: a mark is missing, or the marks are in the wrong order.
@@ -48,7 +48,7 @@ def written(text: str, made: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table or write it into a file; return the exit status."""
+    """Print the table or write it into a file. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the marks of this file")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _row(path: Path, folder: Path) -> list[str]:
-    """Return the cells of one record's row."""
+    """Return the table cells of one record."""
     try:
         return _cells(json.loads(path.read_text(encoding="utf-8")), Path(os.path.relpath(path, folder)).as_posix())
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Verdict of a run: one line about the backend, with a defined condition for each word."""
+"""The verdict of a run: one word about the backend, and the condition that defines each word."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stopped import WITHOUT_VERDICT
 
 
 class Word(StrEnum):
-    """Possible verdicts."""
+    """Possible verdicts on a backend."""
 
     CONFORMS = "conforms"
     WITH_KNOWN = "conforms with known failures"
@@ -25,7 +25,7 @@ class Word(StrEnum):
 
 
 class Scope(StrEnum):
-    """Subject of a verdict: if no kernel ran, "conforms" applies only to sizes and metadata."""
+    """Range of a verdict. If no kernel ran, "conforms" applies only to sizes and metadata."""
 
     SIZING = "sizing"
     METADATA = "sizing and metadata"
@@ -34,7 +34,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Newer:
-    """Items newer than the contract that the plugin targets.
+    """Counts the items newer than the contract that the plugin targets.
 
     Attributes:
         items: number of newer items that ran.
@@ -49,7 +49,7 @@ class Newer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of one run on one backend.
+    """Holds the verdict of one run on one backend.
 
     Attributes:
         backend: name of the backend.
@@ -57,9 +57,9 @@ class Verdict:
         items: number of items of the targeted contract, by tier; equal for every backend that targets it.
         tiers_run: tiers in which every item ran.
         counts: outcomes of the items of the targeted contract.
-        core: number of core profile items that were not met, by outcome.
-        profiles: profiles served in full, according to the tiers that ran; empty unless the run is `complete`.
-        scope: subject of the verdict.
+        core: number of core profile items that did not pass, by outcome.
+        profiles: profiles served in full, proved by the tiers that ran; empty unless the run is `complete`.
+        scope: range of the verdict.
         minor: minor version of the contract that the plugin targets.
         newer: summary of newer items.
         identity: digests of the judged code and of the suite, see `identity`.
@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """Verdict. Refused or declared core items mean DOES_NOT; an unjudged core profile or an error means NONE."""
+        """The verdict. Refused or declared core items give DOES_NOT; an unjudged core or an error gives NONE."""
         if self.error:
             return Word.NONE
         if self.counts.failed:
@@ -116,7 +116,7 @@ class Verdict:
 
     @property
     def conforms(self) -> bool:
-        """True for a backend that conforms without known failures."""
+        """True if the backend conforms and has no known failures."""
         return self.word is Word.CONFORMS
 
     def exit_code(self, allow_known: bool = False) -> int:
@@ -136,7 +136,7 @@ class Verdict:
 
     @property
     def _judged(self) -> bool:
-        """True if at least one item was not refused."""
+        """True if at least one item ran and was not refused."""
         return any(result.outcome is not Outcome.REFUSED for result in self.results)
 
     @property
@@ -157,7 +157,7 @@ class Verdict:
 
     @property
     def _reason(self) -> str:
-        """Why there is no verdict, as a clause."""
+        """Reason why there is no verdict, as a clause."""
         if self.error:
             return self.error
         if self.complete:

@@ -1,1 +1,1 @@
-"""Sizes without torch: geometries, batches as integers, and the size that a batch needs in every buffer."""
+"""Computes, without torch, the size that a batch needs in every buffer, from geometries and batches as integers."""

@@ -13,7 +13,7 @@ from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_ta
 
 @dataclass(frozen=True)
 class Group:
-    """`count` requests with prefix length L = `prefix`, `rows` query rows and `tail` tail slots each."""
+    """A group of `count` equal requests: each has prefix length L = `prefix`, `rows` query rows, `tail` new tokens."""
 
     count: Any
     prefix: Any
@@ -23,12 +23,12 @@ class Group:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """A forward batch as integers, padding included: everything that buffer sizes depend on.
+    """Describes a forward batch, padding included, by all the integers that buffer sizes depend on.
 
     Attributes:
         mode, step: mode and draft step.
         groups: groups of equal requests.
-        given_requests, given_rows: sums over the groups, for proofs with bounds of the sums only; None to add up.
+        given_requests, given_rows: totals for proofs that bound only the totals; None to add up the groups.
     """
 
     mode: Mode
@@ -53,7 +53,7 @@ class BatchShape:
 
     @property
     def _shown(self) -> list[Group]:
-        # A count may be a symbol; comparing a symbol would fork the run.
+        # Compare only ints: a count may be a symbol of a proof, and comparing a symbol would fork the run.
         return [group for group in self.groups if not (isinstance(group.count, int) and group.count == 0)]
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ def brief(geometry: Geometry) -> str:
 
 
 def limit_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[BatchShape]:
-    """Return batches at the limits of a geometry: every mode and step, largest and smallest R, edge values of L.
+    """Return batches at a geometry's limits: every mode and step, most and fewest requests, edge values of prefix L.
 
     Args:
         geometry: concrete geometry.
-        counts: further numbers of requests, for batches with the largest L.
+        counts: further numbers of requests, for batches with the longest prefix.
     """
     found = []
     for mode in geometry.modes:
@@ -107,7 +107,7 @@ def _limits(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> 
     rows, tail = rows_and_tail(geometry, mode, step)
     wall = max_prefix(geometry)
     edges = sorted({0, 1, wall, max(0, wall - 1), wall // page * page, max(0, wall // page * page - tail)})
-    # A workspace may need more bytes for a single request than for many (TRT-LLM#16319).
+    # Test a single request too: a workspace may need more bytes for one request than for many (TRT-LLM#16319).
     counts = [(most, edge) for edge in edges] + [(1, edge) for edge in (0, wall) if most > 1]
     counts += [(count, wall) for count in extra]
     batches = [BatchShape(mode, step, (Group(r, edge, rows, tail),)) for r, edge in counts]
@@ -121,6 +121,6 @@ def _extend_limits(tokens: int, context: int, most: int) -> list[BatchShape]:
     spread = (Group(live, context - 1, 1, 1), Group(most - live, 0, 0, 0))
     full = min(live, max(1, tokens // one))
     chunks = (Group(full, context - one, one, one), Group(most - full, 0, 0, 0))
-    # One row with the longest context: few rows get the most KV splits (TRT-LLM#16319).
+    # One row with the longest context: kernels use the most KV splits when there are few rows (TRT-LLM#16319).
     single = (Group(1, context - 1, 1, 1),)
     return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), single)]

@@ -1,4 +1,4 @@
-"""Geometries that test whether a declared mode, form or sinks are served at all, without torch."""
+"""Geometries that test whether a backend serves a declared mode, form or sinks at all, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def claim(attention: AttentionShape, modes: tuple[Mode, ...], forms: tuple[Form,
 
 
 def ways_to_serve(geometry: Geometry, device: DeviceProfile) -> Iterator[Geometry]:
-    """Yield geometries with equal modes, forms and sinks, and with other page sizes, heads, dtypes, drafts, devices."""
+    """Yield geometries with these modes, forms and sinks, varying page size, heads, dtype, draft shape and device."""
     base = replace(MANDATORY, sinks=geometry.attention.sinks)
     shapes = [replace(base, page_size=page, head_dim=dim) for dim in (128, 64) for page in PAGES]
     shapes += [replace(one, q_dtype="float16", kv_dtype="float16") for one in shapes]

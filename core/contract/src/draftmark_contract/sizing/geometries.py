@@ -1,4 +1,4 @@
-"""Geometries that every backend is judged on: edge values of draft shape, page size, limits and overlap.
+"""Geometries that every backend is tested on: edge values of draft shape, page size, limits and overlap.
 
 They avoid the special values that hide sizing bugs. So topk > 1, page_size > 1, num_draft_tokens != num_steps + 1, and
 a captured batch is larger than max_num_reqs. Contexts end one token before, at, and one token after a page boundary.
@@ -28,7 +28,7 @@ PROVED = {name: modes for name, modes in SERVED.items() if name != IN_1_3}
 
 
 def since(served: str) -> tuple[int, int]:
-    """Return the contract (major, minor) in which geometries with these modes joined the suite."""
+    """Return the contract (major, minor) in which the suite first had geometries with these modes."""
     return (1, 3) if served == IN_1_3 else (1, 0)
 
 
@@ -37,7 +37,7 @@ MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_si
 
 @dataclass(frozen=True)
 class Family:
-    """Geometries that share modes, page size, overlap and topk; iterates over draft shapes and limits."""
+    """Geometries that share modes, page size, overlap and topk. Iterating varies the draft shape and the limits."""
 
     modes: tuple[Mode, ...]
     page_size: int
@@ -63,13 +63,13 @@ LIMITS = ((1, 1, ()), (5, 2048, (1, 2, 4, 8)), (33, 40, (32,)))
 
 
 def walls(page: int) -> list[tuple[int, tuple[int, int, tuple[int, ...]]]]:
-    """Return context lengths around a page boundary and a long one, each with two of `LIMITS`."""
+    """Return context lengths around a page boundary and one long length, each paired with two of `LIMITS`."""
     contexts = (1, page, 4 * page - 1, 4096 + page // 2 + 1)
     return [(max(1, context), LIMITS[(i + j) % len(LIMITS)]) for i, context in enumerate(contexts) for j in (0, 1)]
 
 
 def families() -> Sequence[Case]:
-    """Return every combination of modes, page size, overlap and topk; the smallest geometry represents a family."""
+    """Return a family for every combination of modes, page size, overlap and topk, each as one case."""
     found = [
         (name, f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
         for (name, modes), page, overlap, k in product(SERVED.items(), PAGES, (False, True), TOPK)
@@ -84,12 +84,12 @@ def mandatory() -> Geometry:
 
 
 def standing_for(modes: tuple[Mode, ...], overlap: bool = False) -> Geometry:
-    """Return the mandatory geometry with other modes, for cases that draw all other values at random."""
+    """Return the mandatory geometry with other modes. It represents cases that draw all other values at random."""
     return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8), overlap), modes=modes)
 
 
 def tight_geometries() -> Sequence[Case]:
-    """Return geometries as large as engines use, where rounding no longer hides a wrong factor."""
+    """Return geometries as large as engines use. At that size rounding does not hide a wrong factor."""
     shapes = {"d1": DraftShape(), "tree": DraftShape(4, 3, 8), "wide": DraftShape(8, 5, 64)}
     return [
         Case(
@@ -107,7 +107,7 @@ def tight_geometries() -> Sequence[Case]:
 
 
 def huge_geometries() -> Sequence[Case]:
-    """Return geometries with page ids, slots and sums above 2**31."""
+    """Return geometries with page ids, slots and sums of more than 2**31."""
     sizes = {"many": (8192, 1 << 20), "long": (4, 1 << 30), "both": (65536, 1 << 21)}
     return [
         Case(
@@ -160,7 +160,7 @@ def odd_geometries() -> Sequence[Case]:
 
 
 def odd_trees() -> Sequence[Case]:
-    """Return heads and trees on pages of 128, the only page size of some kernels, and trees deeper than the window."""
+    """Return heads and trees on pages of 128 (the only page size of some kernels), and trees deeper than the window."""
     tree = DraftShape(2, 3, 7)
     found = {
         "page128-mqa": (replace(MANDATORY, num_kv_heads=1), tree),

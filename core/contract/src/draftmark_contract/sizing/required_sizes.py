@@ -1,4 +1,4 @@
-"""Sizing oracle: the size that a batch needs in every buffer.
+"""Sizing oracle: computes the size that a batch needs in every buffer.
 
 The formulas follow the meaning of each buffer role and share no code with plugins. They use only the limits that bound
 a batch, not `Geometry`'s formulas for request lengths. They work on integers or symbolic integers, without torch and
@@ -35,11 +35,11 @@ BY_LAYOUT = frozenset({Role.KV_INDICES, Role.KV_INDPTR, Role.PAGE_TABLE, Role.TA
 
 @dataclass(frozen=True)
 class RequiredSize:
-    """A demand on one buffer: ``needed <= declared``.
+    """States the size that one buffer must have: ``needed <= declared``.
 
     Attributes:
         buffer: name of the buffer.
-        what: measured extent, e.g. ``"columns"``.
+        what: extent that is compared, e.g. ``"columns"``.
         needed, declared: ints or symbolic ints.
         why: formula of the needed size, in words.
     """
@@ -86,14 +86,15 @@ def required_sizes_of(
 
 
 def kv_entries(batch: BatchShape, level: Level, page_size: Any) -> Any:
-    """Return the entries of a CSR attention pass: pages or tokens of all requests, over the positions it covers."""
+    """Return the entries that a CSR attention pass needs: pages or tokens of all requests in its range."""
     if batch.mode is Mode.EXTEND and level.layout is Layout.CSR_TOKENS and level.lengths is LengthConvention.TAIL:
-        return batch.rows  # an EXTEND request has a tail slot per row, and only the sum of rows is bounded
+        # An EXTEND request has one tail slot (new token) per row, and only the sum of the rows is bounded.
+        return batch.rows
     return total(group.count * _positions(group, level, page_size) for group in batch.groups)
 
 
 def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
-    """Return the attention pass that names this buffer, else the strictest pass and a text that mentions the guess."""
+    """Return the attention pass that names this buffer. If none does, return the strictest pass and a note."""
     for level in meta.levels:
         if level.buffers.get(spec.role.value) == spec.name:
             return level, ""
@@ -102,7 +103,7 @@ def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
 
 
 def is_used(spec: BufferSpec, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
-    """Return True if `mode` writes this buffer: its attention passes name the buffer, or no mode's passes do."""
+    """Return True if `mode` writes this buffer: its passes name the buffer, or the passes of no mode do."""
     named = {one: {n for level in meta.levels for n in level.buffers.values()} for one, meta in metadata.items()}
     return spec.name in named[mode] or not any(spec.name in names for names in named.values())
 
@@ -117,7 +118,8 @@ def _positions(group: Group, level: Level, page_size: Any) -> Any:
     }[level.lengths]
     if level.layout is Layout.CSR_TOKENS:
         return counted
-    if level.lengths is LengthConvention.TAIL:  # pages of the T tail positions, which may begin inside a page
+    # Count the pages of the T tail positions (new tokens), which may begin inside a page.
+    if level.lengths is LengthConvention.TAIL:
         return pages(group.prefix + group.tail, page_size) - group.prefix // page_size
     return pages(counted, page_size)
 
@@ -138,7 +140,7 @@ def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: M
 
 def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[RequiredSize]:
     if batch.mode not in (Mode.VERIFY, Mode.DRAFT):
-        return []  # the other modes are causal and have no mask words
+        return []  # All other modes are causal and have no mask words.
     bits = 8 * DTYPE_BYTES[spec.dtype]
     if any(Role.MASK_INDPTR.value in level.buffers for level in meta.levels):
         words = total(g.count * pages(g.rows * g.tail, bits) for g in batch.groups)

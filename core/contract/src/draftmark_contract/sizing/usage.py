@@ -1,4 +1,4 @@
-"""A batch as integers for `usage()`: the host side of a `ForwardBatch`, without tensors and without torch."""
+"""Represents a batch as integers for `usage()`: the host side of a `ForwardBatch`, without tensors and torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlainLengths:
-    """Host lengths that are exact."""
+    """Holds exact host lengths, with the interface of `HostLengths`."""
 
     lens: tuple[int, ...]
 
@@ -30,7 +30,7 @@ class PlainLengths:
 
 
 class PlainBatch:
-    """Batch that `usage(geometry, batch)` may read: mode, step, lengths and counts, without tensors."""
+    """Holds what `usage(geometry, batch)` is allowed to read of a batch: mode, step, lengths and counts, no tensors."""
 
     def __init__(self, shape: BatchShape) -> None:
         self.mode, self.step = shape.mode, shape.step
@@ -43,7 +43,7 @@ class PlainBatch:
 
     @property
     def uniform(self) -> Extent | None:
-        """Equal extent of all requests, as in `ForwardBatch`."""
+        """Extent (rows and new tokens) that all requests share, as in `ForwardBatch`; None if they differ."""
         return None if self.mode is Mode.EXTEND else Extent(self.q_lens[0], self.tail_lens[0])
 
     def __getattr__(self, name: str) -> Any:
@@ -51,7 +51,7 @@ class PlainBatch:
 
 
 def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> list[BufferSpec]:
-    """Return the buffers with sizes that only `usage()` can compute; without `usage()` the item stays unjudged."""
+    """Return the buffers that only `usage()` can size. Without `usage()` return [], and mark the item as not judged."""
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
     if own and not subject.notes.has_usage:
         subject.opaque()
@@ -62,7 +62,7 @@ def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> li
 def usage_of(
     subject: BackendUnderTest, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]
 ) -> dict[str, int]:
-    """Return `usage()` of one batch in bytes, by buffer; checks that it covers exactly the plugin's own buffers."""
+    """Return `usage()` of one batch in bytes, by buffer. Check that it covers exactly the plugin-sized buffers."""
     used = subject.notes.usage(geometry, cast("ForwardBatch", PlainBatch(shape)))
     known = {spec.name for spec in specs if spec.role in USAGE_ROLES}
     wrong = {name: size for name, size in used.items() if not isinstance(size, int) or size < 0}

@@ -1,4 +1,4 @@
-"""Items for every backend that an engine can drive, built from the contract's own cases.
+"""Builds the items for any backend with a `Driver`, from the contract's own cases.
 
 Each module has a function ``questions(caps)`` that builds items. Building opens no backend.
 """
@@ -17,7 +17,7 @@ MODULES: tuple[ModuleType, ...] = (numerics, padding_rows, inputs, histories, gr
 
 
 def questions(caps: EngineCapabilities) -> Sequence[Item]:
-    """Return the items of all modules."""
+    """Return the items that all modules of this package build."""
     found: list[Item] = []
     for module in MODULES:
         found += module.questions(caps)

@@ -20,7 +20,7 @@ DRAFT = DraftShape(topk=1, num_steps=4, num_draft_tokens=5)
 def fitted(
     caps: EngineCapabilities, attention: AttentionShape, limits: Limits = LIMITS, draft: DraftShape = DRAFT
 ) -> Geometry:
-    """Return a geometry with a page size and modes that the backend supports."""
+    """Return a geometry with these shapes, changed to a page size, dtypes and modes that the backend supports."""
     modes = tuple(Mode(one) for one in caps.modes)
     return Geometry.create(caps.fit(attention), limits, draft if Mode.VERIFY in modes else DraftShape(), modes=modes)
 
@@ -33,7 +33,7 @@ def runs(
     contents: Sequence[Contents] = (Contents.USUAL,),
     asks: str = "",
 ) -> Item:
-    """Return an item that runs steps eagerly on one layer, each step once per kind of contents."""
+    """Return an item that runs steps eagerly on one layer, each step once with every kind of test values."""
 
     def run() -> None:
         subject = EngineSubject(caps, steps[0].geometry, max(step.forward.num_pages for step in steps))

@@ -1,4 +1,4 @@
-"""Items about captured steps: replays with new contents in fixed memory, padded to the captured size."""
+"""Items that test captured graphs: replays with new inputs in fixed memory, padded to the captured size."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SHAPES: dict[str, AttentionShape] = {
 
 @dataclass(frozen=True)
 class Program:
-    """A captured program: `mode` with `rows` rows per request."""
+    """A kind of captured graph: `mode` with `rows` rows per request."""
 
     mode: Mode
     rows: int
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return items for each program by itself, for all programs in alternation, and for both orders of capture."""
+    """Return items that test each program by itself, all programs in alternation, and both orders of capture."""
     found = []
     for name, shape in SHAPES.items():
         geometry = fitted(caps, shape)
@@ -57,14 +57,14 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 
 
 class Graphs:
-    """Programs captured on one layer, and their replays."""
+    """Captures the given programs on one layer in each size, and replays them."""
 
     def __init__(self, subject: EngineSubject, programs: Sequence[Program], sizes: Sequence[int] = SIZES[::-1]) -> None:
         self.subject = subject
         self._graphs = {(one, size): subject.driver.capture(one.rows, size) for size in sizes for one in programs}
 
     def assert_replay(self, program: Program, forward: ForwardCase, size: int, seed: int, loose: int = 0) -> None:
-        """Replay a batch padded to `size` requests and check it like any step."""
+        """Replay a batch padded to `size` requests, and check the result as `EngineSubject.assert_step` does."""
         graph = self._graphs[program, size]
         step = step_of(forward, self.subject.caps.trees, padding=size - forward.live, loose=loose)
 
@@ -103,7 +103,7 @@ def _programs(geometry: Geometry) -> list[Program]:
 
 
 def _rounds(geometry: Geometry, program: Program) -> list[tuple[ForwardCase, int]]:
-    """Return batches, long and short, with the sizes that they are padded to: 8 → 4 → 8 → 1 → 8 → 4 → 8 → 8."""
+    """Return (batch, size that it is padded to) for the sizes 8 → 4 → 8 → 1 → 8 → 4 → 8 → 8, long and short in turn."""
     wall, page = geometry.limits.max_context_len - DRAFT.num_draft_tokens, geometry.attention.page_size
     plans = [
         ((wall, 1, wall - 1, 7, 40, 133), 8),
@@ -122,7 +122,7 @@ def _rounds(geometry: Geometry, program: Program) -> list[tuple[ForwardCase, int
 
 
 def _first(subject: EngineSubject, programs: Sequence[Program]) -> None:
-    """Replay one batch twice after the capture."""
+    """Replay the same batch twice directly after the capture."""
     graphs, (program,) = Graphs(subject, programs), programs
     forward, size = _rounds(subject.geometry, program)[0]
     for _ in range(2):
@@ -136,7 +136,7 @@ def _many(subject: EngineSubject, programs: Sequence[Program]) -> None:
 
 
 def _padded(subject: EngineSubject, programs: Sequence[Program]) -> None:
-    """Replay, in each captured size, batches of every number of live requests up to that size."""
+    """Replay batches with every number of live requests from one to the captured size, in each captured size."""
     graphs, (program,) = Graphs(subject, programs), programs
     most = subject.geometry.limits.max_num_reqs
     for live in range(1, most + 1):

@@ -1,4 +1,4 @@
-"""Items that run many steps on one layer: state left by an earlier, longer or larger step must not matter."""
+"""Items that run many steps on one layer. State that an earlier, longer or larger step left must not matter."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 
 
 def draws(name: str) -> list[Draw]:
-    """Return the random history with this name; the seed is in the environment variable `SEED`, default 0."""
+    """Return the random numbers of the history with this name. The environment variable `SEED` is their seed."""
     dice = random.Random(f"{os.environ.get(SEED, '0')} {name}")
     return [(dice.randrange(ACTIONS), *(dice.randrange(12) for _ in range(4))) for _ in range(LENGTH)]
 
 
 def _uneven(caps: EngineCapabilities, geometry: Geometry) -> list[Step]:
-    """Return steps of every mode: many long requests, then few short ones, then both in reverse order."""
+    """Return steps of every mode: many long requests, then few short ones, then both groups again in reverse order."""
     wall = geometry.limits.max_context_len - 5
     few = [one for one in of_each_mode(geometry, (3,))]
     many = [one for one in of_each_mode(geometry, (wall, 129, 250, 1, 64, wall - 1))]

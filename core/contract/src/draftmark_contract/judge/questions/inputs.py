@@ -1,4 +1,4 @@
-"""Items about a step's inputs: loose host lengths, views, changed addresses, equal bits on repetition."""
+"""Items that vary a step's inputs: upper bounds as host lengths, strided views, changed addresses, repeated runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOSE = "the host's lengths are upper bounds, as in asynchronous steps with draf
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return the items for every mode."""
+    """Return the items that vary inputs, for every mode."""
     found = []
     for name, shape in {"fp32": SMALL, "window": replace(SMALL, window_left=19)}.items():
         geometry = fitted(caps, shape)
@@ -53,7 +53,7 @@ def _repeats(subject: EngineSubject, step: Step) -> None:
 
 
 def _views(subject: EngineSubject, step: Step) -> None:
-    for form in (RowForm.PROJECTED, RowForm.AFTER_ROPE):  # the two layouts that engines pass
+    for form in (RowForm.PROJECTED, RowForm.AFTER_ROPE):  # Engines pass q, k and v in one of these two layouts.
         subject.tensors.set_row_form(form)
         subject.assert_step(step)
 

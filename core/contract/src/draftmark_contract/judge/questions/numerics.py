@@ -1,4 +1,4 @@
-"""Items about numerics: outputs against float64, and KV slots, for dtypes, head shapes, windows, caps, large logits."""
+"""Items that compare outputs with float64 and KV slots with the oracle, over dtypes, head shapes, windows and caps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = AttentionShape(4, 2, 64, page_size=16, q_dtype="float32", kv_dtype="floa
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return items for every shape in every mode, for windows near page bounds, and for small and large logits."""
+    """Return items for every shape in every mode, for windows near page boundaries, and for small and large logits."""
     found = []
     for shape in numerics():
         geometry = fitted(caps, shape.geometry.attention)
@@ -40,7 +40,7 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 
 
 def of_each_mode(geometry: Geometry, lens: tuple[int, ...] = (0, 129, 250)) -> list[ForwardCase]:
-    """Return decodes, verifies, a chunked prefill, and a step that mixes prefill, decodes and verifies."""
+    """Return forwards: decodes, verifies, a chunked prefill, and a step that mixes prefill, decodes and verifies."""
     found = []
     size = geometry.attention.page_size
     if Mode.DECODE in geometry.modes:
@@ -59,7 +59,7 @@ def _match(caps: EngineCapabilities, shape: str, step: Step) -> Item:
 
 
 def _odd(caps: EngineCapabilities) -> dict[str, AttentionShape]:
-    """Return shapes with windows around page bounds, small and large caps, scales, page sizes and head counts."""
+    """Return shapes with windows near page boundaries, small and large caps, scales, page sizes and head counts."""
     size = caps.fit(SMALL).page_size
     windows = (0, 1, size - 1, size, size + 1, 127, 128, 1000)
     found = {f"window{n}": replace(SMALL, window_left=n) for n in windows}

@@ -1,4 +1,4 @@
-"""Items about rows with slot -1: padding after the live rows, and live rows that the engine has already stored."""
+"""Items with rows that have slot -1: padding rows after the live rows, and live rows that are already stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AMONG = "rows of slot -1 store nothing and still attend, to the KV at their toke
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return the items for every mode, in float32, bfloat16 and with fp8 KV."""
+    """Return the items with unstored rows for every mode, in float32, in bfloat16 and with fp8 KV."""
     found = []
     shapes = {
         "fp32": SMALL,
@@ -33,7 +33,7 @@ def questions(caps: EngineCapabilities) -> list[Item]:
                 case = f"{name}-{forward.name}-surplus{surplus}"
                 found.append(runs(caps, PADDING, case, [replace(step, surplus=surplus)], asks=BEHIND))
             rows = forward.rows
-            # The batch's first row and a later one: a kernel that misreads -1 writes slot 0 or the last slot.
+            # Leave the first row and a later row unstored: a kernel that misreads -1 writes slot 0 or the last slot.
             some = replace(step, unstored=frozenset((rows[0], rows[len(rows) // 2])))
             found.append(runs(caps, SLOTS, f"{name}-{forward.name}", [some], asks=AMONG))
         all_of_one = ragged("prefill", geometry, (40, 7), (6, 5), seed=6)

@@ -1,4 +1,4 @@
-"""Items with the sizes of real models and engines; the largest are skipped where an interpreter runs the kernels."""
+"""Items with the sizes of real models and engines. The largest are skipped if an interpreter runs the kernels."""
 
 from __future__ import annotations
 
