@@ -64,12 +64,12 @@ def make_batch():
 
 @pytest.fixture(scope="session")
 def truth():
-    """Return a function (geometry, batch, request) that computes the KV slots that each row sees, by definition."""
+    """Return a function of (geometry, batch, request). It computes each row's visible KV slots from mask and window."""
     return _truth
 
 
 def _truth(geometry, batch, r):
-    """Return per row the slots of prefix tokens in its window and of the tail tokens in its mask."""
+    """Return for each row the KV slots of prefix tokens in its window, and of draft tokens that its mask permits."""
     a, extent = geometry.attention, batch.uniform
     prefix = int(batch.prefix_lens[r])
     table = batch.page_table[r].tolist()
@@ -104,7 +104,10 @@ def library_plan():
 
 
 def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0, window=-1, fixed=-1):
-    """Return (float bytes, int bytes, CTAs with work, grid) of one plan. `pages` has each request's KV pages."""
+    """Return (bytes of float workspace, bytes of int workspace, CTAs with work, CTAs of the grid) of one plan.
+
+    `pages` has each request's number of KV pages.
+    """
     group, count = heads // kv_heads, len(q_lens)
     limit = 2 * sms // kv_heads
     packed = [n * group for n in q_lens]
@@ -150,7 +153,7 @@ def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0
 
 
 def _trees(count, extent, dice):
-    """Return bool ``[count · q, T]`` and int32 ``[count, T]``: masks and depths of a random tree per request."""
+    """Return masks, bool ``[count · q, T]``, and depths, int32 ``[count, T]``, of a random draft tree per request."""
     q, tail = extent.q_len, extent.tail_len
     seen = torch.zeros(count * q, tail, dtype=torch.bool)
     depth = torch.zeros(count, tail, dtype=torch.int32)

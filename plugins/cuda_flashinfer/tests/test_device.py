@@ -1,4 +1,4 @@
-"""GPU tests: FlashInfer's own count of its workspaces, writes within them, pinned staging, and graphs."""
+"""GPU tests of workspace sizes, pinned staging and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stage(geometry, batch, seed):
 
 
 def answer(truth, geometry, batch, q, cache):
-    """Return float64 attention over the slots that each row sees by definition."""
+    """Return attention in float64 over the KV slots that each row sees according to mask and window."""
     a = geometry.attention
     k, v = (one.flatten(0, 1).double() for one in (cache.k, cache.v))
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -105,7 +105,7 @@ def one_pass(geometry, mode):
 
 
 def test_extend_workspaces_equal_the_librarys_count(make_geometry):
-    """Both counts agree for ragged batches with keys split as far as the captured modes' workspaces have room."""
+    """FlashInfer's `workspace_size()` and the plugin's formulas agree for EXTEND batches with split keys."""
     dice, cut = random.Random(5), 0
     for geometry in shapes(make_geometry):
         for _ in range(20):
@@ -119,7 +119,7 @@ def test_extend_workspaces_equal_the_librarys_count(make_geometry):
 
 
 def test_plan_and_kernels_write_within_usage(make_geometry, make_batch):
-    """After a plan and its kernels, the last byte that changed in each workspace lies within `usage()`."""
+    """A plan and its kernels change no byte of a workspace after the bytes that the plugin counts for the batch."""
     geometry = next(iter(shapes(make_geometry)))
     backend, arena = opened(geometry)
     for count, mode in ((1, Mode.VERIFY), (4, Mode.VERIFY), (64, Mode.VERIFY), (2, Mode.DECODE), (64, Mode.DECODE)):
@@ -138,7 +138,7 @@ def test_plan_and_kernels_write_within_usage(make_geometry, make_batch):
 
 @pytest.mark.parametrize("fenced", [True, False])
 def test_late_device_reads_each_plan(make_geometry, make_batch, truth, monkeypatch, fenced):
-    """Four plans for a sleeping device give right outputs with the fence, and wrong outputs without it."""
+    """Plans that are made before the device runs give right outputs, but wrong outputs without the staging fence."""
     if not fenced:
         monkeypatch.setattr(Staging, "wait", lambda self, index: None)
     geometry = make_geometry(num_qo_heads=8, num_kv_heads=2, max_context_len=3000, max_num_reqs=4)
@@ -151,7 +151,7 @@ def test_late_device_reads_each_plan(make_geometry, make_batch, truth, monkeypat
         batch = make_batch(geometry, Mode.VERIFY, lens, seed=seed, device="cuda")
         q, cache = stage(geometry, batch, seed)
         cases.append((batch, q, cache, torch.full_like(q, float("nan"))))
-    for batch, q, cache, out in cases:  # compile and load every kernel first, so that later calls do not wait
+    for batch, q, cache, out in cases:  # compiles and loads all kernels, so that later calls do not wait
         backend.plan(batch)
         backend.write_metadata(batch)
         backend.attend(q, cache, batch, out)
@@ -169,7 +169,7 @@ def test_late_device_reads_each_plan(make_geometry, make_batch, truth, monkeypat
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_pinned_memory_outlives_its_copies(make_geometry, make_batch, monkeypatch, kept):
-    """The pinned block of a dropped backend is not reused while its plan is still being copied."""
+    """After a backend is deleted, its pinned memory is not reused until the device has copied the plan from it."""
     from draftmark_cuda_flashinfer import staging
 
     if not kept:
@@ -180,7 +180,7 @@ def test_pinned_memory_outlives_its_copies(make_geometry, make_batch, monkeypatc
     )
     batch = make_batch(geometry, Mode.VERIFY, (2900, 5, 9, 1), device="cuda")
     seen = 0
-    for late in (False, True):  # the first iteration compiles and loads
+    for late in (False, True):  # the first iteration only compiles and loads kernels
         backend, arena = opened(geometry)
         device_ints = arena[sizing.INTS]
         if late:
@@ -194,7 +194,7 @@ def test_pinned_memory_outlives_its_copies(make_geometry, make_batch, monkeypatc
 
 
 def sizing_rows(geometry):
-    """Return the bytes of pinned staging with the arena's guard words, so that the allocator would reuse the block."""
+    """Return the bytes of pinned staging with guard words. PyTorch reuses the block for a tensor of this size."""
     (spec,) = (one for one in sizing.buffers(geometry) if one.name == sizing.STAGING)
     return spec.nbytes + 1024
 
@@ -203,7 +203,7 @@ def sizing_rows(geometry):
 
 
 class PlansOnce(FlashInferBackend):
-    """Backend with the engines' bug: the plan made at capture, for empty requests, is used in every replay."""
+    """Backend with a known engine bug: every replay uses the plan that was made at capture for empty requests."""
 
     planned = False
 
@@ -214,7 +214,7 @@ class PlansOnce(FlashInferBackend):
 
 
 class KeepsLengths(FlashInferBackend):
-    """Backend that writes the index buffers before capture and not in the graph."""
+    """Backend with a defect: it writes the index buffers before the capture, so a replay does not update them."""
 
     def write_metadata(self, batch):
         if not torch.cuda.is_current_stream_capturing():
@@ -223,7 +223,7 @@ class KeepsLengths(FlashInferBackend):
 
 @pytest.mark.parametrize("kind", [FlashInferBackend, PlansOnce, KeepsLengths])
 def test_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make_batch, truth, kind):
-    """A graph captured with lengths of zero is right for thousands of tokens; both broken backends are wrong."""
+    """A graph captured with lengths of zero gives right output for long requests, but not with either defect."""
     geometry = make_geometry(max_context_len=3000, max_num_reqs=4, capture_batch_sizes=(4,))
     geometry = type(geometry).create(
         geometry.attention, geometry.limits, geometry.draft, device_profile("cuda"), geometry.modes
@@ -255,12 +255,12 @@ def test_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make_b
     assert all(right) == (kind is FlashInferBackend), right
 
 
-# -- a draft program: every step is planned before the one graph of all steps is replayed ----------------------------
+# -- draft rounds: all steps are planned before one graph, which contains all steps, is replayed ---------------------
 
 DRAFTING = {
     "tree": {"topk": 4, "num_steps": 4},
-    # With 2900 tokens the first step reads 41 pages and the last step 40. FlashInfer makes six chunks of eight pages
-    # and then five.
+    # With this window the steps need different plans: for 2900 tokens the first step reads 41 pages, which FlashInfer
+    # splits into six chunks, and the last step reads 40 pages in five chunks.
     "tree-window": {"topk": 4, "num_steps": 4, "window_left": 650},
     "chain": {"topk": 1, "num_steps": 5},
 }
@@ -268,7 +268,7 @@ DRAFTING = {
 
 @pytest.mark.parametrize(("case", "apart"), [*((case, True) for case in DRAFTING), ("tree-window", False)])
 def test_draft_graph_steps_use_their_own_plans(make_geometry, make_batch, truth, monkeypatch, case, apart):
-    """A graph of all draft steps is right for long requests, and wrong if all plans have one offset."""
+    """A graph of all draft steps gives right output, but wrong output if all steps' plans have the same offset."""
     if not apart:
         monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     fields = {"max_context_len": 3000, "max_num_reqs": 2, "capture_batch_sizes": (2,), "page_size": 16}

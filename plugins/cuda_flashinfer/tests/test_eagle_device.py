@@ -1,4 +1,4 @@
-"""GPU tests of a draft head on FlashInfer: captured draft steps keep the text and reach a good accepted length."""
+"""GPU tests of a draft head on FlashInfer: output tokens stay equal, and enough drafts are accepted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = {"chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
 
 @cache
 def pair(dtype):
-    """Return a model that predicts mainly from the last token, and a head that predicts as it does."""
+    """Return a target model that predicts mainly from the last token, and a draft head with similar predictions."""
     fields = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024}
     return tiny_pair(vocab_size=VOCAB, device="cuda", dtype=dtype, **fields)
 
@@ -46,9 +46,10 @@ def configure(speculate=None, **more):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("graph", [False, True])
 def test_head_drafts_do_not_change_tokens(dtype, shape, graph):
-    """Drafting gives plain decoding's text except a few near ties, and an accepted length above 1.4.
+    """Drafting keeps plain decoding's tokens except after near ties, and accepts over 1.4 tokens per verify.
 
-    A head that reads a wrong plan drafts wrong tokens. The text does not show that, but the accepted length does.
+    A draft head that reads a wrong plan drafts wrong tokens. The output does not show that, but the accepted length
+    does.
     """
     model, head = pair(dtype)
     plain, _ = generate(model, prompts(), COUNT, configure(graph=graph, guard=True))
@@ -61,7 +62,7 @@ def test_head_drafts_do_not_change_tokens(dtype, shape, graph):
 
 
 def test_overlap_is_refused():
-    """An engine with overlap is refused when it is made, because plans need exact lengths; the error has the remedy."""
+    """An engine with overlap is refused at creation, because plans need exact lengths. The error has the remedy."""
     model, head = pair("bfloat16")
     with pytest.raises(BackendRefusal, match=r"cuda_flashinfer.*exact host lengths.*use overlap=False"):
         Engine(model, configure(Eagle(head, *SHAPES["tree"]), overlap=True, host_lengths=HostKind.UPPER_BOUND))

@@ -1,4 +1,4 @@
-"""GPU tests of the speculative loop: drafts, eager and captured, do not change FlashInfer's text."""
+"""GPU tests of the speculative loop on FlashInfer: drafts do not change the output, in eager mode and in graphs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def models():
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("graph", [False, True])
 def test_drafts_do_not_change_tokens(models, family, dtype, topk, graph):
-    """Chains and trees give plain decoding's text except near ties, with more prompts than batch rows.
+    """Chains and trees give plain decoding's tokens, except after near ties of two logits.
 
-    In float16 at most two texts differ.
+    There are more prompts than a batch has requests. In float16 at most two outputs differ.
     """
     model = models(family, dtype)
     dice = random.Random(7)
@@ -53,5 +53,5 @@ def test_drafts_do_not_change_tokens(models, family, dtype, topk, graph):
     assert engine.statistics.mean_accepted > 1.5
     drafted = [tuple(out.tokens) for out in outs]
     assert compare(model, prompts, drafted, {"plain": texts}, config).right
-    if dtype == "float16":  # bfloat16 has about 8 near ties per text, so every text may differ
+    if dtype == "float16":  # with bfloat16, about 8 near ties per output permit every output to differ
         assert sum(text != other for text, other in zip(drafted, texts, strict=True)) <= 2

@@ -1,4 +1,7 @@
-"""Tests of the index buffers by brute force, mainly of trees under windows, which no contract check reads."""
+"""Tests of the index buffers by brute force, mainly for trees with a sliding window.
+
+No contract check reads the buffers of that case.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def opened(geometry):
 
 
 def keys(arena, geometry, batch, r):
-    """Return per row of request r the KV slots that both passes read, sorted, with repetitions."""
+    """Return for each row of request r the KV slots that both attention passes read, sorted, with repetitions."""
     page, extent = geometry.attention.page_size, batch.uniform
     starts = arena[sizing.INDPTR].tolist()
     ids = arena[sizing.PAGES][starts[r] : starts[r + 1]].tolist()
@@ -41,7 +44,7 @@ def keys(arena, geometry, batch, r):
 
 @pytest.mark.parametrize(("window", "page", "tree"), quick(product([-1, 0, 5, 19, 200], [1, 8, 16, 64], [True, False])))
 def test_each_row_sees_the_defined_keys(make_geometry, make_batch, truth, window, page, tree):
-    """Each row sees each of its keys once and no other key, for several windows and page sizes."""
+    """In both passes together, each row sees each of its keys once and no other key."""
     geometry = make_geometry(page_size=page, window_left=window, max_context_len=150)
     backend, arena = opened(geometry)
     for seed, lens in enumerate([(0, 1, 7, 8, 9, 150), (64, 63, 65, 23, 24, 25)]):
@@ -56,7 +59,7 @@ def test_each_row_sees_the_defined_keys(make_geometry, make_batch, truth, window
 
 @pytest.mark.parametrize("window", [-1, 4, 21])
 def test_draft_steps_see_their_ancestors(make_geometry, make_batch, truth, window):
-    """Every step of a draft round with topk 3 sees its ancestors while the tail grows."""
+    """In each step of a draft round, a row sees its ancestors and no other draft token."""
     geometry = make_geometry(page_size=8, window_left=window, max_context_len=60, modes=DRAFT_MODES)
     backend, arena = opened(geometry)
     for step in range(3):
@@ -69,7 +72,7 @@ def test_draft_steps_see_their_ancestors(make_geometry, make_batch, truth, windo
 
 
 def test_masked_keys_are_stored_slots(make_geometry, make_batch):
-    """All slots of the masked level have stored keys: V of a masked key is multiplied by zero and must not be NaN."""
+    """All KV slots that the masked pass reads hold stored data, because NaN in a masked key's V reaches the output."""
     geometry = make_geometry(page_size=16, window_left=9, max_context_len=90)
     backend, arena = opened(geometry)
     lens = (0, 3, 17, 90)
@@ -84,7 +87,7 @@ def test_masked_keys_are_stored_slots(make_geometry, make_batch):
 
 
 def test_host_page_counts_match_the_device(make_geometry, make_batch):
-    """Page counts of FlashInfer's plan on the host equal the device's page counts for every length."""
+    """The page counts that the host passes to FlashInfer's plan equal the device's page counts for every length."""
     for window in (-1, 13, 70):
         geometry = make_geometry(page_size=16, window_left=window, max_context_len=150, max_num_reqs=151)
         backend, arena = opened(geometry)
@@ -97,7 +100,7 @@ def test_host_page_counts_match_the_device(make_geometry, make_batch):
 
 
 def test_plan_with_unknown_lengths_raises(make_geometry, make_batch):
-    """Unknown host lengths raise, and the error names Exact lengths."""
+    """`plan` raises for unknown host lengths, and the error says that Exact lengths are needed."""
     from dataclasses import replace
 
     geometry = make_geometry()

@@ -1,4 +1,4 @@
-"""Tests of plans that are made ahead of one replay: each step's kernels read that step's own plan."""
+"""Tests of draft rounds: all steps are planned before one replay, and each step's kernels read their own plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENS = (900, 62, 5)
 
 
 class PassedFence:
-    """Fence of a device that is never late."""
+    """Stands in for a fence that has always passed already."""
 
     def record(self):
         pass
@@ -32,7 +32,7 @@ class PassedFence:
 
 
 class Copying:
-    """Substitute for FlashInfer: a plan is rows and page offsets, and a run records its workspace's content."""
+    """Stands in for FlashInfer: `plan` writes rows and page offsets, `run` records the workspace that it would read."""
 
     def __init__(self):
         self.wrote, self.read = [], []
@@ -53,7 +53,7 @@ class Copying:
 
 
 def drafting(make_geometry, case):
-    """Return a geometry of draft modes and its backend with `Copying` instead of FlashInfer."""
+    """Return (geometry, backend, arena) of a draft model, with `Copying` instead of FlashInfer."""
     geometry = make_geometry(**CASES[case], modes=DRAFT_MODES, num_draft_tokens=7)
     arena = Arena.allocate(sizing.buffers(geometry), "cpu", guard=True)
     backend = FlashInferBackend(geometry, arena)
@@ -95,7 +95,7 @@ def test_each_draft_step_reads_its_own_plan(make_geometry, make_batch, case):
 
 @pytest.mark.parametrize("case", ["tree-window", "chain"])
 def test_steps_with_one_offset_read_the_last_plan(make_geometry, make_batch, monkeypatch, case):
-    """With one offset for all steps, every step reads the last step's plan."""
+    """If all steps' plans had the same offset, every step would read the last step's plan."""
     monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     geometry, backend, _ = drafting(make_geometry, case)
     wrote, read = plan_all_then_run_all(geometry, backend, make_batch)
@@ -105,7 +105,7 @@ def test_steps_with_one_offset_read_the_last_plan(make_geometry, make_batch, mon
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_draft_extend_plan_survives_draft_plans(make_geometry, make_batch, monkeypatch, case, apart):
-    """DRAFT_EXTEND is planned and run before the draft steps and reads its own plan; with one offset it does not."""
+    """DRAFT_EXTEND reads its own plan, even if draft steps are planned before it runs; with one offset it does not."""
     if not apart:
         monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     geometry, backend, _ = drafting(make_geometry, case)
@@ -122,7 +122,7 @@ def test_draft_extend_plan_survives_draft_plans(make_geometry, make_batch, monke
 
 @pytest.mark.parametrize("case", CASES)
 def test_plans_of_one_round_do_not_overlap(make_geometry, case):
-    """Each step's largest plan ends before the next offset, and the last plan ends within the buffer."""
+    """Each step's largest plan ends before the next step's offset, and the last plan ends within the buffer."""
     geometry, _, arena = drafting(make_geometry, case)
     steps = range(geometry.num_draft_steps)
     places = [sizing.plan_offset(geometry, Mode.DRAFT, step) for step in steps]
@@ -136,7 +136,7 @@ def test_plans_of_one_round_do_not_overlap(make_geometry, case):
 
 
 def test_staging_has_slots_for_two_rounds(make_geometry):
-    """Pinned staging has a slot for every draft plan of two rounds, which may be in flight together."""
+    """Pinned staging has a slot for every draft plan of two rounds, because two rounds can be in flight."""
     geometry, _, arena = drafting(make_geometry, "chain")
     assert len(arena[sizing.STAGING]) == 2 * geometry.num_draft_steps
 
@@ -149,7 +149,7 @@ def test_overlap_is_refused_when_a_draft_model_opens(make_geometry):
 
 
 def test_usage_without_the_gpu_is_the_plugins_count(make_geometry, make_batch):
-    """Without the geometry's GPU, `library.usage` is empty and `contract.usage` is the plugin's count."""
+    """Without the geometry's GPU, `contract.usage` returns the plugin's own count of workspace bytes."""
     geometry = make_geometry()
     batch = make_batch(geometry, Mode.VERIFY, (900, 3))
     if not library.has_device(geometry.device):
@@ -158,7 +158,7 @@ def test_usage_without_the_gpu_is_the_plugins_count(make_geometry, make_batch):
 
 
 def test_librarys_count_replaces_the_plugins(make_geometry, make_batch, monkeypatch):
-    """`contract.usage` has the library's count per buffer, plus a draft step's plan offset."""
+    """With the geometry's GPU, `contract.usage` returns FlashInfer's count, plus the offset of a draft step's plan."""
 
     class Counting:
         def __init__(self, *shape, **kinds):

@@ -1,4 +1,4 @@
-"""Tests of workspace sizes to the byte, and of wrong sizes that the contract's check finds."""
+"""Tests that workspace sizes are exact to the byte, and that the contract finds buffers that are too small."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def geometries(make_geometry):
 
 
 def library(plan, geometry, mode, lens, step=0):
-    """Return the bytes that FlashInfer's partition uses for a uniform batch, with the plugin's arguments."""
+    """Return (float bytes, int bytes, …) that FlashInfer would use for a uniform batch, with the plugin's arguments."""
     extent, a = geometry.extent(mode, step), geometry.attention
     pages = [levels.level_pages(geometry, mode, n, extent.tail_len) for n in lens]
     cut = partition.uniform(geometry, extent.q_len, len(lens))
@@ -45,7 +45,7 @@ def library(plan, geometry, mode, lens, step=0):
 
 
 def test_usage_equals_the_librarys_use(make_geometry, library_plan):
-    """For every captured size, mode and step, with random lengths, the plugin's count equals FlashInfer's."""
+    """The plugin's count of workspace bytes equals FlashInfer's for every captured size, mode and step."""
     dice, checked = random.Random(1), 0
     for geometry in geometries(make_geometry):
         for mode in geometry.modes:
@@ -65,7 +65,7 @@ def test_usage_equals_the_librarys_use(make_geometry, library_plan):
 
 
 def test_declared_workspaces_are_the_largest_use(make_geometry):
-    """Both workspaces have exactly the bytes of the largest use by any number of requests."""
+    """Each workspace has exactly the bytes that the largest batch uses."""
     for geometry in geometries(make_geometry):
         found: dict[str, int] = {}
         for mode, count in product((m for m in geometry.modes if m is not Mode.EXTEND), range(1, 81)):
@@ -84,7 +84,7 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
 
 
 def test_extend_fits_the_captured_modes_workspaces(make_geometry, library_plan):
-    """For random ragged batches the plugin's partition equals FlashInfer's and fits both workspaces."""
+    """For random EXTEND batches, the plugin's bytes equal FlashInfer's and fit the captured modes' workspaces."""
     dice, cut = random.Random(2), 0
     for geometry in geometries(make_geometry):
         a = geometry.attention
@@ -103,7 +103,10 @@ def test_extend_fits_the_captured_modes_workspaces(make_geometry, library_plan):
 
 
 def test_no_workspace_grows_with_rows_times_context(make_geometry):
-    """256 requests, 64 rows and context 131072 need little memory; FlashInfer's wrapper needs 386 MiB and 256 MiB."""
+    """For 256 requests of 64 rows and context 131072, float and integer workspaces are small.
+
+    FlashInfer's own wrapper would need 386 MiB and 256 MiB.
+    """
     fields = {"num_draft_tokens": 64, "topk": 8, "num_steps": 5, "max_num_reqs": 256, "max_context_len": 131072}
     geometry = make_geometry(**fields, num_qo_heads=32, num_kv_heads=8, capture_batch_sizes=(256,))
     sizes = {spec.name: spec.nbytes for spec in sizing.buffers(geometry)}
@@ -112,11 +115,11 @@ def test_no_workspace_grows_with_rows_times_context(make_geometry):
     assert sizes[sizing.INTS] < 128 << 10
 
 
-# -- seed bug (c), sglang#27338: a factor topk is missing -----------------------------------------------------------
+# -- known bug sglang#27338: a buffer's size lacks the factor topk ---------------------------------------------------
 
 
 def shortage(geometry, specs):
-    """Return the first need of a batch at the limits that exceeds its buffer, or an empty string."""
+    """Return a description of the first buffer that is too small for a batch at the limits, or an empty string."""
     metadata = contract.layouts(geometry)
     for batch in limit_batches(geometry):
         for spec in specs:
@@ -133,14 +136,14 @@ def draft_geometry(make_geometry):
 
 
 def test_every_draft_batch_fits(make_geometry):
-    """With topk 4 and pages of 64, no draft step needs more than its buffers have."""
+    """For topk 4 and pages of 64, all buffers are large enough for every draft step."""
     geometry = draft_geometry(make_geometry)
     assert shortage(geometry, sizing.buffers(geometry)) == ""
 
 
 @pytest.mark.parametrize("name", [sizing.TAIL_SLOTS, sizing.MASK, sizing.SLOTS])
 def test_buffer_without_topk_factor_is_found(make_geometry, name):
-    """A buffer divided by topk is reported as too small, as in the engine's bug."""
+    """A buffer with 1/topk of its size, as in a known engine bug, is reported as too small."""
     geometry = draft_geometry(make_geometry)
     mutated = [replace(spec, shape=(spec.shape[0] // 4,)) if spec.name == name else spec
                for spec in sizing.buffers(geometry)]  # fmt: skip
@@ -148,7 +151,7 @@ def test_buffer_without_topk_factor_is_found(make_geometry, name):
 
 
 def test_page_ids_do_not_depend_on_topk(make_geometry):
-    """The buffer of page ids has equal size for every topk; the engines' fix multiplied the context by topk."""
+    """The buffer of page ids has the same size for every topk, because branches share the prefix's pages."""
     sizes = set()
     for topk in (1, 4, 8):
         geometry = make_geometry(topk=topk, num_steps=2, num_draft_tokens=64, modes=DRAFT_MODES)
@@ -157,7 +160,7 @@ def test_page_ids_do_not_depend_on_topk(make_geometry):
 
 
 def test_staging_holds_two_rounds_of_plans(make_geometry):
-    """A draft geometry has two staging slots per draft step, aligned to 16 bytes."""
+    """Pinned staging has two slots for each draft step, with sizes that are multiples of 16 bytes."""
     geometry = make_geometry(modes=DRAFT_MODES, topk=4, num_steps=6)
     spec = next(one for one in sizing.buffers(geometry) if one.role is Role.HOST_STAGING)
     assert spec.shape[0] == 10

@@ -25,7 +25,7 @@ class Device:
 
 
 class LateFence:
-    """Fence that has passed when the device has run the copies enqueued before `record`."""
+    """Fence on the simulated device. It passes after the device has run the copies enqueued before `record`."""
 
     def __init__(self, device):
         self.device, self.mark = device, 0
@@ -47,14 +47,14 @@ def send(staging, device, values):
 
 
 def test_each_copy_carries_its_own_plan():
-    """Ten plans through two slots arrive unchanged on a device that is always late."""
+    """Ten plans written through two staging slots reach the device unchanged, although the device is always late."""
     device = Device()
     staging = Staging(torch.zeros(2, 16, dtype=torch.uint8), lambda: LateFence(device))
     assert send(staging, device, range(10)) == list(range(10))
 
 
 def test_without_the_fence_copies_carry_later_plans(monkeypatch):
-    """Without waiting on the fence, copies carry later plans."""
+    """If the host did not wait for the fence, the device would copy later plans instead of earlier ones."""
     monkeypatch.setattr(Staging, "wait", lambda self, index: None)
     device = Device()
     staging = Staging(torch.zeros(2, 16, dtype=torch.uint8), lambda: LateFence(device))
@@ -62,7 +62,7 @@ def test_without_the_fence_copies_carry_later_plans(monkeypatch):
 
 
 def test_plans_within_the_slots_do_not_wait():
-    """The host writes one plan per slot before the device has run any copy."""
+    """The host does not wait while there are unused slots: it writes one plan per slot before the device copies any."""
     device = Device()
     staging = Staging(torch.zeros(4, 16, dtype=torch.uint8), lambda: LateFence(device))
     for value in range(4):
@@ -73,7 +73,7 @@ def test_plans_within_the_slots_do_not_wait():
 
 
 def test_memory_is_kept_until_its_last_copy():
-    """A dropped Staging keeps its slots until enqueued copies have run."""
+    """After a Staging object is deleted, its memory is kept until the enqueued copies have run."""
     device, memory = Device(), torch.zeros(2, 16, dtype=torch.uint8)
     staging = Staging(memory, lambda: LateFence(device))
     with staging.slot() as slot:

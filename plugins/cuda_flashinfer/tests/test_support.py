@@ -26,7 +26,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusal_names_the_value(make_geometry, name):
-    """Each unsupported geometry has one reason, with field, value and limit."""
+    """Each unsupported geometry is refused with one reason, which has field, value and limit."""
     fields, expected = REFUSALS[name]
     (reason,) = reasons_against(make_geometry(**fields))
     assert expected in reason
@@ -59,13 +59,13 @@ def test_other_version_is_refused(make_geometry, monkeypatch, version):
 
 
 def test_missing_library_is_not_refused(make_geometry, monkeypatch):
-    """Without FlashInfer no reason is given; the registry reports it when a device is requested."""
+    """If FlashInfer is not installed, geometries have no reason against them; the registry reports the absence."""
     monkeypatch.setattr(support, "installed", lambda: None)
     assert reasons_against(make_geometry()) == []
 
 
 def test_overlap_is_refused_with_the_remedy(make_geometry):
-    """A geometry with overlap is refused by the core with overlap=False as the remedy."""
+    """A geometry with overlap is refused when it is loaded, with overlap=False as the remedy."""
     geometry = make_geometry()
     limits = Limits(6, 1000, 256, (1, 4, 8), overlap=True)
     overlapped = type(geometry).create(geometry.attention, limits, geometry.draft, DeviceProfile("cuda", 90, 132))

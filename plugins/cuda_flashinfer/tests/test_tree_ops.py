@@ -1,4 +1,4 @@
-"""Tests of tree operations: cuda_triton's on a GPU if it is installed, torch's otherwise."""
+"""Tests of the choice of tree operations: cuda_triton's on a GPU if it is installed, otherwise torch's."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(installed() is None, reason=f"{DISTRIBUTION} is 
 
 
 def package() -> Path:
-    """Return the installed package's folder without an import."""
+    """Return the folder of the installed FlashInfer without importing it."""
     return Path(str(md.distribution(DISTRIBUTION).locate_file("flashinfer")))
 
 
@@ -32,7 +32,7 @@ def parameters(of: ast.FunctionDef) -> list[str]:
 
 
 def binding(name: str) -> list[str]:
-    """Return the parameter names of an exported C++ function."""
+    """Return the parameter names of one of FlashInfer's exported C++ functions."""
     text = (package() / "data" / "csrc" / "batch_prefill_jit_binding.cu").read_text()
     body = re.search(rf"{name}\((.*?)\);", text, re.DOTALL)
     assert body, f"{name} is no longer exported; find its replacement, then change vendor.py"
@@ -40,25 +40,25 @@ def binding(name: str) -> list[str]:
 
 
 def test_installed_version_is_the_tested_one():
-    """The installed version is TESTED: workspaces, arguments and the device verdict belong to one version."""
+    """The installed FlashInfer is the version `TESTED`, for which workspaces and arguments were checked."""
     assert installed() == TESTED, (
         f"{DISTRIBUTION} {installed()} is installed; record a device verdict with it, then change TESTED in version.py"
     )
 
 
 def test_plan_arguments_match():
-    """`plan` takes the 20 positional arguments that the plugin passes, in that order."""
+    """FlashInfer's `plan` takes the 20 positional arguments that the plugin passes, in that order."""
     assert binding("BatchPrefillWithKVCachePlan") == list(vendor.PLAN_ARGUMENTS), "plan's arguments moved"
 
 
 def test_workspace_size_arguments_match():
-    """`workspace_size` takes the 18 positional arguments that the plugin passes, in that order."""
+    """FlashInfer's `workspace_size` takes the 18 positional arguments that the plugin passes, in that order."""
     got = binding("BatchPrefillWithKVCacheWorkspaceSize")
     assert got == ["device_buffer", *vendor.WORKSPACE_ARGUMENTS], "workspace_size's arguments moved"
 
 
 def test_paged_run_arguments_match():
-    """The parameters of `paged_run` without a default are exactly the ones that the plugin passes by name."""
+    """FlashInfer's `paged_run` requires exactly the parameters that the plugin passes by name."""
     tree = ast.parse((package() / "prefill.py").read_text())
     run = function(function(tree, "get_batch_prefill_module"), "paged_run")
     required = parameters(run)[: len(run.args.args) - len(run.args.defaults)]
@@ -119,7 +119,7 @@ READ = {
 
 @pytest.mark.parametrize("name", READ)
 def test_partition_source_is_unchanged(name):
-    """Each function has its recorded hash: 0.7.2 changed a size without renaming an array."""
+    """FlashInfer's partition functions have their recorded hashes, because a size can change without a new name."""
     include = package() / "data" / "include" / "flashinfer"
     file = "utils.cuh" if name == "FA2DetermineCtaTileQ" else "attention/scheduler.cuh"
     text = (include / file).read_text()

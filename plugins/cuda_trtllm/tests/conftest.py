@@ -26,7 +26,7 @@ def geometry() -> Callable[..., Geometry]:
 
 @pytest.fixture(scope="session")
 def loaded_with() -> Callable[[type], LoadedBackend]:
-    """Return a function that loads the plugin with another backend class: ``loaded_with(cls).bind`` makes a `cls`."""
+    """Return a function that loads the plugin with another backend class: ``loaded_with(cls).bind`` returns a `cls`."""
 
     def load(backend: type) -> LoadedBackend:
         class Replaced(TrtllmPlugin):

@@ -1,4 +1,4 @@
-"""Arguments of the library calls, checked on the CPU: a function that records its arguments replaces XQA."""
+"""Tests of the arguments that the backend passes to XQA. On the CPU, a recording function replaces XQA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from draftmark_cuda_trtllm.xqa import Xqa
 
 @pytest.fixture
 def recorded(geometry):
-    """Return a function that opens a backend on the CPU with an XQA that writes row numbers and records its calls."""
+    """Return a function that opens a backend on the CPU. Its XQA writes row numbers as output and records its calls."""
 
     def open_(modes, draft, **attention):
         made = geometry(
@@ -60,7 +60,7 @@ def attend(one, batch, cache=None):
 
 
 def test_decode_form_gets_no_mask(recorded):
-    """The decode form gets neither q_seq_len nor a mask, and gets the number of SMs of the sizing's device."""
+    """XQA's decode kernel gets neither q_seq_len nor a mask. Its number of SMs is the one that the buffers assume."""
     one = recorded(TARGET_MODES, (1, 1, 1))
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
     (call,) = one.calls
@@ -70,7 +70,7 @@ def test_decode_form_gets_no_mask(recorded):
 
 
 def test_scales_multiply_as_the_kernel_expects(recorded):
-    """q_scale includes sqrt(head_dim), as XQA divides by it; with fp8 it is factor · k_scale / v_scale."""
+    """XQA gets a q_scale that contains sqrt(head_dim), because XQA divides by it, and k_scale / v_scale with fp8."""
     one = recorded(TARGET_MODES, (1, 1, 1), softmax_scale=0.25)
     batch = one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False)
     attend(one, batch)
@@ -86,7 +86,7 @@ def test_scales_multiply_as_the_kernel_expects(recorded):
 
 @pytest.mark.parametrize(("scales", "q_scale", "kv_scale"), [((0.5, None), 0.5, 1.0), ((None, 2.0), 0.5, 2.0)])
 def test_scale_of_none_counts_as_one(recorded, scales, q_scale, kv_scale):
-    """With one scale None, the other scale still multiplies the logits, and v_scale still multiplies the output."""
+    """If only one of k_scale and v_scale is given, the absent scale counts as 1."""
     one = recorded(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
     given = tuple(None if scale is None else torch.tensor([scale]) for scale in scales)
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False), cache_of(one.geometry, given))
@@ -95,14 +95,17 @@ def test_scale_of_none_counts_as_one(recorded, scales, q_scale, kv_scale):
 
 
 def test_window_includes_the_row_itself(recorded):
-    """XQA's window is window_left + 1."""
+    """XQA gets the window window_left + 1, because its window includes the row itself."""
     one = recorded(TARGET_MODES, (1, 1, 1), window_left=63)
     attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
     assert one.calls[0].sliding_win_size == 64
 
 
 def test_draft_step_stages_its_rows(recorded):
-    """Staged rows of two requests are T rows apart, q_seq_len is k, and the outputs are gathered back."""
+    """A draft step's requests start T rows apart in staging, q_seq_len is k, and outputs are copied back.
+
+    T is the number of draft tokens so far, k is topk.
+    """
     one = recorded(DRAFT_MODES, (3, 4, 6))
     for step in range(3):
         out = attend(one, one.buffers.uniform(Mode.DRAFT, step, 4, 3, Unknown(3, 300), tree=True))
@@ -114,7 +117,7 @@ def test_draft_step_stages_its_rows(recorded):
 
 
 def test_one_request_with_full_blocks_is_not_staged(recorded):
-    """16 rows of groups of 2 fill a block of 32, so the kernel reads the rows in place."""
+    """Rows of a single request are not staged if they fill a block: 16 rows x 2 heads per KV head = 32."""
     one = recorded(DRAFT_MODES, (16, 3, 6))
     out = attend(one, one.buffers.uniform(Mode.DRAFT, 1, 1, 1, Unknown(1, 300), tree=True))
     assert one.calls[0].q.shape[0] == 16 and one.calls[0].q_cu_seq_lens.tolist() == [0, 32]
@@ -140,7 +143,7 @@ def test_extend_runs_cuda_tritons_kernel(recorded):
 
 
 def test_extend_without_rows_writes_nothing(recorded):
-    """A batch of padded requests only writes no KV and calls no XQA."""
+    """An EXTEND batch with only padding requests writes no KV and does not call XQA."""
     one = recorded(TARGET_MODES, (1, 1, 1))
     b, cache = one.buffers, cache_of(one.geometry)
     batch = ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (0, 0), Unknown(2, 300))
@@ -152,7 +155,7 @@ def test_extend_without_rows_writes_nothing(recorded):
 
 
 def test_extend_with_too_many_requests_raises(recorded):
-    """write_metadata raises if an EXTEND has more requests than the geometry, before it writes anything."""
+    """write_metadata raises if an EXTEND batch has more requests than the geometry permits."""
     one = recorded(TARGET_MODES, (1, 1, 1))
     count = one.arena[sizing.ROW_TILES].shape[0] + 1
     prefix, table = torch.zeros(count, dtype=torch.int32), torch.zeros(count, 5, dtype=torch.int32)
@@ -183,7 +186,7 @@ def test_attend_on_cpu_raises(recorded):
 
 @pytest.mark.parametrize(("draft", "mode"), [((1, 1, 1), Mode.DECODE), ((2, 3, 8), Mode.VERIFY)])
 def test_sinks_are_passed_unchanged(recorded, draft, mode):
-    """Both forms of XQA get the cache's sinks tensor, or None without sinks; unexpected sinks raise."""
+    """XQA gets the cache's sinks tensor, or None without sinks, with and without a mask; unexpected sinks raise."""
     for sinks in (torch.arange(4.0), None):
         one = recorded(TARGET_MODES, draft, sinks=sinks is not None)
         batch = one.buffers.uniform(mode, 0, 4, 3, Unknown(3, 300), tree=False)

@@ -1,4 +1,7 @@
-"""GPU tests: long contexts, wide drafts and every head shape against float64, with guard words after each buffer."""
+"""GPU tests of outputs against float64: long contexts, wide drafts and every head shape.
+
+Guard words after each buffer detect writes past its end.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def subject():
 
 @pytest.fixture(scope="module")
 def check(subject):
-    """Return a function that runs forwards on one opened backend and checks outputs and that semaphores are zero."""
+    """Return a function that runs forwards on one backend, and checks outputs and that semaphores are zero again."""
     from draftmark_contract.harness.harness import Harness, place
 
     def run(turns):
@@ -80,7 +83,7 @@ def make(shape, draft, modes, context=4000, extend=512, window=None):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_contexts_with_split_keys(check, name):
-    """Outputs are right if one long request is split over all SMs, and if eight are split less or not at all."""
+    """Outputs are right if one long request's keys are split over all SMs, and if eight requests are split less."""
     from draftmark_contract.cases.forwards import ragged
 
     draw = random.Random(name)
@@ -97,7 +100,7 @@ def test_contexts_with_split_keys(check, name):
 @pytest.mark.parametrize("window", [-1, 0, 63, 700])
 @pytest.mark.parametrize("name", SHAPES)
 def test_prefills_of_every_shape(check, name, window):
-    """Outputs are right for random new prompts, chunks after prefixes, single tokens and padded requests."""
+    """Prefill outputs are right for new prompts, chunks after prefixes, single tokens and padding requests."""
     from draftmark_contract.cases.forwards import ragged
 
     draw = random.Random(f"{name}{window}")
@@ -112,21 +115,21 @@ def test_prefills_of_every_shape(check, name, window):
 
 @pytest.mark.parametrize(("k", "steps"), [(3, 4), (8, 5), (8, 9), (40, 3)])
 def test_wide_drafts(check, k, steps):
-    """Every draft step is right for tails that end within, at and after a mask word, with long prefixes."""
+    """Draft steps are right if the number of draft tokens is below, at and above a multiple of 32 (a mask word)."""
     geometry = make(SHAPES["gqa2-64"], DraftShape(k, steps, 2), (Mode.DRAFT,), context=1500)
     check([turn(geometry, Mode.DRAFT, (1500, 0, 250, 17), 8, step, seed=step) for step in range(steps - 1)])
 
 
 @pytest.mark.parametrize("lens", [(3990,), (0,), (17, 3000)])
 def test_drafts_with_full_blocks(check, lens):
-    """8 rows of groups of 4 fill their blocks: one request runs in place, two requests are staged."""
+    """Draft steps with full blocks (8 rows x 4 heads = 32) are right for one request (not staged) and two (staged)."""
     geometry = make(LLAMA, DraftShape(8, 5, 2), (Mode.DRAFT,))
     check([turn(geometry, Mode.DRAFT, lens, len(lens), step, seed=step) for step in range(4)])
 
 
 @pytest.mark.parametrize("nodes", [2, 31, 33, 64, 65, 100])
 def test_trees_of_many_nodes(check, nodes):
-    """Random trees and stars are right at the edges of mask words and of blocks of 32 rows."""
+    """VERIFY is right for random trees, stars and chains with node counts around multiples of 32."""
     geometry = make(SHAPES["gqa2-64"], DraftShape(4, 1, nodes), TARGET_MODES, context=1500)
     lens = (1500 - nodes, 1, 255)
     check([turn(geometry, Mode.VERIFY, lens, 4, tree=tree) for tree in ("random", "star", "chain", "unused")])
@@ -134,7 +137,7 @@ def test_trees_of_many_nodes(check, nodes):
 
 @pytest.mark.parametrize("window", [0, 63, 700])
 def test_chains_under_a_window(check, window):
-    """Decode, verify of a chain, draft steps with topk 1, and prefill are right under a window."""
+    """With a sliding window, decode, verify of a chain, draft steps with topk 1, and prefill are right."""
     from draftmark_contract.cases.forwards import ragged
 
     for modes in (TARGET_MODES, DRAFT_MODES):
@@ -147,7 +150,7 @@ def test_chains_under_a_window(check, window):
 
 
 def test_tree_under_window_raises(subject):
-    """A Tree under a window raises BatchError at topk 1, and a geometry with a window and topk 2 is refused."""
+    """A tree in a geometry with a sliding window raises BatchError; a geometry with a window and topk 2 is refused."""
     from draftmark_contract.harness.harness import Harness, place
 
     geometry = make(LLAMA, DraftShape(1, 1, 7), TARGET_MODES, context=1500, window=63)
@@ -180,7 +183,7 @@ def test_queries_and_outputs_with_strides(subject):
 
 
 def test_batches_of_changing_size_share_scratch(check):
-    """40 forwards of one to eight requests are right on one arena, although their splits overlap in scratch."""
+    """40 forwards with changing numbers of requests are right on one arena, although they reuse its scratch."""
     geometry = make(SHAPES["gqa2-64"], DraftShape(3, 3, 9), TARGET_MODES, context=3000)
     draw, turns = random.Random(5), []
     for seed in range(40):

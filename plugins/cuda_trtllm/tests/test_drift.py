@@ -69,7 +69,7 @@ def imports(path: Path) -> dict[str, set[str]]:
 
 
 def test_only_public_functions_are_used():
-    """The plugin imports exactly the listed functions of the library, and each one is public."""
+    """The plugin imports exactly the listed functions of FlashInfer, and each of them is public."""
     found: dict[str, set[str]] = {}
     for path in SOURCES.rglob("*.py"):
         for module, names in imports(path).items():
@@ -87,7 +87,7 @@ def test_library_is_not_imported_at_module_level():
 
 @pytest.mark.parametrize("file", KEYWORDS)
 def test_functions_still_take_our_arguments(file):
-    """Every keyword that the plugin passes is a parameter, and xqa's positional parameters have their old order."""
+    """FlashInfer's functions have each keyword that the plugin passes, and xqa keeps its positional order."""
     name, keywords = KEYWORDS[file]
     tree = ast.parse((library() / file).read_text())
     function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
@@ -101,7 +101,7 @@ def test_functions_still_take_our_arguments(file):
 
 @pytest.mark.parametrize("file", READ)
 def test_kernel_sources_are_unchanged(file):
-    """The installed kernel sources have the recorded hashes; other sources may need other scratch sizes."""
+    """The installed XQA sources have the recorded hashes, because changed sources can need other scratch sizes."""
     text = (library() / "data" / "csrc" / "xqa" / file).read_bytes()
     assert hashlib.sha256(text).hexdigest() == READ[file], (
         f"xqa/{file} differs from the file of {versions.TESTED[-1]}, on which sizing.py and forms.py rely; "
@@ -121,7 +121,7 @@ def test_tile_constants_match_the_sources():
 
 
 def test_installed_version_is_tested():
-    """The installed FlashInfer is in versions.TESTED; every geometry would be refused otherwise."""
+    """The installed FlashInfer is in versions.TESTED. Otherwise the plugin would refuse every geometry."""
     found = versions.installed()
     if found is None:
         pytest.skip("flashinfer-python is not installed")

@@ -1,4 +1,4 @@
-"""Tests of write_metadata on the CPU: each test decodes by hand the layout that XQA reads."""
+"""Tests of write_metadata on the CPU. They decode the written buffers as XQA does and compare with expected values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(5, 300, 200, (5,))
 
 @pytest.fixture
 def opened(geometry):
-    """Return a function that opens (geometry, backend, arena, batch buffers) with non-zero buffers."""
+    """Return a function that returns (geometry, backend, arena, batch buffers), with lengths and page table filled."""
 
     def open_(modes, draft, **attention):
         made = geometry(modes, draft=draft, limits=LIMITS, num_qo_heads=4, num_kv_heads=2, head_dim=64, **attention)
@@ -36,7 +36,10 @@ def opened(geometry):
 
 
 def random_mask(batch, seed):
-    """Write random tail rows: the row's own slot is set and no bit above T. Return the set of slots of each row."""
+    """Write a random tree mask to the batch, and return the set of tail slots (draft tokens) that each row sees.
+
+    Each row sees its own slot.
+    """
     draw, (q_len, tail_len) = random.Random(seed), (batch.q_lens[0], batch.tail_lens[0])
     rows = []
     for row in range(batch.num_rows):
@@ -49,7 +52,10 @@ def random_mask(batch, seed):
 
 
 def kernel_row(arena, geometry, mode, row):
-    """Return the bits of row `row` in XQA's layout: uint16 words from word ``row · 2 · ceil(q_rows / 32)``."""
+    """Return the tail slots (draft tokens) that row `row` sees, from the mask in XQA's layout.
+
+    The row's uint16 words begin at word ``row · 2 · ceil(q_rows / 32)``.
+    """
     stride = 2 * -(-forms.q_rows(geometry, mode) // 32)
     words = arena["tail_mask"].tolist()[row * stride : (row + 1) * stride]
     return {16 * i + bit for i, word in enumerate(words) for bit in range(16) if word >> bit & 1}
@@ -57,7 +63,10 @@ def kernel_row(arena, geometry, mode, row):
 
 @pytest.mark.parametrize(("k", "steps"), [(2, 3), (3, 4), (8, 5), (8, 9), (9, 6), (40, 3)])
 def test_draft_step_has_one_lane_per_tail_slot(opened, k, steps):
-    """At every step indptr counts T rows, and real row j of a request has its tree bits at its start + j."""
+    """In a draft step each request has T rows in XQA's layout, and its first k mask rows are the batch's.
+
+    T is the number of draft tokens so far (tail slots), k is topk.
+    """
     made, backend, arena, buffers = opened(DRAFT_MODES, (k, steps, 4))
     for step in range(steps - 1):
         batch = buffers.uniform(Mode.DRAFT, step, 5, 4, Unknown(4, 300), tree=True)
@@ -76,7 +85,7 @@ def test_draft_step_has_one_lane_per_tail_slot(opened, k, steps):
 @pytest.mark.parametrize("nodes", [2, 6, 31, 32, 33, 64, 70])
 @pytest.mark.parametrize("tree", [True, False])
 def test_verify_masks_match_the_batch(opened, nodes, tree):
-    """A tree's mask words are copied to the kernel's stride, and a chain gets a causal mask."""
+    """In VERIFY, XQA's mask rows are the batch's tree mask, or a causal mask for a chain."""
     made, backend, arena, buffers = opened(TARGET_MODES, (8, 12, nodes))
     batch = buffers.uniform(Mode.VERIFY, 0, 5, 4, Unknown(4, 300), tree=tree)
     chain = [set(range(row % nodes + 1)) for row in range(5 * nodes)]
@@ -90,7 +99,7 @@ def test_verify_masks_match_the_batch(opened, nodes, tree):
 
 @pytest.mark.parametrize("rows", [(200,), (64, 64, 64), (1, 63, 0, 65, 3), (0, 128, 0), (5, 0, 0, 0, 0)])
 def test_extend_lists_the_row_tiles_of_each_request(opened, rows):
-    """The schedule lists each request's row tiles, longest KV range first, and every row has its slot."""
+    """The EXTEND schedule lists each request's row tiles, longest KV range first, and every row has its KV slot."""
     made, backend, arena, buffers = opened(TARGET_MODES, (1, 1, 1), page_size=16)
     prefix = [7, 64, 130, 20, 0][: len(rows)]
     buffers.prefix_lens[: len(rows)] = torch.tensor(prefix)
@@ -99,7 +108,7 @@ def test_extend_lists_the_row_tiles_of_each_request(opened, rows):
     )
     arena.poison()
     backend.write_metadata(batch)
-    height = INTERPRETED_ROWS // made.attention.group_size  # rows per tile of cuda_triton's kernels in the interpreter
+    height = INTERPRETED_ROWS // made.attention.group_size  # rows per tile of cuda_triton's interpreted kernels
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in range(-(-n // height))]
     wanted.sort(key=lambda one: (-prefix[one[0]] - (one[1] + 1) * height, one[0]))
     header = arena["row_tiles"][: forms.SCHEDULE_HEADER_ROWS].tolist()
@@ -140,7 +149,10 @@ def test_metadata_is_one_launch(opened, monkeypatch):
 
 
 def test_sm_100_metadata_has_lengths_and_their_sums(geometry):
-    """EXTEND writes L + n and its running sums for trtllm-gen, and VERIFY writes L + T."""
+    """For trtllm-gen, EXTEND writes KV lengths and their prefix sums, and VERIFY writes KV lengths.
+
+    A KV length counts committed and new tokens.
+    """
     from draftmark import DeviceProfile
     from draftmark_cuda_trtllm.gen import GenBackend
 

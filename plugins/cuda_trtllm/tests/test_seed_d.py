@@ -1,7 +1,7 @@
-"""Seed bug (d), sglang#26521 and #26655: a captured graph binds KV lengths that are zero or not advanced.
+"""Tests of a known bug (sglang#26521, #26655): a captured graph reads KV lengths that are zero or not advanced.
 
 In SGLang the draft step of TRTLLM-MHA was captured with a zero-initialised `cache_seqlens`. Softmax over no keys gave
-NaN. These tests break our backend in the known ways, and the contract's checks of a captured run must fail each time.
+NaN. Here backends with such defects must fail the contract's checks of capture and replay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CASES = [("draft", Program.DRAFT), ("target", Program.VERIFY), ("target", Progra
 
 
 class ZeroedAtCapture(XqaBackend):
-    """XQA backend that resets `kv_lens` to zero in the captured region."""
+    """XQA backend with a defect: the captured graph resets `kv_lens` to zero."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -29,7 +29,7 @@ class ZeroedAtCapture(XqaBackend):
 
 
 class SkippedAtCapture(XqaBackend):
-    """XQA backend that writes metadata in the warm-up and not in the captured region."""
+    """XQA backend with a defect: it writes metadata in the warm-up, but the graph does not contain the write."""
 
     def write_metadata(self, batch):
         if not is_recording():
@@ -37,7 +37,7 @@ class SkippedAtCapture(XqaBackend):
 
 
 class TailForgotten(XqaBackend):
-    """XQA backend that reads committed lengths only, so rows miss the tail's keys."""
+    """XQA backend with a defect: KV lengths count committed tokens only, so rows miss the new tokens' keys."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -45,7 +45,7 @@ class TailForgotten(XqaBackend):
 
 
 class FirstStepForever(XqaBackend):
-    """XQA backend that adds the first step's tail in every draft step."""
+    """XQA backend with a defect: in every draft step, KV lengths count the first step's draft tokens only."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -53,7 +53,7 @@ class FirstStepForever(XqaBackend):
 
 
 class FrozenLengths(XqaBackend):
-    """XQA backend that replays with the lengths of the warm-up."""
+    """XQA backend with a defect: the graph reads the KV lengths of the warm-up."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -73,26 +73,26 @@ def run(loaded, geometry_name, program):
 
 @pytest.mark.parametrize(("name", "program"), CASES)
 def test_captured_run_and_replays_are_right(loaded_with, name, program):
-    """The warm-up, the capture, the first replay without new metadata, and replays of every size are right."""
+    """The unchanged XQA backend passes the contract's checks of capture and replay."""
     run(loaded_with(XqaBackend), name, program)
 
 
 @pytest.mark.parametrize("backend", [ZeroedAtCapture, SkippedAtCapture, TailForgotten, FrozenLengths])
 @pytest.mark.parametrize(("name", "program"), CASES)
 def test_capture_with_wrong_lengths_fails(loaded_with, backend, name, program):
-    """The check of the captured run fails for each backend that zeroes, skips, forgets or freezes lengths."""
+    """The contract's checks of capture and replay fail for each backend with wrong KV lengths."""
     with pytest.raises(ContractViolation):
         run(loaded_with(backend), name, program)
 
 
 def test_draft_steps_that_do_not_advance_fail(loaded_with):
-    """The check names kv_lens if a later draft step has the first step's lengths."""
+    """If later draft steps have the first step's KV lengths, a check fails, and its error names kv_lens."""
     with pytest.raises(ContractViolation, match="kv_lens"):
         run(loaded_with(FirstStepForever), "draft", Program.DRAFT)
 
 
 def test_captured_launch_gets_no_length_as_integer():
-    """Integer arguments of the captured launch are the page size, extents and mask words, never a length."""
+    """No integer argument of the captured metadata launch is a KV length, because a graph would freeze it."""
     import inspect
 
     parameters = inspect.signature(launch.write_uniform).parameters

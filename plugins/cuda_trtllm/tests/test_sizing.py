@@ -1,4 +1,4 @@
-"""Scratch and semaphore sizes against a second implementation of XQA's arithmetic."""
+"""Tests of scratch and semaphore sizes against a second implementation of XQA's arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
     if parts == 1:
         return 0, 0
     sequences = kv_heads * blocks * batch
-    row_max = 128  # XQA stores float data[1][8][4], 128 bytes, for up to 32 rows
+    row_max = 128  # XQA's statistics of a block of up to 32 rows: float data[1][8][4], 128 bytes
     record = (group if rows == 1 else 32) * next(n for n in (64, 128, 256) if n >= dim) * 2
     offset = 2 * row_max * parts * sequences
     return math.ceil(offset / record) * record + parts * sequences * record, sequences
@@ -33,7 +33,7 @@ def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
 @pytest.mark.parametrize(("modes", "draft"), KINDS)
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
 def test_scratch_and_semaphores_cover_every_batch(geometry, sms, modes, draft, heads):
-    """Declared sizes cover every number of requests in every mode that XQA runs."""
+    """Declared scratch and semaphores are large enough for any number of requests in every mode that XQA runs."""
     from dataclasses import replace
 
     made = geometry(modes, draft=draft, num_qo_heads=heads[0], num_kv_heads=heads[1])
@@ -49,19 +49,19 @@ def test_scratch_and_semaphores_cover_every_batch(geometry, sms, modes, draft, h
 
 
 def test_declared_scratch_is_tight(geometry):
-    """One request of 64 rows uses over 96 % of the scratch: its 8 KV heads split over 128 of 132 SMs."""
+    """Scratch is hardly larger than necessary: one request of 64 rows uses over 96 % of it."""
     made = geometry()
     scratch, _ = xqa_scratch(132, 1, 8, 4, 128, made.max_pages_per_req * 64, 64)
     assert 0.96 * sizes(made)["scratch"] < scratch <= sizes(made)["scratch"] < 9 << 20
 
 
 def test_graph_state_of_a_target_is_small(geometry):
-    """256 requests, context 131072 and 64 draft tokens take under 16 MiB; engines usually reserve 128 MiB."""
+    """All buffers for 256 requests, context 131072 and 64 draft tokens take under 16 MiB (engines reserve 128 MiB)."""
     assert sum(sizes(geometry(TARGET_MODES)).values()) < 16 << 20
 
 
 def test_only_drafts_with_padding_rows_are_staged(geometry):
-    """A chain, and a draft of one step, have no staging buffers."""
+    """There are no staging buffers for chains and for drafts with one forward, which need no padding rows."""
     assert "staged_queries" in sizes(geometry(DRAFT_MODES))
     for draft in ((1, 5, 64), (8, 2, 64), (8, 1, 64)):
         assert "staged_queries" not in sizes(geometry(DRAFT_MODES, draft=draft))
@@ -71,7 +71,7 @@ def test_only_drafts_with_padding_rows_are_staged(geometry):
 @pytest.mark.parametrize("k", [2, 3, 8, 9, 40])
 @pytest.mark.parametrize("steps", range(2, 14))
 def test_mask_row_holds_tail_and_grid_holds_rows(geometry, k, steps):
-    """At every draft step a mask row has a bit per tail slot, and the grid covers the k real rows."""
+    """In draft steps, a mask row has a bit for each draft token so far, and XQA's grid covers all topk rows."""
     made = geometry(DRAFT_MODES, draft=(k, steps, 3))
     rows = forms.q_rows(made, Mode.DRAFT)
     assert 32 * forms.mask_words(made, Mode.DRAFT) >= k * (steps - 1)
@@ -89,7 +89,7 @@ def test_mask_row_has_the_kernels_stride(geometry, draft):
 
 
 def test_one_tree_kernel_serves_every_draft_step(geometry):
-    """A draft geometry needs two XQA kernels, one for its steps and one for DRAFT_EXTEND; EXTEND needs none."""
+    """All draft steps run one XQA kernel, and DRAFT_EXTEND runs a second one; EXTEND runs none."""
     assert forms.kernels(geometry(DRAFT_MODES, draft=(8, 5, 16))) == [8, 16]
     assert forms.kernels(geometry(TARGET_MODES, draft=(8, 5, 64))) == [1, 64]
     assert forms.kernels(geometry(DRAFT_MODES, draft=(1, 5, 16))) == [1, 16]
@@ -97,14 +97,14 @@ def test_one_tree_kernel_serves_every_draft_step(geometry):
 
 
 def test_extend_only_geometry_needs_no_scratch(geometry):
-    """A geometry with EXTEND only has slots and row tiles, and no scratch or semaphores."""
+    """A geometry that has only the mode EXTEND gets the buffers of slots and row tiles, and no scratch."""
     assert set(sizes(geometry((Mode.EXTEND,)))) == {"slot_mapping", "row_tiles"}
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
 @pytest.mark.parametrize("extend", [1, 15, 16, 17, 200, 8192])
 def test_row_tiles_fit_cuda_tritons_schedule(geometry, heads, extend):
-    """The row-tile buffer holds cuda_triton's tiles, and this plugin's constants equal cuda_triton's."""
+    """The row-tile buffer is large enough for cuda_triton's schedule, and both plugins have equal tile constants."""
     from draftmark_cuda_triton.heuristics import common, select
 
     made = geometry(num_qo_heads=heads[0], num_kv_heads=heads[1], limits=Limits(7, 131072, extend, (7,)))
@@ -116,5 +116,5 @@ def test_row_tiles_fit_cuda_tritons_schedule(geometry, heads, extend):
 
 
 def test_fp8_cache_never_uses_the_decode_form(geometry):
-    """An fp8 cache uses the tree form only: on sm_90 FlashInfer's decode kernel would round the queries to fp8."""
+    """With an fp8 cache XQA's decode kernel never runs, because on sm_90 FlashInfer's would round queries to fp8."""
     assert 1 not in forms.kernels(geometry(kv_dtype="float8_e4m3fn", draft=(1, 1, 1)))

@@ -6,7 +6,7 @@ import pytest
 
 
 def test_batch_sizes_are_not_specialised():
-    """Both metadata kernels exclude batch sizes from Triton's specialisation for 1 and for multiples of 16."""
+    """Batch sizes of 1 or a multiple of 16 do not make Triton compile either metadata kernel again."""
     variants = pytest.importorskip("draftmark_cuda_triton.kernel_variants")
     compiled = variants.load_variant("draftmark_cuda_trtllm.kernels", False)
     kernels = [one for module in (compiled.context, compiled.uniform) for one in vars(module).values()]

@@ -1,4 +1,4 @@
-"""GPU tests of the loop: n-gram drafts and trees, eager and captured, give the tokens of plain decoding."""
+"""GPU tests of the speculative loop: n-gram chains and trees, eager and captured, give plain decoding's tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_drafts_do_not_change_tokens(models, head_dim, graph, topk):
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_differs_from_reference_only_at_near_ties(models, graph):
-    """XQA's tokens equal the reference backend's tokens up to a near tie of two logits."""
+    """XQA and the reference backend generate equal tokens, except after a near tie of two logits."""
     model = models(64)
     config = EngineConfig(backend="reference", page_size=16, max_num_reqs=3, max_context_len=128, max_extend_tokens=48)
     outs, _ = generate(model, PROMPTS, 40, config)

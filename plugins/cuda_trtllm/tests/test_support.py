@@ -1,4 +1,4 @@
-"""Refusals name the refused value, and every accepted geometry has buffers and metadata."""
+"""Tests of the geometries and FlashInfer versions that the plugin refuses and accepts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_refusals_name_the_value(geometry, change, word):
     ],
 )
 def test_accepted_geometries_have_buffers_and_metadata(geometry, change):
-    """Accepted geometries close to the refused ones have buffers, and every mode has its metadata described."""
+    """Geometries close to refused ones are accepted, and have buffers and a metadata description of every mode."""
     made = geometry(**change)
     assert reasons_against(made) == []
     assert sizing.buffers(made)
@@ -72,7 +72,7 @@ def test_accepted_geometries_have_buffers_and_metadata(geometry, change):
 
 
 def test_untested_version_is_refused(geometry, monkeypatch):
-    """A FlashInfer without a recorded device verdict is refused, and the remedy names the tested version."""
+    """A FlashInfer version that was not tested on a GPU is refused, and the remedy names the tested version."""
     monkeypatch.setattr(versions, "installed", lambda: "0.6.18.post1")
     (reason,) = reasons_against(geometry())
     assert "0.6.18.post1" in reason and versions.TESTED[-1] in reason
@@ -80,7 +80,7 @@ def test_untested_version_is_refused(geometry, monkeypatch):
 
 @pytest.mark.parametrize(("version", "ignored"), [("0.6.13", True), ("0.6.15.post2", True), ("0.6.16.post1", False)])
 def test_fp8_trees_are_refused_before_0_6_16(geometry, monkeypatch, version, ignored):
-    """Before 0.6.16 XQA uses a causal tail for an fp8 cache, whatever the mask (flashinfer#4199)."""
+    """FlashInfer before 0.6.16 is refused for fp8 trees, because its XQA ignores their mask (flashinfer#4199)."""
     monkeypatch.setattr(versions, "installed", lambda: version)
     reasons = reasons_against(geometry(kv_dtype=FP8))
     assert any("it ignores them" in reason for reason in reasons) is ignored
@@ -88,7 +88,7 @@ def test_fp8_trees_are_refused_before_0_6_16(geometry, monkeypatch, version, ign
 
 
 def test_sizing_works_without_flashinfer(geometry, monkeypatch):
-    """Without FlashInfer installed no reason is given against a geometry."""
+    """If FlashInfer is not installed, geometries are accepted, because sizing works without it."""
     monkeypatch.setattr(versions, "installed", lambda: None)
     assert reasons_against(geometry(TARGET_MODES)) == []
 

@@ -1,7 +1,7 @@
-"""Attention backend over FlashInfer's FA2 kernels: a tree runs as an unmasked prefix pass and a masked tail pass.
+"""Attention backend over FlashInfer's FA2 kernels. A draft tree runs as an unmasked prefix pass and a masked pass.
 
-The prefix is read once for all rows of a request. The mask covers only the tail's slots, so no buffer grows with rows
-times context.
+The prefix pass reads committed tokens once for all rows of a request. The mask covers only the draft tokens (the
+tail), so no buffer grows with rows times context.
 
 * `levels`, `partition` and `sizing` compute with integers only. `planning` makes the arguments of FlashInfer's planner.
 * `backend` is the backend, and `vendor` contains every call of FlashInfer.
@@ -64,7 +64,10 @@ class FlashInferPlugin(BackendPlugin):
         return FlashInferBackend(geometry, arena)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
-        """Return cuda_triton's tree operations on a GPU if it is installed, else None for torch's operations."""
+        """Return cuda_triton's tree operations if it is installed and the device is a GPU.
+
+        None selects torch's operations.
+        """
         if device.type != "cuda" or all(row.name != TREE_OPS_OF for row in available()):
             return None
         return load(TREE_OPS_OF).tree_ops(geometry, device)

@@ -1,4 +1,4 @@
-"""Backend over FlashInfer: plan, metadata, KV store and attention on the arena's buffers and the batch's tensors."""
+"""Attention backend over FlashInfer: plan, metadata, KV store and attention."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MASKED = (sizing.TAIL_INDPTR, sizing.TAIL_SLOTS, sizing.TAIL_LAST_PAGE, sizing.
 
 @dataclass(frozen=True)
 class Plans:
-    """Offsets of one forward's plans in the workspaces, as FlashInfer's `plan` returns them.
+    """Holds what FlashInfer's `plan` returned for one forward: offsets of the plans' arrays in the workspaces.
 
-    In a captured mode these integers depend on shapes only, so a graph may keep them.
+    In a captured mode these integers depend on shapes only, so a CUDA graph can keep them.
 
     Attributes:
-        paged: plan of the causal level or the common level.
-        masked: plan of the masked level; None in a forward of one pass.
+        paged: plan of the pass over pages: the causal pass, or the prefix pass of a forward in two passes.
+        masked: plan of the masked pass over single tokens; None in a forward of one pass.
     """
 
     paged: Sequence[int]
@@ -40,7 +40,7 @@ class FlashInferBackend:
     """FlashInfer backend with one code path for eager mode, capture and replay.
 
     `plan` passes the host's lengths to FlashInfer's planner. A graph reads the plan from the integer workspaces.
-    On CPU tensors `plan` only prepares FlashInfer's arguments, and metadata is written; `attend` needs a GPU.
+    On CPU tensors `plan` only prepares FlashInfer's arguments, `write_metadata` works, and `attend` raises.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -49,7 +49,8 @@ class FlashInferBackend:
         self._arena = {name: arena[name] for name in arena}
         ints = self._arena[sizing.INTS]
         floats = self._arena.get(sizing.FLOATS)
-        # A geometry with EXTEND only never splits keys, but FlashInfer takes its device from this tensor.
+        # A geometry that has only the mode EXTEND needs no float workspace. FlashInfer still takes the device from this
+        # argument, so it gets the integer workspace.
         self._floats = floats if floats is not None and floats.numel() else ints
         self._ints = _plan_views(geometry, ints)
         self._paged_staging = sizing.aligned(sizing.plan_bytes(geometry)[0])
@@ -92,7 +93,7 @@ class FlashInferBackend:
     # -- the captured part --------------------------------------------------------------------------------
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write page ids, tail tokens, mask bits and slots, in one launch."""
+        """Write page ids, the masked pass's tokens and mask bits, and the rows' KV slots, in one launch."""
         masked, a = levels.is_masked(self.geometry, batch.mode), self.geometry.attention
         uniform, tree = batch.uniform, batch.tail if masked and isinstance(batch.tail, Tree) else None
         tail_len = 0 if uniform is None else uniform.tail_len
@@ -158,7 +159,7 @@ class FlashInferBackend:
 
 
 def _plan_views(geometry: Geometry, ints: torch.Tensor) -> dict[tuple[Mode, int], torch.Tensor]:
-    """Return views of the integer workspace per (mode, step), each from its plan's offset on."""
+    """Return for each (mode, step) the part of the integer workspace that begins at its plan's offset."""
     steps = {mode: geometry.num_draft_steps if mode is Mode.DRAFT else 1 for mode in geometry.modes}
     return {
         (mode, step): ints[sizing.plan_offset(geometry, mode, step) :]
@@ -167,6 +168,6 @@ def _plan_views(geometry: Geometry, ints: torch.Tensor) -> dict[tuple[Mode, int]
 
 
 def _tokens(cache: KVCache) -> KVCache:
-    """View of the cache with pages of one token."""
+    """Return a view of the cache with pages of one token, for the masked pass."""
     k, v = (pool.view(-1, 1, *pool.shape[2:]) for pool in (cache.k, cache.v))
     return KVCache(k, v)

@@ -1,4 +1,4 @@
-"""Facts of this plugin that only the conformance suite reads: meaning of its metadata, and bytes in use per batch."""
+"""Descriptions of this plugin for the conformance suite only: its metadata layout, and the bytes that a batch uses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Describe each mode's metadata: one causal level, or a prefix level and a masked tail level where trees occur.
+    """Describe each mode's metadata: one causal pass, or for trees a prefix pass and a masked pass over draft tokens.
 
-    With a window the masked level also holds prefix tokens. The contract cannot describe that, so it is opaque.
+    With a sliding window the masked pass also reads prefix tokens. The contract cannot describe that, so its metadata
+    is declared opaque.
     """
     paged = {
         "kv_indptr": sizing.INDPTR,
@@ -52,8 +53,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 def plugin_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Return the bytes that one batch uses of each buffer of the plugin, by the plugin's own formulas.
 
-    They include the plans and the data that their kernels write. The plan of a draft step begins after the plans of
-    earlier steps, so it includes their bytes.
+    The bytes include the plan and the data that its kernels write. A draft step's plan begins after the plans of
+    earlier steps, so its bytes count from the buffer's start.
     """
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in _OWN}
     a, extent = geometry.attention, batch.uniform

@@ -29,21 +29,21 @@ def write_indices(
         prefix_lens, q_indptr, page_table: tensors of the batch, int32.
         tree_mask, tree_depth: tensors of the batch's tree, int32; not read without TREE.
         slot_mapping: int64 ``[rows]``, out: slot at which each row stores K and V.
-        kv_indptr, kv_indices, last_page_len: out: the paged level: of the prefix if MASKED, else of prefix and tail.
-        tail_indptr, tail_slots, tail_last_page_len: out, if MASKED: slots of head and tail.
+        kv_indptr, kv_indices, last_page_len: out: page list of the prefix if MASKED, else of prefix and new tokens.
+        tail_indptr, tail_slots, tail_last_page_len: out, if MASKED: KV slots that the masked pass reads.
         tail_mask, mask_indptr: out, if MASKED: bit (row · tokens + token) of each request.
-        tail_len: tail slots of each request; with RAGGED a request's rows are its tail.
-        head_len: prefix tokens in the masked level.
+        tail_len: new tokens of each request, draft tokens included; with RAGGED a request has one per row.
+        head_len: prefix tokens that the masked pass reads.
         REQS: requests per program; 1 on a GPU.
     """
     block = tl.program_id(1)
-    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # [REQS, 1]; other per-request values have this shape
+    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # [REQS, 1], as all values per request below
     real = r < num_reqs
     row0 = tl.load(q_indptr + r, mask=real, other=0)
     rows = tl.load(q_indptr + r + 1, mask=real, other=0) - row0
     tail = rows if RAGGED else tail_len
 
-    # -- the paged level: each request's number of pages, and the sum over earlier requests
+    # -- page list of the unmasked or causal pass: each request's number of pages, and the sum over earlier requests
     every = tl.arange(0, BLOCK_R)[None, :]
     exists = every < num_reqs
     length = tl.load(prefix_lens + every, mask=exists, other=0)
@@ -91,9 +91,9 @@ def write_indices(
         tl.store(tail_last_page_len + r, 1, mask=head_program)
         tl.store(tail_indptr + r + 1, (r + 1) * tokens, mask=last)
         tl.store(mask_indptr + r + 1, (r + 1) * size, mask=last)
-        # The head is the prefix part of the masked level: from the window edge of the shallowest row to the first
-        # common page. Entries outside it use the tail's first slot. That slot already holds keys and values, and V of a
-        # masked key must not be NaN.
+        # The head is the prefix part of the masked pass: from the window edge of the shallowest row to the first page
+        # that all rows see. Entries outside it use the tail's first slot, which already holds keys and values: V of a
+        # masked key is multiplied by zero, so it must not be NaN.
         low = tl.maximum(prefix - window_left, 0)
         high = tl.minimum(skip * PAGE, prefix)
         place = tl.where(at < head_len, low + at, prefix + at - head_len)

@@ -25,14 +25,15 @@ LANES = 1 << 16
 
 @dataclass(frozen=True)
 class Forward:
-    """Numbers of one forward that a capture freezes.
+    """Holds the integers of one forward. They are launch arguments, so a captured graph keeps their values.
 
     Attributes:
         page_size: tokens per page.
         window_left: keys that a row sees to its left; -1 for all.
         longest: rows of the request with the most rows.
-        tail_len: tail slots of each request; 0 in a ragged batch, in which the rows are the tail.
-        head_len: prefix tokens in the masked level.
+        tail_len: tail slots (new tokens, draft tokens included) of each request; 0 in a ragged batch, in which a
+            request's tail is its rows.
+        head_len: prefix tokens in the masked pass.
         ragged: true for EXTEND.
         masked: true for a forward in two passes.
     """
@@ -58,8 +59,8 @@ def write_indices(
     """Write every index buffer of one forward, in one launch. See `kernels.write_indices`.
 
     Args:
-        mask: a tree's mask; None for a causal tail.
-        depth: a tree's depths; None for a causal tail.
+        mask: masks of the draft trees; None for chains.
+        depth: depths of the draft trees' nodes; None for chains.
         buffers: the buffers that this forward writes, by name.
     """
     compiled, requests = prefix_lens.is_cuda, prefix_lens.shape[0]
@@ -83,7 +84,7 @@ def write_indices(
 
 
 def _large_blocks(requests: int, widest: int, widest_bytes: int) -> tuple[int, int, int]:
-    """Return (requests, elements, mask bytes) per program for Triton's interpreter: few large programs run fastest."""
+    """Return (requests, elements, mask bytes) of one program in Triton's interpreter, where large programs are fast."""
     block = min(triton.next_power_of_2(widest), LANES)
     block_bytes = min(triton.next_power_of_2(widest_bytes), LANES // 8)
     room = LANES // max(block, 8 * block_bytes)

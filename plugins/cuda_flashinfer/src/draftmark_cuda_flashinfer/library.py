@@ -1,4 +1,4 @@
-"""FlashInfer's own count of its workspaces, for `contract.usage` on a machine with the geometry's GPU.
+"""Bytes of FlashInfer's workspaces as FlashInfer itself counts them, on a machine with the geometry's GPU.
 
 FlashInfer's `workspace_size` partitions the batch as its `plan` does, and writes nothing. It reads the number of SMs
 from the current device, so it is called only if that device matches the geometry.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return FlashInfer's count of its workspaces in bytes, by buffer; empty without the geometry's GPU.
+    """Return the bytes of workspace that FlashInfer counts for a batch, by buffer; empty without the geometry's GPU.
 
     The first call for an attention shape builds FlashInfer's module, unless it is in FlashInfer's cache.
     """
@@ -56,7 +56,7 @@ def has_device(device: DeviceProfile) -> bool:
 
 @lru_cache(maxsize=8)
 def _planner_and_vendor(geometry: Geometry) -> tuple[Planner, Vendor, torch.Tensor]:
-    """Return planner, vendor, and a GPU tensor from which FlashInfer's count takes the device."""
+    """Return (planner, vendor, tensor on the GPU). FlashInfer's `workspace_size` takes the device from the tensor."""
     import torch
 
     from .planning import Planner

@@ -1,4 +1,4 @@
-"""Partition of a batch by FlashInfer's FA2 plan, and the bytes of the plan. Integers only, no torch.
+"""Partition of a batch into CTAs by FlashInfer's FA2 plan, and the bytes of the plan. Integers only, no torch.
 
 The formulas follow `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.7.2. Each CTA processes one tile of packed
 rows (query rows x heads of a group) against one chunk of keys.
@@ -24,7 +24,7 @@ LIBRARY_SPLITS = -1
 
 @dataclass(frozen=True)
 class Partition:
-    """One plan in integers.
+    """Describes one FlashInfer plan: how it divides a batch among CTAs, and its bytes.
 
     Attributes:
         graph: true if the grid is padded to `ctas` for every length; otherwise the grid depends on the batch.
@@ -66,7 +66,7 @@ def max_split_tiles(attention: AttentionShape, device: DeviceProfile) -> int:
 
 
 def uniform_tiles(attention: AttentionShape, q_len: Any) -> Any:
-    """Return row tiles of one request with q_len rows; a request smaller than the widest tile is one smaller tile."""
+    """Return the number of row tiles of one request with q_len rows; 1 if it fits the widest tile."""
     return ceil_div(q_len * attention.group_size, widest_tile(attention.head_dim))
 
 
@@ -80,20 +80,20 @@ def float_bytes(attention: AttentionShape, ctas: Any, tile: Any) -> Any:
 
 
 def _partial_row(attention: AttentionShape) -> Any:
-    """Bytes of one row's partial output and log-sum-exp, over all heads."""
+    """Return the bytes of one row's partial output and log-sum-exp, over all heads."""
     return attention.num_qo_heads * (attention.head_dim + 1) * 4
 
 
 def int_bytes(ctas: Any, requests: Any, rows: Any, *, graph: bool, split: bool) -> Any:
     """Return the bytes of the plan's arrays. Each array begins at a multiple of 16 bytes."""
-    size = _append(_append(4 * ctas, 4 * ctas), 4 * ctas)  # request, row tile and chunk of each CTA
-    size = _append(size, 4 * (requests + 1)) + 4  # offsets of each request's partials; the chunk's length
+    size = _append(_append(4 * ctas, 4 * ctas), 4 * ctas)  # arrays of each CTA's request, row tile and key chunk
+    size = _append(size, 4 * (requests + 1)) + 4  # array: each request's offset in partial results; chunk length
     if graph:
-        size = _append(size, 4)  # number of rows
+        size = _append(size, 4)  # the batch's number of rows
     if split:
-        size = _append(size, 4 * (rows + 1))  # offsets of each row's partials
+        size = _append(size, 4 * (rows + 1))  # array of each row's offset in partial results
     if graph:
-        size = _append(size, ctas)  # valid flag of each CTA
+        size = _append(size, ctas)  # array of flags: the CTA has work
     return size
 
 
@@ -102,7 +102,7 @@ def _append(offset: Any, size: Any) -> Any:
 
 
 def uniform(geometry: Geometry, q_len: Any, num_reqs: Any) -> Partition:
-    """Return the plan of the causal or common level, for num_reqs requests with q_len rows each."""
+    """Return the plan of the pass over pages (causal or prefix pass), for num_reqs requests with q_len rows each."""
     a = geometry.attention
     tiles, limit = num_reqs * uniform_tiles(a, q_len), max_split_ctas(a, geometry.device)
     if tiles > max_split_tiles(a, geometry.device):
@@ -113,14 +113,14 @@ def uniform(geometry: Geometry, q_len: Any, num_reqs: Any) -> Partition:
 
 
 def masked(geometry: Geometry, q_len: Any, num_reqs: Any, masked_len: Any) -> Partition:
-    """Return the plan of the masked level: single tokens, one chunk per tile, equal for every length."""
+    """Return the plan of the masked pass over single tokens. Keys are not split, so it is equal for every length."""
     tiles = num_reqs * uniform_tiles(geometry.attention, q_len)
     ints = int_bytes(tiles, num_reqs, num_reqs * q_len, graph=False, split=False)
     return Partition(False, masked_len, tiles, 0, ints)
 
 
 def unsplit(geometry: Geometry, tiles: Any, num_reqs: Any, rows: Any) -> Partition:
-    """Return a plan without split-KV: a chunk covers the longest request."""
+    """Return a plan without split-KV: one chunk of keys covers the longest request."""
     ints = int_bytes(tiles, num_reqs, rows, graph=False, split=False)
     return Partition(False, geometry.max_pages_per_req, tiles, 0, ints)
 
@@ -128,9 +128,9 @@ def unsplit(geometry: Geometry, tiles: Any, num_reqs: Any, rows: Any) -> Partiti
 def extend(
     geometry: Geometry, q_lens: Sequence[int], pages: Sequence[int], float_room: int, int_room: int
 ) -> Partition:
-    """Return the plan of a ragged batch. It splits keys as far as the captured modes' workspaces have room.
+    """Return the plan of an EXTEND batch. It splits keys only as far as the workspaces of captured modes have room.
 
-    So EXTEND needs no workspace of its own. FlashInfer's own plan would use up to 128 rows of float32 per CTA.
+    So EXTEND needs no workspace of its own. FlashInfer's default plan would use up to 128 rows of float32 per CTA.
 
     Args:
         q_lens: rows of each request.
@@ -174,9 +174,10 @@ def _within_window(attention: AttentionShape, pages: int, tile: int) -> int:
 
 
 def extend_tiles(attention: AttentionShape, rows: Any, num_reqs: Any) -> tuple[Any, Any]:
-    """Return two bounds. A ragged batch of `rows` rows in `num_reqs` requests has at most the larger number of tiles.
+    """Return two bounds of the row tiles of an EXTEND batch, one for small and one for large tiles.
 
-    The tile size follows the mean of packed rows per request. Up to a mean of 64, requests average at most two tiles.
-    Above it, each request has at most one tile that is not full.
+    The larger bound holds for any batch of `rows` rows in `num_reqs` requests. FlashInfer selects the tile size by the
+    mean of packed rows per request. Up to a mean of 64, requests average at most two tiles. Above it, each request has
+    at most one tile that is not full.
     """
     return 2 * num_reqs, rows * attention.group_size // widest_tile(attention.head_dim) + num_reqs

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Planner:
-    """Maker of plan requests for the batches of one geometry.
+    """Makes the arguments of FlashInfer's planner (`vendor.Request`) for the batches of one geometry.
 
     Args:
         geometry: the geometry.
-        host_indptrs: int32 ``[2, max_reqs + 1]`` on the host: row offsets and page offsets of the paged level. Each
-            call overwrites it, and FlashInfer reads it during `plan`.
+        host_indptrs: int32 ``[2, max_reqs + 1]`` on the host: row offsets, and page offsets of the pass over pages.
+            Each call overwrites it, and FlashInfer reads it during `plan`.
     """
 
     def __init__(self, geometry: Geometry, host_indptrs: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class Planner:
         self._partitions: dict[tuple[Mode, int], tuple[Partition, Partition | None]] = {}
 
     def requests(self, batch: ForwardBatch) -> tuple[Request, Request | None]:
-        """Return the plan requests of the paged level and of the masked level (None in one pass).
+        """Return the planner's arguments for the pass over pages, and for the masked pass (None if there is none).
 
         They are valid until the next call. Only host numbers of `batch` are read.
         """
@@ -62,28 +62,28 @@ class Planner:
         a, count = self._geometry.attention, batch.padded_reqs
         cut, masked = self._partition(batch.mode, count, q_len)
         rows, ones = self._uniform_rows[q_len][: count + 1], self._ones[: count + 1]
-        ids = ones  # a chunk covers the longest request, so page counts do not matter
+        ids = ones  # One page per request: without split-KV the plan does not depend on page counts.
         if cut.graph:
             ids = self._indptrs(count)[1]
             ids.copy_(_offsets(sizing.host_pages(self._geometry, batch)))
         if masked is None:
             return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
-        # The masked level is planned with one token per request: a chunk covers all its tokens, so their number does
-        # not matter.
+        # The masked pass is planned with one token per request, because its plan does not split keys and so does not
+        # depend on their number.
         return paged, Request(rows, ones, batch.num_rows, 1, False, -1, masked)
 
     def _indptrs(self, count: int) -> torch.Tensor:
-        """int32 ``[2, count + 1]``, contiguous: row offsets and page offsets of `count` requests."""
+        """Return buffers for row offsets and page offsets of `count` requests, int32 ``[2, count + 1]``, contiguous."""
         return self._host_indptrs[: 2 * (count + 1)].view(2, count + 1)
 
     def _partition(self, mode: Mode, count: int, q_len: int) -> tuple[Partition, Partition | None]:
-        """Partitions of a uniform batch's paged and masked levels. They depend only on counts and are cached."""
+        """Return the cached partitions of a uniform batch: of the pass over pages, and of the masked pass or None."""
         key = (mode, count)
         if key not in self._partitions:
             geometry, masked = self._geometry, None
             if levels.is_masked(geometry, mode):
-                # A chunk that covers the longest tail makes one plan valid for every step of a draft program.
+                # The last step has the most draft tokens. A chunk that covers them makes one plan valid for all steps.
                 extent = geometry.extent(mode, geometry.last_step(mode))
                 masked = partition.masked(geometry, q_len, count, levels.masked_len(geometry, extent.tail_len))
             self._partitions[key] = partition.uniform(geometry, q_len, count), masked
@@ -91,5 +91,5 @@ class Planner:
 
 
 def _offsets(counts: Sequence[int]) -> torch.Tensor:
-    """Prefix sums of `counts` from 0, int32 ``[n + 1]`` on the host."""
+    """Return the prefix sums of `counts` from 0, int32 ``[n + 1]`` on the host."""
     return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)

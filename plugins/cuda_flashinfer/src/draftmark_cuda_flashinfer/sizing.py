@@ -1,7 +1,8 @@
-"""Buffers of the backend, computed from integers, or from symbols in a sizing proof.
+"""Buffer sizes of the backend, computed from integers, or from symbols in a sizing proof.
 
-Lengths, page table, tree mask, depths and row offsets are read from the batch and have no copy. The buffers are
-FlashInfer's flat page ids, the masked level's tokens and bits, workspaces for all plans of a round, and staging.
+Lengths, page table, tree mask, depths and row offsets are read from the batch and not copied. The buffers are
+FlashInfer's flat page ids, the masked pass's tokens and mask bits, workspaces for all plans of a draft round, and
+pinned staging for plans.
 """
 
 from __future__ import annotations
@@ -84,14 +85,14 @@ def _plans(geometry: Geometry) -> list[BufferSpec]:
 
 
 def staging_slots(geometry: Geometry) -> Any:
-    """Return the staging slots: plans that may be in flight, which is two rounds of the program with most forwards."""
+    """Return the number of staging slots: one for each plan that can be in flight, which is two rounds of plans."""
     if Mode.DRAFT in geometry.modes:
         return 2 * maximum(1, geometry.num_draft_steps)
     return 2
 
 
 def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
-    """Return bytes of the largest plan of the causal or common level, and of the masked level (0 without one)."""
+    """Return the bytes of the largest plan for the pass over pages, and for the masked pass (0 if there is none)."""
     a, reqs = geometry.attention, geometry.max_reqs
     main, tail = [0], [0]
     for mode in _uniform(geometry):
@@ -107,7 +108,7 @@ def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
 
 
 def _uniform_plans(geometry: Geometry, mode: Mode) -> tuple[Any, Any]:
-    """Bytes of the largest plan of `mode` that splits keys (0 if none does), and of the largest plan that does not."""
+    """Return the bytes of a mode's largest plan with split-KV (0 if no plan splits), and without split-KV."""
     a, reqs, q_len = geometry.attention, geometry.max_reqs, geometry.extent(mode).q_len
     tiles, cut = reqs * partition.uniform_tiles(a, q_len), _max_split_reqs(geometry, q_len)
     limit = partition.max_split_ctas(a, geometry.device)
@@ -116,9 +117,10 @@ def _uniform_plans(geometry: Geometry, mode: Mode) -> tuple[Any, Any]:
 
 
 def int_workspace(geometry: Geometry) -> Any:
-    """Return bytes of the paged level's integer workspace, with a place for each plan of one round.
+    """Return the bytes of the integer workspace for the pass over pages, with a place for each plan of one round.
 
-    A draft model plans all draft steps before one replay, and plans DRAFT_EXTEND with them before two captures.
+    Each plan needs its own place, because a draft model plans all draft steps, and also DRAFT_EXTEND, before any of
+    their kernels run.
     """
     main, _ = plan_bytes(geometry)
     ends = [
@@ -129,7 +131,7 @@ def int_workspace(geometry: Geometry) -> Any:
 
 
 def plan_offset(geometry: Geometry, mode: Mode, step: Any) -> Any:
-    """Return the byte offset of one forward's plan in `INTS`."""
+    """Return the byte offset of one forward's plan in the integer workspace."""
     if Mode.DRAFT not in geometry.modes or mode not in (Mode.DRAFT, Mode.DRAFT_EXTEND):
         return 0
     stride = aligned(maximum(*_uniform_plans(geometry, Mode.DRAFT)))
@@ -140,7 +142,7 @@ def plan_offset(geometry: Geometry, mode: Mode, step: Any) -> Any:
 
 
 def has_floats(geometry: Geometry) -> bool:
-    """Return true if the geometry has a float workspace. A geometry with EXTEND only never splits keys."""
+    """Return true if the geometry has a float workspace. A geometry with only the mode EXTEND has none."""
     return bool(_uniform(geometry))
 
 
@@ -172,13 +174,16 @@ def aligned(size: Any) -> Any:
 
 
 def plan_extend(geometry: Geometry, batch: ForwardBatch) -> partition.Partition:
-    """Return the plan of a ragged batch that fits this geometry's workspaces."""
+    """Return a plan of an EXTEND batch that fits this geometry's workspaces."""
     ints, _ = plan_bytes(geometry)
     return partition.extend(geometry, batch.q_lens, host_pages(geometry, batch), float_workspace(geometry), ints)
 
 
 def host_pages(geometry: Geometry, batch: ForwardBatch) -> list[int]:
-    """Return each request's pages of the paged level from the host's lengths; padded requests have prefix 0."""
+    """Return the number of pages of each request in the pass over pages, from the host's lengths.
+
+    Padding requests have prefix 0.
+    """
     known = batch.host.upper_bound()
     lens = [*known, *(0 for _ in range(batch.padded_reqs - len(known)))]
     return [levels.level_pages(geometry, batch.mode, n, t) for n, t in zip(lens, batch.tail_lens, strict=True)]

@@ -47,7 +47,7 @@ RUN_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of one plan.
+    """Holds FlashInfer's arguments of one plan.
 
     Attributes:
         qo_indptr: int32 ``[R + 1]`` on the host: row offsets.
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Pages:
-    """KV tokens of one pass, on the device.
+    """Holds the page list of one attention pass, as FlashInfer reads it on the device.
 
     Attributes:
         indptr: int32 ``[R + 1]``: offsets in `ids`.
@@ -90,7 +90,7 @@ class Pages:
 
 
 class Vendor:
-    """FlashInfer's FA2 for one attention shape: plans, passes and the merge.
+    """Calls FlashInfer's FA2 functions for one attention shape: plan, run a pass, and merge two passes.
 
     Args:
         shape: heads, dtype, window, logits cap and scale.
@@ -136,7 +136,7 @@ class Vendor:
         causal: bool,
         window_left: int,
     ) -> None:
-        """Run one pass. `lse`, float32 ``[rows, heads]``, is written in base 2, as `merge` expects it."""
+        """Run one attention pass. `lse` (float32 ``[rows, heads]``) gets log-sum-exps in base 2, as in `merge`."""
         mode = "CUSTOM" if pages.mask is not None else "CAUSAL" if causal else "NON_CAUSAL"
         self._modules[window_left >= 0].paged_run(
             float_workspace_buffer=floats, int_workspace_buffer=ints, plan_info_vec=plan, q=q, paged_k_cache=cache.k,
@@ -158,7 +158,7 @@ class Vendor:
 
 
 def _arguments(shape: AttentionShape, request: Request) -> tuple[Any, ...]:
-    """Arguments in the order of `WORKSPACE_ARGUMENTS`. FA2's plan does not read the third one, the lengths."""
+    """Return the arguments in the order of `WORKSPACE_ARGUMENTS`. FA2's plan does not read the third, the lengths."""
     cut = request.partition
     return (
         request.qo_indptr, request.kv_indptr, request.kv_indptr, request.rows, request.qo_indptr.numel() - 1,
@@ -173,7 +173,7 @@ def _key(shape: AttentionShape, window: bool) -> tuple[str, int, bool, bool]:
 
 @cache
 def _module(dtype: str, head_dim: int, window: bool, cap: bool) -> Any:
-    """FA2 module for a dtype and head size. A machine's first call compiles it for half a minute, then it is cached."""
+    """Return FlashInfer's FA2 module. The first call on a machine compiles it (30 s); FlashInfer caches it on disk."""
     from flashinfer.prefill import get_batch_prefill_module
     from flashinfer.utils import PosEncodingMode
 

@@ -1,7 +1,8 @@
 """Attention backend over TensorRT-LLM's decode kernels: XQA, and trtllm-gen on sm_100 and sm_103, through FlashInfer.
 
 * `forms`, `sizing` and `support` compute with integers only; they import neither torch nor FlashInfer.
-* `backend` and `gen` are the two backends, `xqa` calls the library, `launch` starts the plugin's own Triton `kernels`.
+* `backend` contains the XQA backend, `gen` the trtllm-gen backend. `xqa` calls FlashInfer. `launch` starts the plugin's
+  own Triton `kernels`.
 * draftmark-cuda-triton supplies EXTEND, the KV store and the loop's tree operations. It is imported when a backend
   opens. FlashInfer is imported when a backend opens on a GPU.
 """
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TrtllmPlugin(BackendPlugin):
-    """Plugin of XQA and trtllm-gen. Both read lengths from device memory, so no host lengths are needed."""
+    """Plugin of XQA and trtllm-gen. Their kernels read lengths from device memory, so no host lengths are needed."""
 
     info = BackendInfo(
         name="cuda_trtllm",
@@ -51,7 +52,10 @@ class TrtllmPlugin(BackendPlugin):
         return XqaBackend(geometry, arena)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
-        """Return cuda_triton's tree operations: tail, verification and compaction, one launch each."""
+        """Return cuda_triton's operations on draft trees: write a tree, verify it, move accepted KV.
+
+        Each operation is one launch.
+        """
         from draftmark_cuda_triton.shared import TritonTreeOps
 
         return TritonTreeOps(geometry)

@@ -1,7 +1,10 @@
-"""Backend over XQA, for sm_90, sm_120 and sm_121.
+"""Backend over TensorRT-LLM's XQA kernels, for sm_90, sm_120 and sm_121.
 
-cuda_triton's kernels run three modes that XQA cannot run. EXTEND: XQA has no causal prefill, and FlashInfer's prefill
-needs host lengths and a plan. RAGGED_VERIFY: the device chooses the rows. DRAFT_BLOCK: a row sees later rows.
+cuda_triton's kernels run three modes that XQA cannot run:
+
+* EXTEND: XQA has no causal prefill, and FlashInfer's prefill needs host lengths and a plan.
+* RAGGED_VERIFY: the device chooses each request's number of rows.
+* DRAFT_BLOCK: a row also sees later rows.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ class XqaBackend:
         """Do nothing: XQA has no plan, and lengths are on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write lengths with the tail, slots and masks in one launch, equal in eager mode, capture and replay."""
+        """Write KV lengths (committed and new tokens), slots and masks, in one launch.
+
+        Eager mode, capture and replay run the same launch.
+        """
         if sibling := self._sibling(batch):
             sibling.write_metadata(batch)
             return
@@ -75,7 +81,10 @@ class XqaBackend:
             )
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compute attention in one launch; a draft step with more tail slots than rows also stages its rows."""
+        """Compute attention in one launch. A draft step with more tail slots than rows also stages its rows.
+
+        Tail slots are the draft tokens that a request has so far. Staging copies the rows and adds padding rows.
+        """
         if sibling := self._sibling(batch):
             sibling.attend(q, cache, batch, out)
             return
@@ -91,7 +100,8 @@ class XqaBackend:
         rows = forms.q_rows(self.geometry, batch.mode)
         lanes = forms.lanes(batch.mode, q_len, tail_len)
         if batch.padded_reqs == 1 and forms.fills_blocks(self.geometry, q_len, rows):
-            lanes = q_len  # only one request, and no block reads its padding rows, so the rows are not staged
+            # No request follows, and no block of the kernel reads padding rows, so staging is unnecessary.
+            lanes = q_len
         into, from_ = (q, out) if lanes == q_len else self._staged(q, batch.padded_reqs, q_len, lanes)
         indptr = self._buffer[sizing.INDPTR][: batch.padded_reqs + 1]
         self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK], sinks)
@@ -105,7 +115,10 @@ class XqaBackend:
         return self._decode_verify if batch.mode in forms.SIBLING_MODES else None
 
     def _staged(self, q: torch.Tensor, requests: int, q_len: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return query and output buffers with `lanes` rows per request; a request's real queries come first."""
+        """Return staging buffers for queries and outputs with `lanes` rows per request.
+
+        The queries are copied; each request's real rows come first, then padding rows.
+        """
         queries, outputs = (self._buffer[name][: requests * lanes] for name in (sizing.QUERIES, sizing.OUTPUTS))
         launch.move_rows(q, queries, requests * q_len, q_len, (q_len, lanes))
         return queries, outputs

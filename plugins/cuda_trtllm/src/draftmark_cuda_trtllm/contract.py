@@ -1,4 +1,4 @@
-"""Facts of this plugin that only the conformance suite reads: meaning of its metadata, and bytes in use per batch."""
+"""Descriptions of this plugin for the conformance suite only: its metadata layout, and the bytes that a batch uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Describe each mode's metadata: one masked level over the batch's page table; lengths include the tail."""
+    """Describe each mode's metadata: one masked pass over the batch's page table; KV lengths include the new tokens."""
     if forms.uses_gen(geometry):
         return over_page_table(geometry, kv_lens=gen_sizing.LENS, slot_mapping=gen_sizing.SLOTS)
     return {mode: _meaning(geometry, mode) for mode in geometry.modes}
@@ -38,9 +38,10 @@ def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return the bytes that one batch uses of each buffer of the plugin; for row tiles an upper bound.
+    """Return the bytes that one batch uses of each buffer of the plugin.
 
-    Semaphores always count in full, because they are zeroed once for all batches.
+    For the row tiles of EXTEND the number is an upper bound. Semaphores always count in full, because they are zeroed
+    once for all batches.
     """
     if forms.uses_gen(geometry):
         return _gen_usage(geometry, batch)
@@ -60,7 +61,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 
 def _kernel_rows(geometry: Geometry, batch: ForwardBatch) -> int:
-    """Rows per request that XQA's grid covers; 1 stands for the decode form."""
+    """Return the rows per request that XQA's grid covers; 1 for the kernel without a mask."""
     if batch.uniform is not None and batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
         return 1
     return int(forms.q_rows(geometry, batch.mode))
@@ -78,7 +79,10 @@ def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
 
 
 def _gen_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return bytes of the counters by formula and the full workspace, since the kernels are closed binaries."""
+    """Return the bytes that a batch uses on trtllm-gen: counters by formula, and the whole workspace.
+
+    The kernels are closed binaries, so the part of the workspace that they use is unknown.
+    """
     return {
         gen_sizing.COUNTERS: 4 * gen_sizing.counters(geometry, batch.padded_reqs),
         gen_sizing.WORKSPACE: gen_sizing.WORKSPACE_BYTES,

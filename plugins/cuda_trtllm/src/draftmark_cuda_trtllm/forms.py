@@ -1,13 +1,16 @@
-"""Choice of XQA's kernel for a mode, and the layout of rows in that kernel, from integers or a proof's symbols.
+"""Choice of XQA's kernel for a mode, and the layout of rows in that kernel.
+
+The functions take integers, or symbols when a sizing proof calls them.
 
 XQA has two forms. The decode form takes one row per request. The tree form takes a ragged indptr and a mask over the
 *last* rows of each sequence. A request of n rows has a mask of n x n bits. A mask row has ``ceil(q_rows / 32)`` int32
 words. The argument q_rows also fixes the grid: blocks of 32 (row, head) pairs cover q_rows rows of each KV head.
 
-* **VERIFY, DRAFT_EXTEND**: q_rows is D, and all D rows are real.
-* **DRAFT** with topk k > 1 and T > k tail slots: a mask row needs T bits, so a request gets T rows in the layout. The
-  first k rows are real, the others are padding. q_rows stays k, so no block starts at a padding row, and the kernel
-  reads the prefix for k rows, not for T. With T > 32, q_rows grows until a mask row holds T bits.
+* **VERIFY, DRAFT_EXTEND**: q_rows is D, the number of draft tokens, and all D rows are real.
+* **DRAFT** with topk k > 1 and T > k tail slots (draft tokens so far): a mask row needs T bits, so a request gets T
+  rows in the layout. The first k rows are real, all later rows are padding. q_rows stays k, so no block starts at a
+  padding row, and the kernel reads the prefix for k rows, not for T. With T > 32, q_rows grows until a mask row holds
+  T bits.
 * **EXTEND**: cuda_triton's prefill kernel runs it, over row tiles.
 * **fp8 cache**: the tree form runs every mode. For one row per request FlashInfer would choose a Hopper kernel that
   also rounds the queries to fp8.
@@ -50,7 +53,10 @@ def is_fp8(geometry: Geometry) -> bool:
 
 
 def q_rows(geometry: Geometry, mode: Mode) -> Any:
-    """Return q_rows of the tree form: rows that its grid covers, and (rounded up to 32) bits of a mask row."""
+    """Return q_rows, an argument of the tree form (XQA's kernel with a mask).
+
+    Its grid covers q_rows rows of a request, and a mask row has q_rows bits, rounded up to a multiple of 32.
+    """
     draft = geometry.draft
     if mode is Mode.DECODE:
         return 2
@@ -61,7 +67,10 @@ def q_rows(geometry: Geometry, mode: Mode) -> Any:
 
 
 def mask_words(geometry: Geometry, mode: Mode) -> Any:
-    """Return int32 words of one mask row, ``ceil(q_rows / 32)``, in a form that keeps sizing proofs short."""
+    """Return the int32 words of one mask row, which is ``ceil(q_rows / 32)``.
+
+    The expression is a simpler equal one, because sizing proofs then have fewer cases.
+    """
     draft = geometry.draft
     if mode is Mode.DRAFT:
         return maximum(1, ceil_div(geometry.max_draft_tail, MASK_BITS))
@@ -71,48 +80,54 @@ def mask_words(geometry: Geometry, mode: Mode) -> Any:
 
 
 def max_lanes(geometry: Geometry, mode: Mode) -> Any:
-    """Return rows per request in the kernel's layout, padding included, for the largest forward of a uniform mode."""
+    """Return the most rows that a request has in XQA's layout, padding included, in any forward of a mode."""
     if mode is Mode.DRAFT:
         return maximum(1, geometry.max_draft_tail)
     return geometry.extent(mode).q_len
 
 
 def lanes(mode: Mode, q_len: int, tail_len: int) -> int:
-    """Return rows per request in the kernel's layout, padding included, for one batch."""
+    """Return the rows that each request of one batch has in XQA's layout, padding included."""
     return tail_len if mode is Mode.DRAFT and q_len > 1 else q_len
 
 
 def masked_modes(geometry: Geometry) -> list[Mode]:
-    """Return the geometry's modes that write a mask and an indptr for the tree form."""
+    """Return the geometry's modes that run XQA's tree form (the kernel with a mask), for which a mask is written."""
     modes = (Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND, *((Mode.DECODE,) if is_fp8(geometry) else ()))
     return [mode for mode in geometry.modes if mode in modes]
 
 
 def has_trees(geometry: Geometry) -> Any:
-    """Return 1 if some forward runs the tree form, else 0. One row per request needs it only with an fp8 cache."""
+    """Return 1 if some forward runs the tree form (XQA's kernel with a mask), else 0.
+
+    A forward with one row per request runs it only with an fp8 cache.
+    """
     if is_fp8(geometry):
         return 1
     return maximum(0, *(minimum(1, geometry.extent(mode).q_len - 1) for mode in masked_modes(geometry)))
 
 
 def stages(geometry: Geometry) -> bool:
-    """Return true if some draft step has more tail slots than rows, so that rows are staged with padding."""
+    """Return true if a draft step sees draft tokens of earlier steps, so that its rows are staged with padding rows."""
     draft = geometry.draft
     return Mode.DRAFT in geometry.modes and draft.topk > 1 and draft.num_steps > 2
 
 
 def uniform_modes(geometry: Geometry) -> list[Mode]:
-    """Return the geometry's modes that XQA or trtllm-gen runs: every mode except EXTEND and the sibling's modes."""
+    """Return the geometry's modes that XQA or trtllm-gen runs: all except EXTEND and cuda_triton's modes."""
     return [mode for mode in geometry.modes if mode not in (Mode.EXTEND, *SIBLING_MODES)]
 
 
 def sibling_modes(geometry: Geometry) -> list[Mode]:
-    """Return the geometry's modes that cuda_triton's decode and verify kernels run."""
+    """Return the geometry's modes that the sibling plugin cuda_triton runs with its decode and verify kernels."""
     return [mode for mode in geometry.modes if mode in SIBLING_MODES]
 
 
 def kernels(geometry: Geometry) -> list[int]:
-    """Return the XQA kernels that a geometry can launch: 1 for the decode form, else q_rows of the tree form."""
+    """Return the XQA kernels that a geometry can launch, each as a number.
+
+    1 is the decode form (no mask); a larger number is q_rows of a tree form (with a mask).
+    """
     found = set()
     for mode in uniform_modes(geometry):
         decode_form = geometry.extent(mode).q_len == 1 and not is_fp8(geometry)
@@ -121,15 +136,18 @@ def kernels(geometry: Geometry) -> list[int]:
 
 
 def row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
-    """Return an upper bound of the row-tile buffer's rows for EXTEND: the schedule's header and its tiles."""
+    """Return the rows of cuda_triton's EXTEND schedule: its header, and at most one row for each row tile."""
     return SCHEDULE_HEADER_ROWS + num_rows * geometry.attention.group_size // LEAST_TILE_ROWS + num_reqs
 
 
 def blocks(group: int, rows: Any) -> Any:
-    """Return blocks of the tree form per KV head and request; the decode form has one block."""
+    """Return the CTAs of the tree form (XQA's kernel with a mask) per KV head and request.
+
+    Each has BLOCK_ROWS (row, head) pairs.
+    """
     return ceil_div(rows * group, BLOCK_ROWS)
 
 
 def fills_blocks(geometry: Geometry, q_len: int, rows: int) -> bool:
-    """Return true if a request's blocks end exactly at its last real row, so that padding rows need no memory."""
+    """Return true if the kernel's last block ends exactly at a request's last real row, so it reads no padding row."""
     return rows == q_len and q_len * geometry.attention.group_size % BLOCK_ROWS == 0

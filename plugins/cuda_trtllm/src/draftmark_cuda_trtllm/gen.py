@@ -1,4 +1,4 @@
-"""Backend over trtllm-gen, for sm_100 and sm_103: causal tails only, with trtllm-gen's context kernels for EXTEND.
+"""Backend over trtllm-gen, for sm_100 and sm_103: chains of drafts only, with trtllm-gen's context kernels for EXTEND.
 
 It was never run on hardware. The calls follow FlashInfer 0.7.2's signatures. The kernels are downloaded binaries, so
 opening on such a GPU needs them in FlashInfer's cubin directory.
@@ -17,7 +17,7 @@ from . import launch
 
 
 class GenBackend:
-    """trtllm-gen backend, with the interface of `backend.XqaBackend`. It has no masks: every tail is a chain."""
+    """trtllm-gen backend, with the interface of `backend.XqaBackend`. It has no masks, so drafts must be chains."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self.geometry = geometry
@@ -36,7 +36,7 @@ class GenBackend:
         """Do nothing: lengths are on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write lengths with the tail, and slots, in one launch."""
+        """Write KV lengths (committed and new tokens) and slots, in one launch."""
         page, slots = self.geometry.attention.page_size, self._buffer[sizing.SLOTS][: batch.num_rows]
         lens = self._buffer[sizing.LENS][: batch.padded_reqs]
         if batch.uniform is None:
@@ -59,7 +59,7 @@ class GenBackend:
             record_call(write_kv, k, v, cache.k, cache.v, None, None, slots, mutates=(cache.k, cache.v))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compute attention with one call of the library."""
+        """Compute attention with one call of FlashInfer."""
         if self._decode is None or self._context is None:
             raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
         if isinstance(batch.tail, Tree):

@@ -1,4 +1,4 @@
-"""Buffers of the trtllm-gen backend (sm_100, sm_103). Integers only. Never run on hardware.
+"""Buffer sizes of the trtllm-gen backend (sm_100, sm_103), which was never run on hardware. Integers only.
 
 The kernels are closed binaries. FlashInfer passes them the rest of the workspace as scratch and states no formula, so
 WORKSPACE_BYTES is the size that FlashInfer's documentation recommends. The counters have a formula.

@@ -30,12 +30,16 @@ def write_uniform(
     mask: torch.Tensor | None,
     words: int,
 ) -> None:
-    """Write a uniform batch's metadata; `extent` is (q_len, tail_len, lanes). See `kernels.uniform.write_uniform`."""
+    """Write a uniform batch's metadata. See `kernels.uniform.write_uniform`.
+
+    Args:
+        extent: (rows per request, tail slots per request, rows per request in XQA's layout with padding).
+    """
     q_len, tail_len, lanes = extent
     requests, rows = prefix_lens.shape[0], slot_mapping.shape[0]
     masked = mask is not None
     entries = max(rows * words, requests + 1) if masked else max(rows, requests)
-    unused = kv_lens  # a pointer that no branch reads
+    unused = kv_lens  # passed for absent tensors: a kernel needs some pointer, which no branch reads then
     compiled_or_interpreted(kv_lens, KERNELS).uniform.write_uniform[(triton.cdiv(entries, BLOCK),)](
         prefix_lens, page_table, unused if tree is None else tree, kv_lens, slot_mapping,
         row_indptr if masked else unused, unused if mask is None else mask.view(torch.int32), requests, rows,
@@ -64,7 +68,11 @@ def write_context(
 
 
 def move_rows(source: torch.Tensor, target: torch.Tensor, rows: int, q_len: int, lanes: tuple[int, int]) -> None:
-    """Copy rows between layouts; `lanes` is rows per request in (source, target). See `kernels.rows.move_rows`."""
+    """Copy the first q_len rows of each request from source to target. See `kernels.rows.move_rows`.
+
+    Args:
+        lanes: rows per request, padding included, in (source, target).
+    """
     elements = source[0].numel()
     block = min(4096, next_power_of_two(elements))
     compiled_or_interpreted(source, KERNELS).rows.move_rows[(rows, triton.cdiv(elements, block))](

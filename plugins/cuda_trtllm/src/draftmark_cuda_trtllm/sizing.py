@@ -1,4 +1,4 @@
-"""Buffers of the XQA backend, computed from integers, or from symbols in a sizing proof.
+"""Buffer sizes of the XQA backend, computed from integers, or from symbols in a sizing proof.
 
 XQA checks no bound of its scratch, so the sizes follow `xqa/mha.cu` of FlashInfer 0.7.2. It splits the keys of a
 request into ``max(1, SMs // (requests · KV heads))`` parts. A single part needs no merge and no scratch. Otherwise
@@ -79,7 +79,10 @@ def _row_tiles(geometry: Geometry) -> BufferSpec:
 
 
 def workspace(geometry: Geometry) -> list[BufferSpec]:
-    """Return scratch and semaphores. Semaphores must be zero before the first launch; each launch leaves them zero."""
+    """Return the buffers for XQA's scratch and semaphores.
+
+    Semaphores must be zero before the first launch; each launch leaves them zero.
+    """
     a, sms = geometry.attention, geometry.device.num_sms
     each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in forms.masked_modes(geometry)] or [1]
     most = maximum(*each)
@@ -97,7 +100,10 @@ def workspace(geometry: Geometry) -> list[BufferSpec]:
 
 
 def scratch(geometry: Geometry, parts: Any, rows: int) -> Any:
-    """Return bytes of scratch for `parts` parts of `rows` rows; outputs start at a multiple of one part's bytes."""
+    """Return the bytes of scratch for `parts` split-KV parts of `rows` rows: statistics, then partial outputs.
+
+    The partial outputs start at a multiple of one part's bytes.
+    """
     head = 64 if geometry.attention.head_dim <= 64 else 128 if geometry.attention.head_dim <= 128 else 256
     out = rows * head * 2
     return ceil_div(STATISTICS * parts, out) * out + parts * out

@@ -109,7 +109,7 @@ def _tail(geometry: Geometry) -> list[str]:
 
 
 def _sinks(geometry: Geometry) -> list[str]:
-    """Refuse sinks if more than one block serves a KV head and 32 is no multiple of the group.
+    """Refuse attention sinks if several blocks compute a KV head and 32 is no multiple of the GQA group size.
 
     The tree form reads the sink of head r % group for row r of a block, but only the first block begins with head 0.
     """

@@ -1,7 +1,7 @@
 """Metadata kernel of EXTEND for trtllm-gen. Its context kernels apply the causal mask, so no mask is written.
 
-One launch. Each program computes the prefix sum over requests anew, from R words in L2. Worked size: 8 prompts of 4096
-rows write 256 KiB of slots.
+It is one launch, because each program computes the prefix sum over the R requests itself, from R words in L2. For
+example, 8 prompts of 4096 rows write 256 KiB of slots.
 """
 
 import triton
@@ -46,7 +46,7 @@ def write_context(
     entry = program * BLOCK + tl.arange(0, BLOCK)
     live = entry < num_rows
     passed = ((end[None, :] <= entry[:, None]) & exists[None, :]).to(tl.int32)
-    # Triton fixes `tl.sum` as compiled or interpreted at import; this primitive works in both modes.
+    # This is `tl.sum`, which Triton fixes as compiled or interpreted at import. `tl.reduce` works in both modes.
     owner = tl.reduce(passed, 1, tl.standard._sum_combine)
     owner = tl.minimum(owner, num_reqs - 1)
     position = tl.load(prefix_lens + owner, mask=live, other=0) + entry - tl.load(q_indptr + owner, mask=live, other=0)

@@ -1,6 +1,6 @@
-"""Kernels that stage the rows of a draft step, and that compute XQA's scale of the queries.
+"""Kernels that copy a draft step's rows to staging buffers and back, and that compute XQA's scale of the queries.
 
-Worked size: 256 requests of 8 rows of 32 heads of 128 in bf16 move 16 MiB in and 16 MiB out, 8 µs at 4.2 TB/s.
+For example, 256 requests of 8 rows of 32 heads of 128 in bf16 read 16 MiB and write 16 MiB, 8 µs at 4.2 TB/s.
 """
 
 import triton

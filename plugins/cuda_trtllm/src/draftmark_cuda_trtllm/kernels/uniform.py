@@ -1,7 +1,7 @@
-"""Metadata kernel of a uniform batch: lengths with the tail, KV slots, and the tree form's mask and indptr. One launch.
+"""Metadata kernel of a uniform batch: KV lengths, KV slots, and mask and indptr of XQA's kernel for trees.
 
-Worked size: 256 requests of 64 rows write 1 KiB of lengths, 128 KiB of slots and 128 KiB of mask words, and read the
-tree's words once. That is 0.1 µs at 4 TB/s, so the time is a launch's, about 3 µs.
+For example, 256 requests of 64 rows write 1 KiB of lengths, 128 KiB of slots and 128 KiB of mask words, and read the
+tree's words once. That is 0.1 µs at 4 TB/s, so the launch itself (about 3 µs) dominates.
 """
 
 import triton
@@ -30,7 +30,7 @@ def write_uniform(
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the metadata of a batch in which every request has q_len rows and tail_len tail slots.
+    """Write the metadata of a batch in which every request has q_len rows and tail_len tail slots (draft tokens).
 
     Args:
         prefix_lens: int32 ``[R]``. page_table: int32 ``[R, pages]``.
