@@ -28,8 +28,8 @@ class Case:
     Attributes:
         name: as rows name it, for example verify16-64x8192.
         lens: committed tokens of each request.
-        q_len, tail_len: query rows and tail slots of each request. A prefill has prefix 0 and q_len new tokens.
-        tree: the tail has an arbitrary mask. Otherwise it is causal, and with several rows a chain.
+        q_len, tail_len: query rows and new tokens (draft tree or chain) of each request. A prefill has prefix 0.
+        tree: the new tokens have an arbitrary mask. Otherwise they are causal, a chain if there are several.
         ragged: run as a prefill, through the ragged kernel.
         model: heads, head_dim, page size, KV dtype, window, soft cap, sinks.
         uneven: rows of each request if they differ; `q_len` and `tail_len` are then the largest.
@@ -51,12 +51,12 @@ class Case:
 
     @property
     def q_lens(self) -> tuple[int, ...]:
-        """Query rows of each request."""
+        """Number of query rows of each request."""
         return self.uneven or (self.q_len,) * len(self.lens)
 
     @property
     def tail_lens(self) -> tuple[int, ...]:
-        """Tail slots of each request."""
+        """Number of new tokens (draft tree or chain) of each request."""
         return self.uneven or (self.tail_len,) * len(self.lens)
 
     @property
@@ -121,7 +121,7 @@ class Inputs:
 
     @property
     def tails(self) -> torch.Tensor:
-        """Tail slots of each request, int32 ``[R]``."""
+        """Number of new tokens (draft tree or chain) of each request, int32 ``[R]``."""
         return torch.tensor(self.case.tail_lens, dtype=torch.int32, device=self.q.device)
 
 
@@ -152,7 +152,7 @@ def build(case: Case, device: str = "cuda", sets: int | None = None, most_pages:
     if case.tree:
         seen, depth = _trees(case, device)
         mask = pack_bits(seen.flatten(0, 1), -(-case.tail_len // 32))
-    # Peers read sinks as bf16.
+    # Values that bf16 can represent, because peers read sinks as bf16.
     sinks = torch.randn(model.heads, device=device).to(torch.bfloat16).float() if model.sinks else None
     return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen, sinks)
 
@@ -237,7 +237,7 @@ def _positions(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of some pages. torch cannot index e4m3 tensors, so this indexes their bytes."""
+    """Return the K or V rows of some pages. torch cannot index e4m3 tensors, so this function indexes bytes."""
     if cache.element_size() == 1:
         return cache.view(torch.uint8)[pages].view(cache.dtype).flatten(0, 1)
     return cache[pages].flatten(0, 1)

@@ -105,7 +105,7 @@ def _uneven(count: int, most: int) -> tuple[int, ...]:
 
 
 def four(model: Model) -> tuple[Case, ...]:
-    """Return decode, a small tree, a large tree and prefill of one shape."""
+    """Return four cases of one model shape: decode, a small tree, a large tree, and prefill."""
     return (
         case(model, "decode", (8192,) * 64, 1),
         case(model, "verify", (8192,) * 64, 16),
@@ -165,7 +165,7 @@ SUBSET = (
 
 
 def grid() -> tuple[Case, ...]:
-    """Return every case of the grid once, the subset included."""
+    """Return every case of the grid once, also the cases of the fixed subset."""
     found: dict[str, Case] = {one.name: one for one in SUBSET}
     for model in MODELS.values():
         for page in PAGES:

@@ -167,5 +167,5 @@ def memory_rows() -> list[dict]:
             rows.append({"case": case, "backend": name, "declared_bytes": declared, "device_bytes": on_device})
             sizes = f"{declared / 2**20:8.1f} MiB declared, {on_device / 2**20:8.1f} MiB on the device"
             print(f"{case:24} {name:20} {sizes}", flush=True)
-            del backend  # frees its arena before the next measurement
+            del backend  # free the backend's arena before the next measurement
     return rows

@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--graph", action="store_true")
     args = parser.parse_args()
     model, drafts = load_model(None), Ngram(args.topk, args.num_draft_tokens)
-    measure(model, chat(model, ["Hello"]), drafts, args.graph, 1)  # warm-up
+    measure(model, chat(model, ["Hello"]), drafts, args.graph, 1)  # warm-up; the result is not used
     rows = []
     cases = [([row], row["name"]) for row in prompts()]
     cases.append(([row for row in prompts() if row["set"] == "demo"], "demo-together"))

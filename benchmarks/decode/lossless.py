@@ -130,7 +130,7 @@ def main() -> int:
                 rows.append(row)
                 name = f"{row['backend']:16} {row['dtype']:9} {row['draft']:6} {'graph' if row['graph'] else 'eager'}"
                 print(f"{name} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
-                origin.write(args.json, {**about, "rows": rows})  # after every row, in case the machine is lost
+                origin.write(args.json, {**about, "rows": rows})  # write after every row, in case the machine is lost
     return int(any(row["result"] == "differs" for row in rows))
 
 

@@ -202,7 +202,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     count: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     held: list[int] = []
-    commit = origin.commit()  # before the run, because HEAD may change during it
+    commit = origin.commit()  # read before the run, because HEAD can change during the run
     start = shown = time.monotonic()
     seed = args.seed
     while time.monotonic() - start < 60 * args.minutes:

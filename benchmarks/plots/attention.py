@@ -80,7 +80,7 @@ def _bar(y: float, backend: str, row: dict, ratio: float) -> str:
     if easier:
         drawn += f'<rect {box} fill="url(#easier)"/>'
     name = f"<title>{row['case']}, {LABELS[backend]}: {_us(row['us'])} µs</title>"
-    shift = max(length, UNIT) if 0.7 < ratio <= 1 else length  # the number must not cross the line at 1
+    shift = max(length, UNIT) if 0.7 < ratio <= 1 else length  # the bar's number must not cross the line at ratio 1
     return f"<g>{name}{drawn}{text(LEFT + shift + 5, y + BAR / 2, label, 'dim small')}</g>"
 
 

@@ -20,7 +20,7 @@ def import_sglang(rehearsed: bool) -> None:
         module = f"sglang.srt.layers.attention.{name}"
         try:
             import_module(module)
-        except Exception:  # a missing dependency may raise any error
+        except Exception:  # a module with a missing dependency can raise any error at import
             stand_in = types.ModuleType(module)
             stand_in.__getattr__ = _unused  # type: ignore[method-assign]
             sys.modules[module] = stand_in

@@ -68,7 +68,7 @@ class Profile:
         ran = [
             (event.name, (event.time_range.start, event.time_range.end))
             for event in self._profiler.events() or []
-            if "CUDA" in str(event.device_type)  # other events are host calls
+            if "CUDA" in str(event.device_type)  # events of other device types are host calls
         ]
         times: Counter[str] = Counter()
         counts: Counter[str] = Counter()

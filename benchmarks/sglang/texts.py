@@ -162,7 +162,7 @@ def _log_tail(folder: Path, number: int, ranks: int) -> list[str]:
 
 
 def start(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[subprocess.Popen[bytes]]:
-    """Start all ranks of all servers at once."""
+    """Start the processes of all ranks of these servers at once."""
     servers = []
     for number in numbers:
         for rank in range(ranks):

@@ -123,7 +123,7 @@ class Benchmark:
         weights = elements(engines[0]) if any(one.shared for one in engines) else 0
         kv_bytes = max(one.kv_bytes or 0 for one in engines)
         for one in engines:
-            one.arguments(self.folder)  # writes the model folders that all processes read
+            one.arguments(self.folder)  # called because it writes the model folders that all processes read
         return Fleet(engines, self.folder, partial(warm, self.given.cases), self.device, weights, kv_bytes + (1 << 20))
 
     def _small(self, name: str, engines: list[Engine], first: int) -> Fleet | None:
@@ -164,7 +164,7 @@ class Benchmark:
         for turn in range((case.turns or (1 if case.is_long else self.repeat)) + case.is_long):
             for number in numbers:
                 row = fleet.ask(number, partial(on_core, turn, partial(run, case)))
-                if "failed" not in row and not (case.is_long and not turn):  # a long case warms up in its first turn
+                if "failed" not in row and not (case.is_long and not turn):  # the first turn of a long case is warm-up
                     found[number].append(row)
         # Rows of one case are compared with each other, so all of them must be of this run: drop rows of a resumed one.
         self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]
@@ -230,7 +230,7 @@ class Benchmark:
         for turn in range(1 + self.repeat):
             for number in ready:
                 row = fleet.ask(number, partial(drafted, self.folder)) if self.left() > 0 else {"failed": "no time"}
-                if turn and "failed" not in row:  # the first turn compiles kernels
+                if turn and "failed" not in row:  # the first turn is not recorded, because it compiles kernels
                     found[number].append(row)
         for number, engine in enumerate(fleet.engines):
             if found.get(number):

@@ -95,7 +95,7 @@ class Engine:
     def arguments(self, folder: Path) -> dict[str, Any]:
         """Return the arguments of vLLM's `LLM`."""
         name, _, ours = self.backend.partition(":")
-        # Sizes of full graphs, and of the piecewise graphs that uneven steps are padded to.
+        # Sizes of full graphs, and of piecewise graphs: vLLM pads uneven steps to one of these sizes.
         captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches), *self.also_captured})
         graphs = {"cudagraph_capture_sizes": captured} | ({} if self.compiled else NOT_COMPILED)
         more: dict[str, Any] = {} if self.eager else {"compilation_config": graphs}
@@ -224,7 +224,7 @@ def head(folder: Path, engine: Engine) -> Path:
             **shape,
             "model_type": "llama",
             "draft_vocab_size": shape["vocab_size"] // (HEAD_VOCABULARY if engine.shared else 1),
-            # vLLM's default names a layer twice in a shallow model, and the head then gets too few hidden states.
+            # vLLM's default repeats a layer if the model is shallow, and the head would get too few hidden states.
             "eagle_aux_hidden_state_layer_ids": [1, layers // 2, layers - 1],
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
@@ -261,7 +261,7 @@ def _child(work: Callable[[Engine, Path], Any], engine: Engine, folder: Path, se
         traceback.print_exc()
         send.send({"failed": f"{type(error).__name__}: {str(error)[-400:]}", "engine": asdict(engine)})
     send.close()
-    os._exit(0)  # vLLM's own shutdown may wait for processes that have ended
+    os._exit(0)  # skips vLLM's own shutdown, which can wait for processes that have ended
 
 
 def prompts(batch: int, context: int, vocabulary: int, period: int = 0) -> list[dict[str, list[int]]]:

@@ -79,7 +79,7 @@ class Fleet:
             self._links.append(link)
         if weights:  # the keeper process allocates the memory while the engines import vLLM
             for engine, link, handle in zip(self.engines, self._links, self._keeper_link.recv(), strict=True):
-                with contextlib.suppress(OSError):  # `wait` reports an engine that has ended
+                with contextlib.suppress(OSError):  # the engine has ended; `wait` reports that
                     if engine.shared:
                         link.send(handle)
 
@@ -228,7 +228,7 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, shared: bool, 
     except BaseException as error:
         traceback.print_exc()
         link.send({"failed": f"{type(error).__name__}: {str(error)[-600:]}"})
-    os._exit(0)  # vLLM's own shutdown may wait for processes that have ended
+    os._exit(0)  # skips vLLM's own shutdown, which can wait for processes that have ended
 
 
 def _set_up(engine: Engine, folder: Path) -> None:

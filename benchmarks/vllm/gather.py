@@ -53,7 +53,7 @@ def gather(
 
 
 def _moved(record: dict[str, Any], run: str, name: str, about: str) -> dict[str, Any]:
-    """Return the record with a run under another name."""
+    """Return the record with run `run` renamed to `name`, with the description `about`."""
     runs = record.get("runs", {})
     if run not in runs or name in runs:
         why = f"has no run {run!r}" if run not in runs else f"has a run {name!r} already"

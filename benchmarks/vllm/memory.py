@@ -151,7 +151,7 @@ class Mapped:
         self._held: Memory | None = None
 
     def memory(self) -> Memory:
-        """Return the weights and KV, mapped."""
+        """Return the shared weights and KV, after mapping them into this process at the first call."""
         if self._held is None:
             import pickle
 

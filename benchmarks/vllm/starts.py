@@ -80,7 +80,7 @@ def touched_device() -> bool:
 def share_kernels(folder: Path) -> None:
     """Keep Triton's kernels of all engines in one folder, and let one process compile each while the others wait."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Without this variable Inductor sets it for all of Triton in this process, to a folder of this engine's own.
+    # If unset, Inductor sets this variable for the whole process, to a folder that other engines do not share.
     os.environ["TRITON_CACHE_DIR"] = str(folder)
     try:
         import triton

@@ -49,7 +49,7 @@ def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Return the ratio of two speeds, to three digits."""
+    """Return the tokens/s of `ours` divided by the tokens/s of `theirs`, rounded to three decimals."""
     return round(float(ours["tokens_per_s"]) / float(theirs["tokens_per_s"]), 3)
 
 

@@ -26,7 +26,7 @@ EAGLE = {"method": "eagle3", "attention_backend": "CUSTOM"}
 
 
 def engines(head: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the drafts and the other arguments of each engine, by name."""
+    """Return, by engine name, the draft settings and the other arguments of the engine."""
     ngram = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
     return {
         "n-gram chain of 7": ({"method": "ngram", "num_speculative_tokens": 7, **ngram}, {}),

@@ -104,7 +104,7 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
     cuda, forced = subject.model.device.type == "cuda", []
     drafts = None if unit.speculate == "none" else Eagle(subject.head, *unit.shape)
     if drafts is not None and unit.speculate == "adaptive":
-        # A smaller row budget has no room for drafts.
+        # A row budget up to the batch size has room for the root rows only, not for drafts.
         fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)
         drafts = Claiming(drafts, tuple(fitting), forced=forced)
 

@@ -33,7 +33,7 @@ def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
     count some time twice, because the combine kernel is launched while the attention kernel still runs.
     """
     host, waited = _host(engine, rounds)
-    torch.cuda.synchronize()  # pending work belongs to none of the rounds below
+    torch.cuda.synchronize()  # wait for pending work, which is part of none of the rounds below
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(rounds):
             engine.step()

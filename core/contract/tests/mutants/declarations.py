@@ -1,4 +1,4 @@
-"""Mutants of a plugin's answers: wrong refusals, descriptions, declarations and graph states."""
+"""Mutants with wrong return values of a plugin's hooks: refusals, descriptions, declarations and graph states."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def checks_for(mutant: Mutant | None = None) -> list[Check]:
     """Return the checks that run code with the mutant's defect, quick checks first."""
     hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
-    # This check has a pool of 2**31 elements. A backend that does not gather in place copies a gigabyte of it.
+    # This check has a pool of 2**31 elements and is slow: a backend that gathers pages copies a gigabyte of them.
     wanted = [one for one in wanted if mutant is None or mutant.id in FAR or one.name != "numerics.reach_past_int32"]
     if mutant is not None:
         # Only the tree_ops checks call tree operations, and tree operations call no other hook.
@@ -88,7 +88,7 @@ def killed_by(mutant: Mutant, layout: str, most: int, known: Sequence[str] = ())
     backend, every = mutant.build(layout), {one.name: one for one in checks_for()}
     first = (every[name] for name in known if name in every)
     found = list(islice((one.name for one in first if killing_case(backend, one) is not None), most))
-    # Mutants of later attacks subclass the tutorial's slow backend, and `known` has the check for each one.
+    # Mutants of BY_CLASS subclass the tutorial's slow backend. `known` has the check for each, so skip the others.
     if found or mutant.id[0] in BY_CLASS:
         return found
     found = [name for name, _, _ in islice(failures(mutant.build(layout), checks_for(mutant), sampled=True), most)]
@@ -109,7 +109,7 @@ def outcome(backend: LoadedBackend, check: Check, case: Case) -> BaseException |
         return None
     except ContractViolation as violation:
         return violation
-    except Exception as crash:  # a broken backend may raise anything; the runner fails the item
+    except Exception as crash:  # a mutant can raise any error; `draftmark contract` also counts that as a failed item
         return crash
     return None
 

@@ -20,7 +20,7 @@ ABSENT = "tree operations do not depend on the layout"
 
 
 def _ops(patch: Callable[[Any], None]) -> dict[str, Any]:
-    """Return a `tree_ops` hook that patches the operations in place and stores the geometry on them."""
+    """Return a `tree_ops` hook that applies `patch` to the tree operations, which also get the geometry."""
 
     def change(geometry: Geometry, ops: TorchTreeOps) -> TorchTreeOps:
         ops.geometry = geometry  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ class _Copies(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         source, name = file.read_text(encoding="utf-8"), str(file)
         tree = self._change(file.relative_to(self._folder).with_suffix("").as_posix(), ast.parse(source))
         if tree is not None:
-            # Triton and tracebacks look up a function's text by the name of its file.
+            # Triton and tracebacks look up a function's source by file name, so `linecache` gets the changed text.
             source, name = ast.unparse(tree), f"<changed {module.__name__}>"
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), module.__dict__)

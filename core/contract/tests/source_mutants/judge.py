@@ -81,7 +81,7 @@ class Ended:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Ended:
-        """Return a result from the types that `as_json` returns."""
+        """Return the result that `as_json` converted to `row`."""
         return cls(**{**row, "status": Status(row["status"])})
 
 

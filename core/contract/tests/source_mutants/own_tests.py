@@ -108,7 +108,7 @@ def judge(target: Target, mutation: Mutation, send: pool.Send) -> None:
 
 
 def ended(mutation: str, rows: Sequence[dict[str, object]], code: int) -> Ended:
-    """Return the result that the process of a mutant sent, or a result made from its exit code."""
+    """Return the result that the process of a mutant sent. If it sent none, report the exit code as a hang."""
     if not rows:
         return Ended(mutation, Status.HUNG, "process", f"the process ended with code {code}"[:SHOWN])
     failed, ran = str(rows[-1]["failed"]), int(str(rows[-1]["ran"]))

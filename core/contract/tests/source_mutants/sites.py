@@ -69,7 +69,7 @@ def sites(tree: ast.Module) -> Iterator[Site]:
 
 
 def numbers(tree: ast.Module) -> dict[ast.stmt, int]:
-    """Return the number of each statement in document order."""
+    """Number all statements in document order, and return the number of each statement."""
     found = [node for node in _in_order(tree) if isinstance(node, ast.stmt)]
     return {node: number for number, node in enumerate(found)}
 
