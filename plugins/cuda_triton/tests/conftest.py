@@ -30,7 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass
 class Problem:
-    """A uniform batch with every tensor of a launch, on the device, and the float64 result, on the CPU."""
+    """Holds a uniform batch: every tensor of a launch, on the device, and the expected float64 result, on the CPU."""
 
     q_len: int
     tail_len: int
@@ -150,7 +150,7 @@ def oracle(
     cap: float,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and the lse of the keys (without sinks) in float64, computed row by row from the definition."""
+    """Return out, and the lse over keys without sinks, in float64, row by row from attention's definition."""
     page, group = k.shape[1], q.shape[1] // k.shape[2]
     q_len, tail_len = seen.shape[1:]
     outs, lses = [], []
@@ -227,7 +227,7 @@ def poison(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Helpers:
-    """Functions of this conftest for tests, which cannot import it."""
+    """Holds functions of this conftest for tests, because tests cannot import a conftest."""
 
     device: str = DEVICE
     problem: Callable[..., Problem] = make_problem
@@ -245,12 +245,12 @@ def helpers() -> Helpers:
 
 @dataclass
 class Stages:
-    """Tiles (NumPy) or barriers (names) of the pipeline's stages."""
+    """Holds the tile (NumPy) or the barrier (a name) of each pipeline stage."""
 
     each: list[Any]
 
     def index(self, slot: Any) -> Any:
-        """Return the tile or barrier of one stage; writes to the tile are kept."""
+        """Return the tile or barrier of one stage; the tile is no copy, so writes change the pipeline."""
         return self.each[slot]
 
 
@@ -273,7 +273,7 @@ def make_numpy_pipeline() -> Callable[..., Any]:
 
 @dataclass
 class Result:
-    """Tensors that a uniform forward wrote."""
+    """Holds the tensors that the forward of a uniform batch wrote."""
 
     out: torch.Tensor
     lse: torch.Tensor
@@ -311,7 +311,7 @@ def run_decode_verify() -> Callable[..., Result]:
 
 
 class Utils:
-    """Fake of the driver utilities that Triton calls to load a kernel."""
+    """Fakes the driver utilities that Triton calls to load a kernel."""
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Return module, function, registers, spilled bytes and maximum threads."""
@@ -380,7 +380,8 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     """Fake driver in place of Triton's, for sm_90 or the architecture in the test's indirect parameter."""
     found = FakeDriver(getattr(request, "param", 90))
     monkeypatch.setattr(driver, "_active", found)
-    # Kernels compiled by another driver must not be launched here, and ours must not leak into later tests.
+    # Kernels that another driver compiled must not be launched here, and kernels of this fake must not leak into later
+    # tests.
     monkeypatch.setattr(launcher, "_COMPILED", {})
     monkeypatch.setattr(kv_write, "_RELAUNCH", relaunch.RelaunchCache(kv_write.PER_CALL))
     functions = list(compiled_kernels)
@@ -400,12 +401,12 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
 
 @pytest.fixture
 def fake_gpu(fake_driver, monkeypatch) -> FakeDriver:
-    """Fake driver with the compiled kernels selected although the tensors are on the CPU."""
+    """Fake driver; in addition the compiled kernels are selected, although the tensors are on the CPU."""
     for module in (launches, tree_ops, kv_write):
         monkeypatch.setattr(module, "select_variant", lambda kernel, _: kernel)
     monkeypatch.setattr(tma, "_num_sms", lambda _: 132)
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: True)
-    # With TRITON_INTERPRET set by another test, Triton's constexpr functions would not return constants.
+    # If another test left TRITON_INTERPRET set, Triton's constexpr functions would not return constants.
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     return fake_driver
 
@@ -432,7 +433,7 @@ def as_gpu(view):
 
 
 class Layers:
-    """Attention of one backend, with random batches and layers.
+    """Holds one attention implementation on fake GPU tensors, and draws random batches and layers for it.
 
     Args:
         mode: mode of every batch.
@@ -454,11 +455,11 @@ class Layers:
         specs += sizing.upcast_buffers(geometry) if is_prefill else []
         own = {one.name: new_tensor(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
         if is_prefill:
-            # With pages of 16, row tiles may be split.
             tiles = new_tensor(999, 2, dtype=torch.int32)
             if fp8:
                 self.attention = prefill_fp8.PrefillFp8(geometry, slots, tiles, own)
             else:
+                # Only layers with pages of 16 get split buffers, so that tests cover Prefill with and without splits.
                 self.attention = prefill.Prefill(geometry, slots, tiles, own if page == 16 else None)
                 self.warm_up, self.attention.warm_up = self.attention.warm_up, lambda *_: None
         else:
@@ -466,7 +467,7 @@ class Layers:
         self.words = geometry.mask_words
 
     def batch(self, chance):
-        """Return a batch of 2 or 3 requests at new addresses, with a chain or a tree as tail."""
+        """Return a batch of 2 or 3 requests at new addresses, with a chain or a tree of new tokens."""
         count = chance.choice((2, LAYER_REQS))
         rows, q_len = count * self.q_len, self.q_len
         tail = Causal()
@@ -481,7 +482,7 @@ class Layers:
         )  # fmt: skip
 
     def host(self, count, chance):
-        """Return host lengths: for e4m3 prompts known at random, so that some batches upcast K and V."""
+        """Return host lengths, for e4m3 prompts known or unknown at random, so that some batches upcast K and V."""
         is_known = self.mode is Mode.EXTEND and self.kv_dtype is torch.float8_e4m3fn and chance.random() < 0.7
         return UpperBound((chance.choice((900, 3000)),) * count) if is_known else Unknown(count, 4000)
 
@@ -506,7 +507,7 @@ class Layers:
         return q, new_tensor(batch.num_rows, HEADS[0], 128)
 
     def new_rows(self, count, chance):
-        """Return K and V rows, maybe slices of one QKV projection, and their slots."""
+        """Return K and V rows, at random slices of one QKV projection, and their slots."""
         qkv = new_tensor(count, HEADS[0] + 2 * HEADS[1], 128)
         k, v = (as_gpu(one) for one in qkv[:, HEADS[0] :].split(HEADS[1], 1))
         if chance.random() < 0.4:
@@ -539,7 +540,8 @@ def make_layers() -> type[Layers]:
 def layer_calls(request, make_layers, monkeypatch):
     """Layers of one backend and 40 attention calls with random batches and layers in random order.
 
-    They differ in addresses, strides, alignment, sizes and missing tensors. e4m3 prompts are upcast at any length.
+    The calls differ in addresses, strides, alignment, sizes and missing tensors. The limit for short prompts is
+    removed, so e4m3 prompts of any length can be upcast.
     """
     monkeypatch.setattr(upcast, "UPCAST_MIN_ROWS", 0)
     monkeypatch.setattr(upcast, "UPCAST_LAUNCH_COST", 0)

@@ -25,7 +25,7 @@ REQS, PAGES, COLUMNS = 2, 4, 8
 
 @dataclass(frozen=True)
 class Case:
-    """One attention shape and batch for which the kernels are compiled.
+    """Describes one attention shape and batch for which the kernels are compiled.
 
     Attributes:
         q_len: rows of each request; 0 for EXTEND.
@@ -125,7 +125,7 @@ OTHERS = [
 
 
 def config_of(case: Case, arch: int) -> common.KernelConfig:
-    """Return the configuration for 20 requests; few or many requests have configurations of other cases."""
+    """Return the configuration for 20 requests. Configurations for fewer or more requests occur in other cases."""
     device = DeviceProfile(kind="cuda", arch=arch, num_sms=132)
     return select.select_config(case.shape(), device, case.q_len or 4096, prefill=not case.q_len, num_reqs=20)
 
@@ -243,7 +243,8 @@ def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
 )
 def test_soft_cap_is_one_instruction_for_16_bit_rows(fake_gpu, fake_driver, dtype):
     """Generic kernels cap the scores of 16-bit rows with tanh.approx.f32, and those of float32 rows exactly."""
-    # A head_dim of 32 is too small for the Hopper kernels, so sm_90 uses generic kernels too.
+    # A head_dim of 32 is too small for the Hopper kernels, so sm_90 also uses the generic kernels that this test
+    # checks.
     case = Case(16, heads=(8, 2), head_dim=32, dtype=dtype, tree=True, cap=50.0)
     compile_for(case, fake_driver._arch)
     caches = kernels.decode_verify.attend_decode_verify.device_caches.values()
@@ -292,7 +293,8 @@ def test_grid_waits_for_the_previous_grid(fake_gpu, case):
         assert one.metadata.launch_pdl
         assert order[wait + 1] == "griddepcontrol.launch_dependents", name
         assert order.count("griddepcontrol.launch_dependents") == 1, name
-        # The combine kernel reads the tile schedule before it waits.
+        # The combine kernel reads the tile schedule before it waits, but stores only afterwards. Other kernels wait
+        # first.
         assert wait == 0 if name != "combine_splits" else "st.global" not in order[:wait], name
 
 
@@ -303,7 +305,8 @@ def test_grid_waits_for_the_previous_grid(fake_gpu, case):
 )
 def test_rows_move_16_bytes_at_a_time(fake_gpu, case):
     """Rows of every head_dim that is a multiple of 8 are loaded and stored 16 bytes at a time."""
-    # Triton derives the alignment only from row strides that are multiples of 16 elements.
+    # Triton cannot derive the alignment of row strides that are not multiples of 16 elements, so the kernel declares
+    # it.
     ptx = attention_of(case).asm["ptx"]
     assert not re.search(r"(?:ld|st)\.global[.\w]*\.[bu]16\b", ptx)
     assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx or case.fp8)
@@ -318,7 +321,7 @@ COPY_OR_ARRIVE = re.compile(r"cp\.async\.(?:c[ag]\.shared\.global|mbarrier\.arri
     "case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True), Case(head_dim=160)], ids=str
 )
 def test_gathered_keys_are_copied_by_16_bytes_and_fenced(fake_gpu, case):
-    """Gathered keys are copied 16 bytes at a time, and a proxy fence stands before each product that reads them."""
+    """Gathered keys are copied 16 bytes at a time, and a proxy fence precedes each product that reads them."""
     ptx, config = attention_of(case).asm["ptx"], config_of(case, 90)
     copies = COPY.findall(ptx)
     assert (
@@ -376,9 +379,9 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
 )
 def test_softmax_overlaps_wgmma(fake_gpu, case, tmp_path):
     """The mainloop computes the softmax of a tile while the output product of the previous tile runs."""
-    # A loop issues q·k and p·v together, waits for q·k, computes the weights, and waits for p·v of every column part
-    # (`softmax.order_before_wait`, `softmax.pack_pairs`). Each consumer warp group has one such loop, or one for masked
-    # tiles and one for unmasked tiles (`config.has_unmasked_loop`).
+    # A loop issues q·k and p·v together, waits for q·k, computes the softmax probabilities, and waits for p·v of every
+    # column part (`softmax.order_before_wait`, `softmax.pack_pairs`). Each consumer warp group has one such loop, or
+    # one for masked tiles and one for unmasked tiles (`config.has_unmasked_loop`).
     widths = [width for width in sm90.split_head_dim(case.head_dim) if width]
     config = config_of(case, 90)
     products = sum(widths) // 16 + len(widths) * config.block_n // 16
@@ -421,8 +424,8 @@ def test_row_max_is_a_balanced_reduction(fake_gpu, case, tmp_path):
 )
 def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp_path):
     """Every consumer thread releases the stages of K and V; no barrier of its warp group precedes the release."""
-    # The e4m3 kernel has barriers of 128 threads (0x80) for other reasons: two a tile for the weights, one or two where
-    # a row maximum moves, and one for masks.
+    # The e4m3 kernel has barriers of 128 threads (0x80) for other reasons: two a tile for the softmax probabilities,
+    # one or two where a row maximum is raised, and one for masks.
     for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
         assert num_instructions("ARRIVES.LDGSTSBAR", loop) == 2
         assert num_instructions("0x80", [what for what in loop if "BAR.SYNC" in what]) <= max_barriers
@@ -434,7 +437,7 @@ def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp
     ids=str,
 )
 def test_register_upcast_spills_almost_nothing(fake_gpu, case, tmp_path):
-    """The loops for masked and unmasked tiles spill nothing, except one value of a tree with Triton 3.7.
+    """The loops for masked and unmasked tiles spill no register, except one value with a tree mask and Triton 3.7.
 
     With pages of 64, boxes hold 32 keys (`tma.MAX_FP8_BOX_KEYS`); larger boxes would need more registers.
     """
@@ -466,8 +469,9 @@ MAX_WARPS = 32
 )
 def test_partition_ids_are_published_between_cta_barriers(fake_gpu, case):
     """All threads of a CTA pass barrier 1 between a write of partition ids and the read of them."""
-    # racecheck reports these writes and this read, because it does not see barrier 1 (NOTES.md, "Checks on the
-    # device"). Ids are read in one place. They are written twice: to start the partitions, and to end the CTA.
+    # racecheck reports a race between the writes and the read of partition ids, because it does not see barrier 1
+    # (NOTES.md, "Checks on the device"). Ids are read in one place. They are written in two: to start the partitions,
+    # and to end the CTA.
     code = [line.strip() for line in attention_of(case).asm["ptx"].splitlines()]
     barriers = [(at, found[1]) for at, line in enumerate(code) if (found := BARRIER.match(line))]
     ((read, first),) = [(at, int(found[1])) for at, line in enumerate(code) if (found := PARTITION_ID_READ.match(line))]
@@ -487,7 +491,8 @@ def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
     ptx = attention_of(case).asm["ptx"]
     record = re.compile(r"ld\.shared\.v4\.b32.*?mbarrier\.arrive", re.DOTALL)
     receives = [one[0] for one in record.finditer(ptx) if "bra" in one[0] and one[0].count("\n") < 90]
-    # `tile_scheduler.receive` is called before and in the loop of two consumer warp groups and V's TMA producer.
+    # `tile_scheduler.receive` is called twice, before the loop and in it, by each consumer warp group and V's TMA
+    # producer.
     assert len(receives) == 2 * (3 if case.page_size > 1 else 2)
     for one in receives:
         read = {name for row in re.findall(r"ld\.shared\.v4\.b32\s+\{(.*?)\}", one) for name in row.split(", ")}
@@ -505,8 +510,8 @@ RECORD_STEP = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:a
 @pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1), Case(0, split=True)], ids=str)
 def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
     """The threads of a partition meet at a barrier before one of them signals that a record was written or read."""
-    # racecheck reports the words of a record, because it sees no order in the mbarrier (NOTES.md, "Checks on the
-    # device"). A partition that reads a record has waited for the full barrier.
+    # racecheck reports a race on a record's words, because it does not see that the mbarrier orders the accesses
+    # (NOTES.md, "Checks on the device"). A partition that reads a record has waited for the full barrier.
     order = RECORD_STEP.findall(attention_of(case).asm["ptx"])
     arrivals = [at for at, what in enumerate(order) if what.startswith("mbarrier.arrive")]
     assert arrivals and all(order[at - 1].startswith("bar") for at in arrivals)
@@ -523,7 +528,7 @@ def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
 )
 def test_fp8_stage_is_released_after_its_upcast_is_stored(fake_gpu, case, tmp_path):
     """The upcast warps release an e4m3 stage after they have stored the upcast values of that stage."""
-    # An arrival does not wait for outstanding loads; a store waits for the loaded values.
+    # An mbarrier arrival does not wait for outstanding loads. A store of the loaded values does, so it must come first.
     cubin = attention_of(case).asm["cubin"]
     (loop,) = [one for one in loops_of(cubin, tmp_path, "STS") if num_instructions("LDS", one)]
     letters = {"LDS": "l", "STS": "s", "SYNCS.ARRIVE": "a"}
@@ -542,7 +547,7 @@ def test_kernels_of_other_shapes_compile_for_hopper(fake_gpu, case):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fake_driver", "case"),
-    # `support` rejects e4m3 before Ada.
+    # `support` rejects e4m3 on GPUs older than Ada (sm_89).
     [(arch, case) for arch in (80, 89, 100, 120) for case in (*USUAL, *OTHERS) if arch >= 89 or not case.fp8],
     indirect=["fake_driver"],
     ids=str,

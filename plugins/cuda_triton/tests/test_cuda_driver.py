@@ -22,7 +22,7 @@ BYTES = {"i32": 4, "i64": 8, "u32": 4, "u64": 8}
 
 
 def packed(source, args):
-    """Return a launch's parameters: addresses, numbers, descriptors with shape and strides, then two null pointers."""
+    """Return a launch's parameters: addresses, numbers, descriptors with shape and strides, and two null pointers."""
     found = []
     for kind, value in zip(source.signature.values(), args, strict=True):
         if kind == "constexpr":
@@ -41,7 +41,7 @@ def packed(source, args):
 
 
 class Library:
-    """Fake libcuda over the launches that `FakeDriver` records; attributes hold what was captured and launched."""
+    """Fakes libcuda over the launches that `FakeDriver` records; attributes hold captured and launched kernels."""
 
     def __init__(self, gpu, lacks=()):
         self.gpu, self.started, self.captures, self._captured, self.capturing = gpu, [], 0, [], False
@@ -146,7 +146,8 @@ def test_driver_receives_what_triton_passes(library, layer_calls, without_relaun
         with without_relaunch():
             wanted = triton_calls(library.gpu, layers.attention.attend, *one)
         launched, started = triton_calls(library.gpu, layers.attention.attend, *one), driver_calls(library)
-        # With PrefillFp8 upcast and attention are recorded separately, so only one may be a driver launch.
+        # PrefillFp8 records its upcast launch and its attention launch separately. Possibly only one of them goes
+        # through the driver.
         if isinstance(layers.attention, PrefillFp8):
             assert wanted and wanted in (launched + started, started + launched)
         else:
@@ -166,7 +167,7 @@ def test_driver_receives_what_triton_passes(library, layer_calls, without_relaun
 def test_pdl_kernels_launch_as_programmatic_dependents(library, decode_calls, make_layers):
     """Kernels with PDL are launched with the programmatic dependent attribute, and other kernels without it.
 
-    KV write, decode attention, combine and splittable EXTEND have PDL; unsplit EXTEND has not.
+    KV write, decode attention, combine and splittable EXTEND use PDL; unsplit EXTEND does not.
     """
     layers, calls = decode_calls
     for one in calls[:12]:
@@ -194,7 +195,7 @@ def test_pdl_kernels_launch_as_programmatic_dependents(library, decode_calls, ma
 
 
 def test_one_capture_serves_every_batch_size(library, make_layers):
-    """New batch sizes and known descriptors need no further capture."""
+    """A kernel is captured once: launches with new batch sizes or known descriptors need no further capture."""
     chance, layers = random.Random(3), make_layers(Mode.RAGGED_VERIFY, 64)
     batches, cache = [layers.batch(chance) for _ in range(6)], layers.layer(chance)
     known = 0

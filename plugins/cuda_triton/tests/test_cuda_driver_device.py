@@ -1,4 +1,4 @@
-"""On a GPU: driver launches write the bits that Triton's launches write, on any stream and in CUDA graphs."""
+"""On a GPU, launches through the driver write the same bits as Triton's launches, on any stream and in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.device
 LAYERS = 4
 ROWS = {Mode.DECODE: 1, Mode.VERIFY: 8, Mode.RAGGED_VERIFY: 8, Mode.EXTEND: 70}
 CASES = [
-    # mode, heads, dim, page, e4m3, sinks
+    # fields: mode, heads, head_dim, page size, e4m3, sinks
     (Mode.DECODE, (8, 2), 128, 16, False, False),
     (Mode.DECODE, (4, 2), 256, 64, True, False),
     (Mode.VERIFY, (8, 2), 128, 64, False, True),
@@ -32,7 +32,7 @@ CASES = [
 
 
 class ForwardSteps:
-    """Backend, batches of any number of requests and rows, and the caches of several layers."""
+    """Holds a backend and the caches of several layers, and runs forwards of random batches over them."""
 
     def __init__(self, mode, heads, dim, page, fp8, sinks, seed):
         from draftmark.devices import device_profile
@@ -98,7 +98,7 @@ class ForwardSteps:
 
 @pytest.fixture
 def driver_launches(monkeypatch):
-    """Count of driver launches in the test."""
+    """Counter of the launches that the test makes through the CUDA driver."""
     from draftmark_cuda_triton.launch.relaunch import DriverLaunch
 
     counted, launch = SimpleNamespace(count=0), DriverLaunch.__call__

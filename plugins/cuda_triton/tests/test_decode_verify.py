@@ -31,7 +31,7 @@ def test_every_mode_and_num_splits(helpers, run_decode_verify, q_len, tail_len, 
 @pytest.mark.parametrize("window_left", [-1, 40])
 @pytest.mark.parametrize("lens", [(100,), (0, 33), (95, 1, 64)])
 def test_splits_of_one_tile(helpers, run_decode_verify, lens, window_left):
-    """With more splits than tiles, every split of short requests is one tile or overhead, and results are right."""
+    """With more splits than key tiles, each split holds one tile or only OVERHEAD_TILES, and results are right."""
     problem = helpers.problem(len(lens), lens, 2, 2, window_left=window_left)
     result = run_decode_verify(problem, config(), 40)
     assert set(result.work[:40, 2].tolist()) == {0, 1}
@@ -63,7 +63,7 @@ def test_groups(helpers, run_decode_verify, heads):
 
 @pytest.mark.parametrize("tail_len", [31, 32, 33, 64, 97, 200])
 def test_long_tails(helpers, run_decode_verify, tail_len):
-    """Tails of one mask word, of several, and longer than a KV tile give right results."""
+    """Tails (new tokens) of one mask word, of several words, and longer than a KV tile give right results."""
     problem = helpers.problem(tail_len, (0, 5, 45), 2, tail_len)
     assert helpers.error(run_decode_verify(problem, config(), 4).out, problem.out) < 1e-5
 
@@ -72,7 +72,7 @@ def test_long_tails(helpers, run_decode_verify, tail_len):
 @pytest.mark.parametrize("num_splits", [1, 3, 40])
 @pytest.mark.parametrize(("q_len", "tail_len"), [(70, 70), (40, 90)])
 def test_row_tiles_of_a_long_tail_for_any_num_splits(helpers, run_decode_verify, q_len, tail_len, num_splits, tree):
-    """Rows see no slot after their own, and splits entirely after a row tile's rows add nothing."""
+    """Rows see no slot after their own, and a split that lies entirely after a row tile's last row adds nothing."""
     problem = helpers.problem(num_splits, (0, 45, 64), q_len, tail_len, tree=tree)
     result = run_decode_verify(problem, config(), num_splits)
     assert helpers.error(result.out, problem.out) < 1e-5
@@ -81,7 +81,7 @@ def test_row_tiles_of_a_long_tail_for_any_num_splits(helpers, run_decode_verify,
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_row_tile_skips_keys_after_its_rows(helpers, run_decode_verify, tree):
-    """A row tile reads no KV tile after its last row: with 64 + 64 tokens rows 0 to 31 read tiles 0 to 2 of 32 keys."""
+    """A row tile skips KV tiles after its last row: with 64 + 64 tokens, rows 0 to 31 read tiles 0 to 2."""
     problem = helpers.problem(1, (64,), 64, 64, tree=tree, page=32)
     problem.v[int(problem.page_table[0, 3])] = float("nan")
     out = run_decode_verify(problem, config(), 1).out.cpu()
@@ -120,7 +120,7 @@ def test_last_kv_tile_is_the_last_visible_one(is_hopper):
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("window_left", [0, 1, 40])
 def test_window_is_measured_in_positions(helpers, run_decode_verify, window_left, tree):
-    """A window is measured in depth, not in slots, and tiles outside every row's window are skipped."""
+    """A window counts positions (L + depth in a tree), not KV slots; tiles outside every row's window are skipped."""
     problem = helpers.problem(3, LENS, 6, 6, tree=tree, window_left=window_left)
     result = run_decode_verify(problem, config(), 5)
     assert helpers.error(result.out, problem.out) < 1e-5
@@ -150,14 +150,14 @@ def test_fp8_cache(helpers, run_decode_verify):
 
 @pytest.mark.parametrize(("q_len", "tail_len"), [(1, 1), (8, 16), (16, 16)])
 def test_tma_tiles(helpers, run_decode_verify, q_len, tail_len):
-    """KV tiles loaded by TMA tolerate NaN after the last token."""
+    """KV tiles loaded by TMA give right results although the page holds NaN after the last token."""
     problem = helpers.problem(7, (0, 63, 64, 130), q_len, tail_len, page=64, tree=q_len > 1, dtype=torch.float16)
     result = run_decode_verify(problem, config(64 if q_len > 1 else 16, 64, use_tma=True), 6)
     assert helpers.error(result.out, problem.out) < 4e-3
 
 
 def test_two_runs_are_bitwise_equal(helpers, run_decode_verify):
-    """Two runs are bitwise equal, so there is no race and no stale data."""
+    """Two runs are bitwise equal; a race or a read of stale data would make them differ."""
     problem = helpers.problem(8, LENS, 3, 9)
     first, second = (run_decode_verify(problem, config(), 7).out for _ in range(2))
     assert torch.equal(first, second)

@@ -11,7 +11,7 @@ import torch
 pytestmark = pytest.mark.device
 
 SHAPES = [
-    # heads, dim, page, q_len, tail_len, tree, window, cap, dtype, kv_dtype
+    # fields: heads, head_dim, page size, q_len, tail_len, tree, window, cap, dtype, kv_dtype
     ((8, 2), 128, 64, 1, 1, False, -1, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 64, 8, 16, True, -1, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 64, 16, 16, True, -1, 0.0, torch.float16, None),
@@ -83,7 +83,7 @@ SHAPES = [
     ((8, 2), 160, 64, 40, 40, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 2), 128, 16, 16, 16, True, -1, 0.0, torch.bfloat16, None),
     ((10, 2), 112, 8, 9, 18, True, 70, 30.0, torch.float16, None),
-    # Trees deeper than the window, windows of several tiles, and logits about as large as the cap.
+    # These shapes have trees deeper than the window, windows of several tiles, or logits about as large as the cap.
     ((8, 2), 128, 16, 40, 40, True, 3, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 1, 40, 40, True, 3, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 64, 6, 6, True, 2, 0.0, torch.bfloat16, torch.float8_e4m3fn),
@@ -93,7 +93,8 @@ SHAPES = [
     ((8, 2), 128, 64, 5, 5, False, 250, 0.8, torch.bfloat16, None),
     ((8, 2), 128, 64, 40, 40, True, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 2), 128, 16, 9, 9, False, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
-    # Several row tiles, which see different parts of the tail; three consumer warp groups; more than 256 rows.
+    # These shapes have several row tiles that see different parts of the tail, three consumer warp groups, or more than
+    # 256 rows.
     ((8, 2), 128, 16, 200, 200, True, -1, 0.0, torch.bfloat16, None),
     ((8, 2), 128, 64, 100, 100, False, -1, 0.0, torch.float16, None),
     ((8, 2), 128, 1, 100, 100, True, -1, 0.0, torch.bfloat16, None),
@@ -104,7 +105,7 @@ SHAPES = [
     ((4, 1), 80, 16, 70, 90, True, 60, 30.0, torch.bfloat16, None),
     ((8, 1), 64, 16, 300, 300, True, -1, 0.0, torch.bfloat16, None),
 ]
-BATCHES_PER_SHAPE = int(os.environ.get("DRAFTMARK_BATCHES", "30"))  # 87 · 30 > 2,000
+BATCHES_PER_SHAPE = int(os.environ.get("DRAFTMARK_BATCHES", "30"))  # 87 shapes · 30 batches > 2,000
 REQUESTS = (1, 40, 528)
 """Requests for which configurations are selected: few, some, and a multiple of the 132 SMs."""
 
@@ -185,7 +186,7 @@ def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
 @pytest.mark.parametrize("q_len", [1, 4, 16])
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 30.0, 1e4])
 def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, size):
-    """e4m3 keys and rows that differ by 2**20 in magnitude match float64, wherever the largest logit is."""
+    """e4m3 keys and rows that differ by 2**20 in magnitude match float64, at any position of the largest logit."""
     from draftmark_cuda_triton.heuristics import common
 
     p = helpers.problem(
@@ -195,7 +196,7 @@ def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, si
     p.q.mul_(size)
     p.q[::3].mul_(2.0**-20)
     for place in (5, 600):
-        # One key with extreme logits in every row of the first request.
+        # This key has extreme logits in every row of the first request.
         p.k[int(p.page_table[0, place // page]), place % page] = (p.q[0, ::4].sign() * 8).to(p.k.dtype)
     k, v = p.k.cpu().double() * 0.5, p.v.cpu().double() * 2.0
     seen = _unpack(p.mask.cpu(), p.tail_len).view(4, q_len, p.tail_len)
@@ -292,7 +293,7 @@ def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
 
 @pytest.mark.parametrize("num_consumer_wgs", [0, 1])
 def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
-    """Overlapping grids in a graph read the schedule, rows and KV of the launch right before them."""
+    """Overlapping grids (PDL) in a graph read the schedule, rows and KV that the launch right before them wrote."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 
@@ -387,7 +388,8 @@ def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left,
         k, v = torch.randn(2, 1 + len(lens) * width, page, heads[1], dim, generator=generator).to(kv_dtype)
         q = torch.randn(padded_rows, heads[0], dim, generator=generator).bfloat16()
         nodes = [j for n in rows for j in range(n)] + [0] * (padded_rows - total)
-        # No row sees a slot after its own, in either mask word. Row 32 sees its own slot, in the second word.
+        # A row's mask has two words. No row sees a slot after its own. Only row 32 sees a slot of the second word, its
+        # own.
         mask = torch.tensor([[(1 << (j % 31 + 1)) - 1, j >= 32] for j in nodes]).int()
         depth = torch.arange(padded_rows, dtype=torch.int32) % 7
         starts = torch.tensor([0, *rows]).cumsum(0).int()

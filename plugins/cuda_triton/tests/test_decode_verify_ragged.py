@@ -1,4 +1,4 @@
-"""Ragged batches, with row counts read on the device, and draft blocks, against float64."""
+"""Ragged batches (row counts are read on the device) and bidirectional draft blocks, compared with float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pack(seen):
 
 
 def strided(pool, kind):
-    """Return equal contents as a strided view: one of two halves of each page, or one of two tensors in each token."""
+    """Return a non-contiguous view of equal contents: a half of each page, or one of two tensors of each token."""
     if kind == "contiguous":
         return pool
     pages, page, heads, dim = pool.shape

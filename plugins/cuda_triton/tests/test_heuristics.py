@@ -20,7 +20,7 @@ def shape(page_size: int) -> AttentionShape:
 
 @pytest.mark.parametrize(("context", "num_splits"), [(1024, 19), (4096, 33), (131072, 33)])
 def test_short_decode_has_one_split_per_tile(context, num_splits):
-    """A decode of one request has one split for each tile, overhead included, at most 33 with 8 KV heads on 132 SMs."""
+    """A decode of one request has one split per tile, counting OVERHEAD_TILES; at most 33 for 8 KV heads on 132 SMs."""
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 64)
     config = select.select_config(attention, device, 1)
     assert split_kv.choose_num_splits(attention, device, config, 1, 1, context + 1) == num_splits
@@ -28,7 +28,7 @@ def test_short_decode_has_one_split_per_tile(context, num_splits):
 
 @pytest.mark.parametrize("page_size", [1, 16, 48, 128])
 def test_interpreted_requests_of_several_tiles_are_split(page_size):
-    """If a request may have two tiles, the interpreter uses two splits, for any page size."""
+    """If the longest possible request has two tiles or more, the interpreter uses two splits, for any page size."""
     config, num_splits = interpreted.interpreted_config(shape(page_size), CONFIG, Q_LEN, SPLITS, 700)
     assert (num_splits, config.block_n < 700) == (2, True)
 
@@ -77,7 +77,7 @@ def test_splits_fill_the_device(heads, dim):
 @pytest.mark.parametrize("max_kv_len", [40, 255, 2600])
 @pytest.mark.parametrize("q_len", [1, 9, 70])
 def test_interpreted_partials_fit_the_allocated_rows(num_splits, max_kv_len, q_len):
-    """Partial results of an interpreted configuration fit the rows allocated for the GPU's configuration."""
+    """The interpreter's configuration needs no more partial rows than were allocated for the GPU's configuration."""
     config, few = interpreted.interpreted_config(shape(16), CONFIG, q_len, num_splits, max_kv_len)
     allocated = split_kv.partial_rows(shape(16), CONFIG, num_splits, q_len)
     assert split_kv.partial_rows(shape(16), config, few, q_len) <= allocated
@@ -97,7 +97,7 @@ def test_gathered_config_equals_tma_config(page_size, q_len):
 
 
 def test_gather_needs_sm90_and_kv_dtype_of_q():
-    """For e4m3 in such pages, float32, and other architectures, the Triton kernels are selected."""
+    """Without sm_90, or without KV in q's 16-bit dtype, the Triton kernels serve pages that TMA cannot load."""
     hopper = DeviceProfile("cuda", 90, 132)
     for device, names in (
         (hopper, ("bfloat16", "float8_e4m3fn")),
@@ -121,7 +121,7 @@ def test_unaligned_cache_is_not_gathered():
     [(64, -1, 128), (64, 127, 64), (64, 1022, 64), (64, 4095, 128), (128, 127, 64), (128, 511, 128), (256, 4095, 64)],
 )
 def test_short_windows_use_smaller_tiles(dim, window, keys):
-    """Short windows use tiles of 64 keys for prefill and trees, and sizing includes those configurations."""
+    """Short windows use smaller key tiles for prefill and trees, and sizing includes these configurations."""
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(64, 8, dim, 64, window_left=window)
     tiles = [select.select_config(attention, device, 4096, prefill=True), select.select_config(attention, device, 64)]
     assert [config.block_n for config in tiles] == [keys, keys]

@@ -1,4 +1,4 @@
-"""Recorded interpreter operations: bitwise equal to Triton's interpreter when repeated with other values."""
+"""Recorded interpreter operations give bitwise the results of Triton's interpreter when repeated with other values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 16
 
 
 def products(x, y, out, BLOCK: tl.constexpr):
-    """Use one tensor as both operands, and two tensors of one type."""
+    """Run operations with one tensor as both operands, and with two tensors of one type."""
     cell = tl.arange(0, BLOCK)
     a, b = tl.load(x + cell), tl.load(y + cell)
     tl.store(out + cell, a * a)
@@ -32,7 +32,7 @@ def counts(x, out, BLOCK: tl.constexpr):
 
 
 def reductions(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store sums and extremes along both axes, and of a vector."""
+    """Store sums, minima and maxima along both axes, and of a vector."""
     row, col = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     block = tl.load(x + row[:, None] * COLUMNS + col[None, :])
     tl.store(out + row, tl.reduce(block, 1, tl.standard._elementwise_max))
@@ -71,7 +71,7 @@ def integers(seed: int, *shape: int) -> torch.Tensor:
 
 
 def both(function, grid: int, size: int, *inputs: torch.Tensor, **constants: int) -> None:
-    """Launch twice with different inputs, and compare each launch with Triton's own."""
+    """Launch a kernel twice with different inputs, and compare each launch with Triton's own launch."""
     light, own = InterpretedKernel(InterpretedFunction(function)), InterpretedFunction(function)
     for turn in range(2):
         given = [one.roll(turn) for one in inputs]
@@ -85,7 +85,7 @@ def both(function, grid: int, size: int, *inputs: torch.Tensor, **constants: int
 
 
 def test_same_tensor_as_both_operands():
-    """An operation recorded with one tensor as both operands is right for two different tensors."""
+    """An operation recorded with one tensor as both operands gives right results for two different tensors."""
     both(products, 1, 4 * SIZE, integers(1, SIZE), integers(2, SIZE), BLOCK=SIZE)
 
 
@@ -96,7 +96,7 @@ def test_memory_operations_run_in_every_program():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64])
 def test_reductions_match_the_interpreter(dtype):
-    """Sums have the interpreter's order, and extremes ignore NaN."""
+    """Sums add in the interpreter's order, and minima and maxima ignore NaN, as in the interpreter."""
     values = integers(4, 4, 8) // 2**8 if not dtype.is_floating_point else integers(4, 4, 8).float() / 2**28
     values = values.to(dtype)
     if dtype.is_floating_point:
@@ -106,7 +106,7 @@ def test_reductions_match_the_interpreter(dtype):
 
 
 def test_unrecordable_operations_run_unchanged():
-    """Operations with several results, shifts and casts are right next to recorded operations."""
+    """Operations that cannot be recorded (several results, shifts, casts) give right results next to recorded ones."""
     both(conversions, 1, 4 * SIZE, integers(5, SIZE), BLOCK=SIZE)
 
 

@@ -1,4 +1,4 @@
-"""Interpreted programs: bitwise equal to Triton's own launch, and the language is restored afterwards."""
+"""The fast launch of interpreted programs equals Triton's own launch bitwise, and then restores the language."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 4, 8
 
 
 def mixed(x, y, out, counts, length, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Combine operands of different types and shapes; each program takes one page of the inputs."""
+    """Combine operands of different types and shapes; each program processes one page of the inputs."""
     page = tl.program_id(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
     row, col = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     cells = page + row[:, None] * BLOCK_N + col[None, :]
@@ -40,14 +40,14 @@ def signs(out, factor):
 
 
 def unbounded(out):
-    """Store results that are infinite on a GPU too."""
+    """Store log2 and exp2 results that are infinite; a GPU stores infinities too."""
     none = tl.load(out) * 0.0
     tl.store(out + 1, tl.log2(none))
     tl.store(out + 2, tl.exp2(none + 500.0))
 
 
 def broken(out):
-    """Fail, because a range of 3 is not a power of two."""
+    """Fail while the program runs, because tl.arange needs a power of two and gets 3."""
     tl.store(out + tl.arange(0, 3), 0.0)
 
 

@@ -26,7 +26,7 @@ __all__ = ["BARRIER", "IMPORTED", "BrokenBarrierError"]
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_concurrent_threads_import_a_variant_once(tmp_path, monkeypatch, before):
-    """Two concurrent threads receive one module, and TRITON_INTERPRET is restored afterwards."""
+    """Two threads that load a variant at the same time receive one module, and TRITON_INTERPRET is restored."""
     outer = f"outer_{before}"
     inner = tmp_path / outer / "inner"
     inner.mkdir(parents=True)

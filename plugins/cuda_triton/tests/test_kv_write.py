@@ -23,7 +23,7 @@ def test_rows_are_written_to_their_slots(helpers, dtype):
 
 
 def test_fp8_is_scaled_and_saturates(helpers):
-    """Stored value · scale is the real value; values outside e4m3's range become the largest value, never NaN."""
+    """A stored value times its scale is the real value; values outside e4m3's range saturate and never become NaN."""
     from draftmark_cuda_triton.kv_write import write_kv
 
     k = torch.tensor([1.0, -3.0, 1000.0, 0.3], device=helpers.device).repeat(16).view(1, 1, 64).to(torch.bfloat16)

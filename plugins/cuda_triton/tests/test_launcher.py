@@ -15,7 +15,7 @@ NUMBERS = (0, 1, 2, 15, 16, 17, 32, 2**31 - 1, 2**31, 2**31 + 16)
 
 @pytest.fixture
 def write_rows(fake_driver):
-    """The smallest kernel, compiled by the fake driver."""
+    """The plugin's smallest kernel, compiled by the fake driver."""
     return kernels.kv_write.write_kv_rows
 
 

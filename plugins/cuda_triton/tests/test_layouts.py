@@ -1,4 +1,4 @@
-"""`layouts`: facts are cached for each object, and dropped with it."""
+"""`launch.layouts` caches results for each object, and drops them with the object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Thing:
 
 
 def test_identity_cache_computes_once_per_object():
-    """The function runs once for each object, also for two equal objects."""
+    """`IdentityCache` calls its function once for each object; two equal objects count as two."""
     calls = []
     known = IdentityCache(lambda one: calls.append(one.number) or one.number)
     first, second = Thing(1), Thing(1)

@@ -18,10 +18,10 @@ def run(
     """Run write_metadata_prefill and attend_prefill of a random ragged batch, and check slots and header.
 
     Args:
-        attention: shape for which the configuration is selected; None for a small fixed configuration.
+        attention: shape for which the configuration is selected; None uses a small fixed configuration.
         l2_keys: keys of one head that fit into L2.
         num_splits: splits of a KV head's row tiles; 1 to never split.
-        programs: resident CTAs for the split estimate; 0 for enough to split.
+        programs: number of resident CTAs for the split estimate; 0 uses enough CTAs that row tiles are split.
 
     Returns:
         The larger of the errors of out and lse.
@@ -70,7 +70,8 @@ def run(
         shape, config, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks, split
     )
     assert mapping.tolist() == slots
-    # The header is as written, for the next layer: tiles taken (0), row tiles, concurrent heads, tiles of a request.
+    # After attention the header is ready for the next layer: 0 tiles taken, row tiles, concurrent heads,
+    # tiles_per_request.
     number = sum(-(-t * 2 // config.block_m) for t in rows)
     longest = max(n + t for n, t in zip(lens, rows, strict=True) if t)
     tiles_per_request = int(tiles[1, 1])
@@ -97,7 +98,7 @@ def test_prefill_and_chunks(helpers, block_m):
     ((300,), (1,)), ((0, 40, 7, 0, 264), (37, 9, 1, 0, 20)), ((0, 0), (64, 5)), ((700, 3, 0, 90), (5, 0, 70, 1)),
 ])  # fmt: skip
 def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
-    """Split row tiles are right for long prefixes, prompts and single tokens, for any number of splits."""
+    """Split row tiles give right results for long prefixes, prompts and single tokens, with any number of splits."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for options in ({"block_m": block_m}, {"sinks": sinks, "cap": 9.0, "window_left": 50, "block_m": block_m}):
         assert run(helpers, lens, rows, num_splits=num_splits, **options) < 1e-5
@@ -108,7 +109,7 @@ def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
 def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_left):
     """Host and device make the same decision to split row tiles, if each CTA has at most one row tile.
 
-    With more row tiles the device splits every line that is long enough, since the host can decide against it before.
+    With more row tiles only the host estimates the benefit; the device splits every batch with enough key tiles.
     """
     from draftmark_cuda_triton.heuristics import common, split_kv
     from draftmark_cuda_triton.launch import launches, operands
@@ -144,7 +145,7 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
         is_split = host_pays if one_tile_a_cta else line // split_kv.MIN_SPLIT_TILES > len(spans)
         assert bool(tiles[1, 1]) == is_split and is_split >= host_pays, (lens, rows)
         assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_left)
-    # With a window, batches of more row tiles than CTAs have too few keys to split.
+    # All four cases occur, except one: with a window, batches of more row tiles than CTAs have too few keys to split.
     assert found | {(False, True)} == {
         (one_tile_a_cta, split) for one_tile_a_cta in (True, False) for split in (True, False)
     }
@@ -197,7 +198,7 @@ def kv_ranges_of(tiles, lens, rows, window_left):
 
 
 def assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_left):
-    """Assert that the splits read each KV tile of each row tile once, and that combine records name split row tiles."""
+    """Assert that the splits read each KV tile of each row tile once and the combine records list split row tiles."""
     from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES
 
     count, tiles_per_request = int(tiles[0, 1]), int(tiles[1, 1])
@@ -247,7 +248,7 @@ def test_half_precision(helpers):
 
 @pytest.mark.parametrize("window_left", [-1, 5])
 def test_sinks(helpers, window_left):
-    """Each head's sink takes its share of every row, also of rows with a window smaller than the prefix."""
+    """Each head's sink takes its share of every row's softmax, also with a window smaller than the prefix."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     assert run(helpers, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
 
@@ -300,7 +301,7 @@ E4M3 = torch.float8_e4m3fn
     ids=lambda value: str(value).removeprefix("torch."),
 )
 def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap):
-    """On a GPU: selected configurations are right for full, partial and empty row tiles, with one KV tile and many."""
+    """On a GPU, selected configurations are right for full, partial and empty row tiles, with one or many KV tiles."""
     names = [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
     attention = AttentionShape(4, 2, dim, page, *names)
     chance = random.Random(dim + page)
@@ -330,7 +331,7 @@ def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap)
 @pytest.mark.parametrize("l2_keys", [1 << 30, 1000, 1])
 @pytest.mark.parametrize(("dim", "page"), [(64, 16), (128, 1), (256, 64)])
 def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
-    """On a GPU: each row tile is processed once, with fewer or more tiles than CTAs and several concurrent heads."""
+    """On a GPU, each row tile is processed once, with fewer or more tiles than CTAs and several concurrent heads."""
     attention = AttentionShape(4, 2, dim, page)
     options = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "l2_keys": l2_keys}
     for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 12, (700,) * 12)):
@@ -345,7 +346,7 @@ def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
     ],
 )  # fmt: skip
 def test_concurrent_heads_fit_l2(helpers, num_kv_heads, lens, rows, l2_keys, together):
-    """Concurrent heads keep the longest request's keys in L2, and each round has about the same number of heads."""
+    """KV heads run concurrently as far as L2 holds the longest request's keys, divided evenly into rounds."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import launches, operands
 

@@ -59,7 +59,7 @@ def upcast_error(
 
     Args:
         interleaved: K and V are views of one interleaved pool instead of contiguous tensors.
-        parts: expected number of head groups.
+        parts: expected number of groups of KV heads that are upcast one after another.
         is_split: whether row tiles must be split along the keys; None to skip the check.
     """
     monkeypatch.setattr(upcast, "UPCAST_MIN_ROWS", 0)
@@ -70,7 +70,7 @@ def upcast_error(
     sizes = (1 + table.numel(), page, 2, a.num_kv_heads, a.head_dim)
     pool = torch.full(sizes, float("nan")).to(torch.float8_e4m3fn)
     q = torch.randn(sum(rows), a.num_qo_heads, a.head_dim, generator=generator).bfloat16()
-    # Padding requests have no rows and no tokens.
+    # The padding requests after these have no rows and no tokens, so nothing is filled for them.
     slots = helpers.fill_cache((pool[:, :, 0], pool[:, :, 1]), table[: len(lens)], lens, rows, generator)
     k, v = (pool[:, :, one] if interleaved else pool[:, :, one].contiguous() for one in (0, 1))
     real = [one.double() * (1.0 if factor is None else factor) for one, factor in zip((k, v), scales, strict=True)]
@@ -143,7 +143,7 @@ def test_scales_windows_soft_caps_and_sinks(helpers, monkeypatch, scales, option
 
 @pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 1), (2, 2), (1, 4)])
 def test_head_groups(helpers, monkeypatch, room, parts):
-    """If buffers are small, head groups of two or one KV head are upcast in sequence, each with its own sinks."""
+    """If buffers are small, groups of two or one KV head are upcast in sequence, each with its own sinks."""
     options, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
     limit_pages(monkeypatch, room, 4, 64)
     for scales in ((None, None), (0.5, 3.0)):
@@ -178,7 +178,8 @@ def test_upcast_needs_known_lengths_and_enough_rows(helpers):
             assert sizing.plan_upcast(large, batch_of(helpers, lens, rows, 16, host)) == expected
         assert sizing.plan_upcast(large, batch_of(helpers, lens, rows, 16, Unknown)) is None
         assert sizing.plan_upcast(plain, batch_of(helpers, lens, rows, 16)) is None
-    # With a window few rows see each key, however long a prompt is, and a long prefix needs no pages.
+    # With a window few rows read each key, so upcasting pays for 8 KV heads but not for 32. Prefix keys before the
+    # window need no upcast pages.
     for heads, lens, rows, expected in (
         (8, (0,), (8192,), (64, 64, 1)), (32, (0,), (8192,), None), (8, (24000,), (2048,), (204, 20, 1)),
     ):  # fmt: skip
@@ -187,7 +188,7 @@ def test_upcast_needs_known_lengths_and_enough_rows(helpers):
 
 
 def test_upcast_pages_stay_within_the_host_bound():
-    """A request's upcast pages never exceed the host's bound, for any prefix up to the known one."""
+    """A request's upcast pages stay within the host's estimate for any prefix up to the host's bound of its length."""
     for window in (-1, 0, 1, 127, 128, 1000):
         shape = replace(geometry().attention, window_left=window)
         for rows in (1, 127, 128, 129, 500):

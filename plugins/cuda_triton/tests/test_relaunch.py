@@ -33,7 +33,7 @@ def launched(gpu, call, *args):
     """Return the kernels, grids and arguments that ``call(*args)`` launches."""
     before = len(gpu.launched)
     call(*args)
-    # After the grid come stream, function and hooks.
+    # given[3:9] are the stream, the function and hooks, which differ between launches.
     return [(source, [plain(one) for one in (*given[:3], *given[9:])]) for source, given in gpu.launched[before:]]
 
 
@@ -66,7 +66,7 @@ def test_kv_write_relaunch_equals_a_new_launch(fake_gpu, make_layers, monkeypatc
 def test_metadata_relaunch_equals_a_new_launch(fake_gpu, make_layers, without_relaunch, mode, given):
     """Repeated metadata launches equal new ones, with slots of the engine or without.
 
-    Each size is recorded in its second use.
+    A size is recorded in its second use, so later uses repeat the recorded launch.
     """
     chance, layers = random.Random(6), make_layers(mode, 16)
     batches = [layers.batch(chance) for _ in range(8)]
@@ -101,7 +101,7 @@ def test_equal_layer_skips_argument_binding(fake_gpu, make_layers, monkeypatch):
     given = launched(fake_gpu, layers.attention.attend, q, KVCache(*second), batch, out)
     assert [source.fn.__name__ for source, _ in given] == ["attend_decode_verify", "combine_splits"]
     boxed = [one[0] for one in given[0][1] if isinstance(one, tuple) and torch.bfloat16 in one]
-    # With full-head boxes K and V each have a second descriptor, for the last keys.
+    # Each of K and V appears twice: full-head boxes need a second descriptor, with a smaller box for the last keys.
     assert boxed == 2 * [plain(one) for one in second]
 
 

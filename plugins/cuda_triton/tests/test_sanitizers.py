@@ -1,4 +1,4 @@
-"""Results of compute-sanitizer runs: passed shapes, timeouts, and reports counted by kind."""
+"""The compute-sanitizer command reports passed shapes and timeouts, and counts the tool's reports by kind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ sys.exit(int(os.environ.get("CODE", 0)))
 
 
 def test_reports_are_counted_by_kind() -> None:
-    """Reports are counted by source line; lines of the tool itself and of pytest are not reports."""
+    """Reports are counted by kind and source line; other lines of the tool and lines of pytest do not count."""
     read = "Error: Race reported between Read access at attend_prefill in start.py:60"
     written = [
         f"and Write access at attend_prefill in {where}" for where in ("warp_specialize.py:31", "prefill.py:334")

@@ -71,7 +71,7 @@ def described(config: KernelConfig) -> str:
     ],
 )
 def test_sm90_selects_the_measured_config(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65, rows_193):
-    """Configurations change above 16, 64 and 128 packed rows (and 192, tested below), for GQA groups too."""
+    """The configuration changes above 16, 64 and 128 packed rows (and 192, tested below), also with GQA groups."""
     found = {
         rows: described(select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=SOME))
         for rows in (1, 16, 17, 64, 65, 128, 193, 4096)
@@ -92,7 +92,7 @@ def test_sm90_selects_the_measured_config(head_dim, dtypes, rows_16, rows_17, ro
     ("head_dim", "dtypes"), [(40, BF16), (64, BF16), (80, BF16), (96, BF16), (128, BF16), (64, E4M3)]
 )
 def test_three_warp_groups_when_they_save_a_row_tile(head_dim, dtypes):
-    """Three consumer warp groups are used for 16-bit heads of up to 80 elements where they save a row tile."""
+    """Three consumer warp groups serve 16-bit heads of up to 80 elements if a request then needs fewer row tiles."""
     found = {
         rows
         for rows in range(1, 1200)
@@ -108,7 +108,7 @@ def test_three_warp_groups_when_they_save_a_row_tile(head_dim, dtypes):
     + [(dim, padded, E4M3) for dim, padded in ((40, 64), (80, 128), (96, 128), (136, 256), (192, 256))],
 )
 def test_head_dim_uses_the_config_of_its_power_of_two(head_dim, padded, dtypes):
-    """head_dims that two column parts would not shorten use the padded head_dim's configuration, and so does e4m3."""
+    """A head_dim uses the next power of two's configuration if it is e4m3 or if two parts would not reduce padding."""
     for rows in (1, 16, 17, 33, 64, 65):
         config = select.select_config(shape(head_dim, dtypes), H200, rows)
         assert replace(config, gather_kv=False) == replace(
@@ -130,7 +130,7 @@ def test_head_dim_uses_the_config_of_its_power_of_two(head_dim, padded, dtypes):
     ],
 )
 def test_head_dim_is_split_when_it_saves_columns(head_dim, size, expected):
-    """The columns are one or two powers of two; the smaller part has at least 32 bytes a row, for the TMA swizzle."""
+    """A head_dim is padded to one or two powers of two; each has at least 32 bytes a row, for the TMA swizzle."""
     assert sm90.split_head_dim(head_dim, size) == expected
 
 
@@ -144,7 +144,7 @@ def test_head_dim_is_split_when_it_saves_columns(head_dim, size, expected):
     ],
 )
 def test_split_head_dims_fill_shared_memory(head_dim, expected):
-    """Split head_dims have the number of stages that fills shared memory."""
+    """A head_dim with two column parts gets the number of stages that fills shared memory."""
     attention = shape(head_dim, page_size=64)
     assert [described(sm90.base_config(attention, above)) for above in sm90.ROW_THRESHOLDS] == expected
 
@@ -159,7 +159,7 @@ def test_split_head_dims_fill_shared_memory(head_dim, expected):
     ],
 )
 def test_prefill_uses_three_warp_groups_for_small_heads(head_dim, expected):
-    """EXTEND uses three consumer warp groups for heads of up to 80 elements, and the stages that then fit."""
+    """EXTEND uses three consumer warp groups for heads of up to 80 elements, and all stages that then fit."""
     assert described(select.select_config(shape(head_dim), H200, 4096, prefill=True)) == expected
 
 
@@ -228,13 +228,13 @@ def test_when_sm90_kernels_exist(attention, device, served):
 
 @pytest.mark.parametrize(("page_size", "gather"), [(1, True), (4, True), (8, False), (12, True), (24, False)])
 def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
-    """Pages of a size that is no multiple of 8 are gathered if KV has q's dtype; else generic kernels read them."""
+    """Page sizes that are no multiple of 8 are gathered if KV has q's dtype; the generic kernels serve the others."""
     for rows in (16, 33, 64, 129):
         boxed = select.select_config(shape(128), H200, rows, num_reqs=SOME)
         here = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
         assert here == replace(boxed, gather_kv=gather)
     here = described(select.select_config(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
-    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # two CTAs need TMA pages
+    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # two CTAs an SM need TMA
     assert not select.fallback_config(shape(128), replace(boxed, gather_kv=True)).gather_kv
     by_pointer = select.select_config(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
@@ -266,7 +266,7 @@ def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
     ],
 )
 def test_config_candidates_are_all_used(attention, device, expected):
-    """Sizing has no candidate that `select_config` never returns, which would only enlarge buffers."""
+    """`select_config` returns every sizing candidate for some batch; an unused candidate would only enlarge buffers."""
     found = select.config_candidates(attention, device)
     assert {described(config) for config in found} == expected and len(found) == len(expected)
 
@@ -298,7 +298,7 @@ def test_when_generic_kernels_use_tma(attention, device, block_n, served):
 
 
 def test_cache_without_tma_uses_the_fallback_config():
-    """A cache without TMA keeps the tile shape and splits, which buffers and graphs need, with at most two stages."""
+    """A cache that TMA cannot load keeps tile shape and splits, on which buffers depend, with at most two stages."""
     attention = shape(64, page_size=64)
     config = select.select_config(attention, H200, 65)
     assert select.adapt_to_cache(attention, H200, config, uniform_stride=True, tma_boxes=True) == config
@@ -309,7 +309,7 @@ def test_cache_without_tma_uses_the_fallback_config():
     swap_ab = select.select_config(shape(128, E4M3), H200, 16)
     assert not select.fallback_config(shape(128, E4M3), swap_ab).fp8_swap_ab
     two_parts = select.select_config(shape(160), H200, 129)
-    padded = select.fallback_config(shape(160), two_parts)  # to 256 columns
+    padded = select.fallback_config(shape(160), two_parts)  # the Triton kernels pad 160 columns to 256
     assert (two_parts.num_stages, padded.num_stages) == (2, 1)
 
 
@@ -324,7 +324,7 @@ def test_cache_without_tma_uses_the_fallback_config():
     ],
 )
 def test_fast_memory_keeps_tma_for_two_warp_groups(head_dim, page_size, rows, slow, fast):
-    """Fast memory turns gathering off for 65 to 128 packed rows of pages that TMA loads, with an unchanged tile."""
+    """With fast memory, 65 to 128 packed rows are not gathered from pages that TMA can load; the tile is unchanged."""
     attention = shape(head_dim, BF16, page_size)
     config = select.select_config(attention, H200, rows, num_reqs=SOME)
     for adjacent in (True, False):
@@ -338,7 +338,7 @@ def test_fast_memory_keeps_tma_for_two_warp_groups(head_dim, page_size, rows, sl
 
 
 def test_fast_memory_keeps_tma_for_merged_heads():
-    """Two merged heads of 120 are gathered up to 64 packed rows; above, fast memory keeps TMA."""
+    """Two merged heads of 120 are gathered for up to 64 packed rows. For more rows TMA loads them if memory is fast."""
     attention = AttentionShape(32, 8, 120, 64)
     for rows, gather in ((8, True), (16, False)):
         config = select.select_config(attention, H200, rows, num_reqs=64)
@@ -383,7 +383,7 @@ def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, p
     ("rows", "reqs", "ctas_per_sm"),
     [
         *((16, reqs, 2) for reqs in (66, 132, 380)),
-        *((rows, 66, 2) for rows in (17, 32)),  # split with one CTA an SM and with two
+        *((rows, 66, 2) for rows in (17, 32)),  # requests are split with one CTA an SM and with two
         *((rows, 125, 2) for rows in (17, 32)),
         *((rows, 126, 1) for rows in (17, 32, 64)),  # one CTA for each request
         *((rows, 132, 1) for rows in (17, 32, 64, 128)),
@@ -391,7 +391,7 @@ def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, p
         *((rows, 250, 2) for rows in (17, 32)),
         *((64, reqs, 1) for reqs in (66, 133, 250)),
         *((rows, reqs, 2) for rows in (17, 64) for reqs in (251, 300, 512)),
-        *((rows, reqs, 1) for rows in (17, 32, 64) for reqs in (380, 640)),  # three or five whole requests a CTA
+        *((rows, reqs, 1) for rows in (17, 32, 64) for reqs in (380, 640)),  # whole requests: three or five a CTA
         *((rows, reqs, 2) for rows in (65, 112) for reqs in (66, 132)),
         *((rows, 125, 2) for rows in (113, 128)),
         *((rows, 126, 1) for rows in (113, 128)),
@@ -399,7 +399,7 @@ def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, p
     ],
 )
 def test_ctas_per_sm(rows, reqs, ctas_per_sm):
-    """Two CTAs share an SM unless only one CTA an SM keeps requests unsplit; above 64 rows only for few requests."""
+    """Two CTAs share an SM unless only one CTA an SM avoids splits; above 64 rows they need few requests."""
     config = select.select_config(shape(128, page_size=64), H200, rows, num_reqs=reqs)
     assert config.ctas_per_sm == ctas_per_sm
 
@@ -409,13 +409,13 @@ def test_ctas_per_sm(rows, reqs, ctas_per_sm):
     [
         *((rows, reqs, page, page < 32) for rows in (17, 64) for reqs in (126, 132) for page in (8, 16, 24, 32, 64)),
         *((64, reqs, 16, True) for reqs in (67, 100)),
-        *((64, reqs, 16, False) for reqs in (66, 133, 251, 380)),  # two CTAs, or more than one request a CTA
+        *((64, reqs, 16, False) for reqs in (66, 133, 251, 380)),  # two CTAs an SM, or more than one request a CTA
         *((32, reqs, 16, False) for reqs in (66, 133, 251, 380)),
         *((rows, 132, 16, False) for rows in (16, 65, 128, 129)),
     ],
 )
 def test_sole_cta_per_sm_gathers_small_pages(rows, reqs, page_size, gather):
-    """Pages below 32 are gathered by a sole CTA an SM for heads of 65 to 128; other fields keep their values."""
+    """With one CTA an SM and heads of 65 to 128, pages below 32 tokens are gathered; other fields are unchanged."""
     config = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=reqs)
     assert config.gather_kv is gather
     if reqs > 66:
@@ -434,7 +434,7 @@ def test_sole_cta_per_sm_gathers_small_pages(rows, reqs, page_size, gather):
         (128, ("float16",) * 2, 16, 1, True),
         *((head_dim, BF16, 16, 17, False) for head_dim in (64, 96, 120, 136, 256)),
         *((head_dim, E4M3, 16, rows, False) for head_dim in (128, 256) for rows in (1, 65)),
-        (128, BF16, 4, 1, False),  # gathered
+        (128, BF16, 4, 1, False),  # keys are gathered, not loaded by TMA
     ],
 )
 def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, full_head):
@@ -459,13 +459,13 @@ def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, ful
         *((8, head_dim, BF16, 16, 1, 64, False) for head_dim in (128, 136, 160, 256)),
         (8, 64, ("float16",) * 2, 64, 4, 64, True),
         (8, 96, BF16, 64, 4, 64, True),
-        (8, 64, BF16, 16, 5, 60, False),  # 40 rows of one head, 80 of both
+        (8, 64, BF16, 16, 5, 60, False),  # 40 packed rows of one head, 80 of both, more than a row tile of 64
         (7, 64, BF16, 16, 1, 64, False),
         (8, 64, E4M3, 16, 1, 64, True),
         (8, 96, E4M3, 16, 2, 64, True),
-        (8, 96, E4M3, 16, 3, 64, False),  # 24 rows of one head, 48 of both; registers hold 32
+        (8, 96, E4M3, 16, 3, 64, False),  # 24 rows of one head, 48 of both; registers hold only 32
         (8, 128, E4M3, 16, 1, 64, False),
-        (8, 64, BF16, 4, 1, 64, True),  # gathered
+        (8, 64, BF16, 4, 1, 64, True),  # keys are gathered, not loaded by TMA
         (8, 96, BF16, 1, 1, 64, True),
         (8, 64, E4M3, 4, 1, 64, False),
         (8, 64, BF16, 16, 1, 4, False),
@@ -473,9 +473,9 @@ def test_box_has_a_full_head_of_256_bytes(head_dim, dtypes, page_size, rows, ful
     ],
 )
 def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, q_len, num_reqs, merged):
-    """Two KV heads are processed as one of twice the head_dim, with half the CTAs a split and twice the splits.
+    """Two KV heads are processed as one with twice the head_dim, so a split has half the CTAs, and splits double.
 
-    A cache without adjacent heads processes them one by one in the same splits, and its partial results fit.
+    If a cache's heads are not adjacent, they are processed one by one in the same splits, and partial results fit.
     """
     attention = AttentionShape(8 * kv_heads, kv_heads, head_dim, page_size, *dtypes)
     config = select.select_config(attention, H200, q_len, num_reqs=num_reqs)
@@ -484,7 +484,8 @@ def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, 
     if not merged:
         return
     wide_shape = replace(attention, head_dim=2 * head_dim, num_kv_heads=kv_heads // 2)
-    single_head = AttentionShape(16, 1, 2 * head_dim, page_size, *dtypes)  # a single head cannot be merged
+    # control: one KV head, which cannot be merged
+    single_head = AttentionShape(16, 1, 2 * head_dim, page_size, *dtypes)
     wide_config = select.select_config(single_head, H200, q_len if dtypes is E4M3 else 1, num_reqs=num_reqs)
     assert replace(config, kv_heads_per_tile=1) == wide_config
     num_splits = split_kv.choose_num_splits(attention, H200, config, q_len, num_reqs, 4096)
@@ -496,7 +497,8 @@ def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, 
         and unmerged.block_n == config.block_n
     )
     if dtypes is E4M3 and head_dim == 64:
-        # A head of 64 e4m3 values has 32 elements of 16 bits. Upcasting in registers needs at least 64.
+        # A head of 64 e4m3 values is 32 elements of 16 bits, and upcasting in registers needs at least 64 of those. So
+        # producer warps upcast (2d).
         assert described(unmerged) == "64x64 4w 4s 1p 1m 2d"
     else:
         assert unmerged == wide_config
@@ -525,7 +527,7 @@ def test_two_kv_heads_merge_for_few_rows(kv_heads, head_dim, dtypes, page_size, 
     ],
 )
 def test_two_kv_heads_merge_when_requests_fill_ctas(head_dim, rows, num_reqs, expected):
-    """Two KV heads of 65 to 128 rows together merge if unsplit requests fill the SMs and tiles have little padding."""
+    """Two KV heads with 65 to 128 rows in total merge if unsplit requests fill the SMs and padding is small."""
     attention = AttentionShape(32, 8, head_dim, 64)
     config = select.select_config(attention, H200, rows, num_reqs=num_reqs)
     assert described(config) == expected
@@ -538,8 +540,8 @@ def test_two_kv_heads_merge_when_requests_fill_ctas(head_dim, rows, num_reqs, ex
 
 
 def test_merge_heads_doubles_the_head_dim():
-    """Heads that are adjacent within a token merge at any token and page stride; adjacent tokens do not count."""
-    kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V interleaved by page
+    """Heads that are adjacent within a token can be viewed as one, at any stride of tokens and pages."""
+    kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # each page holds K and V
     k, v = kv[:, 1], kv[:, 2]
     assert has_adjacent_heads(k, v) and not has_adjacent_heads(k, v.transpose(1, 2).contiguous().transpose(1, 2))
     merged = tma.merge_heads(k, 2)
@@ -559,11 +561,11 @@ def test_merge_heads_doubles_the_head_dim():
     ],
 )
 def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served):
-    """Softmax overlaps with two consumer warp groups, or with one for 16-bit heads of up to 160; never with three."""
+    """Softmax overlaps MMAs with two consumer warp groups, with one for 16-bit heads up to 160, never with three."""
     config = select.select_config(shape(head_dim, dtypes), H200, rows)
     assert sm90.overlaps_softmax(config, head_dim) is served
     assert not sm90.overlaps_softmax(replace(config, num_consumer_wgs=3), head_dim)
-    # Four gathering warps leave each of two CTAs 24 registers a thread fewer.
+    # With two CTAs an SM, four gathering warps leave each consumer thread 24 registers fewer, too few to overlap.
     gathered = replace(config, gather_kv=True)
     assert sm90.overlaps_softmax(gathered, head_dim) is (
         served and (config.num_consumer_wgs == 2 or config.ctas_per_sm == 1)
@@ -578,7 +580,7 @@ def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served)
     ],
 )
 def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, two_ctas):
-    """Many requests take two CTAs an SM if unsplit (request, KV head) pairs fill 95 % of these CTAs.
+    """Many requests use two CTAs an SM if unsplit (request, KV head) pairs fill 95 % of these CTAs.
 
     Other row counts, heads of 64 and 256, e4m3 and gathered keys have one configuration for any number of requests.
     """
@@ -612,7 +614,7 @@ def test_two_ctas_per_sm_for_many_requests(num_reqs, kv_heads, two_ctas):
     ],
 )
 def test_two_ctas_per_sm_for_few_requests_of_few_rows(rows, num_reqs, two_ctas):
-    """Few requests of up to 32 packed rows take two CTAs an SM, unless one CTA an SM keeps every request unsplit."""
+    """Few requests of up to 32 packed rows use two CTAs an SM, unless one CTA an SM avoids all splits."""
     config = select.select_config(AttentionShape(32, 8, 128, 64), H200, rows, num_reqs=num_reqs)
     assert described(config) == ("64x64 4w 3s 2p 1m" if two_ctas else "64x128 4w 3s 1p 1m")
 
@@ -626,7 +628,7 @@ def test_two_ctas_per_sm_for_few_requests_of_few_rows(rows, num_reqs, two_ctas):
     ],
 )
 def test_two_ctas_per_sm_for_small_pages(rows, num_reqs, page_size, two_ctas):
-    """Small pages take two CTAs an SM for 33 to 64 rows too, while each request has at least two splits."""
+    """With small pages, 33 to 64 rows use two CTAs an SM too, as long as each request has at least two splits."""
     config = select.select_config(AttentionShape(32, 8, 128, page_size), H200, rows, num_reqs=num_reqs)
     assert described(replace(config, gather_kv=False)) == ("64x64 4w 3s 2p 1m" if two_ctas else "64x128 4w 3s 1p 1m")
 
@@ -643,7 +645,7 @@ def test_two_ctas_per_sm_for_small_pages(rows, num_reqs, page_size, two_ctas):
     ],
 )
 def test_two_ctas_of_64_rows_for_few_requests(heads, rows, num_reqs, two_ctas):
-    """Few requests of 65 to 128 rows take two CTAs an SM, more of them if the second row tile has much padding.
+    """Few requests of 65 to 128 rows use two CTAs an SM: more requests if the second row tile has much padding.
 
     Other head_dims, e4m3 and gathered keys have one configuration for any number of requests.
     """
@@ -653,7 +655,8 @@ def test_two_ctas_of_64_rows_for_few_requests(heads, rows, num_reqs, two_ctas):
     assert (described(few) == "64x64 4w 3s 2p 1m") is two_ctas
     assert two_ctas or few.block_m == many.block_m
     for head_dim, dtypes, page in ((64, BF16, 16), (256, BF16, 16), (128, E4M3, 16), (128, BF16, 1)):
-        other = AttentionShape(heads[0] // heads[1], 1, head_dim, page, *dtypes)  # a single head cannot be merged
+        # control: one KV head, which cannot be merged
+        other = AttentionShape(heads[0] // heads[1], 1, head_dim, page, *dtypes)
         assert select.select_config(other, H200, rows, num_reqs=num_reqs) == select.select_config(
             other, H200, rows, num_reqs=1000
         )
@@ -667,7 +670,7 @@ def test_two_ctas_of_64_rows_for_few_requests(heads, rows, num_reqs, two_ctas):
     ],
 )
 def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page_size, three_groups):
-    """EXTEND uses three groups for 16-bit heads of up to 80 with TMA; buffers need no more row tiles."""
+    """EXTEND uses three consumer warp groups for 16-bit heads of up to 80 with TMA, and needs no more row tiles."""
     attention = shape(head_dim, dtypes, page_size)
     few, config = (select.select_config(attention, H200, 4096, prefill=extend) for extend in (False, True))
     assert config == (
@@ -686,7 +689,7 @@ def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page
     ],
 )  # fmt: skip
 def test_few_chunks_load_many_keys_once(heads, rows, lens, block_m):
-    """Few chunks of 65 to 112 rows keep one CTA an SM if the host knows many keys and no window limits them."""
+    """Few chunks of 65 to 112 rows keep one CTA an SM if the host's length bounds are large and there is no window."""
     attention, count = AttentionShape(*heads, 128, 16), 5 if lens is None else len(lens)
     unsplit = select.select_config(attention, H200, 4096, prefill=True)
     found = split_kv.split_config(attention, H200, unsplit, (rows,) * count, lens)
@@ -719,20 +722,23 @@ def test_large_heads_split_only_where_measured_faster(heads, head_dim, rows, len
 
 
 def test_row_tiles_splits_and_partials():
-    """Row tiles, splits and partial rows of 32/8 heads of 128 on 132 SMs equal values computed by hand."""
+    """Row tiles, splits and partial rows equal values computed by hand, for 32/8 heads of 128 on 132 SMs."""
     attention, config = AttentionShape(32, 8, 128, 16), KernelConfig(64, 64, 4, 3, 2)
     assert [common.row_tiles(config, q_len, 4) for q_len in (1, 16, 17, 64)] == [1, 1, 2, 4]
-    # Two CTAs on each of 132 SMs are 264 CTAs, for 8 KV heads and, with 17 rows, two row tiles.
+    # Two CTAs on each of 132 SMs are 264 CTAs. A split has one CTA for each of 8 KV heads: 264 / 8 = 33 splits.
+
     assert split_kv.choose_num_splits(attention, H200, config, 1, 64, 4096) == 33
+    # 17 rows are two row tiles, so a split has 16 CTAs.
     assert split_kv.choose_num_splits(attention, H200, config, 17, 64, 4096) == 16
-    # 4096 keys are 64 tiles, and a request has an overhead of two.
+
+    # 4096 keys are 64 tiles, so 33 splits of one request are possible. 512 keys are 8 tiles, plus two OVERHEAD_TILES.
     assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 4096) == 33
     assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 512) == 10
     assert split_kv.choose_num_splits(attention, H200, config, 1, 1, 448) == 9
     assert split_kv.choose_num_splits(attention, H200, config, 1, 2, 512) == 20
     assert split_kv.choose_num_splits(attention, H200, replace(config, block_m=16), 1, 1, 512) == 10
     assert split_kv.choose_num_splits(attention, H200, config, 10000, 1, 64) == 1
-    # Two unfinished requests a split, each with a row tile of 64 packed rows for each of 8 KV heads.
+    # In each split at most two requests are cut, each with a row tile of 64 packed rows for each of 8 KV heads.
     assert split_kv.partial_rows(attention, config, 33, 1) == 2 * 33 * 8 * 64
     assert split_kv.partial_rows(attention, config, 16, 17) == 2 * 16 * 8 * 2 * 64
     assert split_kv.partial_rows(attention, config, 1, 17) == 0
@@ -754,7 +760,7 @@ def test_row_tiles_splits_and_partials():
     ],
 )
 def test_even_splits_drops_at_most_a_twentieth(num_splits, num_reqs, expected):
-    """Splits are reduced by at most a twentieth, and only if requests of equal length then stay whole."""
+    """`even_splits` drops at most a twentieth of the splits, and only if requests of equal length then stay whole."""
     assert split_kv.even_splits(num_splits, num_reqs) == expected
 
 
@@ -771,7 +777,7 @@ def test_even_splits_drops_at_most_a_twentieth(num_splits, num_reqs, expected):
     ],
 )
 def test_block_n_of_an_interpreted_config(page_size, block_n, max_kv_len, keys):
-    """block_n is a divisor of the page if tiles lie in pages; else the longest request's keys, within 16 to 256."""
+    """block_n divides the page size if a tile lies in one page; else it covers the longest request, up to 256 keys."""
     config, _ = interpreted.interpreted_config(
         shape(128, page_size=page_size), KernelConfig(16, block_n, 4, 3, 2), 1, 9, max_kv_len
     )
@@ -793,14 +799,16 @@ def test_interpreted_row_tiles_grow_up_to_256_rows():
     }
     assert found == {1: 16, 16: 16, 17: 32, 33: 64, 1000: 256}
     assert interpreted.interpreted_config(shape(128), config, 1000, 1, 700)[0].block_m == 256
-    # Two splits of 1024 rows fit the allocated rows. 1000 rows are 63 tiles of 16; 32 tiles of 32 need 16 rows more.
+    # Two splits of 1024 rows need no more partial rows than were allocated, so row tiles grow to 256.
     assert interpreted.interpreted_config(shape(128), config, 1024, 2, 700)[0].block_m == 256
+    # 1000 rows are 63 tiles of 16 rows. 32 tiles of 32 rows would exceed the allocation by 16 rows.
     assert interpreted.interpreted_config(shape(128), config, 1000, 2, 700)[0].block_m == 16
+
     ragged, one = interpreted.interpreted_prefill_config(shape(128), config, 700, 1)
     assert (ragged.block_m, ragged.block_n, one) == (256, 256, 1)
     assert interpreted.interpreted_prefill_config(shape(128), replace(config, block_m=512), 700, 1)[0].block_m == 512
     assert interpreted.interpreted_prefill_config(shape(128, page_size=64), config, 9, 1)[0].block_n == 64
-    # Two splits of 256 rows fit where 32 splits of 16 rows fitted, but not where 31 did.
+    # Two splits of 256 rows fit into the partial rows allocated for 32 splits of 16 rows, but not into those for 31.
     for num_splits, rows in ((32, 256), (31, 16)):
         ragged, few = interpreted.interpreted_prefill_config(shape(128), config, 700, num_splits)
         assert (ragged.block_m, few) == (rows, 2)

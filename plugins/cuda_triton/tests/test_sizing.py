@@ -33,7 +33,7 @@ def geometry(modes=TARGET_MODES, device=H200, **attention):
 
 @pytest.mark.parametrize("modes", [TARGET_MODES, DRAFT_MODES])
 def test_buffers_do_not_grow_with_requests_times_length(modes):
-    """At 256 requests, context 131072, topk 8 and 64 draft tokens a geometry takes less than 32 MiB."""
+    """Buffers for 256 requests, a context of 131072, topk 8 and 64 draft tokens take less than 32 MiB."""
     assert sum(spec.nbytes for spec in sizing.buffers(geometry(modes))) < 32 << 20
 
 
@@ -69,7 +69,7 @@ def test_tiles_fit_shared_memory(head_dim, dtype, q_len, fp8):
     ],
 )
 def test_refusals_name_the_value(change, word):
-    """A geometry that is not served is rejected with a reason that names the value."""
+    """A geometry that the kernels do not serve is rejected with a reason that contains the value."""
     assert any(word in reason for reason in reasons_against(geometry(**change)))
 
 
@@ -89,7 +89,7 @@ def test_modes_decide_the_declared_buffers():
     ],
 )
 def test_even_splits_keeps_equal_requests_whole(num_splits, num_reqs, expected):
-    """Splits hold whole requests of equal length if that drops at most a twentieth of the splits."""
+    """Requests of equal length stay whole if that drops at most a twentieth of the splits."""
     assert split_kv.even_splits(num_splits, num_reqs) == expected
 
 
@@ -108,7 +108,7 @@ def test_sm90_serves_usual_pages_groups_and_head_dims(page_size, heads, head_dim
 @pytest.mark.parametrize("arch", [80, 89, 90, 100])
 @pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float8_e4m3fn")])
 def test_candidates_contain_every_selected_config(arch, dtypes):
-    """Every selected configuration is a sizing candidate, except EXTEND's taller tiles with three warp groups."""
+    """Every selected configuration is a sizing candidate, except EXTEND's larger row tiles with three warp groups."""
     device = DeviceProfile("cuda", arch, 132)
     for head_dim in (64, 80, 96, 128, 192, 256):
         for page_size in (1, 16, 48, 64):
@@ -128,7 +128,7 @@ def test_candidates_contain_every_selected_config(arch, dtypes):
     (128, 1, 16), (96, 4, 16), (128, 5, 32), (128, 16, 64), (128, 17, 0), (256, 8, 32), (256, 9, 0), (64, 1, 0),
 ])  # fmt: skip
 def test_few_fp8_rows_use_swap_ab(head_dim, q_len, height):
-    """e4m3 decode upcasts in registers if its packed rows fit, above head_dim 64; EXTEND and other KV never do."""
+    """e4m3 decode above head_dim 64 upcasts in registers if its packed rows fit; EXTEND and 16-bit KV never do."""
     shape = AttentionShape(32, 8, head_dim, 16, "bfloat16", "float8_e4m3fn")
     config = select.select_config(shape, H200, q_len)
     assert (config.block_m if config.fp8_swap_ab else 0) == height

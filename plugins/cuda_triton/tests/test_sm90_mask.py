@@ -31,7 +31,7 @@ def unsigned(x):
 
 @dataclass
 class Group:
-    """A warp group that runs a few lines of PTX; each warp may branch differently.
+    """Runs a few lines of PTX as one warp group; each warp can branch differently.
 
     Attributes:
         registers: register name → its values, ``[threads]``.
@@ -133,7 +133,7 @@ def run_instructions(code, constraints, args, dtype, is_pure, pack):
 
 
 class Words:
-    """Pointers to mask words, one for each row.
+    """Models pointers to mask words, one for each row.
 
     Attributes:
         words: all words.
@@ -154,7 +154,7 @@ class Words:
 
 
 def source(name, **more):
-    """Return a function of `kernels_sm90.mask` that runs over integers; `more` are further global names."""
+    """Return a function of `kernels_sm90.mask` that runs over NumPy; `more` are global names in place of Gluon's."""
     mask = kernels_sm90.mask
     language = SimpleNamespace(
         where=np.where, minimum=np.minimum, maximum=np.maximum,
@@ -168,7 +168,7 @@ def source(name, **more):
 
 
 def hide(scores, tile, view, constants):
-    """Run `kernels_sm90.mask.apply_mask`."""
+    """Return the scores after `kernels_sm90.mask.apply_mask`."""
     small = {
         name: source(name)
         for name in (
@@ -201,8 +201,9 @@ def hide(scores, tile, view, constants):
     ("block_n", "box"), [(64, 8), (64, 16), (64, 32), (64, 64), (128, 8), (128, 16), (128, 32), (128, 64), (128, 128)]
 )
 def test_apply_mask_hides_exactly_the_invisible_keys(block_n, box, tail, windowed):
-    """Scores become -inf exactly where a row does not see the key, also in a last box that is not full."""
-    # Tiles are drawn before the tail, at its start and at its end. Some trees are deeper than the window is wide.
+    """Scores become -inf exactly where a row does not see the key, also if the last TMA box is not full."""
+    # Tiles are drawn before the tail (the new tokens), at its start and at its end. Some trees are deeper than the
+    # window is wide.
     constants = SimpleNamespace(BLOCK_N=block_n, BOX_KEYS=box, TAIL_KIND=tail, WINDOW=windowed)
     chance = np.random.default_rng(1000 * block_n + 10 * box + tail)
     for _ in range(60):
@@ -249,7 +250,7 @@ def test_split_packed_row_equals_division():
     reciprocal, split_packed_row = (
         FunctionType(getattr(rows, name).fn.__code__, {}) for name in ("reciprocal", "split_packed_row")
     )
-    # A row tile has at most 192 packed rows, and may begin inside a row's group.
+    # A row tile has at most 192 packed rows, and possibly begins in the middle of a row's query heads.
     for group in range(1, 513):
         packed = np.arange(192 + group)
         row, member = split_packed_row(packed, group, reciprocal(group))

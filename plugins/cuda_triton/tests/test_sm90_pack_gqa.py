@@ -16,7 +16,7 @@ except (ImportError, AttributeError):
 
 
 class Number(int):
-    """An integer that a kernel has loaded."""
+    """An integer with the methods that Gluon code calls on a loaded integer."""
 
     def to(self, dtype: object) -> int:
         """Return the integer; Python's integers have no width."""
@@ -24,7 +24,7 @@ class Number(int):
 
 
 class Array(np.ndarray):
-    """An array that a kernel has computed."""
+    """An array with the methods that Gluon code calls on a tensor."""
 
     def to(self, dtype: object) -> Array:
         """Return the array as integers."""

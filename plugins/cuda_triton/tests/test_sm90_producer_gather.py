@@ -23,7 +23,7 @@ POINTER = "pointer to ELEMENT"
 
 
 class Value:
-    """A Gluon tensor over NumPy, with casts; a pointer is an address in bytes and counts offsets in elements."""
+    """Models a Gluon tensor with NumPy. A pointer is an address in bytes, and its offsets count elements."""
 
     def __init__(self, data: Any, dtype: Any = None) -> None:
         self.data, self.dtype = np.asarray(data), dtype or np.asarray(data).dtype
@@ -54,7 +54,7 @@ class Value:
         return self._with(other, np.multiply)
 
     def __floordiv__(self, other: Any) -> Value:
-        return self._with(other, lambda a, b: np.trunc(a / b).astype(a.dtype))  # rounds to zero, as a GPU does
+        return self._with(other, lambda a, b: np.trunc(a / b).astype(a.dtype))  # a GPU's division rounds to zero
 
     def __mod__(self, other: Any) -> Value:
         return self._with(other, np.fmod)
@@ -83,7 +83,7 @@ class Value:
 
 @dataclass
 class Table:
-    """A row of the page table; a read out of range fails."""
+    """Models a row of the page table; a read out of range fails."""
 
     entries: list[int]
     offset: Any = 0
@@ -98,7 +98,7 @@ class Table:
 
 @dataclass
 class Model:
-    """The part of Gluon that the producer uses, over one memory.
+    """Models the part of Gluon that the producer uses, over one global memory.
 
     Attributes:
         memory: ``[elements]``, global memory.
@@ -279,7 +279,7 @@ def test_warp_loads_page_ids_of_the_rows_it_copies(rows, block_d):
 @pytest.mark.parametrize(("block_d", "rest"), [(64, 16), (64, 32), (128, 16), (128, 32), (128, 64)])
 @pytest.mark.parametrize("rows", [64, 128])
 def test_warp_copies_all_column_parts_of_its_rows(rows, block_d, rest):
-    """A warp copies every cell of its rows once, 16 bytes a thread, with neighbouring threads in one row."""
+    """A warp copies every cell of its rows once, 16 bytes a thread, with adjacent threads in one row."""
     gather, cells = kernels_sm90.producer_gather, np.zeros((rows, rest), int)
     layout = gather.copy_layout.fn(SimpleNamespace(BLOCK_N=rows, BLOCK_D=block_d, BLOCK_D_REST=rest), 1, 4)
     assert layout.reg_bases[:3] == [[0, 1], [0, 2], [0, 4]] and len(layout.lane_bases) == 5

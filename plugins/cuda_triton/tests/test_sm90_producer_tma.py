@@ -24,7 +24,7 @@ STAGES = 2
 
 
 class Source:
-    """A TMA descriptor as the kernel receives it, over NumPy."""
+    """Models a TMA descriptor as the kernel receives it, over NumPy."""
 
     def __init__(self, descriptor: Any) -> None:
         self.block_shape, self.layout = descriptor.block_shape, descriptor.layout
@@ -43,7 +43,7 @@ class Source:
 
 
 class Copies:
-    """The part of Gluon that the producer uses.
+    """Models the part of Gluon that the producer uses.
 
     Attributes:
         bytes: full barrier → bytes that it expects and has not received.
@@ -91,7 +91,7 @@ class Copies:
 
 
 class Table:
-    """A row of the page table; a read out of range fails."""
+    """Models a row of the page table; a read out of range fails."""
 
     def __init__(self, entries: list[int], at: int = 0) -> None:
         self.entries, self.at = entries, at
@@ -105,10 +105,10 @@ class Table:
 
 
 def as_read(smem: np.ndarray, keys: int, dim: int, full_head: bool) -> np.ndarray:
-    """Return a tile as wgmma reads it, ``[keys, dim]``; nothing is swizzled here.
+    """Return a tile as wgmma reads it, ``[keys, dim]``; this model omits the swizzle.
 
     Args:
-        full_head: each box holds whole heads.
+        full_head: full-head boxes: each box holds all 256 bytes of a head.
     """
     width = min(64, dim)
     if full_head:
@@ -127,7 +127,7 @@ def test_tile_holds_the_keys_its_mask_expects(
     make_numpy_pipeline, page, dim, heads, adjacent_heads, block_n, num_consumer_wgs
 ):
     """A tile holds each key in the row that the mask assigns to it, and nothing after the request's last key."""
-    # Slots after the last key are NaN. Each full barrier receives all bytes that it expects.
+    # Slots after the last key are NaN, so a read of them would show in the tile.
     chance = np.random.default_rng(page * dim + block_n)
     kv_heads = 4
     attention = AttentionShape(4 * kv_heads, kv_heads, dim, page, "float16", "float16")

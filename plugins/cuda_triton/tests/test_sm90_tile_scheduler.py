@@ -17,7 +17,7 @@ except (ImportError, AttributeError):
 
 
 class Words:
-    """A pointer to int32 words; a read or write out of range fails."""
+    """Models a pointer to int32 words; a read or write out of range fails."""
 
     def __init__(self, words, offset=0):
         self.words, self.offset = words, offset
@@ -55,7 +55,7 @@ def scheduler_function(name, num_ctas):
 
 def locate(work_tile, group):
     """Return the request, the index of its row tile of 128 packed rows, and the KV head of a work tile."""
-    # A row tile may begin inside a row's group.
+    # A row tile possibly begins in the middle of a row's query heads, so the offset is below the group size.
     assert 0 <= work_tile.head_offset < group
     packed = work_tile.row * group + work_tile.head_offset
     assert packed % 128 == 0
@@ -72,8 +72,8 @@ def test_header_size_matches_sizing():
     ("heads", "heads_in_l2"), [(1, 1), (8, 8), (8, 4), (8, 3), (10, 4), (5, 1), (3, 2)], ids=lambda value: str(value)
 )
 def test_each_row_tile_of_each_head_is_taken_once(num_ctas, heads, heads_in_l2):
-    """In each layer the CTAs take each row tile of each head once, one group of heads after another."""
-    # Any CTA may be the first to finish its tile. A CTA that finds no work left ends.
+    """In each layer the CTAs take each row tile of each KV head once, one group of heads after another."""
+    # CTAs finish their tiles in random order. A CTA that finds no work left ends.
     get_next_tile = scheduler_function("get_next_tile", num_ctas)
     load_work_tile = scheduler_function("load_work_tile", num_ctas)
     chance = random.Random(100 * heads + 10 * heads_in_l2 + num_ctas)
@@ -83,7 +83,7 @@ def test_each_row_tile_of_each_head_is_taken_once(num_ctas, heads, heads_in_l2):
         for count in rows:
             starts.append(starts[-1] + count)
         tiles = [(chance.randrange(3), chance.randrange(9)) for _ in range(number)]
-        # Words after the row tiles are never read as row tiles.
+        # The last two words are unused entries (-1): they must never be read as a row tile.
         row_tiles = [0, number, heads_in_l2, 0, *(word for tile in tiles for word in tile), -1, -1]
         args = (Words(row_tiles), number, heads_in_l2, Words(prefix), Words(starts), heads, group, 128)
         for _ in range(2):
@@ -172,7 +172,7 @@ def test_split_row_tiles_follow_the_schedule(helpers, heads, window_left):
         prefix = [chance.choice((0, 5, chance.randrange(4000))) for _ in range(count)]
         rows = [chance.choice((1, 8, chance.randrange(40))) for _ in range(count)]
         if chance.random() < 0.4:
-            rows = [17 + n for n in range(count)]  # three row tiles each
+            rows = [17 + n for n in range(count)]  # each request has three row tiles
         starts = [sum(rows[:n]) for n in range(count + 1)]
         if not starts[-1]:
             continue

@@ -1,4 +1,4 @@
-"""No kernel is compiled again for another batch size, which would stall a step by tenths of a second."""
+"""Kernels are not compiled again for another batch size; that would stall a step by tenths of a second."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ COUNTS = ("num_reqs", "num_rows", "num_tiles", "count", "stride_table")
 
 
 def test_batch_sizes_are_not_specialized(compiled_kernels):
-    """Batch sizes are in do_not_specialize, so that 1 and multiples of 16 have no kernels of their own."""
+    """Batch sizes are in do_not_specialize, so that sizes 1 and multiples of 16 need no separate kernels."""
     counted = [
         (kernel, p) for kernel in compiled_kernels for p in kernel.params if p.name in COUNTS and not p.is_constexpr
     ]

@@ -18,7 +18,7 @@ CONTEXT = 120
 
 @pytest.fixture(scope="module")
 def sides(helpers):
-    """Function from a geometry to the torch and the Triton tree operations."""
+    """Function that returns the torch and the Triton tree operations of a geometry."""
     from draftmark_cuda_triton.tree_ops import TritonTreeOps
 
     return lambda geometry: (TorchTreeOps(geometry), TritonTreeOps(geometry))
@@ -33,7 +33,7 @@ def geometry_of(nodes: int, requests: int, shape: tuple[int, int, int] = (2, 64,
 
 
 def batch_of(geometry: Geometry, device: str, chance: random.Random):
-    """Return a full batch with random lengths and pages, and a tail of -7."""
+    """Return a full batch with random lengths and pages; mask, depths and positions are filled with -7."""
     requests = geometry.max_reqs
     buffers = BatchBuffers(geometry, device)
     for tensor in (buffers.mask, buffers.depth, buffers.positions):
@@ -49,7 +49,7 @@ def batch_of(geometry: Geometry, device: str, chance: random.Random):
 
 
 def tree(nodes: int, reach: int, chance: random.Random) -> list[int]:
-    """Return random parents, each at most `reach` nodes before its child; 1 makes a chain."""
+    """Return random parents, each at most `reach` nodes before its child; a reach of 1 makes a chain."""
     return [-1] + [chance.randrange(max(0, node - reach), node) for node in range(1, nodes)]
 
 
@@ -73,7 +73,7 @@ def test_tails_match_torch(helpers, sides, nodes, requests, reach):
 
 @pytest.mark.parametrize(("nodes", "requests", "reach"), [(1, 2, 1), (2, 9, 1), (9, 40, 3), (64, 3, 1), (300, 3, 9)])
 def test_verify_results_match_torch(helpers, sides, nodes, requests, reach):
-    """Results equal torch's with few distinct tokens, so that children tie, and with a third of the nodes unused."""
+    """Results equal torch's when siblings have equal tokens and when a third of the nodes is unused."""
     chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
     parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=helpers.device)
     tokens = [[chance.choice((-1, 3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)]

@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _clean(found: dict[str, Any]) -> bool:
-    """Return True if no report was parsed, and no process ended with an error or with REPORTED."""
+    """Return True if no report was parsed, and no process ended with an error or with the exit code REPORTED."""
     return not found["reports"] and not any(found["exit_codes"])
 
 
@@ -86,7 +86,7 @@ def _run(tool: str, shapes: list[str], args: argparse.Namespace) -> dict[str, An
     """Run one tool over all shapes in `args.workers` processes, and return its entry of sanitizers.json."""
     environment = os.environ | {"DRAFTMARK_BATCHES": str(args.batches)}
     if tool == "memcheck":
-        # With torch's cache, a read after the end of a tensor would hit memory that torch still holds.
+        # With torch's memory cache, a read after the end of a tensor would hit memory that torch still owns, unnoticed.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     until, processes, logs = time.monotonic() + args.seconds, [], []
     for number in range(min(args.workers, len(shapes))):
@@ -105,7 +105,7 @@ def _run(tool: str, shapes: list[str], args: argparse.Namespace) -> dict[str, An
     finally:
         for process in processes:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # includes the pytest process under the tool
+                os.killpg(process.pid, signal.SIGKILL)  # kills the tool and the pytest process that it runs
                 process.wait()
     texts = [log.read_text(errors="replace") for log in logs]
     outputs = [without_reports(text) for text in texts]
@@ -123,7 +123,7 @@ def _run(tool: str, shapes: list[str], args: argparse.Namespace) -> dict[str, An
 
 
 def reports(log: str) -> Counter[str]:
-    """Count the reports of a log by kind: their first two lines, and the further accesses of a race."""
+    """Count the reports of a log by kind. A kind is a report's first two lines and the further accesses of a race."""
     found: Counter[str] = Counter()
     block: list[str] = []
     for line in [*log.splitlines(), ""]:
@@ -139,10 +139,10 @@ def reports(log: str) -> Counter[str]:
 
 
 def without_reports(log: str) -> str:
-    """Return pytest's output without the reports, which may split the line of a test."""
+    """Return pytest's output without the tool's reports, which can split the line of a test."""
     return re.sub(rf"{TOOL_LINE.pattern}\n?", "", log, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # runs the finally block of _run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # exits through the finally block of _run
     sys.exit(main())
