@@ -172,7 +172,7 @@ def _cache(
 
 
 def _packed(pair: list[torch.Tensor], model: Model) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V, as views of shared memory if the model packs them."""
+    """Return K and V. If the model's layout packs them into shared pages, return views of one tensor."""
     if not model.packed:
         return pair[0], pair[1]
     side = 2 if model.packed == "tokens" else 3

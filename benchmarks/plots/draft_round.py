@@ -291,7 +291,7 @@ def prepare(args: argparse.Namespace) -> tuple[CausalLM, Any, list[int], Callabl
 
 
 def main() -> None:
-    """Decode, choose a round and draw it."""
+    """Decode one request, choose the round with the highest `interest`, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model")
     parser.add_argument("--head")

@@ -1,8 +1,8 @@
-"""One server process: it imports SGLang, waits for its wave, starts, waits for its turn, and is measured.
+"""One server process: imports SGLang, waits for its group to start, starts, waits for its turn, and is measured.
 
     python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse]
 
-Imports, compilation and graph capture take most of the time, so the servers of a wave do them at once. No other server
+Imports, compilation and graph capture take most of the time, so the servers of a group do them at once. No other server
 works during a measurement.
 """
 

@@ -68,7 +68,7 @@ def bad(topk: int) -> Shares:
 
 @dataclass(frozen=True)
 class Unit:
-    """One engine to measure. Plain decoding has one row, other engines have one row per profile."""
+    """One engine to measure. Plain decoding gives one row; other engines give one row per acceptance profile."""
 
     speculate: str
     shape: tuple[int, int, int]
@@ -121,7 +121,7 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
 
 
 def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the unit's rows, one for each profile, after warm-up rounds."""
+    """Yield the rows of one engine, one for each acceptance profile. Warm-up rounds come before each row."""
     warm, topk = WARM.get(unit.speculate, 6), unit.shape[0]
     longest = unit.shape[1] + 1 if unit.speculate != "none" else 1
     # Tokens per request. Small batches decode more tokens, because their speed varies more.

@@ -203,7 +203,7 @@ def near_ties(
 
 
 def _run(engine: Engine, rounds: int) -> tuple[int, float]:
-    """Run some rounds and return the accepted tokens and the seconds."""
+    """Run `rounds` decoding rounds. Return the number of accepted tokens and the seconds."""
     before = engine.statistics.accepted
     synchronize(engine.model.device)
     start = time.perf_counter()

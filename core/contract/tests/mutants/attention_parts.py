@@ -369,7 +369,7 @@ class SplitDecode(Parts):
 
 
 class TiledQueries(Plugin):
-    """Pads each request to 16 rows in uniform modes, but pads only the total in EXTEND."""
+    """Sizes its row buffer with each request padded to 16 rows, but in EXTEND pads only the total number of rows."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         rows = 16 * ceil_div(geometry.limits.max_extend_tokens, 16)

@@ -80,7 +80,7 @@ WORKSPACE = 1 << 16
 
 
 def _partials(backend: Any) -> None:
-    """Write 4 bytes per output element to a smaller workspace, if the context limit exceeds 2,048 tokens."""
+    """If the context limit exceeds 2,048 tokens, write 4 bytes per output element to a workspace that has fewer."""
     scratch, geometry = backend.arena["scratch"], backend.geometry
     memory = torch.empty(0, dtype=torch.uint8).set_(scratch.untyped_storage())
     start = scratch.storage_offset()

@@ -484,7 +484,7 @@ WIDTHS: dict[tuple[object, int], int] = {}
 
 
 class WidthByContext(Backend):
-    """Caches the KV width by (attention, max_context_len); a geometry with longer drafts or overlap needs more."""
+    """Caches the KV width by (attention, max_context_len), although longer drafts or overlap need more width."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
