@@ -1,4 +1,4 @@
-"""The backend that a check tests."""
+"""The backend that a check tests, with the state of the item that runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BackendUnderTest:
 
     @cached_property
     def notes(self) -> Notes:
-        """The plugin's contract notes: what it declares to the suite only, not to engines."""
+        """The plugin's contract notes: declarations that only this suite reads, never an engine."""
         return Notes(self.backend)
 
     def layouts(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:
@@ -117,7 +117,7 @@ class BackendUnderTest:
             raise self.refusal(reasons)
 
     def refusal(self, reasons: Sequence[str]) -> Refused:
-        """Return a `Refused` with these reasons of `supports`, and record it, so that the item may end as refused."""
+        """Return a `Refused` error with these reasons of `supports`, and record it. The item can then be refused."""
         made = Refused(reasons)
         self.refused.append(made)
         return made
@@ -149,8 +149,8 @@ class BackendUnderTest:
         """Open the backend on a fresh arena on `device`, with guard words and poison by default.
 
         Raises:
-            Refused: the backend refuses the geometry at every entry, with the same reasons.
-            ContractViolation: the backend refuses at one entry and not at another.
+            Refused: the backend refuses the geometry at every entry point, with the same reasons.
+            ContractViolation: the backend refuses the geometry at one entry point but not at another.
             BackendHookError: open_backend raised, or returned no AttentionBackend.
         """
         from draftmark.arena import Arena

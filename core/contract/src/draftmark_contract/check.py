@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Tier(StrEnum):
-    """Needs of an item: only integers, CPU tensors, or a device. A run of a tier includes the earlier tiers."""
+    """Resources that an item needs: integers only, CPU tensors, or a device. A run of a tier includes earlier tiers."""
 
     SIZING = "sizing"
     HOST = "host"

@@ -79,7 +79,7 @@ class MetadataSpec:
 
     @property
     def opaque(self) -> bool:
-        """True when the suite cannot decode some level. Then only outputs show which keys a row sees."""
+        """True when the suite cannot decode the layout of some level. Then only outputs show which keys a row sees."""
         return not self.levels or any(level.layout is Layout.OPAQUE for level in self.levels)
 
 

@@ -14,7 +14,7 @@ REASONS = 4
 
 
 class Finding(Protocol):
-    """A result of `draftmark contract` or `draftmark judge`."""
+    """A failed item of `draftmark contract` or `draftmark judge`."""
 
     @property
     def item(self) -> str:
@@ -22,7 +22,7 @@ class Finding(Protocol):
 
     @property
     def case(self) -> str:
-        """Text in the brackets of the item id."""
+        """Case of the item: the text in the brackets of its id."""
 
     @property
     def message(self) -> str:

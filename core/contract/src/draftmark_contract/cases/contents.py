@@ -87,7 +87,7 @@ class Needles:
 
 
 def level_query(shape: AttentionShape) -> float:
-    """Return the query entry that gives logits near `MOST` with the larger key size. It is exact in bfloat16."""
+    """Return the value of each query entry that makes the largest logits about `MOST`. It is exact in bfloat16."""
     assert shape.softmax_scale is not None, "Geometry.create resolves the default"
     return 64 * (MOST / (max(LEVELS) * shape.head_dim * shape.softmax_scale) // 64)
 

@@ -59,7 +59,7 @@ class EngineForward:
 
     @property
     def geometry(self) -> Geometry:
-        """Geometry of the forward."""
+        """Geometry that the forward was built for."""
         return self.forward.geometry
 
     @property

@@ -1,4 +1,4 @@
-"""Sets of forwards that cover each geometry. No torch."""
+"""Sets of forwards that cover a geometry: its modes, draft steps, prefix lengths and trees. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TREES = ("random", "unused", "chain", "masks")
 
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
-    """Return prefix lengths by name: empty, around a page boundary, and at the context limit (named "wall")."""
+    """Return named lists of prefix lengths: empty, around a page boundary, and at the context limit ("wall")."""
     size, wall = geometry.attention.page_size, max_prefix(geometry)
     near = sorted({1, max(size - 1, 1), size, size + 1})
     return {
@@ -29,7 +29,7 @@ def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
 
 @cache
 def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, ...]:
-    """Return forwards of every mode and draft step: with and without padding, several trees, and ragged extends."""
+    """Return forwards of every mode and draft step: with and without padding, several trees, ragged prefills."""
     found: list[ForwardCase] = []
     for mode, step in programs(geometry):
         for n, (name, lens) in enumerate(prefixes(geometry).items()):
@@ -112,7 +112,7 @@ def _above(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[F
 
 
 def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
-    """Return (mode, step) of every uniform forward that the geometry serves."""
+    """Return (mode, draft step) of every forward of the geometry in which all requests have equal row counts."""
     uniform_modes = [mode for mode in geometry.modes if mode not in (Mode.EXTEND, Mode.DRAFT)]
     steps = draft_steps(geometry) if Mode.DRAFT in geometry.modes else 0
     return [(mode, 0) for mode in uniform_modes] + [(Mode.DRAFT, step) for step in range(steps)]

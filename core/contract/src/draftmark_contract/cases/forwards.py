@@ -42,7 +42,7 @@ class ForwardCase:
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """(request, row) of each query row, in order."""
+        """(request, row) of each query row of the batch, in order."""
         return [(n, row) for n, one in enumerate(self.requests) for row in range(one.rows)]
 
     @property
@@ -57,7 +57,7 @@ class ForwardCase:
         return replace(self, step=step, requests=cut)
 
     def sharing_prefix(self) -> ForwardCase:
-        """Return the forward with the first page of request 0 in the table of request 1 too, as a prefix cache does."""
+        """Return the forward with the first page of request 0 also in the table of request 1, as in a prefix cache."""
         first, second, *rest = self.requests
         shared = replace(second, pages=(first.pages[0], *second.pages[1:]))
         return replace(self, name=f"{self.name}-shared", requests=(first, shared, *rest))
@@ -162,7 +162,7 @@ def _with_pages(
     seed: int,
     first_page: int,
 ) -> ForwardCase:
-    """Assign shuffled page ids: live requests get their own pages, padded requests the null page 0."""
+    """Assign shuffled page ids: each live request gets its own pages, and each padded request gets null page 0."""
     size = geometry.attention.page_size
     needs = [pages(one.prefix + one.tail, size) if one.live else 0 for one in requests]
     start = max(1, first_page)

@@ -58,7 +58,7 @@ class Shape:
     brief: bool = False
 
     def case(self, value: Any, label: str = "") -> Case:
-        """Return a case of this shape with the id ``"name-label"``, or the name without a label."""
+        """Return a case with this value and the id ``"name-label"``, or ``"name"`` if there is no label."""
         return Case(f"{self.name}-{label}" if label else self.name, value, self.since)
 
 
@@ -90,8 +90,8 @@ def behaviours() -> dict[str, Geometry]:
     window = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     tokens = replace(SMALL, page_size=1)
     wide = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
-    # A small prefill limit. With a large one, buffers sized for prefill would also hold the other modes' rows, and a
-    # wrong row count of these modes would not show (sglang#27338).
+    # Keep the prefill limit small. With a large one, buffers sized for prefill would also hold the rows of other modes,
+    # and a wrong row count in those modes would not show (sglang#27338).
     short = replace(LIMITS, max_extend_tokens=32)
     return {
         "small": mandatory(),
@@ -138,7 +138,7 @@ def wide() -> list[Shape]:
 
 
 def mandatory() -> Geometry:
-    """Return the profile that no backend may refuse: EXTEND and DECODE, 8/2 heads of 128, pages of 128."""
+    """Return the geometry that no backend may refuse: EXTEND and DECODE, 8/2 heads of 128, pages of 128."""
     attention = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
     limits = Limits(max_num_reqs=3, max_context_len=300, max_extend_tokens=64, capture_batch_sizes=(1, 4))
     return Geometry.create(attention, limits, modes=(Mode.EXTEND, Mode.DECODE))

@@ -21,7 +21,7 @@ MODES = {
 
 
 def programs_of(geometry: Geometry) -> list[Program]:
-    """Return the graph programs that a geometry's modes need."""
+    """Return the graph programs (kinds of captured step) that a geometry's modes need."""
     found = [program for program, mode in MODES.items() if mode in geometry.modes]
     return [one for one in found if one is not Program.DRAFT or draft_steps(geometry)]
 

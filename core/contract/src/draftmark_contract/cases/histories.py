@@ -31,7 +31,7 @@ TOTALS = (8, 12, 20)
 
 
 def profiles() -> dict[str, Geometry]:
-    """Return the geometries that sequences are drawn for, by name."""
+    """Return the geometries for which random sequences are generated, by name."""
     limits = Limits(max_num_reqs=5, max_context_len=84, max_extend_tokens=40, capture_batch_sizes=(1, 3))
     wide = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     large = replace(limits, max_context_len=300)
@@ -115,7 +115,7 @@ class Engine:
     # -- forwards -----------------------------------------------------------------------------------------
 
     def _extend(self, draw: Draw) -> Step | None:
-        """Make a ragged EXTEND of new and running requests."""
+        """Make a ragged prefill (EXTEND) of new and running requests, or None if no request can be extended."""
         a, b, c, d = draw
         count = 1 + a % min(4, self.geometry.limits.max_num_reqs)
         while len(self._rows) < count:
@@ -201,7 +201,7 @@ class Engine:
             self._moved.append("a request left")
 
     def _wait(self, draw: Draw) -> None:
-        """Preempt a request. It keeps its tokens, and gets other pages later."""
+        """Preempt a request: it keeps its tokens, loses its pages, and later gets other pages."""
         if self._rows:
             row = self._rows[draw[0] % len(self._rows)]
             self._give_back(row)

@@ -54,7 +54,7 @@ PREFIXES = (
 
 
 def heads() -> list[Shape]:
-    """Return a geometry for every head shape, with all modes."""
+    """Return one geometry for every head shape of real models, each with all modes."""
     limits = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=32, capture_batch_sizes=(1,))
     shapes = {(h, kv, dim): AttentionShape(h, kv, dim, 128) for h, kv, dim in HEADS}
     return [
@@ -64,7 +64,7 @@ def heads() -> list[Shape]:
 
 
 def few_requests(geometry: Geometry, lens: tuple[int, int] = (140, 37)) -> list[ForwardCase]:
-    """Return a forward per mode at its last step with two live requests of three, and a ragged EXTEND."""
+    """Return one forward per mode at its last draft step, with two live and one padded request, and a prefill."""
     last = dict(programs(geometry))
     found = [uniform(mode.value, geometry, mode, lens, 3, step=step) for mode, step in last.items()]
     return [*found, ragged("extend", geometry, (lens[1], 0), (3, 5), padded=1)]
@@ -95,7 +95,7 @@ def crowd(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
 
 
 def common_prefix(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """Return a forward of ten requests that share the pages of a system prompt of at most 1,024 tokens."""
+    """Return a forward of ten requests that share the pages of a system prompt with at most 1,024 tokens."""
     shared, pages = (1024 + 64, 1024, 1300, 2000, 1100, 1025, 1200, 1111, 1999, 2500), 1024
     if mode is Mode.EXTEND:
         found = ragged("common-extend", geometry, shared, [1 + 7 * n % 9 for n in range(len(shared))], seed=5)
@@ -128,7 +128,7 @@ def wide_tails() -> list[Shape]:
 
 
 def wide(geometry: Geometry) -> list[ForwardCase]:
-    """Return a forward per mode at its last step, with every kind of tree for VERIFY."""
+    """Return one forward per mode at its last draft step; VERIFY has one for every kind of tree."""
     last = {mode: step for mode, step in dict(programs(geometry)).items() if mode is not Mode.DECODE}
     kinds: dict[Mode, Sequence[str]] = {Mode.VERIFY: ("random", "deep", "star")}
     return [
@@ -192,7 +192,7 @@ def long_prefill(geometry: Geometry) -> list[ForwardCase]:
 
 
 def many_rows() -> list[Shape]:
-    """Return geometries with more than 65,535 (row, head) pairs, the limit of a launch grid's dimension."""
+    """Return geometries with more than 65,535 (row, head) pairs, the limit of one dimension of a CUDA launch grid."""
     limits = Limits(max_num_reqs=24, max_context_len=100, max_extend_tokens=540, capture_batch_sizes=(1,))
     shapes = {
         "rows": AttentionShape(128, 8, 64, 16, "float32", "float32"),
@@ -232,7 +232,7 @@ def full_size() -> list[Shape]:
 
 
 def full(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """Return a forward of 33 requests with 0 to 8,192 tokens."""
+    """Return a forward of 33 requests, each with 0 to 8,192 committed tokens."""
     lens = [8192 - n * 255 for n in range(32)] + [0]
     if mode is Mode.EXTEND:
         rows = [500, 1, 900, 64, 3, *(1 + n % 20 for n in range(28))]

@@ -216,7 +216,7 @@ def _check_metadata(mode: Mode, meta: MetadataSpec, roles: dict[str, Role]) -> N
 
 
 def _check_mask(mode: Mode, meta: MetadataSpec, dtypes: dict[str, str], geometry: Geometry) -> None:
-    """Check that mask_dtype and mask_stride describe the backend's mask buffer, or the batch's own mask."""
+    """Check that mask_dtype and mask_stride describe the mask that is read: the backend's buffer or the batch's."""
     masks = [level.buffers["tail_mask"] for level in meta.levels if "tail_mask" in level.buffers]
     dtype = dtypes.get(masks[0], "") if masks else "int32"
     if meta.mask_dtype != dtype:

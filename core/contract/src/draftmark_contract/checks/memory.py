@@ -36,7 +36,7 @@ def _geometries() -> list[Case]:
 
 
 def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
-    """Return forwards of every mode with lengths that are the same in every geometry."""
+    """Return forwards of every mode with sequence lengths that are valid in every geometry of this module."""
     last = dict(programs(geometry))
     found = [
         uniform(f"{mode.value}-{n}", geometry, mode, lens, min(4, max_requests(geometry)), step=step, seed=n)

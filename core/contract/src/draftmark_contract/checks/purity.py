@@ -124,7 +124,7 @@ def metadata_serves_every_layer(harness: Harness, forward: ForwardCase) -> None:
 def _assert_no_host_reads(
     harness: Harness, forward: ForwardCase, batch: ForwardBatch, what: str, call: Callable[[], None]
 ) -> None:
-    """Run `call`, and check that it reads no tensor of the batch, the rows or the arena on the host."""
+    """Run `call`, and check that the host reads no tensor of the batch, the rows or the arena meanwhile."""
     reads = harness.host_reads(forward, batch, call)
     if reads:
         raise ContractViolation(

@@ -93,7 +93,7 @@ class _Runs:
         self._left = SHRINKS
 
     def run(self, history: Sequence[Draw]) -> None:
-        """Run one sequence on a fresh backend. After `SHRINKS` runs, raise only failures that are recorded."""
+        """Run one sequence on a fresh backend. After `SHRINKS` runs, raise only failures that were recorded before."""
         engine = Engine(self.geometry)
         steps = engine.steps(history)
         key = "\n".join(map(str, steps))
@@ -111,7 +111,7 @@ class _Runs:
             raise
 
     def violation(self, error: Exception, seed: str) -> ContractViolation:
-        """Return the failure as a violation that lists the sequence of steps."""
+        """Return the failure as a `ContractViolation` that lists the steps of the sequence."""
         known = error.details if isinstance(error, ContractViolation) else {}
         wrong = error.wrong if isinstance(error, ContractViolation) else None
         place = replace(wrong, batch=known.get("batch")) if isinstance(wrong, Wrong) else None

@@ -75,7 +75,7 @@ def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> Non
 
 
 def _claims() -> Sequence[Case]:
-    """Return a case for every mode, every form and sinks, each on the mandatory shape and with EXTEND."""
+    """Return one case for every mode, every form, and sinks. Each case has the mandatory attention shape and EXTEND."""
     modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
     forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
     sinks = Case("sinks", claim(replace(MANDATORY, sinks=True), (Mode.EXTEND,)), (1, 4))

@@ -206,7 +206,8 @@ def _as_json(rows: list[Row], device: torch.device, shape: AttentionShape) -> di
 
 
 def _row_json(row: Row, device: torch.device) -> dict[str, object]:
-    error = row.error if row.error is not None and row.error < float("inf") else None  # JSON has no NaN
+    # JSON has no NaN and no infinity, so such an error becomes None.
+    error = row.error if row.error is not None and row.error < float("inf") else None
     speed = row.tb_per_s if device.type != "cpu" else None
     return {
         "case": row.case, "backend": row.backend, "requests": row.requests, "context": row.context, "rows": row.rows,

@@ -29,7 +29,7 @@ class _PrintSchema(argparse.Action):
     """Option that prints the schema and ends the command, as --version does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        """Print the schema."""
+        """Print the JSON schema of the records, and end the command."""
         from ..schema import schema_text
 
         print(schema_text(), end="")

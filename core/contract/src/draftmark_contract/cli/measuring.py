@@ -60,7 +60,7 @@ CASES = {
 
 
 def case_of(name: str, requests: int, context: int, chunk: int) -> Case:
-    """Return a case by its name; EXTEND has no prefix and `chunk` new tokens per request."""
+    """Return the case with this name. EXTEND has no prefix and `chunk` new tokens per request."""
     mode, draft, step = CASES[name]
     if mode is Mode.EXTEND:
         return Case(name, mode, draft, requests, 0, step, chunk)
@@ -256,7 +256,7 @@ class Replayed:
 def replayed_us(calls: Sequence[Callable[[], None]], replays: int = REPLAYS) -> float:
     """Return the median time per call over `replays` replays of one graph of all `calls`, in microseconds."""
     graph = Replayed(calls)
-    # Clocks and memory need time to settle after other work: a case's first replays are up to 20 % slower.
+    # Clocks and memory need time to settle after other work. Without warm-up the first replays are up to 20 % slower.
     until = time.perf_counter() + WARM_SECONDS
     while time.perf_counter() < until:
         graph.microseconds()

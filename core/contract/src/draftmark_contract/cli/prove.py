@@ -17,7 +17,7 @@ undecided. Exit code 1 unless all claims are proved."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="backend to prove; `draftmark list` shows all")
 
 

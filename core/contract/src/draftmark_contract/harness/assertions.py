@@ -1,4 +1,4 @@
-"""Assertions about any forward, shared by all harnesses."""
+"""Assertions that every harness makes about a forward: output, guard bytes, and bytes after `usage()`."""
 
 from __future__ import annotations
 

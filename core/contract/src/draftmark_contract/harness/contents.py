@@ -15,7 +15,7 @@ from .tensors import CaseTensors, raw, used_slots
 
 
 def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: int = 0) -> None:
-    """Fill the rows of a forward and the cache before it. Equal seeds give equal contents."""
+    """Fill the rows of a forward, and the KV that is stored before it. Equal seeds give equal contents."""
     tensors.fill_rows(forward, seed, CONTRAST.get(contents, 1.0))
     tensors.fill_cache(forward, seed)
     if contents is Contents.NEEDLES:

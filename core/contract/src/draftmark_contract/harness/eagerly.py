@@ -18,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def notes_eager_result(method: Method) -> Method:
-    """Wrap a method of `GraphHarness` that takes a `Loaded` round: its errors get a note with the eager result."""
+    """Wrap a method of `GraphHarness` that takes a `Loaded` round, so that errors get a note with the eager result."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **named: Any) -> Any:
@@ -35,7 +35,7 @@ def notes_eager_result(method: Method) -> Method:
 
 
 def eager_run(harness: Harness, forwards: Iterable[ForwardCase]) -> str:
-    """Run forwards one after another on the backend opened anew, and return their result in words."""
+    """Open the backend anew, run the forwards on it one after another, and return the result as text."""
     current = harness.subject.current
     try:
         fresh = harness.fresh()

@@ -97,7 +97,7 @@ class EngineHarness:
         return KVCache(kv[0], kv[1], sinks=self._sinks)
 
     def _dirty(self) -> None:
-        """Fill the static buffers with values that an earlier, longer batch could have left."""
+        """Fill the static buffers with stale values, as an earlier and longer batch leaves them."""
         b, limits = self.buffers, self.geometry.limits
         b.prefix_lens.fill_(limits.max_context_len)
         b.page_table.fill_(len(self.cache.k) - 1)
@@ -154,7 +154,7 @@ class EngineHarness:
             self.assert_loaded(loaded)
 
     def assert_within_usage(self, case: EngineForward) -> None:
-        """Run a forward on poisoned buffers, and check that no byte after the bytes that `usage()` declares changes."""
+        """Run a forward on poisoned buffers, and check that no byte after the size declared by `usage()` changes."""
         own = judged_own_buffers(self.subject, self.arena.specs)
         loaded = self.load(case)
         self.arena.poison()
@@ -165,7 +165,7 @@ class EngineHarness:
         bytes_past_usage.assert_unchanged(case)
 
     def capture(self, key: GraphKey, case: EngineForward) -> Callable[[EngineForward, int], None]:
-        """Capture a forward, and return a function that replays another forward and checks it."""
+        """Capture a forward. Return a function that replays the graph on another forward and checks the result."""
         state = self.subject.graph_state(self.geometry)
         loaded = self.load(case)
         self.backend.plan(loaded.batch)
@@ -220,7 +220,7 @@ class EngineHarness:
             pool[slots // size, slots % size] = values.to(pool.device)
 
     def _batch(self, case: EngineForward, kind: str) -> ForwardBatch:
-        """Return the forward's batch as an engine passes it: over static buffers, with the geometry's input forms."""
+        """Return the forward's batch as an engine passes it: over static buffers, in the geometry's forms."""
         forward, b, reqs = case.forward, self.buffers, len(case.forward.requests)
         b.prefix_lens[:reqs] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         self._fill_table(case)

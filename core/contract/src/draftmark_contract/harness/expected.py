@@ -1,4 +1,4 @@
-"""Expected result of a forward by brute force: visible slots, the KV pool after the step, and the output."""
+"""Computes the expected result of a forward by brute force: visible slots, KV pool after the step, and output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Expected:
 
 
 def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> Expected:
-    """Return the expected result of a forward with rows and cache on the tensors. Call it before the backend runs.
+    """Return the expected result of a forward that is loaded into the tensors. Call it before the backend runs.
 
     Args:
         after: expected result of the previous forward, if this forward reads KV that the previous one stores.
@@ -42,7 +42,7 @@ def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | No
 
 
 def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> list[torch.Tensor]:
-    """Return k and v ``[slots, kv_heads, head_dim]`` as the live rows of a forward must leave them."""
+    """Return the k and v pools ``[slots, kv_heads, head_dim]`` as they must be after the live rows are stored."""
     writes = truth_of(forward).writes
     before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
     pools = [pool.reshape(-1, *pool.shape[-2:]).clone() for pool in before]
@@ -67,7 +67,7 @@ def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype
 def answer_of(
     forward: ForwardCase, tensors: CaseTensors, pools: list[torch.Tensor], visible: dict[Row, tuple[int, ...]]
 ) -> attention.Answer:
-    """Return the oracle's attention over the stored values, with the scales applied."""
+    """Return the oracle's float64 attention over the stored KV, with the KV scales applied."""
     q, cache, shape = tensors.rows(forward)[0], tensors.cache, forward.geometry.attention
     scales = cache.k_scale, cache.v_scale
     return attention.attend(q, pools[0], pools[1], visible, forward.rows, shape, scales, cache.sinks)

@@ -61,7 +61,7 @@ class ForwardRunner:
 
     @property
     def bounded(self) -> bool:
-        """True when upper bounds of the lengths are enough for plan(): the backend requires no exact lengths."""
+        """True if the backend needs no exact host lengths, so that upper bounds are enough for plan()."""
         return self.subject.backend.requirements(self.geometry).host_lengths is not HostLengthsNeed.EXACT
 
     def load(

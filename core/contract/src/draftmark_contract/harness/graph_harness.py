@@ -117,7 +117,7 @@ class GraphHarness:
     # -- a round: fill, plan, replay ----------------------------------------------------------------------
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
-        """Fill the static buffers for a round. `forward` is the last step of the round."""
+        """Fill the static buffers for a round. For DRAFT `forward` is the last of the round's steps."""
         forward = self.harness.subject.current = self.harness.place(forward)
         steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
         forwards = [forward.at_step(i) for i in steps] or [forward]
@@ -131,7 +131,7 @@ class GraphHarness:
         return Loaded(forwards, batches, expected)
 
     def load_replay(self, forward: ForwardCase, number: int, poison: bool = False) -> Loaded:
-        """Fill the static buffers for replay `number`. The kind of host lengths changes with the number."""
+        """Fill the static buffers for replay `number`. The number selects the kind of host lengths."""
         kinds = ("exact", "upper_bound", "unknown", "tight_bound")
         if poison:
             self.harness.arena.poison()
@@ -156,7 +156,7 @@ class GraphHarness:
         return copies
 
     def copied(self) -> dict[str, torch.Tensor]:
-        """Return copies of the metadata buffers, made on the device."""
+        """Return copies of the metadata buffers. The copy is device work, so a captured step can contain it."""
         return {name: self.harness.arena[name].clone() for name in self._on_device}
 
     @notes_eager_result
@@ -176,7 +176,7 @@ class GraphHarness:
             )
 
     def interpret(self, loaded: Loaded, copies: Copies) -> None:
-        """Compute the outputs from the metadata in the suite, if the backend's kernels cannot run here."""
+        """Compute the outputs in the suite, from the metadata, if the backend's kernels cannot run in this tier."""
         if not self.harness.kernels:
             steps = zip(loaded.forwards, loaded.batches, self.step_tensors, copies, strict=False)
             for forward, batch, tensors, copy in steps:

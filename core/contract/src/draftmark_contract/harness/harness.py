@@ -1,4 +1,4 @@
-"""Harness of a behaviour check: a backend on its tensors, and assertions about each of its forwards.
+"""Harness of a behaviour check: runs forwards on a backend and asserts their results.
 
 Every ``assert_`` method raises `ContractViolation` with the batch and the two values.
 """
@@ -48,7 +48,7 @@ class Harness(ForwardRunner):
         return out
 
     def assert_step(self, forward: ForwardCase, batch: ForwardBatch, expected: Expected, what: str) -> None:
-        """Check metadata, cache, output and guard words after a forward ran."""
+        """Check metadata, cache, output and guard words of a forward that has run."""
         self.assert_metadata(forward, batch)
         self.assert_cache(forward, expected)
         self.assert_output(forward, expected, what)
@@ -141,7 +141,7 @@ class Harness(ForwardRunner):
         self.assert_output(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
 
     def more_tensors(self) -> CaseTensors:
-        """Return another set of tensors like the harness's own, pool included."""
+        """Return another set of tensors with the shapes of the harness's own, pool included."""
         return CaseTensors(self.geometry, self.subject.device, self.tensors.cache.k.shape[0])
 
     def grad_mode(self, mode: str) -> AbstractContextManager[object]:
@@ -158,7 +158,7 @@ class Harness(ForwardRunner):
 
     @contextmanager
     def poisoned(self, when: str) -> Iterator[None]:
-        """Poison all memory of this harness while the body runs, and check that it stays poison."""
+        """Poison all memory of this harness while the block runs, and check afterwards that nothing wrote to it."""
         memory = PoisonedMemory(self.arena, self.tensors)
         yield
         memory.assert_untouched(when)
@@ -182,12 +182,12 @@ class Harness(ForwardRunner):
 
 
 def place(harness: ForwardRunner, forward: ForwardCase) -> ForwardCase:
-    """Return the forward with its padded requests placed; see `ForwardRunner.place`."""
+    """Return the forward with its padded requests on the null pages that the backend needs."""
     return harness.place(forward)
 
 
 def _assert_padding(forward: ForwardCase, found: Decoded) -> None:
-    """Check that every slot that the buffers name for padded rows lies in a null page."""
+    """Check that every KV slot that the buffers name for padded rows lies in a null page."""
     end = forward.null_pages * forward.geometry.attention.page_size
     for row in forward.rows[forward.live_rows :]:
         named = [*found.visible.get(row, ()), *([found.writes[row]] if found.writes and row in found.writes else [])]

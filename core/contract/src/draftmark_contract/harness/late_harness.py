@@ -68,7 +68,7 @@ class LateHarness:
         self.harness.arena.poison()
 
     def _rehearse(self, captured: bool) -> None:
-        """Run all rounds once without a delay, so that a device compiles and loads no kernel while it is late."""
+        """Run all rounds once without a delay, so that no kernel is compiled or loaded while the device is late."""
         if self.harness.subject.device == "cpu":
             return
         for number, one in enumerate(self.rounds):

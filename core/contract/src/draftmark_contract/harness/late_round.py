@@ -43,7 +43,7 @@ class Round:
 
     @classmethod
     def of(cls, forward: ForwardCase) -> Round:
-        """Return the round that ends with a forward."""
+        """Return the round that ends with this forward: for DRAFT all of its steps."""
         steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
         return cls([forward.at_step(i) for i in steps] or [forward])
 
@@ -89,7 +89,7 @@ class Round:
 
 
 def key_of(forward: ForwardCase) -> GraphKey:
-    """Return the key of the graph that replays a uniform forward."""
+    """Return the key of the graph that replays this forward. The forward must have equal row counts per request."""
     return GraphKey(PROGRAMS[forward.mode], len(forward.requests))
 
 
@@ -103,6 +103,6 @@ def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBat
 
 
 def memory_of(tensors: CaseTensors) -> list[torch.Tensor]:
-    """Return every tensor of a case."""
+    """Return every tensor that a `CaseTensors` holds."""
     static = [one for one in vars(tensors.buffers).values() if isinstance(one, torch.Tensor)]
     return [*static, tensors.q, tensors.k, tensors.v, tensors.out, tensors.cache.k, tensors.cache.v]

@@ -68,7 +68,7 @@ class LayerHarness:
         return max((harness.host for harness in self.harnesses), key=("unknown", "upper_bound", "exact").index)
 
     def place(self, forward: ForwardCase) -> ForwardCase:
-        """Return the forward on the largest number of null pages that any shape needs."""
+        """Return the forward with the largest number of null pages that the backend of any shape needs."""
         most = max(harness.null_pages for harness in self.harnesses)
         return forward if most == forward.null_pages else forward.with_null_pages(most)
 
@@ -86,7 +86,7 @@ class LayerHarness:
                 layer.harness.layer(layer.of(forward), batch, layer.tensors)
 
     def capture(self, key: GraphKey, forward: ForwardCase, batch: ForwardBatch) -> None:
-        """Warm up and capture a step of all layers."""
+        """Run a step of all layers eagerly as warm-up, then capture it."""
         self.plan(batch)
         self.step(forward, batch)
         self.plan(batch)

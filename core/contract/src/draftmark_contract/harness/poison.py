@@ -12,7 +12,7 @@ INDEX = (
 
 
 def poison_in(got: object) -> str:
-    """Return the meaning of a value that was read from poisoned memory; empty when it shows no poison.
+    """Return an explanation of a value that comes from poisoned memory, or "" if the value shows no poison.
 
     Slots and pages that are computed from a poisoned entry are negative too.
     """

@@ -1,4 +1,4 @@
-"""Memory that a backend keeps: the storages of all tensors reachable from it."""
+"""Finds the memory that a backend keeps: the storages of all tensors that are reachable from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A KV pool of billions of elements, for forwards that touch only a few of its pages."""
+"""Allocates a KV pool of billions of elements, for forwards that touch only a few of its pages."""
 
 from __future__ import annotations
 

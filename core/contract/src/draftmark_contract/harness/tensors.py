@@ -76,7 +76,7 @@ class CaseTensors:
         self.q, self.k, self.v = views
 
     def dirty(self, page: int) -> None:
-        """Fill the static buffers with values that an earlier, longer batch could have left."""
+        """Fill the static buffers with stale values, as an earlier and longer batch leaves them."""
         b = self.buffers
         b.prefix_lens.fill_(self.geometry.limits.max_context_len)
         b.page_table.fill_(page)
@@ -91,7 +91,7 @@ class CaseTensors:
             tensor.zero_()
 
     def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
-        """Fill the forward's part of the static buffers, and leave the rest unchanged."""
+        """Fill the part of the static buffers that the forward uses, and leave the rest unchanged."""
         b, r = self.buffers, len(forward.requests)
         b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         b.page_table[:r] = torch.tensor(_table(forward, b.page_table.shape[1]), dtype=torch.int32)
@@ -107,7 +107,7 @@ class CaseTensors:
         return batch
 
     def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
-        """Fill rows and sinks of a forward from a seed. `out`, and the rows after the forward's, become NaN."""
+        """Fill the rows and sinks of a forward from a seed. `out`, and all rows after the forward's, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
             tensor.fill_(float("nan"))
@@ -146,7 +146,7 @@ def used_slots(forward: ForwardCase) -> list[int]:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's memory as integers, so that NaN equals itself and every dtype can be indexed."""
+    """Return a view of the tensor's memory as integers. NaN then equals itself, and every dtype can be indexed."""
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 

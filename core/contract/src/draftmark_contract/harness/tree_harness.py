@@ -1,4 +1,4 @@
-"""Harness of the tree-operation checks: the operations, their tensors, and assertions about each operation."""
+"""Harness of the tree-operation checks: runs the operations on static tensors, and checks the result of each."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class TreeHarness:
         self.tensors = TreeTensors(geometry, subject.device, first_page, memory)
 
     def capture(self, key: GraphKey, step: Callable[[], VerifyResult]) -> VerifyResult:
-        """Capture a step in a fresh graph state, without a synchronization."""
+        """Capture a step in a fresh graph state, without a device synchronization."""
         self.state = self.subject.graph_state(self.geometry)
         with no_sync(self.subject.device):
             found: VerifyResult = self.state.capture(key, step)
         return found
 
     def replay(self, key: GraphKey) -> None:
-        """Replay the captured step, without a synchronization."""
+        """Replay the captured step, without a device synchronization."""
         with no_sync(self.subject.device):
             self.state.replay(key)
 
     def more_tensors(self, layers: int, kv_heads: int, head_dim: int) -> TreeTensors:
-        """Return another set of a round's tensors, with the pool of another group of layers."""
+        """Return another set of static tensors, with a KV pool for another group of layers."""
         attention = replace(self.geometry.attention, num_kv_heads=kv_heads, head_dim=head_dim)
         group = replace(self.geometry, attention=attention)
         return TreeTensors(self.geometry, self.subject.device, group=group, layers=layers)
@@ -63,7 +63,7 @@ class TreeHarness:
         return self.ops.verify_tree(*self.tensors.trees(), self.tensors.targets)
 
     def compact(self, paths: list[list[int]]) -> None:
-        """Compact the pool along one path per request."""
+        """Run `compact` on the pool, along one path per request."""
         nodes, device = self.geometry.draft.num_draft_tokens, self.tensors.device
         path = torch.tensor([[*kept, *range(len(kept), nodes)] for kept in paths], device=device)
         counts = torch.tensor([len(kept) for kept in paths], device=device)

@@ -44,7 +44,7 @@ class Driver(Protocol):
 
     @property
     def rounds_queries(self) -> bool:
-        """True if the engine rounds queries to e4m3 with scale 1 before its kernel runs, as engines do with fp8 KV."""
+        """True if the engine rounds queries to e4m3 with scale 1 before the kernel runs, as engines do with fp8 KV."""
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write KV directly into the layer's memory, without running the backend. slots: int64."""

@@ -39,7 +39,7 @@ def _head(item: Item) -> list[str]:
 
 
 def _known(item: Item, error: BaseException | str) -> list[str]:
-    """Return the line with the rule's known bugs, unless the violation lists its own."""
+    """Return the message line with the rule's known bugs, or no line if the violation already lists bugs."""
     if isinstance(error, ContractViolation) and error.details["known from"]:
         return []
     rule = rules().get(item.rule)

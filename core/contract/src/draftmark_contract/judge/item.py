@@ -11,7 +11,7 @@ from ..failing_batch import Drawing
 
 
 class Outcome(StrEnum):
-    """Outcome of an item. Only WRONG fails a run."""
+    """Possible outcomes of an item. Only WRONG fails a run."""
 
     RIGHT = "right"
     """The item ran and the backend meets the rule."""
@@ -41,7 +41,7 @@ class Item:
 
     @property
     def id(self) -> str:
-        """``"rule[case]"``, the argument of `--item`."""
+        """Item id, ``"rule[case]"``. It is the argument of `--item`."""
         return f"{self.rule}[{self.case}]"
 
 

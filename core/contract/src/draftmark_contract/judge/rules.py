@@ -36,7 +36,7 @@ def name_of(check: Check) -> str:
 
 
 def numbers() -> tuple[list[str], list[str]]:
-    """Return all rule names ordered by number (the first is 1), and the names of rules without a check today."""
+    """Return all rule names in the order of their numbers (from 1), and the names of rules that have no check today."""
     read = tomllib.loads(files(__package__.partition(".")[0]).joinpath(FILE).read_text(encoding="utf-8"))
     return read["rules"], read["gone"]
 

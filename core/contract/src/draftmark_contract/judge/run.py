@@ -169,7 +169,7 @@ class _Run:
         return Result(begun, Outcome.WRONG, finding(said, item, self.request.command))
 
     def work(self, request: RunRequest) -> int:
-        """Run one process to its end and return its exit code."""
+        """Run one worker process to its end and return its exit code."""
         path = self._journal.with_name("request")
         self._write(path, request.as_json(), "w")
         with self._output.open("ab") as log:

@@ -32,12 +32,12 @@ class Step:
 
     @property
     def geometry(self) -> Geometry:
-        """Geometry of the forward."""
+        """Geometry that the forward was built for."""
         return self.forward.geometry
 
     @property
     def rows_each(self) -> int:
-        """Number of rows per request if it is equal for all requests; else 0."""
+        """Number of rows per request, or 0 if requests have different numbers."""
         counts = {one.rows for one in self.forward.requests}
         return counts.pop() if len(counts) == 1 else 0
 

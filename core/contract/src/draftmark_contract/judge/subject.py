@@ -72,7 +72,7 @@ class EngineSubject:
         return self.assert_loaded_step(step, run, what)
 
     def load(self, step: Step, contents: Contents = Contents.USUAL, seed: int = 0) -> None:
-        """Fill new rows, and a new cache in the layer's memory."""
+        """Fill the rows with new values, and the layer's KV memory with new contents."""
         fill(self.tensors, step.forward, contents, seed)
         k, v = self._pools()
         for pool in (k, v):
@@ -104,7 +104,7 @@ class EngineSubject:
     # -- checks -------------------------------------------------------------------------------------------
 
     def _assert_cache(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Check that every stored row is at its own slot and that no other slot has changed."""
+        """Check that every stored row is at its own KV slot, and that no other slot has changed."""
         written = set(step.writes.values())
         for name, got, want in zip("kv", self.driver.read(self.slots), wanted, strict=True):
             differs = (raw(got) != raw(want)).flatten(1).any(1).nonzero().flatten().tolist()

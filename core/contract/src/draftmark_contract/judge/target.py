@@ -70,10 +70,10 @@ class Engine(Protocol):
         """Return every backend that can be judged, installed or not. Does not import the engine."""
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """Return environment variables that the judging process needs before it imports anything."""
+        """Return environment variables that the worker process needs before it imports anything."""
 
     def open(self, target: str, device: str) -> Target:
-        """Open one backend, in the judging process.
+        """Open one backend in the current process, which is a worker process.
 
         Raises:
             DraftmarkError: the backend cannot be opened; the message contains the remedy.

@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 if no item is wrong and at least one ran; 2 if the run was stopped; else 1."""
+        """Exit code: 0 if no item is wrong and at least one ran, 2 if the run was stopped, otherwise 1."""
         if self.stopped:
             return WITHOUT_VERDICT
         return int(bool(self.error) or bool(self.count(Outcome.WRONG)) or not self.ran)

@@ -65,7 +65,7 @@ class RunRequest:
     stop_at_first: bool = False
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """Return the selected ids of `known`, in their order."""
+        """Return the ids in `known` that this request selects, in their order."""
         wanted = [one for one in known if (not self.items or one in self.items) and self.k in one]
         by_rule: dict[str, list[str]] = {}
         for one in wanted:

@@ -75,7 +75,7 @@ class LateDevice:
             self.places.on_device(tensor)
 
     def mark(self) -> int:
-        """Return the current end of the queue, for `wait`."""
+        """Return a mark of the queue's current end, to pass to `wait`."""
         return self._queue.sent
 
     def wait(self, why: str, mark: int | None = None) -> None:
@@ -84,7 +84,7 @@ class LateDevice:
         self._queue.run(self._queue.sent if mark is None else mark)
 
     def advance(self, mark: int) -> None:
-        """Let the device run all work before `mark`, without a wait by the host."""
+        """Run all queued work before `mark`, as a device does by itself, without recording a wait by the host."""
         self._queue.run(mark)
 
     @contextmanager

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class LateOperators(TorchDispatchMode):
-    """Receives every operator that reaches torch's dispatcher."""
+    """Intercepts every operator that reaches torch's dispatcher, and decides whether it is queued."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,6 +110,6 @@ class LateOperators(TorchDispatchMode):
 
 
 def _has_effect(func: Any) -> bool:
-    """Return True if an operator returns or writes a tensor, or returns nothing, as assertions do."""
+    """Return True if the operator returns or writes a tensor. Operators without a result count too, e.g. assertions."""
     returns = func._schema.returns
     return not returns or any("Tensor" in str(one.type) for one in returns)

@@ -51,7 +51,7 @@ class Residency:
         self._device.add(tensor.untyped_storage())
 
     def on_host(self, tensor: Tensor) -> None:
-        """Mark a tensor as created by the host."""
+        """Mark a tensor as host memory, because the host created it."""
         if tensor.untyped_storage() not in self._device:
             self._host.add(tensor.untyped_storage())
 

@@ -1,4 +1,4 @@
-"""Decoder of a backend's metadata, in any declared layout, into sets of KV slots per row.
+"""Decodes a backend's metadata, in any declared layout, to the set of KV slots of each row.
 
 It reads three sources: the declaration (`MetadataSpec`), the buffers that it names, and the batch itself. The batch
 supplies each role without a named buffer, because the backend's kernel would read it there too.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Tokens(NamedTuple):
-    """KV slots of consecutive tokens of a request, from token `first` on."""
+    """KV slots of consecutive tokens of one request, starting with token `first`."""
 
     first: int
     slots: list[int]
@@ -42,19 +42,19 @@ class Reading:
     page_size: int
 
     def first(self, n: int) -> int:
-        """Return the index of the level's first token in request n."""
+        """Return the index of the first token of request n that the level covers."""
         return self.bases[n] if self.level.lengths is LengthConvention.TAIL else 0
 
     def count(self, n: int) -> int:
-        """Return the number of tokens of request n that the level must name."""
+        """Return the number of tokens of request n that the level must cover."""
         return self.last(n) - self.first(n)
 
     def last(self, n: int) -> int:
-        """Return the index after the level's last token in request n."""
+        """Return the index after the last token of request n that the level covers."""
         return self.bases[n] + (0 if self.level.lengths is LengthConvention.PREFIX else self.requests[n].tail)
 
     def name(self, role: str) -> str | None:
-        """Return the name of the backend's own buffer for a role, or None."""
+        """Return the name of the backend's buffer for a role, or None if the role is read from the batch."""
         return self.level.buffers.get(role)
 
     def head(self, name: str, count: int) -> list[int]:
@@ -139,7 +139,7 @@ def _slots_of_pages(reading: Reading, n: int, pages: list[int]) -> list[int]:
 
 
 def _indptr(reading: Reading) -> list[int]:
-    """Return the indptr's entries up to the captured size, after checking that they start at 0 and never decrease."""
+    """Return the indptr up to the captured batch size, after checking that it starts at 0 and never decreases."""
     name = reading.name("kv_indptr")
     if name is None:
         raise DecodeProblem("a CSR level must name its kv_indptr", "none", "Level.buffers['kv_indptr']")

@@ -1,4 +1,4 @@
-"""Error for metadata that cannot be decoded."""
+"""Error that decoding raises for metadata without a valid meaning."""
 
 from __future__ import annotations
 

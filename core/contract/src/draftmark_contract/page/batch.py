@@ -121,7 +121,7 @@ class _Matrix:
         return found
 
     def _node(self, at: int, wrong: bool) -> list[str]:
-        """Return a node of the draft tree and the edge from its parent; nothing for a chain."""
+        """Return the node of a tail slot and the edge from its parent. A chain is not drawn, so it gives []."""
         if not self.indent:
             return []
         x, y = LABEL + self.depths[at] * self.indent + 5, self._y(at) + CELL // 2

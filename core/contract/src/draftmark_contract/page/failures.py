@@ -1,4 +1,4 @@
-"""Section "What to fix first" of a page: failed items in groups, the most basic group first and open."""
+"""Builds the page section "What to fix first": failed items in groups. The most basic group is first and open."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Failures:
 
 
 def what_to_fix(groups: Sequence[Failures]) -> str:
-    """Return one folded section for each group. The first is open; groups after `LISTED` share one section."""
+    """Return one folded section per group. The first is open; groups after the first `LISTED` share one section."""
     found = [_group(number, group) for number, group in enumerate(groups, 1)]
     rest = "".join(found[LISTED:])
     first = "<p>Begin with the first one: later failures are often the same mistake.</p>" if len(found) > 1 else ""

@@ -52,7 +52,7 @@ def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context)
 
 
 def symbolic_batch(geometry: Geometry, mode: Mode, context: Context) -> BatchShape:
-    """Return a batch of the mode within the limits, in the form that the per-request lemma allows."""
+    """Return a symbolic batch of this mode within the limits, in the form that the per-request lemma allows."""
     requests, prefix = context.variable("R", 1), context.variable("L", 0)
     context.assume(requests <= max_requests(geometry))
     if mode is Mode.EXTEND:

@@ -73,7 +73,7 @@ def explore(run: Callable[[Context], Any]) -> list[Path]:
 
 
 def _known(conditions: list[Any], term: Any) -> bool | None:
-    """Return the side of a branch that this path has already taken, or None for a new condition."""
+    """Return the side that this path has already taken for the same condition, or None for a new condition."""
     sides = [side for side in (True, False) for one in conditions if one.eq(term if side else z3.Not(term))]
     return sides[0] if sides else None
 

@@ -133,7 +133,7 @@ def _prove(subject: BackendUnderTest, theorem: Theorem, solver: Solver, batches:
 
 
 def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
-    """Group claims that differ only in their path's conditions; return each group with its SMT-LIB text."""
+    """Group claims that differ only in the conditions of their path. Return each group with its SMT-LIB text."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:
         with _Z3:

@@ -67,7 +67,7 @@ class Context:
         return [b >= 1 for _, b, _ in self.divisions if not z3.is_int_value(b)]
 
     def copy(self) -> Context:
-        """Return a copy to which variables and facts can be added."""
+        """Return a copy of the context. Variables and facts added to the copy do not change this context."""
         own = Context()
         own.inputs, own.facts, own.extremes = dict(self.inputs), list(self.facts), list(self.extremes)
         own.divisions, own.products = list(self.divisions), list(self.products)

@@ -55,7 +55,7 @@ class Theorem:
 
     @property
     def name(self) -> str:
-        """Name, e.g. ``"kv_lens entries, verify"``."""
+        """Theorem name, e.g. ``"kv_lens entries, verify"``."""
         return f"{self.buffer} {self.what}" + (f", {self.mode.value}" if self.mode else "")
 
 
@@ -141,7 +141,7 @@ def _state(
     conditions: list[Any],
     answers: _Answers,
 ) -> None:
-    """Add this path's claims about one mode. They use a copy of the context, because each mode has its own batch."""
+    """Add this path's claims about one mode. They use a copy of the path's context: each mode has its own batch."""
     own = context.copy()
     geometry = _rebound(answers.geometry, own)
     batch = symbolic_batch(geometry, mode, own)
@@ -164,7 +164,7 @@ def _at_most(needed: Any, declared: Any) -> Any:
 
 
 def _rebound(geometry: Geometry, context: Context) -> Geometry:
-    """Return the symbolic geometry with new divisions and maxima recorded in `context`."""
+    """Return the symbolic geometry with its future divisions and maxima recorded in `context`."""
     a, d, m = geometry.attention, geometry.draft, geometry.limits
 
     def sym(value: Any) -> Any:

@@ -41,7 +41,7 @@ class Collector:
         self.verdict: Verdict | None = None
         self._selected = 0
         self._shown = False
-        # `draftmark contract` runs pytest with --tb=no: the suite prints the failures itself.
+        # `draftmark contract` runs pytest with --tb=no, because the suite prints the failures itself.
         self._on_one_screen = config.getoption("tbstyle") == "no"
 
     def pytest_report_teststatus(self) -> tuple[str, str, str] | None:

@@ -88,7 +88,7 @@ def identity_of(backend: LoadedBackend) -> dict[str, str]:
 
 
 def siblings_of(backend: LoadedBackend) -> set[str]:
-    """Return other installed backends that the plugin's code imports, at module level or inside a function."""
+    """Return the names of other installed backends that the plugin's code imports, at module level or in functions."""
     own = _package(PLUGIN, backend.name)
     imported = {name.partition(".")[0] for _, data in own.files() for name in imports_of(data)} if own else set()
     rows = [row for row in available() if row.name != backend.name]

@@ -58,7 +58,7 @@ class RunOptions:
         return max((tiers[item] for item in self.items), key=order.index) if self.items else Tier(self.tier)
 
     def check(self) -> None:
-        """Raise `WrongArguments` for the first option that would stop the run, or lose its verdict."""
+        """Raise `WrongArguments` for the first option that would prevent the run, or lose its verdict."""
         if self.tier not in {one.value for one in Tier}:
             raise WrongArguments(f"unknown tier {self.tier!r}; write sizing, host or device")
         for option, count, unasked in (("--sample", self.sample, "all"), ("--workers", self.workers, "none")):

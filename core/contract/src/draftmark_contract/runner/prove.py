@@ -15,7 +15,7 @@ Say = Callable[[str], None]
 
 
 def prove(name: str, say: Say = print) -> int:
-    """Prove the sizing of one backend; print each theorem and its status.
+    """Prove that the buffer sizes of one backend suffice. Print each theorem and its status.
 
     Args:
         name: name of the backend.

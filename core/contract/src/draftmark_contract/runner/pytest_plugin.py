@@ -98,7 +98,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Collect results in the process that writes the verdict (with xdist, the controller)."""
+    """Register the collector of results in the process that writes the verdict (with xdist, the controller)."""
     if session.config.getoption("attn_backend") and not hasattr(session.config, "workerinput"):
         from .collector import Collector
 

@@ -106,7 +106,7 @@ class ContractSession:
         """Run one item, unless the journal already contains its result.
 
         An item can destroy its process's device context. After an illegal access every call fails, so no later item can
-        be judged in this process. With a journal the process then exits with `DEVICE_LOST`.
+        be tested in this process. With a journal the process then exits with `DEVICE_LOST`.
         """
         if item_id in self.ended:
             return self.ended[item_id]

@@ -18,7 +18,7 @@ KINDS = {
 
 
 def claim(attention: AttentionShape, modes: tuple[Mode, ...], forms: tuple[Form, ...] = ()) -> Geometry:
-    """Return a small geometry with these modes and forms, and a draft shape that supports them."""
+    """Return a small geometry with these modes and forms, and a draft shape with which they are possible."""
     limits = Limits(3, 300, 40, (4,), row_budgets=(8,) if Mode.RAGGED_VERIFY in modes else ())
     plain = set(modes) <= {Mode.EXTEND, Mode.DECODE}
     draft = DraftShape() if plain else DraftShape(2, 3, 7, block_size=4 if Mode.DRAFT_BLOCK in modes else 0)

@@ -25,7 +25,7 @@ class PlainLengths:
     lens: tuple[int, ...]
 
     def upper_bound(self) -> tuple[int, ...]:
-        """Return the exact lengths."""
+        """Return the exact lengths, which are also the tightest upper bounds."""
         return self.lens
 
 

@@ -1,4 +1,4 @@
-"""Helpers that build geometries for a backend's capabilities, and items that run steps on them."""
+"""Builds geometries that a backend supports, and items that run steps on them."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def on_subject(
     body: Callable[[EngineSubject], None],
     asks: str = "",
 ) -> Item:
-    """Return an item that opens a layer of this geometry with `pages` pages and calls `body` on it."""
+    """Return an item that opens a layer of this geometry with `pages` KV pages and calls `body` on it."""
     return Item(rule, case, lambda: body(EngineSubject(caps, geometry, pages)), asks)

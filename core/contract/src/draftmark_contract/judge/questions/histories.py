@@ -33,7 +33,7 @@ DRAWN = "requests join, grow, leave, wait and return on other pages; steps of ev
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Return items with batches that grow and shrink, and items with random histories."""
+    """Return items in which batches grow and shrink, and items that run random sequences of steps."""
     found = []
     shapes = {"fp32": SMALL, "window": replace(SMALL, window_left=19, logits_soft_cap=30.0)}
     shapes["page128"] = replace(SMALL, page_size=128)
