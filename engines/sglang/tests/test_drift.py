@@ -119,7 +119,7 @@ def test_backend_methods_keep_their_arguments(read: Read) -> None:
 
 @EACH
 def test_verify_mask_fields_exist(read: Read) -> None:
-    """`VerifyMask` has a mode for D × D masks (QLEN_ONLY)."""
+    """SGLang's `VerifyMask` has a mode for D × D masks (QLEN_ONLY), and the fields that draftmark fills."""
     mask = ast.unparse(defined(read("srt/layers/attention/verify_mask.py"), "VerifyMask"))
     assert all(f"{field}:" in mask for field in ("buffer", "mode", "max_bs"))
     source = read("srt/speculative/eagle_utils.py")
@@ -128,7 +128,7 @@ def test_verify_mask_fields_exist(read: Read) -> None:
 
 @EACH
 def test_window_pool_fields_exist(read: Read) -> None:
-    """`SWAKVPool` has both pools, the mapping of layers to pools, and the mapping of slots."""
+    """SGLang's `SWAKVPool` has attributes for both KV pools, each layer's pool, and the mapping of slots."""
     pool = ast.unparse(defined(read("srt/mem_cache/swa_memory_pool.py"), "SWAKVPool"))
     fields = ("layers_mapping", "full_to_swa_index_mapping", "full_kv_pool", "swa_kv_pool")
     assert all(f"self.{field}" in pool for field in fields)

@@ -199,7 +199,7 @@ def sizing_rows(geometry):
     return spec.nbytes + 1024
 
 
-# -- seed bug (d), sglang#26521 and #26655: capture with zeroed lengths --------------------------------------------
+# -- known bug sglang#26521 and #26655: capture with zeroed lengths ------------------------------------------------
 
 
 class PlansOnce(FlashInferBackend):

@@ -15,10 +15,13 @@ REASONS = {
 
 
 def refuse(arguments: Mapping[str, Any], layer_id: int) -> None:
-    """Raise an error for the first argument that has a value.
+    """Raise an error if SGLang's attention call has an optional argument that draftmark does not support.
+
+    Args:
+        arguments: the call's arguments that `forward_decode` and `forward_extend` do not name.
 
     Raises:
-        NotImplementedError: an argument is neither None nor False. The error states why.
+        NotImplementedError: an argument is neither None nor False. The error states why it is not supported.
     """
     for name, value in arguments.items():
         if value is not None and value is not False:

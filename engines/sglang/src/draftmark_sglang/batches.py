@@ -28,7 +28,7 @@ def uniform_batch(
     masks: TreeMasks | None = None,
     in_capture: bool,
 ) -> ForwardBatch:
-    """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch, outside a captured region.
+    """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch, before a CUDA graph is captured or replayed.
 
     A padding request has `seq_lens` 1 and row 0 of `req_to_token`, which is zero. So its page table has only the
     null page, and the kernels need no special case for it.

@@ -14,7 +14,7 @@ ANCESTORS_VARIABLE = "DRAFTMARK_ANCESTORS"
 
 
 class Ancestors(StrEnum):
-    """Ancestors that a branch of a draft step attends to."""
+    """Selects the earlier draft tokens that a branch of a draft step attends to: true ancestors, or SGLang's choice."""
 
     TRUE = "true"
     """Attend to the tokens that the branch descends from."""

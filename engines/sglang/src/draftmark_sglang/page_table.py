@@ -35,7 +35,11 @@ def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.
 
 
 def page_starts(req_to_token: torch.Tensor, page_size: int, columns: int) -> torch.Tensor:
-    """Return a view of each page's first slot, ``[requests, …]``, with at most `columns` pages per request."""
+    """Return a view of `req_to_token` with only the first slot of each page, ``[requests, …]``.
+
+    Args:
+        columns: the most pages per request.
+    """
     return req_to_token[:, ::page_size][:, :columns]
 
 

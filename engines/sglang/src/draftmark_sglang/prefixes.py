@@ -69,7 +69,7 @@ class Prefixes:
         A second call changes nothing.
         """
         if counted > 1:
-            batch.prefix_lens.clamp_(min=0)  # a padding request has length 1, and `counted` rows were subtracted
+            batch.prefix_lens.clamp_(min=0)  # negative for padding requests: 1 - counted
         if self._page_size > 1:
             slots = self._slots[: batch.padded_reqs]
             torch.div(slots, self._page_size, rounding_mode="floor", out=batch.page_table)
@@ -78,9 +78,12 @@ class Prefixes:
                 torch.div(slots, self._page_size, rounding_mode="floor", out=self.window_table(batch))
 
     def _page_starts(self, req_to_token: torch.Tensor) -> torch.Tensor:
-        """Return the view of each page's first slot; it is cached, because SGLang allocates `req_to_token` once."""
+        """Return the view of `req_to_token` with each page's first slot.
+
+        The view is cached, because SGLang allocates `req_to_token` once.
+        """
         if self._cached_starts is None or self._cached_starts[0] is not req_to_token:
-            self._slots.zero_()  # the previous table may have been wider
+            self._slots.zero_()  # A wider earlier table has filled columns that this table does not overwrite.
             if self._translate is not None:
                 self._window_slots.zero_()
             self._cached_starts = req_to_token, page_starts(req_to_token, self._page_size, self._slots.shape[1])

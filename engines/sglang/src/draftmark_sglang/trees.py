@@ -47,10 +47,11 @@ class TreeMasks:
 
 
 def write_parents_of_step(out: torch.Tensor, choice: torch.Tensor, topk: int) -> None:
-    """Write the parent of each new branch, as a tail slot (its index among the round's draft tokens).
+    """Write the parent of each new branch at a draft step after the first.
 
-    The step is not the first. At step s `select_top_k_tokens` selects topk of topk · topk candidates. It reports
-    candidate c as
+    A parent is written as a tail slot, which is its index among the round's draft tokens.
+
+    At step s `select_top_k_tokens` selects topk of topk · topk candidates. It reports candidate c as
     c + topk² · (s - 1) + topk (`tree_info[2]`), its index among all scores so far. Candidate c continues branch
     c // topk of step s - 1, and that branch's token is at tail slot topk · (s - 1) + c // topk. So the slot is the
     reported number, divided by topk, minus 1.

@@ -19,13 +19,13 @@ from .prefixes import Prefixes
 
 
 def windowed_layers(pool: Any) -> frozenset[int]:
-    """Return the ids of the layers in the second pool; empty if there is one pool."""
+    """Return the ids of the layers with KV in SGLang's second pool (for windows); empty if there is one pool."""
     mapping = getattr(pool, "layers_mapping", None) or {}
     return frozenset(layer for layer, (_, windowed) in mapping.items() if windowed)
 
 
 class WindowPool:
-    """Converts a batch for the layers of the second pool: it replaces the page table.
+    """Replaces a batch's page table for the layers with KV in SGLang's second pool (for windows).
 
     Args:
         pool: SGLang's KV pool. Its allocator replaces `full_to_swa_index_mapping` when the pool is resized.
@@ -48,7 +48,7 @@ class WindowPool:
         return known[1]
 
     def _translate(self, slots: torch.Tensor) -> torch.Tensor:
-        """Map slots of the first pool to slots of the second."""
+        """Map KV slots of SGLang's first pool to slots of the second pool (for windows)."""
         found: torch.Tensor = self._pool.full_to_swa_index_mapping.index_select(0, slots.reshape(-1))
         return found.view(slots.shape)
 

@@ -1,4 +1,4 @@
-"""KV slots of a scene's requests."""
+"""Tests of the KV slots that the judge assigns to the requests of a scene (one forward)."""
 
 from __future__ import annotations
 

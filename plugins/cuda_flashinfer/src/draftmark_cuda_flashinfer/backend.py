@@ -118,7 +118,7 @@ class FlashInferBackend:
         record_call(launch.write_rows, k, v, cache.k, cache.v, slots, mutates=(cache.k, cache.v))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compute attention: one causal pass, or an unmasked prefix pass, a masked tail pass and their merge."""
+        """Compute attention: one causal pass, or for trees an unmasked and a masked pass and their merge."""
         vendor = self._vendor
         if vendor is None:
             raise BatchError("FlashInfer has no kernels for the CPU; open the backend on a CUDA device")

@@ -113,5 +113,5 @@ def _kernel(name: str, compiled: bool) -> Any:
         one for one in inspect.signature(function).parameters
         if one.startswith(("num_", "stride_")) or one in ("tail_len", "head_len", "window_left")
     ]  # fmt: skip
-    # Without this Triton would compile again on the step path, for a batch of 1 or of 16 requests.
+    # By default Triton compiles a kernel again when an integer is 1 or a multiple of 16, here during serving.
     return triton.jit(function, do_not_specialize=numbers)

@@ -42,9 +42,10 @@ class Partition:
 
 
 def row_tile(packed: Any, head_dim: int) -> Any:
-    """Return packed rows per CTA (`FA2DetermineCtaTileQ`, sm_80 and newer, head_dim up to 256), without a branch.
+    """Return the packed rows of a CTA's tile, as `FA2DetermineCtaTileQ` does for sm_80 and newer.
 
-    16 for up to 16 packed rows, 64 for up to 64, then 128. A head_dim of 256 has no registers for 128.
+    The tile has 16 rows for up to 16 packed rows, 64 for up to 64, and otherwise 128. With head_dim 256 it has at most
+    64, because registers do not suffice for 128. The formula has no branch, so `packed` can be a proof's symbol.
     """
     above = [minimum(1, maximum(0, packed - edge)) for edge in (16, 64)]
     return 16 + 48 * above[0] + (64 * above[1] if head_dim < 256 else 0)

@@ -60,7 +60,7 @@ def _shape(geometry: Geometry) -> list[str]:
 
 
 def _indices(geometry: Geometry) -> list[str]:
-    """Refuse sizes beyond FlashInfer's int32 indices: page ids and prefix sums, and token slots and mask bytes."""
+    """Refuse geometries with more pages, and for trees more KV slots or mask bytes, than int32 indices can address."""
     pages = geometry.max_reqs * geometry.max_pages_per_req
     modes = levels.masked_modes(geometry)
     if not modes:

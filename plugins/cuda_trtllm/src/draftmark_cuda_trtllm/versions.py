@@ -16,7 +16,7 @@ MASKED_FP8_SINCE = (0, 6, 16)
 
 @cache
 def installed() -> str | None:
-    """Return the installed version, or None. Sizing works without the library."""
+    """Return the installed FlashInfer version, or None if it is absent, because sizing works without it."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:

@@ -14,5 +14,5 @@ def full_masks() -> None:
     try:
         masks: Any = importlib.import_module("sglang.srt.layers.attention.verify_mask")
     except ImportError:
-        return  # older releases always use masks of prefix and drafts
+        return  # Older releases have no choice of masks: their masks always have columns for the prefix.
     masks.default_tree_mask_mode = lambda: masks.TreeMaskMode.FULL_MASK

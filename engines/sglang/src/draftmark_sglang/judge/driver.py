@@ -98,7 +98,7 @@ class Driver:
             torch.accelerator.synchronize()
 
     def place(self, scene: Scene) -> Placed:
-        """Allocate pages for a scene's requests, write `req_to_token`, and fill the KV pool."""
+        """Prepare a scene (one forward to run): assign KV pages, write `req_to_token`, and fill the KV pool."""
         runner = self.runner(scene.mode)
         pool, table = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
         placed = place(scene, self.setup, pool.get_key_buffer(0).shape[0] // self.setup.page_size)
@@ -119,7 +119,7 @@ class Driver:
         return placed
 
     def batch(self, placed: Placed, padded: int | None = None) -> Any:
-        """Return SGLang's batch of a scene on the device; see `forward_batch`."""
+        """Return SGLang's `ForwardBatch` of the placed requests, on the device; see `forward_batch`."""
         with torch.device(self.device):
             return forward_batch(placed, self.runner(placed.scene.mode), padded)
 
@@ -133,7 +133,7 @@ class Driver:
         return [self.step(placed, backend, batch, 0)]
 
     def layer(self, scene: Scene) -> Any:
-        """Create SGLang's layer object for a scene."""
+        """Create SGLang's `RadixAttention` layer with a scene's sliding window and logits cap."""
         from sglang.srt.layers.radix_attention import RadixAttention
 
         return RadixAttention(
@@ -188,7 +188,7 @@ def step_of(batch: Any, setup: Setup, step: int) -> Any:
 
 
 class Graph:
-    """Emulation of a CUDA graph: replays run on the metadata objects that existed at capture.
+    """Emulates a CUDA graph: replays run on the metadata objects that existed at capture.
 
     A replay calls `init_forward_metadata_out_graph`, then runs the kernels on the tensors and Python numbers that the
     backend held at capture. Data that a replay writes to other tensors is lost, on a CPU as in a real CUDA graph.
@@ -217,7 +217,7 @@ class Graph:
         return self._run(placed)
 
     def replay(self, scene: Scene) -> list[ForwardResult]:
-        """Copy a padded scene to the static inputs, prepare the metadata, and run the captured forward."""
+        """Copy a scene's batch, padded, to the static inputs, prepare metadata, and run the captured forward."""
         placed = self.driver.place(scene)
         view = self.driver.batch(placed, LARGEST)
         for name in ("req_pool_indices", "seq_lens", "out_cache_loc", "positions"):

@@ -70,7 +70,7 @@ class SGLang:
             return None
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Return the targets that run, then the targets with metadata checks only."""
+        """Return SGLang's backends that can be judged: first those that run, then those with metadata checks only."""
         served = [TargetInfo(name, what, ON_BOTH if name in PROBED else on) for name, (what, on) in SERVED.items()]
         return [*served, *(TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED)]
 
@@ -91,7 +91,7 @@ class SGLang:
 
 
 class Backend:
-    """One opened target of the judge (one attention backend on one device), with its items."""
+    """Provides the judge's items (checks) for one of SGLang's attention backends on one device."""
 
     left_out: Mapping[str, str] = LEFT_OUT
 
@@ -108,7 +108,7 @@ class Backend:
         return facts
 
     def items(self) -> Sequence[Item]:
-        """Return all items of the target."""
+        """Return all items (checks) of this backend."""
         _, served_on = SERVED.get(self._target, ("", ()))
         served = served_items(self._target, self._device) if self._kind in served_on else []
         return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]

@@ -7,7 +7,7 @@ from functools import cache
 
 @cache
 def prepare_imports(device: str) -> None:
-    """Prepare the process for imports of SGLang's modules."""
+    """Install stubs for absent device packages if the device is a CPU, so that SGLang's modules can be imported."""
     from .absent import stand_in
 
     if device == "cpu":
@@ -16,7 +16,7 @@ def prepare_imports(device: str) -> None:
 
 @cache
 def import_sglang(device: str) -> None:
-    """Import every module that a scheduler's process needs."""
+    """Import SGLang's scheduler and EAGLE worker, once in a process."""
     import logging
 
     prepare_imports(device)

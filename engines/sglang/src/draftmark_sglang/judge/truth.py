@@ -15,7 +15,7 @@ from .requests import Placed
 
 
 def visible(placed: Placed, step: int) -> dict[Row, tuple[int, ...]]:
-    """Return the KV slots that each row may see."""
+    """Return for each row the KV slots to which it must attend."""
     scene = placed.scene
     if scene.mode is not Mode.DRAFT:
         return enumerate_truth(placed.requests, placed.setup.page_size, scene.window).visible

@@ -70,12 +70,13 @@ class _Head(nn.Module):
     def forward(
         self, input_ids: Any, positions: Any, forward_batch: Any, input_embeds: Any = None, pp_proxy_tensors: Any = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the hidden state for the output rows, and the feature for the next draft step."""
+        """Return the normalized hidden state for the LM head, and the feature for the next draft step."""
         tokens = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
         feature = forward_batch.spec_info.hidden_states
-        if feature.shape[-1] != tokens.shape[-1]:  # these are the target's hidden states, not a draft step's feature
+        # The target gives several concatenated hidden states, which are fused. A draft step gives a single feature.
+        if feature.shape[-1] != tokens.shape[-1]:
             feature = self.fuse(feature)
-        if not feature.shape[0]:  # an idle batch
+        if not feature.shape[0]:  # an idle batch has no rows
             return feature, [feature]
         hidden = feature + self.join(torch.cat((self.embed_norm(tokens), self.feature_norm(feature)), -1))
         hidden = hidden + self.attention(positions, self.attention_norm(hidden), forward_batch)
