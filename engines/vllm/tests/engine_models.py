@@ -105,7 +105,8 @@ def gemma4_assistant(folder: Path, target: str) -> str:
             "hidden_size_per_layer_input": 0,
             "vocab_size_per_layer_input": 0,
         }
-        if "per_layer_config" in text:  # has four layers; keep one
+        # These entries describe the target's four layers. Only the entry of layer 1 fits the assistant.
+        if "per_layer_config" in text:
             text["per_layer_config"] = {"1": text["per_layer_config"]["1"]}
         config = AutoConfig.for_model("gemma4_assistant", text_config=text, backbone_hidden_size=text["hidden_size"])
         AutoModelForCausalLM.from_config(config).float().save_pretrained(path)

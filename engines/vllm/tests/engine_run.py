@@ -124,7 +124,7 @@ def import_engine() -> None:
     os.environ.update(ENVIRONMENT)
     for name in ENGINE:
         importlib.import_module(name)
-    # vLLM inspects a model's class in a subprocess, because of CUDA. On a CPU the subprocess only costs ten seconds.
+    # vLLM inspects a model's class in a subprocess, to keep CUDA out of its process. On a CPU this only costs 10 s.
     importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
     gc.collect()
     gc.freeze()  # vLLM runs the garbage collector several times at startup; frozen objects are not scanned.

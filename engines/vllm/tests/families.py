@@ -15,7 +15,7 @@ USUAL = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 512,
-    "initializer_range": 0.1,  # large, so that attention is uneven and a wrong key changes the result
+    "initializer_range": 0.1,  # large random weights make attention uneven, so a wrong key changes the result
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -74,8 +74,8 @@ WINDOWS = {**WINDOW, **by_turns("sliding_attention", "full_attention")}
 PARTIAL = {"partial_rotary_factor": 0.5}
 PER_LAYER = {"vocab_size_per_layer_input": 256, "hidden_size_per_layer_input": 32}
 FALCON = {"head_dim": None, "alibi": False}
-# States larger than 16 tokens of KV, so that vLLM uses larger pages with gaps. For such pages vLLM's CPU attention
-# takes only whole prompts.
+# A Mamba state that is larger than the KV of 16 tokens, so that vLLM uses larger pages, with gaps. With these pages
+# vLLM's CPU attention serves only prompts that are not chunked.
 STATES = {"mamba_d_state": 128, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1}
 WHOLE = {"max_num_seqs": 1, "max_num_batched_tokens": 512, "enable_prefix_caching": False, "speculative_config": None}
 
@@ -142,7 +142,7 @@ SERVED: dict[str, Family] = {
     "arcee": Family("arcee"),
     "apertus": Family("apertus"),
     "hunyuan": Family("hunyuan_v1_dense"),
-    # Groups of 1 to 16 query heads, one or more KV heads, and each head size of vLLM's own CPU kernel.
+    # These shapes cover groups of 1 to 16 query heads, one or more KV heads, and each head size of vLLM's CPU kernel.
     "heads-4-4-64": heads(4, 4, 64),
     "heads-4-2-64": heads(4, 2, 64),
     "heads-3-1-80": heads(3, 1, 80),

@@ -87,7 +87,7 @@ def random_problem(seed: int, **attention: object) -> Problem:
     lens = [rows() for _ in range(rng.randint(1, MAX_REQS - 1))]
     if kind == "mixed":
         lens = lens[: MAX_REQS - 2] + [rng.randint(verify_rows + 1, 30) for _ in range(rng.randint(1, 2))]
-        if rng.random() < 0.5:  # requests of runner V1 are in any order
+        if rng.random() < 0.5:  # runner V1 does not sort requests
             rng.shuffle(lens)
     requests = []
     for count in lens:
@@ -124,7 +124,8 @@ class StepData:
 
     def _fill(self, generator: torch.Generator, dtype: torch.dtype, device: str) -> None:
         problem, a = self.problem, self.problem.shape
-        reqs, width = len(problem.requests) + problem.padding, -(-MAX_LEN // a.page_size) + 3  # 3 columns are unused
+        # vLLM's page table can be wider than a request needs, so 3 columns are unused.
+        reqs, width = len(problem.requests) + problem.padding, -(-MAX_LEN // a.page_size) + 3
         each = -(-MAX_LEN // a.page_size)
         ids = torch.randperm(len(problem.requests) * each, generator=generator).view(-1, each) + 1
         table = torch.zeros(reqs, width, dtype=torch.int32)

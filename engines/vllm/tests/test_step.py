@@ -135,7 +135,7 @@ class Launches(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run the operator."""
+        """Run an operator, and record its name unless it only makes a view."""
         if not func.is_view:
             self.names.append(func.name())
         return func(*args, **(kwargs or {}))

@@ -17,7 +17,7 @@ def geometries() -> dict[str, Geometry]:
     wall = Limits(max_num_reqs=3, max_context_len=256, max_extend_tokens=32, capture_batch_sizes=(2, 4))
     wide = DraftShape(topk=8, num_steps=3, num_draft_tokens=35)
     behind = replace(wall, overlap=True)
-    small = AttentionShape(9, 3, 64, 128, "float16", "float16")  # heads of SmolLM2-135M
+    small = AttentionShape(9, 3, 64, 128, "float16", "float16")  # heads and dtype of SmolLM2-135M
     own = AttentionShape(4, 4, 64, 128)
     return {
         "target": Geometry.create(ATTENTION, LIMITS, TREE, modes=TARGET_MODES),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for ascend_shapes, which parametrises tests
+sys.path.insert(0, str(Path(__file__).parent))  # lets test modules import ascend_shapes
 HAS_NPU = EMULATED = False
 if importlib.util.find_spec("torch_npu") is not None:
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -87,7 +87,7 @@ def test_versions_compare_in_release_order(version, least, answer):
 
 
 def test_driver_version_is_found(tmp_path, monkeypatch):
-    """The version comes from the installer's folder, else from the usual folder, else from npu-smi."""
+    """The driver's version is read from the installer's folder, else from the usual folder, else from npu-smi."""
     usual = tmp_path / "usr/local/Ascend/driver"
     usual.mkdir(parents=True)
     (usual / "version.info").write_text("Version=25.0.rc1\nascendhal_version=7.35\n")

@@ -81,7 +81,7 @@ def test_dense_mask_shapes(library, shape):
     want, _ = library.npu_fused_infer_attention_score(
         q.npu(), *(one[:, kept].contiguous().npu() for one in (k, v)), **call
     )
-    torch.testing.assert_close(out.cpu(), want.cpu())  # a masked key can change the order of a sum
+    torch.testing.assert_close(out.cpu(), want.cpu())  # not bit-equal: a masked key can change a sum's order
 
 
 def test_lengths_in_a_padded_layout(library):

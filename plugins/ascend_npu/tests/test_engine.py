@@ -27,7 +27,7 @@ def texts():
     """Return the texts that the reference backend generates on the CPU without drafts, one token per step."""
     config = EngineConfig(backend="reference", **SETTINGS)
     found, _ = generate(tiny_llama("cpu", "float16"), PROMPTS, TOKENS, config)
-    # N-gram drafts need repetition, but a text of one repeated token would test nothing.
+    # N-gram drafts need repeated text. But a text that repeats one token would not show a wrong key.
     assert len({token for out in found for token in out.tokens}) > 10
     return [out.tokens for out in found]
 

@@ -82,7 +82,7 @@ def test_capture_and_replay_follow_the_protocol(emulated):
 
 
 def test_replay_uses_current_lists():
-    """Each replay uses the lists of its own plan, never those of the capture."""
+    """Each replay uses the length lists of its own plan, and never the lists of the capture."""
     one, graphs = OneLayer(), state()
     want = {keys: one.eager(([1, 2], list(keys))) for keys in ((5, 7), (100, 300), (384, 1))}
     graphs.capture(KEY, one.step)
@@ -120,7 +120,7 @@ def test_records_are_keyed_by_graph_layer_and_step():
 
 
 def test_layer_that_attends_twice_is_refused():
-    """Two calls of one layer and step in a graph raise, because they would share a record."""
+    """If one layer attends twice in a captured step, an error is raised, because both calls would share a record."""
     one = OneLayer()
     with pytest.raises(CaptureError, match="attends twice"):
         state().capture(KEY, lambda: one.step(layers=(11, 11)))
@@ -142,14 +142,14 @@ def test_item_in_a_capture_is_refused():
 
 
 def test_capture_inside_a_capture_is_refused():
-    """A capture within another capture raises."""
+    """A capture inside another capture raises an error."""
     graphs, other = state(), state()
     with pytest.raises(CaptureError, match="inside another"):
         graphs.capture(KEY, lambda: other.capture(KEY, lambda: None))
 
 
 def test_key_is_captured_once_before_replay():
-    """Replaying an unknown key raises, and so does capturing a key twice."""
+    """Replaying a graph key that was not captured raises an error, and so does capturing a key twice."""
     one, graphs = OneLayer(), state()
     with pytest.raises(GraphError, match="never captured"):
         graphs.replay(KEY)

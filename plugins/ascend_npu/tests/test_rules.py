@@ -127,7 +127,7 @@ def test_every_rule_cites_its_source():
 
 
 def test_both_entry_points_get_the_same_arguments(monkeypatch):
-    """The second entry point gets every argument, renamed only as V2_NAMES states."""
+    """The operator's second entry point gets the arguments of the first, under the names that V2_NAMES lists."""
     old, new = ops.FusedEntry(print, print, {}), ops.FusedEntry(print, print, ops.V2_NAMES)
     given = paged()._arguments([2, 4], [300, 7])
     assert old.arguments(given) == given

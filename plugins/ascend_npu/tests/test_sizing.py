@@ -34,7 +34,7 @@ def test_context_limit_has_a_block_for_the_tail():
 
 
 def test_seed_e_table_without_draft_tokens_fails(monkeypatch):
-    """A block table sized from the context length only fails the contract's sizing check."""
+    """The contract's sizing check fails if the block table has no columns for draft tokens after the context."""
     correct = sizing.buffers
 
     def without_draft_tokens(g):

@@ -46,11 +46,12 @@ def main() -> int:
         config = Path(folder, "pytest.ini")
         config.write_text("[pytest]\n", encoding="utf-8")
         own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark_contract"]
-        # On the emulator tests run with lazy streams and the contract with a random schedule. Pools of 2**31 elements
-        # run in one process, because two of them do not fit into a small machine's memory.
+        # On the emulator the plugin's tests run with lazy streams, and the contract with a random schedule of streams.
+        # Checks with pools of 2**31 elements run in one process: two pools do not fit into a small machine's memory.
         shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}", f"--attn-sample={args.sample}"]
         _pytest([*shared, "-k", "reach_past_int32"], "1", DRAFTMARK_NPU_SEED=SEED)
-        # On the emulator 33 requests of 8192 tokens each take an hour and show nothing about a device.
+        # The full_size items have 33 requests of 8192 tokens. On the emulator they take an hour and show nothing about
+        # a device.
         most = ["-k", "not full_size"] if emulated else []
         run = _pytest([*shared, *most], args.workers, DRAFTMARK_NPU_SEED=SEED)
         record["contract"] = json.loads(contract.read_text(encoding="utf-8")) if contract.is_file() else {}

@@ -38,7 +38,7 @@ def write_from_command_line(doc: str | None, write: Callable[[Path, Path, Path],
         parser.exit(1, f"{parser.prog}: {error.name} is not installed; pip install {error.name}\n")
     except KeyError as error:
         parser.exit(1, f"{parser.prog}: head.json or config.json has no {error}; name a head, then its target\n")
-    except Exception as error:  # a damaged file raises SafetensorError, RuntimeError, …
+    except Exception as error:  # a damaged file can raise any class (SafetensorError, RuntimeError, …)
         cause = " ".join(str(error).split())
         parser.exit(1, f"{parser.prog}: a file cannot be read ({type(error).__name__}: {cause}); copy it again\n")
 
@@ -48,6 +48,6 @@ def _read(file: Path) -> dict[str, Any]:
         raise EngineError(f"{file} does not exist; name a head's folder, then its target's")
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # raised for malformed JSON and for malformed UTF-8
+    except ValueError as error:  # base class of the errors for malformed JSON and malformed UTF-8
         raise EngineError(f"{file} is not JSON ({error}); copy the folder again") from error
     return found

@@ -28,12 +28,13 @@ check_claim()
 class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     """vLLM's backend CUSTOM, served by draftmark. Its forward also writes KV. It refuses unsupported models."""
 
-    # Dtypes that the adapter can pass on. `supports_combination` checks the chosen backend.
+    # Query dtypes that the adapter can pass to a backend. `supports_combination` then checks the chosen backend.
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
     forward_includes_kv_cache_update: bool = True
-    # True if K and V of a layer lie in two separate halves, for a backend without STRIDED_KV. vLLM reads the layout
-    # without a configuration, so `supports_combination` sets this first, in each of vLLM's processes.
+    # True if K and V of a layer lie in two separate halves, for a backend without STRIDED_KV. The methods from which
+    # vLLM reads the layout get no configuration. So `supports_combination`, which vLLM calls before them in each
+    # process, sets this attribute.
     separate_kv: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -57,14 +58,14 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_impl_cls() -> Any:
-        """Return the class that runs a layer."""
+        """Return `DraftmarkImpl`, the class that runs one attention layer."""
         from .impl import DraftmarkImpl
 
         return DraftmarkImpl
 
     @staticmethod
     def get_builder_cls() -> Any:
-        """Return the class that prepares a step."""
+        """Return `DraftmarkBuilder`, the class that builds the attention metadata of a step."""
         from .builder import DraftmarkBuilder
 
         return DraftmarkBuilder
@@ -136,7 +137,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             return f"backend {backend.info.name} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
         return None
 
-    # -- KV layout since 0.29, and a method that 0.28 calls too ------------------------------------------
+    # -- KV layout in vLLM 0.29 and later (0.28 calls one method) ----------------------------------------
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
@@ -169,13 +170,13 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         """Return (head slots per token, elements per slot). With separate K and V a slot has all heads of K or of V."""
         return (2, num_kv_heads * head_size) if cls.separate_kv else (head_slots(num_kv_heads), head_size)
 
-    # -- KV layout up to 0.28 -----------------------------------------------------------------------------
+    # -- KV layout up to vLLM 0.28 ------------------------------------------------------------------------
 
     @classmethod
     def get_kv_cache_shape(
         cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        """Return the logical shape of the KV memory; see `pages`."""
+        """Return the logical shape of a layer's KV memory. The module `pages` describes its layout."""
         slots, width = cls._slots(num_kv_heads, head_size)
         return (num_blocks, slots, block_size, width)
 
@@ -196,7 +197,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def get_required_kv_cache_layout(cls) -> str:
-        """Return vLLM's name of the layout."""
+        """Return vLLM's name of the KV layout."""
         return "NHD"
 
 

@@ -89,7 +89,7 @@ class BoundBackends:
     ) -> None:
         made = {shape: Geometries.of(backend, shape, limits, profile) for shape in shapes}
         self.geometries = made
-        # vLLM computes positions itself, so the batch's positions are not filled, and guard mode would reject them.
+        # Unchecked: vLLM computes positions itself, so a batch's positions stay zero, and the checks would reject them.
         opened = partial(backend.open, device=device, checked=False)
         self.decode_verify = {shape: opened(one.decode_verify) for shape, one in made.items()}
         self.extend = {shape: opened(one.extend) for shape, one in made.items()}

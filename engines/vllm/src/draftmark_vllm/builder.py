@@ -54,7 +54,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._require_decodes_first()
         self._debug = Settings.read(vllm_config.additional_config).debug
         layers = self._layers()
-        # Read from the layers, not the spec: full-attention layers may share their pages with chunked layers.
+        # The chunk size is read from the layers, because chunked and full-attention layers can share one KV spec.
         (self._chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
         self._limits = limits = limits_of_chunks(engine_limits(vllm_config), self._chunk)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
@@ -80,7 +80,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         # vLLM captures this update in a graph, which cannot run `plan`. So the backend must need no host lengths.
         self.supports_draft_decode_metadata_update = self._bound.need is HostLengthsNeed.NONE
         # A backend that needs no host lengths gets none: computing them takes longer than the rest of a step. Prompts
-        # are an exception: they run far longer, and a backend may choose kernels by their lengths. Chunked layers get
+        # are an exception: they run far longer, and a backend can choose kernels by their lengths. Chunked layers get
         # none either: up to 0.29 vLLM passes the bounds of whole requests with them.
         self._host_lengths = self._chunk is None and (self._debug or self._bound.need is not HostLengthsNeed.NONE)
         if self._chunk is not None and self._bound.need is HostLengthsNeed.EXACT:
@@ -88,7 +88,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
                 f"backend {backend.info.name} plans from exact lengths, but vLLM has none for layers with chunks of "
                 f"{self._chunk} positions; choose another backend"
             )
-        # Runner V1 passes another group's slots to layers that only read other layers' KV (Gemma 4's assistant).
+        # If no layer stores KV (Gemma 4's assistant), slots are not checked: runner V1 passes another group's slots.
         self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
 
     def _new_graphs(self) -> MetadataGraphs | None:
@@ -136,7 +136,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         parts = []
         for run in runs:
             if run.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
-                step = replace(step, seq_bounds=_bounds(cam))  # only EXTEND, the last run, gets bounds
+                step = replace(step, seq_bounds=_bounds(cam))  # only for EXTEND, a step's last run
             batch = None if self._graphs is None else self._graphs.prepare(step, run)
             if batch is None:
                 batch = self._launch(step, run, capture)

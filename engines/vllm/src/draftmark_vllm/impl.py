@@ -115,13 +115,15 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             return output.fill_(0)
         cache, shape = self._view(layer, kv_cache), self._shape
         assert shape is not None and shape.softmax_scale, "a builder reads the shape of each of its layers first"
-        # Up to 0.29 a model of transformers (--model-impl) sets a layer's scale in the call, after the shape was read.
+        # Up to vLLM 0.29 `--model-impl transformers` sets self.scale in the forward call, after the builder has passed
+        # the old scale to the backend. Scaling the query has the same effect.
         if self.scale != shape.softmax_scale:
             query = query * (self.scale / shape.softmax_scale)
-        # Read from the layer, not from the argument: Gemma 4's assistant is created first and linked to other layers'
-        # KV later. Up to 0.30 its keys are uninitialized memory.
+        # vLLM links layers of Gemma 4's assistant to other layers' KV after it creates them, so the constructor's
+        # argument does not show the link. Up to vLLM 0.30 the keys of these layers are uninitialized memory.
         if layer.kv_sharing_target_layer_name is None:
-            # Write all rows before any attention: another request of this step may fill a page that a request reads.
+            # Write K and V of all runs before any attention: a request can read a page that another request fills in
+            # this step.
             for first, batch, backends in attn_metadata.parts:
                 rows = batch.num_rows
                 backends[shape].write_kv(part(key, first, rows), part(value, first, rows), cache, batch)
@@ -133,7 +135,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
         if self._cache is None or self._pages is not pages:
             scales = kv_scales(layer, self.kv_cache_dtype)
-            if self._sinks is None:  # the loader did not call process_weights_after_loading
+            if self._sinks is None:  # not every weight loader calls this method
                 self.process_weights_after_loading(pages.dtype)
             cache = view_pages(pages, self.num_kv_heads, *scales)
             self._pages, self._cache = pages, replace(cache, sinks=self._sinks)

@@ -47,7 +47,7 @@ def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
     """
     if chunk is None:
         return limits
-    # Each request may touch two partial chunks (its first and its last); all other chunks are full of rows.
+    # Each request can touch two partial chunks (its first and its last). Every position of its other chunks is a row.
     pieces = 2 * limits.max_num_reqs + limits.max_num_tokens // chunk
     return replace(limits, max_num_reqs=pieces, max_model_len=chunk)
 

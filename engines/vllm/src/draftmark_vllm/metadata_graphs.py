@@ -85,7 +85,7 @@ def _key(run: BatchRun) -> GraphKey | None:
 
 
 def _tensors(step: Step) -> tuple[int, ...]:
-    """Return the addresses and shapes of a step's tensors. A captured graph is valid only for equal ones."""
+    """Return the addresses and strides of a step's tensors. A captured graph is valid only if these are equal."""
     table = step.page_table
     return step.seq_lens.data_ptr(), table.data_ptr(), table.stride(0), table.shape[1], step.slots.data_ptr()
 

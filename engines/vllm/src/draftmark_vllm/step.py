@@ -72,8 +72,9 @@ class StepBuffers:
             q_indptr=self._indptr(step, run),
             page_table=self._page_table(step, run),
             tail=CAUSAL,
-            # Zeros, because vLLM applies rotary embedding itself. Only runner V1 passes positions, and a draft model's
-            # first step then has the target's. A backend derives window positions as L + depth.
+            # Zeros: vLLM applies rotary embedding itself. Its positions are not used, because only runner V1 passes
+            # them, and in a draft model's first step they are the target's. For windows a backend adds depth to prefix
+            # length.
             positions=self._positions(0, rows),
             host=_host(step, run, geometry),
             num_reqs=run.num_reqs,
@@ -131,8 +132,8 @@ def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
     if step.seq_bounds is None:
         return Unknown(run.num_reqs, geometry.max_prefix_len)
     bounds = step.seq_bounds[run.first_req : run.first_req + run.num_reqs]
-    # A bound that assumes every draft accepted may exceed the maximum prefix, where vLLM trims drafts. The maximum is
-    # computed once: its formula for each of 256 requests took half a millisecond a step.
+    # vLLM's bounds assume that every draft is accepted, so they can exceed the maximum prefix, at which vLLM trims
+    # drafts. The maximum is read once per step: computing it for each of 256 requests took half a millisecond.
     longest = geometry.max_prefix_len
     lens = tuple([max(0, min(n - rows, longest)) for n, rows in zip(bounds, run.q_lens, strict=False)])
     return Exact(lens) if step.exact else UpperBound(lens)

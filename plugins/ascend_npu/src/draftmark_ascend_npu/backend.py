@@ -115,7 +115,8 @@ class AscendBackend:
             q.view(blocked), tree.k.view(keys), tree.v.view(keys), tree.mask, self._scale, tree.tail_out.view(blocked),
             tree.tail_lse,
         ).launch()  # fmt: skip
-        # Weight of the prefix, e^a / (e^a + e^b) = sigmoid(a - b); zero for a request without a prefix.
+        # The prefix has the weight e^a / (e^a + e^b) = sigmoid(a - b), where a and b are the log-sum-exps of prefix and
+        # tail. Without a prefix the weight is zero.
         torch.sub(tree.prefix_lse.view_as(tree.weight), tree.tail_lse.transpose(1, 2), out=tree.weight)
         tree.weight.sigmoid_().mul_(tree.has_prefix)
         prefix, tail = tree.merged

@@ -216,8 +216,8 @@ class NpuGraph:
             lists[key] = one.plans.for_replay(key.step, one.requests, bounded)
         if switches.host_wait():
             _torch.npu.current_stream().synchronize()
-        # Without this wait an event could be recorded before the previous replay resets it, which would lose the event.
-        # The update could also change a task group that still runs.
+        # Without this wait an update could record an event before the previous replay resets it, and the record would
+        # be lost. The update could also change a task group that still runs.
         self._update.wait_event(self._done)
         late = {key for key, found in lists.items() if not found.exact}
         for graph, before, after in zip(self._graphs, [None, *self._points], [*self._points, None], strict=True):

@@ -103,7 +103,7 @@ def scatter_kv(
     Raises:
         OperatorRule: shapes, dtypes or layouts that SCATTER forbids.
     """
-    k, v = k.contiguous(), v.contiguous()  # SCATTER: non-contiguous inputs are not supported
+    k, v = k.contiguous(), v.contiguous()  # npu_scatter_pa_kv_cache does not support non-contiguous inputs
     rules.check_scatter(k, v, k_cache, v_cache, slots)
     # The default cache_mode is NZ: without "Norm" the rows would be stored in another layout, without an error.
     _library().npu_scatter_pa_kv_cache(k, v, k_cache, v_cache, slots, cache_mode="Norm")

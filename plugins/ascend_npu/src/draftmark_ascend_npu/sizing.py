@@ -29,7 +29,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         BufferSpec(TABLES, Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs x max_pages_per_req"),
         # The mask is written once, when the backend opens, so the arena must not fill it with poison values.
         BufferSpec(TRIANGLE, Role.WORKSPACE, (side, side), "int8", Unit.BYTES, "page: atten_mask", init=Init.ZEROS),
-        # Lengths copied back from the device when the host has only bounds (overlap).
+        # Target of the copies of exact lengths from the device, if the host has only bounds (overlap).
         BufferSpec(HOST_LENS, Role.HOST_STAGING, table[:1], "int32", Unit.TOKENS, "max_reqs", memory=Memory.PINNED),
     ]
     return specs + (_tree_buffers(geometry) if tree_modes(geometry) else [])

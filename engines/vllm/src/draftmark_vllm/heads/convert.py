@@ -44,7 +44,7 @@ def convert(head: Path, target: Path, out: Path) -> None:
     Raises:
         EngineError: a file is absent, or the head does not fit the target.
     """
-    from safetensors.torch import load_file, save_file  # vLLM's own dependency; this wheel does not need it
+    from safetensors.torch import load_file, save_file  # only vLLM requires it; this package does not
 
     head_config, target_config = read_configs(head, target)
     weights = load_file(head / "head.safetensors")
@@ -64,7 +64,7 @@ def convert(head: Path, target: Path, out: Path) -> None:
     output = _target_tensor(target, "lm_head.weight", "model.embed_tokens.weight")
     if d2t is not None:
         output, first = output[d2t], torch.arange(len(d2t))
-        tensors["d2t"] = d2t - first  # vLLM adds the draft token's index to each entry
+        tensors["d2t"] = d2t - first  # in vLLM, target token = draft token + d2t
     tensors["lm_head.weight"] = output.contiguous()
     tensors["target_norm.weight"] = _target_tensor(target, "model.norm.weight")
     out.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _config(head_config: dict[str, Any], target_config: dict[str, Any], draft_vo
         "max_position_embeddings": target_config["max_position_embeddings"],
         "tie_word_embeddings": False,
         "eagle_aux_hidden_state_layer_ids": head_config["feature_layers"],
-        # feature_layers counts as transformers counts hidden states: the last follows the target's final norm.
+        # feature_layers has indices of transformers' hidden states. The last state follows the target's final norm.
         "draftmark_normed_feature": head_config["feature_layers"][-1] == target_config["num_hidden_layers"],
     }
 
@@ -114,7 +114,7 @@ def _target_tensor(target: Path, *names: str) -> torch.Tensor:
 
 
 def main() -> None:
-    """Convert the head that the command line names."""
+    """Convert the draft head in the folder that the command line names."""
     write_from_command_line(__doc__, convert)
 
 

@@ -37,7 +37,7 @@ class _Head(nn.Module):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         features = len(config.eagle_aux_hidden_state_layer_ids)
-        # Attributes that vLLM reads from its EAGLE-3 model.
+        # vLLM reads these attributes from every EAGLE-3 model.
         self.use_aux_hidden_state, self.norm_before_fc, self.fc_norm = True, False, None
         self.num_aux_hidden_states, self.fc_input_size = features, features * size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, prefix=maybe_prefix(prefix, "embed_tokens"))
@@ -45,7 +45,7 @@ class _Head(nn.Module):
         self.input_fc = ReplicatedLinear(2 * size, size, bias=False, return_bias=False)
         self.embed_norm, self.feature_norm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
         self.target_norm = RMSNorm(size, eps=eps)
-        # Numbered after the target's layers, so that the layer has KV of its own.
+        # The draft layer's number follows the target's layer numbers, so that vLLM allocates separate KV for it.
         name = maybe_prefix(prefix, f"layers.{first_layer}")
         self.layers = nn.ModuleList([LlamaDecoderLayer(vllm_config, prefix=name, config=config)])
         self.norm = RMSNorm(size, eps=eps)

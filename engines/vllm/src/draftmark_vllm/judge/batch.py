@@ -40,7 +40,7 @@ class RunnerBuffers:
         columns = -(-(max_model_len(geometry) + ALIGNMENT) // geometry.attention.page_size) + 1
         integers = {"dtype": torch.int32, "device": device}
         self.starts, self.lens = torch.zeros(reqs + 1, **integers), torch.zeros(reqs, **integers)  # type: ignore[call-overload]
-        # After a request's own pages vLLM's table has stale entries: page ids that no request owns now.
+        # In vLLM, a request's row of the table has stale page ids after its own pages. This fill value stands for them.
         self.table = torch.full((reqs, columns), num_pages - 1, **integers)  # type: ignore[call-overload]
         self.slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -104,8 +104,9 @@ class RunnerBuffers:
             "positions": self.positions[:rows],
             "is_prefilling": prefixes == 0,
             "seq_lens_cpu_upper_bound": self.bounds[:requests],
-            # None if the host has only bounds, as in vLLM's runners. A builder that reads lengths then copies them from
-            # the device. FlashInfer plans from these lengths: with a bound, it read KV after a request's last token.
+            # None if the host has only bounds, as in vLLM's runners: a builder that reads lengths then copies them from
+            # the device. If these were bounds, FlashInfer would plan from them and read KV after a request's last
+            # token.
             "_seq_lens_cpu": self.bounds[:requests] if self.known else None,
             "_num_computed_tokens_cpu": computed if self.known else None,
             # Older vLLM releases have no bounds field: they read host lengths from these two fields only.

@@ -87,7 +87,7 @@ def vllm_config(geometry: Geometry) -> Any:
     config = VllmConfig(
         model_config=model, cache_config=cache, scheduler_config=scheduler, compilation_config=CompilationConfig()
     )
-    # Platforms change the configuration: on a CPU vLLM disables graphs and enlarges pages.
+    # The constructor lets vLLM's platform change values: on a CPU it disables graphs and enlarges pages. Set them back.
     config.cache_config.block_size = a.page_size
     _capture_in_full(config, geometry)
     return config

@@ -165,7 +165,7 @@ def _strided(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype,
 
 
 def _set_scales(layer: Any) -> None:
-    """Set the fp8 scales in every attribute in which this release keeps a copy."""
+    """Set the layer's fp8 scales, in every attribute where this vLLM release keeps a copy of them."""
     for letter, scale in zip("kv", SCALES, strict=True):
         for name in [one for one in vars(layer) | layer._buffers if re.fullmatch(rf"_{letter}_scale(_\w+)?", one)]:
             held = getattr(layer, name)

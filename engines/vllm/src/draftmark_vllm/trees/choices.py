@@ -33,7 +33,7 @@ class Choice:
 
     @classmethod
     def of(cls, params: Any, request_id: str, engine_seed: int) -> Choice | None:
-        """Read vLLM's `SamplingParams`. Return None for a request that needs vLLM's own sampler; it gets no trees."""
+        """Read vLLM's `SamplingParams`. Return None if the request needs vLLM's own sampler, and so gets no trees."""
         if not _plain(params):
             return None
         seed = params.seed
@@ -79,7 +79,8 @@ def _sampled(logits: torch.Tensor, choices: list[Choice], positions: torch.Tenso
     likeliest = likeliest.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
     likeliest = likeliest / likeliest.sum(-1, keepdim=True)
     likeliest = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= column("top_p"), 0.0)
-    # Sum in the order of token ids: in sorted order, probabilities that differ by one bit could change places.
+    # Accumulate in the order of token ids. In sorted order, a difference of one bit could swap two tokens, and then an
+    # equal draw would choose another token.
     mass = torch.zeros_like(probs).scatter(-1, tokens, likeliest).cumsum(-1)
     draw = uniform(0, column("seed")[:, 0], positions)[:, None] * mass[:, -1:]
     found: torch.Tensor = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]

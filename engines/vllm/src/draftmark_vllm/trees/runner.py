@@ -69,7 +69,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         """Prepare a step's inputs, then set each row's position to the request's prefix plus the node's depth."""
         found = super()._prepare_inputs(scheduler_output, *given, **more)
         self._trees = self._step_trees(scheduler_output)
-        # KV slots stay those of a chain; vLLM has computed them already. Positions and masks follow the nodes.
+        # KV slots stay in row order, as vLLM has computed them. Only positions and masks follow the tree's nodes.
         rows, changes = self._trees.depth_changes()
         if rows:
             at = torch.tensor(rows, device=self.positions.device)
