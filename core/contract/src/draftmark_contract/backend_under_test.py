@@ -160,7 +160,8 @@ class BackendUnderTest:
         if self.tier is Tier.DEVICE:
             self.backend.require_runtime(self.device)
         arena = Arena.allocate(self.backend.buffers(geometry), self.device, guard=guard)
-        # Guard mode reads the device. It would hide faults of the backend in a wrong batch, so it is off here.
+        # The checks of guard mode read the device, and would hide what the backend does with a wrong batch: they are
+        # off.
         return self.backend.bind(geometry, arena, checked=False), arena
 
     def graph_state(self, geometry: Geometry) -> GraphState:

@@ -89,10 +89,10 @@ class ContractViolation(AssertionError):
     Args:
         what: one sentence.
         batch: the (small) batch or geometry that shows the violation.
-        got, expected: the two values.
+        got, expected: the wrong value, and the value that the rule requires.
         poison: explanation of `got` if it came from poisoned memory; see `harness.poison`.
         formula: source of the expected value, or of the plugin's value.
-        bug: public thread with the same defect.
+        bug: public issue thread about the same defect.
         remedy: change that fixes the defect.
         wrong: place of the fault in the batch, for a drawing; see `failing_batch`.
 

@@ -1,7 +1,7 @@
 """The declaration of a backend's metadata, which the contract uses to decode and check its buffers.
 
 A plugin's module ``contract`` returns a `MetadataSpec` for each mode. It declares the layouts that name KV positions,
-whether lengths include the tail, and what the backend writes for padded requests. A level is one attention pass: a
+whether lengths include the tail (new tokens), and the values for padded requests. A level is one attention pass: a
 cascade has a prefix level and a tail level. Engines never read the declaration. This module does not import torch.
 """
 

@@ -112,7 +112,7 @@ class Engine:
                 self._moved = []
         return found
 
-    # -- forwards -----------------------------------------------------------------------------------------
+    # -- draws that run a forward -------------------------------------------------------------------------
 
     def _extend(self, draw: Draw) -> Step | None:
         """Make a ragged prefill (EXTEND) of new and running requests, or None if no request can be extended."""
@@ -191,7 +191,7 @@ class Engine:
             row.pages.append(self._free.pop())
         return Request(row.length, tuple(row.pages[:need]), parents, rows)
 
-    # -- changes of requests between forwards -------------------------------------------------------------
+    # -- draws that change requests between forwards ------------------------------------------------------
 
     def _leave(self, draw: Draw) -> None:
         """End a request. The next request that joins gets the freed pages first."""

@@ -1,4 +1,4 @@
-"""Checks that index buffers can hold their values, at geometries with slots and sums above 2**31."""
+"""Checks that the integer type of index buffers holds their values, at geometries with slots and sums above 2**31."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class EngineHarness:
         if b.slots is not None:
             b.slots.fill_(-1)
 
-    # -- what an engine does ------------------------------------------------------------------------------
+    # -- steps that an engine runs: load, step, capture ---------------------------------------------------
 
     def load(self, case: EngineForward, seed: int = 0, host: str = "") -> Loaded:
         """Put a forward on the tensors: batch, rows, and a pool with the KV of earlier forwards.
@@ -195,7 +195,7 @@ class EngineHarness:
             assertions.assert_output(out, loaded.answer, self.geometry.attention, case.forward, case)
         assertions.assert_guards(self.arena, loaded.case)
 
-    # -- filling ------------------------------------------------------------------------------------------
+    # -- helpers that fill the static tensors -------------------------------------------------------------
 
     def _fill_rows(self, seed: int) -> None:
         """Fill all rows with random numbers, padding rows too, as in an engine's buffers. `out` becomes NaN."""
@@ -273,7 +273,7 @@ class EngineHarness:
             depths = [[one.depth(s) if one.live else 0 for s in range(one.tail)] for one in forward.requests]
             tail.depth.copy_(torch.tensor(depths, dtype=torch.int32))
 
-    # -- assertions ---------------------------------------------------------------------------------------
+    # -- assertions about the results of a forward --------------------------------------------------------
 
     def _assert_cache(self, loaded: Loaded) -> None:
         case = loaded.case

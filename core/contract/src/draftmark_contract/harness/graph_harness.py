@@ -67,7 +67,7 @@ class GraphHarness:
         """Return a harness that opens this backend again, without captured graphs."""
         return GraphHarness(self.harness.fresh())
 
-    # -- start-up: warm-up and capture --------------------------------------------------------------------
+    # -- steps at start-up: warm-up and capture -----------------------------------------------------------
 
     def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
         """Run the step of a graph key eagerly on its capture batch. Return the round and copies of its metadata."""
@@ -114,7 +114,7 @@ class GraphHarness:
         self.record(key, loaded)
         return loaded
 
-    # -- a round: fill, plan, replay ----------------------------------------------------------------------
+    # -- steps of a round: fill, plan, replay -------------------------------------------------------------
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
         """Fill the static buffers for a round. For DRAFT `forward` is the last of the round's steps."""
@@ -191,7 +191,7 @@ class GraphHarness:
         for tensors in self.step_tensors:
             tensors.out.fill_(float("nan"))
 
-    # -- assertions ---------------------------------------------------------------------------------------
+    # -- assertions about the results of a round ----------------------------------------------------------
 
     def assert_replay(self, program: Program, loaded: Loaded, what: str = "") -> None:
         """Plan and replay a loaded round, then check it with `assert_round`."""

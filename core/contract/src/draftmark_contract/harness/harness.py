@@ -38,7 +38,7 @@ class Harness(ForwardRunner):
         num_pages = self.tensors.cache.k.shape[0] - self.null_pages + 1
         return Harness(self.subject, self.geometry, num_pages)
 
-    # -- whole forwards -----------------------------------------------------------------------------------
+    # -- assertions about whole forwards ------------------------------------------------------------------
 
     def assert_forward(self, forward: ForwardCase, batch: ForwardBatch, what: str = "the output") -> torch.Tensor:
         """Run one eager forward that is loaded into the tensors, and check it. Return a copy of its output."""
@@ -150,7 +150,7 @@ class Harness(ForwardRunner):
             return torch.inference_mode()
         return torch.set_grad_enabled(mode == "enabled")
 
-    # -- side effects of a call ---------------------------------------------------------------------------
+    # -- helpers that find side effects of a call ---------------------------------------------------------
 
     def watch(self, forward: ForwardCase, batch: ForwardBatch) -> Watch:
         """Return snapshots of every tensor that the backend receives for a forward, to detect changes later."""

@@ -40,7 +40,7 @@ class LateHarness:
         self.graphs, self.harness = graphs, graphs.harness
         self.rounds: list[Round] = []
 
-    # -- set-up: the device is not late -------------------------------------------------------------------
+    # -- set-up, while the device is not late -------------------------------------------------------------
 
     def capture(self, forwards: Sequence[ForwardCase]) -> None:
         """Capture the graphs of all rounds except prefills. Call this before `stage`, which reuses the tensors."""
@@ -75,7 +75,7 @@ class LateHarness:
             self._send(one, self._plan(one, number), captured, None)
         self._reset()
 
-    # -- rounds on the late device ------------------------------------------------------------------------
+    # -- rounds that run on the late device ---------------------------------------------------------------
 
     def send(self, *, captured: bool = False, halfway: bool = False, reopen_after: int = 0) -> None:
         """Queue all rounds on a late device, and wait for the device at the end.
@@ -152,7 +152,7 @@ class LateHarness:
         found += [tensor for stage in self.graphs.step_tensors for tensor in memory_of(stage)]
         return found + [tensor for one in self.rounds for tensor in one.on_device()]
 
-    # -- assertions ---------------------------------------------------------------------------------------
+    # -- assertions about the results of all rounds -------------------------------------------------------
 
     def assert_rounds(self) -> None:
         """Compare each round's metadata and outputs with its own batch, and the pool with the result of all rounds."""

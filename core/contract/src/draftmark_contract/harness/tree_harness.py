@@ -69,7 +69,7 @@ class TreeHarness:
         counts = torch.tensor([len(kept) for kept in paths], device=device)
         self.ops.compact(self.tensors.pool, self.tensors.batch(), VerifyResult(torch.full_like(path, -1), counts, path))
 
-    # -- assertions ---------------------------------------------------------------------------------------
+    # -- assertions about the results of each operation ---------------------------------------------------
 
     def assert_tail(self, batch: ForwardBatch, requests: list[Request], what: str) -> None:
         """Check that mask, depth and positions follow the parents, and that later elements keep their old values."""

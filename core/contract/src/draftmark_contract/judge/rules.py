@@ -21,7 +21,7 @@ class Rule:
         number: position in `FILE`; a number is never reused for another rule.
         name: name of the contract check for plugins, without its tier suffix.
         text: one sentence that states the rule.
-        bugs: public bug reports that break this rule.
+        bugs: public bug reports about code that breaks this rule.
     """
 
     number: int

@@ -21,7 +21,7 @@ class Step:
         padding: number of padding requests after the live ones, each with `rows_each` rows.
         surplus: number of padding rows after the last request, added to reach a captured number of rows.
         loose: number of tokens by which the host's upper bounds exceed the lengths, up to the engine's maximum length.
-        unstored: rows with KV that the engine has already stored, so that their slot is -1.
+        unstored: rows with slot -1, because the engine has already stored their KV.
     """
 
     forward: ForwardCase

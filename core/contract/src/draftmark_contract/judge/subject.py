@@ -101,7 +101,7 @@ class EngineSubject:
         padded = [torch.cat([one, one.new_full((more, *one.shape[1:]), float("nan"))]) for one in found]
         return padded[0], padded[1], padded[2]
 
-    # -- checks -------------------------------------------------------------------------------------------
+    # -- checks of a step's results -----------------------------------------------------------------------
 
     def _assert_cache(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Check that every stored row is at its own KV slot, and that no other slot has changed."""
@@ -139,7 +139,7 @@ class EngineSubject:
             answer = eight_bits.loosened(answer, q, pools, scales, step)
         assertions.assert_output(out[: step.forward.live_rows], answer, a, step.forward, batch=step, what=what)
 
-    # -- tensors ------------------------------------------------------------------------------------------
+    # -- helpers that fill and read KV pools --------------------------------------------------------------
 
     def _pools(self) -> tuple[torch.Tensor, torch.Tensor]:
         cache, a = self.tensors.cache, self.geometry.attention

@@ -1,6 +1,6 @@
 """The oracle's own copy of every length formula of a batch. No other module of the contract computes these lengths.
 
-The suite judges code that uses `Geometry`. An oracle with numbers from `Geometry` would share its mistakes. This module
+The suite tests code that uses `Geometry`. An oracle with numbers from `Geometry` would share its mistakes. This module
 therefore repeats the table of modes, and the lengths that follow from it, from section 2 of the design.
 `tests/test_formulas.py` checks that no other module repeats them. All values may be symbolic integers of a proof, so no
 branch depends on a value. No torch.

@@ -131,7 +131,7 @@ class Sym:
     def __hash__(self) -> int:
         return int(self.term.hash())
 
-    # -- arithmetic ---------------------------------------------------------------------------------------
+    # -- arithmetic operators of a symbol -----------------------------------------------------------------
 
     def __add__(self, other: Any) -> Sym:
         return self if _is(_term(other), 0) else self._new(self.term + _term(other))
@@ -205,7 +205,7 @@ class Sym:
             self._refuse("a shift by a symbolic count", "multiply or divide by a constant")
         return int(bits)
 
-    # -- called by draftmark.maximum and minimum ----------------------------------------------------------
+    # -- methods that draftmark.maximum and minimum call --------------------------------------------------
 
     def __dm_max__(self, other: Any) -> Sym:
         return self._extreme(other, lambda m, x: m >= x, "max")
@@ -221,7 +221,7 @@ class Sym:
         self.context.extremes.append((m, z3.And(bounds(m, a), bounds(m, b), z3.Or(m == a, m == b))))
         return self._new(m)
 
-    # -- comparisons --------------------------------------------------------------------------------------
+    # -- comparison operators of a symbol -----------------------------------------------------------------
 
     def __eq__(self, other: object) -> Any:
         return Cond(self.term == _term(other), self.context) if isinstance(other, (Sym, int)) else NotImplemented
@@ -244,7 +244,7 @@ class Sym:
     def __bool__(self) -> bool:
         return bool(self != 0)
 
-    # -- rejected operations ------------------------------------------------------------------------------
+    # -- operations that a proof cannot follow ------------------------------------------------------------
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         raise SymbolicUse(f"{what} on a geometry value cannot be proved; {remedy}")

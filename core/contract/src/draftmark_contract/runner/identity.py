@@ -41,7 +41,7 @@ class Part:
         root: folder that contains the files; all other names are relative to it.
         only: files and folders that belong to the part; () for all.
         without: folders that do not belong to the part.
-        but: files in the folders of `without` that still belong to the part.
+        but: files inside folders of `without` that still belong to the part.
     """
 
     name: str

@@ -51,7 +51,7 @@ class PlainBatch:
 
 
 def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> list[BufferSpec]:
-    """Return the buffers that only `usage()` can size. Without `usage()` return [], and mark the item as not judged."""
+    """Return the buffers that only `usage()` can size. Without `usage()` return [] and mark the item as not judged."""
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
     if own and not subject.notes.has_usage:
         subject.opaque()
