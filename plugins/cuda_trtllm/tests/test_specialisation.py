@@ -1,4 +1,4 @@
-"""Specialisation of the plugin's Triton kernels: no kernel is compiled anew for another batch size."""
+"""Test that Triton compiles the plugin's kernels only once, not again for another batch size."""
 
 from __future__ import annotations
 

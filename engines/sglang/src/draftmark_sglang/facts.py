@@ -15,7 +15,7 @@ class RunnerFacts:
         q_dtype, kv_dtype: torch dtype names of queries and of the KV cache.
         page_size: tokens per KV page.
         max_num_reqs: requests of the largest batch: the rows of `req_to_token` without its padding row, rounded up to
-            a multiple of the TP ranks. SGLang may pad a batch to split it among them.
+            a multiple of the TP ranks. SGLang pads batches to split them among ranks.
         context_len: tokens of the longest request that the model serves.
         max_extend_tokens: query rows of the largest prefill batch, mixed decodes included.
         algorithm: SGLang's speculative algorithm; ``""`` for none.

@@ -36,9 +36,9 @@ def geometry_of(
 ) -> Geometry:
     """Create the geometry of one shape, and check that the backend supports it.
 
-    A committed length can exceed the model's context length by one round's draft tokens (`overshoot`), because SGLang
-    launches a round before it reads the result of the previous round. `host_lag` is False, because SGLang copies exact
-    lengths to the host if a backend needs them.
+    A committed length can exceed the model's context length by one round's draft tokens (`overshoot`): SGLang launches
+    a round before it reads the previous round's result. `host_lag` is False, because SGLang copies exact lengths to
+    the host if a backend needs them.
 
     Args:
         capture_batch_size: requests of the largest CUDA graph; 0 until SGLang states it.

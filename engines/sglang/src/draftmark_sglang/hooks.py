@@ -49,7 +49,7 @@ class Hook:
 
 
 def uses_draftmark(arguments: Any) -> bool:
-    """Return True if draftmark runs both prefill and decode of a server."""
+    """Return True if draftmark is the attention backend of a server's prefill and of its decode."""
     base = getattr(arguments, "attention_backend", None)
     parts = (getattr(arguments, f"{phase}_attention_backend", None) or base for phase in ("prefill", "decode"))
     return all(part == NAME for part in parts)

@@ -1,8 +1,8 @@
 """Conversion of SGLang's KV slots to draftmark's pages, in pure torch.
 
 SGLang stores one KV slot for each token: ``req_to_token[row, position]``. Its paged allocator allocates whole pages of
-P slots. So position p of a request is in page ``req_to_token[row, p - p % P] // P`` at offset p % P, and every P-th
-column divided by P is the page table.
+P slots. So position p of a request is in page ``req_to_token[row, p - p % P] // P`` at offset p % P. The page table
+is every P-th column, divided by P.
 
 Row 0 belongs to no request and is zero, and page 0 of the KV pool is SGLang's dummy page. Padding requests point at
 row 0, so their page table has null pages only.
@@ -16,8 +16,8 @@ import torch
 def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.Tensor, page_size: int) -> None:
     """Write the page table of a batch. A CUDA graph can capture it; the host reads no tensor.
 
-    Columns past the width of `req_to_token` become 0, the null page. A finished request may still store tokens past its
-    row's end, and those must go to the null page (sglang#22778).
+    Columns past the width of `req_to_token` become 0, the null page. A finished request can still store tokens past its
+    row's end, and these tokens must go to the null page (sglang#22778).
 
     Args:
         out: int32 ``[R, columns]``; every element is written.

@@ -3,8 +3,8 @@
 `write_indices` runs once per forward. Program (g, b) writes block b of the page ids, masked tokens, mask bytes and
 slots of REQS requests. REQS is 1 on a GPU. In the interpreter it is large, because time there grows with the number of
 operations. Each program computes the prefix sum over the R requests itself, from R words in L2, which takes less time
-than a second launch. For example, 256 requests of 131072 tokens in pages of 64, with 64 rows each, read and write 2 MiB
-of ids and write 128 KiB of mask in 512 programs. That takes a launch (about 3 µs) and one wave of programs.
+than a second launch. For example, a batch has 256 requests of 131072 tokens in pages of 64, with 64 rows each. Then 512
+programs read and write 2 MiB of ids and write 128 KiB of mask. That takes a launch (about 3 µs) and one wave.
 
 `write_rows` runs once per layer, with one program per row for K and V. 64 rows of 8 heads of 128 in bf16 are 256 KiB
 read and 256 KiB written.

@@ -124,7 +124,7 @@ class XqaBackend:
         return queries, outputs
 
     def _scales(self, cache: KVCache) -> tuple[Any, Any]:
-        """Return XQA's (q_scale, kv_scale): both multiply the logits, kv_scale also multiplies the output."""
+        """Return XQA's (q_scale, kv_scale). XQA multiplies logits by q_scale · kv_scale, and outputs by kv_scale."""
         kv_scale = 1.0 if cache.v_scale is None else cache.v_scale
         if cache.k_scale is cache.v_scale:
             return self._factor, kv_scale

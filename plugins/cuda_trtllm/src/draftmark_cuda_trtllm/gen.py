@@ -1,7 +1,7 @@
 """Backend over trtllm-gen, for sm_100 and sm_103: chains of drafts only, with trtllm-gen's context kernels for EXTEND.
 
 It was never run on hardware. The calls follow FlashInfer 0.7.2's signatures. The kernels are downloaded binaries, so
-opening on such a GPU needs them in FlashInfer's cubin directory.
+they must be in FlashInfer's cubin directory before the backend opens on these GPUs.
 """
 
 from __future__ import annotations

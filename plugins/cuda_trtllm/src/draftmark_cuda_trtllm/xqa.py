@@ -37,7 +37,8 @@ class Xqa:
         """Compute attention of one row per request.
 
         Args:
-            q: ``[R, heads, dim]``; out has its shape. table: int32 ``[R, pages]``. lens: int32 ``[R]``, with new tokens.
+            q: ``[R, heads, dim]``; out has its shape.
+            table: int32 ``[R, pages]``. lens: int32 ``[R]``, new tokens included.
             scales: (q_scale, kv_scale); see `XqaBackend._scales`.
             sinks: float32 ``[heads]`` in natural units, as in `KVCache`.
         """

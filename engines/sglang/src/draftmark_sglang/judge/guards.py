@@ -47,8 +47,8 @@ class GuardWords(TorchFunctionMode):
     """Torch function mode that adds guard words to every new tensor.
 
     Args:
-        device: device that is judged. If it is a CPU, tensors for CUDA or an NPU are allocated on the CPU, because old
-            SGLang releases write ``device="cuda"`` in places where newer releases use the runner's device.
+        device: device that is judged. If it is a CPU, tensors for CUDA or an NPU are allocated on the CPU. Old SGLang
+            releases need that: they write ``device="cuda"`` where newer releases use the runner's device.
     """
 
     def __init__(self, device: str = "cpu") -> None:

@@ -22,7 +22,7 @@ OLDER = ">=0.22,<=0.23.0"
 
 
 def folder_of(release: str) -> Path:
-    """Return the folder of a release, which may not exist yet."""
+    """Return the folder for a release. The folder exists only after `prepare`."""
     home = os.environ.get(VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftmark"
     return Path(home) / f"sglang-{release}"
 

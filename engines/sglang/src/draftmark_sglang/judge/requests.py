@@ -97,7 +97,7 @@ def _request(scene: Scene, setup: Setup, n: int, prefix: int, pages: tuple[int, 
 
 
 def _positions(scene: Scene, setup: Setup, n: int) -> int:
-    """Return the number of a request's positions that a forward of the scene may use."""
+    """Return how many positions of a request (committed and new tokens) need KV slots in a scene's forward."""
     prefix, page = scene.prefixes[n], setup.page_size
     if scene.mode is not Mode.DRAFT:
         return prefix + max(1, setup.num_draft_tokens, *(scene.rows or (1,)))

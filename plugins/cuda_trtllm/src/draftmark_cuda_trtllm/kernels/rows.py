@@ -1,6 +1,6 @@
 """Kernels that copy a draft step's rows to staging buffers and back, and that compute XQA's scale of the queries.
 
-For example, 256 requests of 8 rows of 32 heads of 128 in bf16 read 16 MiB and write 16 MiB, 8 µs at 4.2 TB/s.
+For example, 256 requests of 8 rows of 32 heads of 128 in bf16 read and write 16 MiB each, in 8 µs at 4.2 TB/s.
 """
 
 import triton

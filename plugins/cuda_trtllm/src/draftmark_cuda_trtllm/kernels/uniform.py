@@ -1,7 +1,7 @@
 """Metadata kernel of a uniform batch: KV lengths, KV slots, and mask and indptr of XQA's kernel for trees.
 
-For example, 256 requests of 64 rows write 1 KiB of lengths, 128 KiB of slots and 128 KiB of mask words, and read the
-tree's words once. That is 0.1 µs at 4 TB/s, so the launch itself (about 3 µs) dominates.
+For example, 256 requests of 64 rows write 1 KiB of lengths, 128 KiB of slots and 128 KiB of mask words. They
+read the tree's words once. That is 0.1 µs at 4 TB/s, so the launch itself (about 3 µs) dominates.
 """
 
 import triton

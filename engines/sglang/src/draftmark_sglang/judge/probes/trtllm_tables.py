@@ -20,7 +20,7 @@ def check_capture() -> None:
     """Check that the capture of a draft step fills the lengths that its kernel reads.
 
     Raises:
-        ContractViolation: the lengths are not those of the batch.
+        ContractViolation: the lengths differ from the batch's lengths.
     """
     made = _backend()
     lengths = torch.tensor([5, 9], dtype=torch.int64)
