@@ -234,7 +234,7 @@ def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
         here = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
         assert here == replace(boxed, gather_kv=gather)
     here = described(select.select_config(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
-    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # two CTAs an SM need TMA
+    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # 2p needs TMA pages
     assert not select.fallback_config(shape(128), replace(boxed, gather_kv=True)).gather_kv
     by_pointer = select.select_config(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
@@ -391,7 +391,7 @@ def test_partial_cache_line_heads_are_gathered(head_dim, dtypes, rows, gather, p
         *((rows, 250, 2) for rows in (17, 32)),
         *((64, reqs, 1) for reqs in (66, 133, 250)),
         *((rows, reqs, 2) for rows in (17, 64) for reqs in (251, 300, 512)),
-        *((rows, reqs, 1) for rows in (17, 32, 64) for reqs in (380, 640)),  # whole requests: three or five a CTA
+        *((rows, reqs, 1) for rows in (17, 32, 64) for reqs in (380, 640)),  # each CTA: 3 or 5 whole requests
         *((rows, reqs, 2) for rows in (65, 112) for reqs in (66, 132)),
         *((rows, 125, 2) for rows in (113, 128)),
         *((rows, 126, 1) for rows in (113, 128)),

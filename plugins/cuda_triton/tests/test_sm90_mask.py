@@ -250,7 +250,8 @@ def test_split_packed_row_equals_division():
     reciprocal, split_packed_row = (
         FunctionType(getattr(rows, name).fn.__code__, {}) for name in ("reciprocal", "split_packed_row")
     )
-    # A row tile has at most 192 packed rows, and possibly begins in the middle of a row's query heads.
+    # A row tile has at most 192 packed rows, and can begin in the middle of a row's query heads, so larger indices
+    # occur.
     for group in range(1, 513):
         packed = np.arange(192 + group)
         row, member = split_packed_row(packed, group, reciprocal(group))

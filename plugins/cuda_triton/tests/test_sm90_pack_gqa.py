@@ -61,7 +61,7 @@ def load_functions(*names):
 @pytest.mark.parametrize("step", [1, 8])
 def test_each_element_has_one_row_and_column(head_dim, kv_heads, group, heads, step):
     """Each element of q is in one row and column of one tile, the other columns are zero, and out is stored once."""
-    # Rows and heads may have any stride.
+    # The strides below leave gaps between heads and between rows, because q and out can be strided views.
     reciprocal, head_columns, row_pointers, packed_cells = load_functions(
         "reciprocal", "head_columns", "row_pointers", "packed_cells"
     )

@@ -55,7 +55,7 @@ def scheduler_function(name, num_ctas):
 
 def locate(work_tile, group):
     """Return the request, the index of its row tile of 128 packed rows, and the KV head of a work tile."""
-    # A row tile possibly begins in the middle of a row's query heads, so the offset is below the group size.
+    # head_offset can be above 0, because a row tile can begin in the middle of a row's query heads.
     assert 0 <= work_tile.head_offset < group
     packed = work_tile.row * group + work_tile.head_offset
     assert packed % 128 == 0
@@ -73,7 +73,7 @@ def test_header_size_matches_sizing():
 )
 def test_each_row_tile_of_each_head_is_taken_once(num_ctas, heads, heads_in_l2):
     """In each layer the CTAs take each row tile of each KV head once, one group of heads after another."""
-    # CTAs finish their tiles in random order. A CTA that finds no work left ends.
+    # CTAs finish their tiles in random order. A CTA leaves this loop when no work is left.
     get_next_tile = scheduler_function("get_next_tile", num_ctas)
     load_work_tile = scheduler_function("load_work_tile", num_ctas)
     chance = random.Random(100 * heads + 10 * heads_in_l2 + num_ctas)

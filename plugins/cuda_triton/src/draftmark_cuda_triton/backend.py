@@ -52,7 +52,7 @@ class TritonBackend:
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Run attention for all rows: one launch, and a combine launch if KV is split.
 
-        Prefill over an e4m3 cache may upcast K and V first; see `prefill_fp8`.
+        Prefill over an e4m3 cache can upcast K and V first, in further launches; see `prefill_fp8`.
         """
         self._attention_of(batch).attend(q, cache, batch, out)
 

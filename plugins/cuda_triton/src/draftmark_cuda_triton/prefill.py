@@ -38,7 +38,7 @@ class PrefillPlan:
 
     Attributes:
         config: tile shape, stages and warp groups (`heuristics.common.KernelConfig`).
-        split: splits and buffers for row tiles that may be split along the keys; None if they are never split.
+        split: splits and buffers for row tiles that can be split along the keys; None if they are never split.
     """
 
     config: common.KernelConfig

@@ -68,7 +68,7 @@ def select_config(
 
 
 def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
-    """Return every configuration that `select_config` may return for this head_dim and these dtypes.
+    """Return every configuration that `select_config` can return for this head_dim and these dtypes.
 
     Sizing takes the maximum over all of them, so it needs no branch on page size or rows. Configurations with gathered
     keys are omitted, because their tiles and splits equal those with TMA.
@@ -85,7 +85,7 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
 
 
 def prefill_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
-    """Return the EXTEND configurations of `select_config`, or configurations that need equally large buffers."""
+    """Return EXTEND configurations for sizing: those of `select_config`, or ones with equally large buffers."""
     tiles = config_candidates(shape, device)
     return (*tiles, *(with_three_wgs(shape, config) for config in tiles if config.num_consumer_wgs == 2))
 

@@ -40,7 +40,7 @@ def row_threshold(rows: Any) -> int:
 
 
 def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Check whether `kernels_sm90` serves this head_dim and these dtypes on the device, whatever the page size."""
+    """Check whether `kernels_sm90` serves this head_dim and these dtypes on the device, for any page size."""
     return (
         device.kind == "cuda"
         and device.arch == SM90
@@ -252,7 +252,8 @@ def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig
 
 
 def fp8_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Return the sizes of row tiles for e4m3 upcast in registers, in packed rows; empty if no such kernel exists.
+    """Return the sizes of row tiles for e4m3 upcast in registers, in packed rows; empty if the shape has no such
+    kernel.
 
     Larger row tiles would need more registers than a thread has. Two adjacent e4m3 values form one 16-bit element, and
     head_dim / 2 elements must fill the 64 rows that wgmma needs. So this needs a head_dim above 64.

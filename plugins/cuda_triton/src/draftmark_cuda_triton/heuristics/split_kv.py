@@ -57,7 +57,7 @@ def even_splits(num_splits: int, num_reqs: int) -> int:
 
 
 def partial_rows(shape: AttentionShape, config: KernelConfig, num_splits: Any, q_len: Any) -> Any:
-    """Return the number of packed rows of partial results: two row tiles for each CTA of a split; 0 without splits."""
+    """Return the number of packed rows of partial results: two row tiles a CTA, in every split; 0 without splits."""
     unfinished = 2 * minimum(1, num_splits - 1)
     return unfinished * num_splits * _ctas_per_split(shape, config, q_len) * config.block_m
 
@@ -70,7 +70,7 @@ def _ctas_per_split(shape: AttentionShape, config: KernelConfig, q_len: Any) -> 
 
 
 def prefill_splits(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> Any:
-    """Return the number of splits of one KV head's row tiles if EXTEND is split: resident CTAs for each KV head."""
+    """Return the number of splits of each KV head's row tiles if EXTEND is split: resident CTAs / KV heads."""
     return maximum(1, device.num_sms * config.ctas_per_sm // shape.num_kv_heads)
 
 
@@ -120,7 +120,7 @@ def _one_cta_pays(
 
 
 def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelConfig, ...]:
-    """Return the possible results of `split_config`: `config`, and two CTAs an SM for requests of few rows."""
+    """Return the possible results of `split_config`: `config`, and one with two CTAs an SM for requests of few rows."""
     short = (
         replace(base_config(shape, 0), gather_kv=config.gather_kv)
         if config.num_consumer_wgs > 1 and not config.num_fp8_stages
@@ -183,7 +183,7 @@ def split_costs(head_dim: int) -> tuple[int, int, int]:
 
     A split's share is the number of KV tiles divided by the number of splits. With at most one row tile a CTA, a split
     costs 3/2 of its share plus `combine_tiles` KV tiles. With more row tiles, it costs eighths/8 of its share plus
-    `constant` KV tiles. Above 128 columns both cost more, because partial results have more bytes.
+    `constant` KV tiles. Above 128 columns the parameters are larger, because partial results have more bytes.
     """
     if head_dim <= 128:
         return 6, 10, 4

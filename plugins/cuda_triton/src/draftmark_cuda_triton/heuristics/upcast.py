@@ -28,7 +28,7 @@ UPCAST_LAUNCH_COST = 1 << 30
 
 
 def upcasts(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Check whether EXTEND may upcast K and V before attention: an e4m3 cache on a device with Hopper kernels."""
+    """Check whether EXTEND can upcast K and V before attention: an e4m3 cache on a device with Hopper kernels."""
     return has_sm90_kernels(shape, device) and shape.kv_dtype != shape.q_dtype
 
 

@@ -8,13 +8,14 @@ from triton.language.semantic import TritonSemantic
 
 
 class Operands(TritonSemantic):  # type: ignore[misc]
-    """Triton's semantic, except that a broadcast operand of a binary operation keeps its data unexpanded.
+    """Triton's operation rules, except that binary operations do not expand the data of a broadcast operand.
 
-    Each such operation is a NumPy function, which broadcasts by the same rules, so the result is complete.
+    The interpreter runs each binary operation as a NumPy function. NumPy broadcasts by Triton's rules, so results have
+    the full shape.
     """
 
     def binary_op_type_checking_impl(self, lhs: Any, rhs: Any, *rules: Any, **more: Any) -> tuple[Any, Any]:
-        """Return both operands, cast to the type in which the operation computes but not broadcast."""
+        """Return both operands, cast to the operation's type but not expanded to the common shape."""
         left, right = super().binary_op_type_checking_impl(lhs, rhs, *rules, **more)
         return self._with_type(lhs, left), self._with_type(rhs, right)
 

@@ -1,7 +1,7 @@
 """Cache for functions of Triton's language: each is evaluated once per combination of operand types and constants.
 
 Triton's evaluation of an operation never depends on the values in a tensor. Kernels branch on values only by `if` and
-`range`, outside of the language's functions.
+`range`, which are not functions of the language.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NoKey(Exception):
 
 
 class Operations:
-    """Cache of recorded operations for the functions of the language while a kernel is interpreted."""
+    """Caches recorded operations of the language's functions while a kernel is interpreted."""
 
     def __init__(self) -> None:
         self._builder = Recorder()

@@ -46,7 +46,7 @@ class CallRecord:
     def __init__(self, operands: Sequence[Any]) -> None:
         self.steps: list[BuilderCall] = []
         self.complete = True
-        # Handles are kept alive, because the id of a deleted one may be reused.
+        # The dict keeps the handles alive, because Python can reuse the id of a deleted object.
         self._handles = {id(one): one for one in operands}
         self._depth = 0
 
@@ -62,7 +62,7 @@ class CallRecord:
             kept = self._keep(before, BuilderCall(name, args, None), kwargs)
         else:
             kept = not isinstance(made, (list, tuple))  # types and options need no record
-        # An inner call that cannot be repeated does not matter yet: its outer call may be recorded in its place.
+        # An inner call that cannot be repeated does not matter yet: its outer call can be recorded instead.
         self.complete = self.complete and (kept or self._depth > 0)
         return made
 
@@ -98,7 +98,7 @@ class Recorder(InterpreterBuilder):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.record: CallRecord | None = None
-        # Shared state, so that both builders report the same program id and grid.
+        # The recorder shares its state with the interpreter's builder, so both report the same program id and grid.
         self.__dict__ = interpreter_builder.__dict__  # type: ignore[misc]
 
 

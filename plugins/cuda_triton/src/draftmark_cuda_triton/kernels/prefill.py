@@ -5,8 +5,8 @@
     A program computes one row tile of one request: BLOCK_M packed rows (tokens x group heads). The longest tiles are
     launched first, and the heads of a tile next to each other, so that a request's KV stays in L2.
 
-    A few row tiles may be split along their keys, as `split_kv` splits requests, so that no SM is idle while another
-    reads a long prefix. The grid is then (splits · KV heads), and `combine` follows.
+    If there are few row tiles, they can be split along their keys, as `split_kv` splits requests. Then no SM is idle
+    while another SM reads a long prefix. The grid is then (splits · KV heads), and `combine` follows.
 
 Operations: 4 · heads · dim · number of visible (row, key) pairs. Example: 8 requests x 4096 tokens, 32 query heads and
 8 KV heads of 128. 1.1 TFLOP take 1.4 ms at 790 TFLOP/s. Reading q, K and V and writing out (0.7 GB) takes a tenth of

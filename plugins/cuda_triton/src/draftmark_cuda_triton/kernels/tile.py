@@ -6,8 +6,8 @@
     packed  │  [M, N] fp32 │     p·v           the group.
     rows    └──────────────┘
 
-Keys [0, L) are the prefix, [L, L+T) the tail. Tiles that all rows see in full need no mask. Only the last one or two
-tiles, which hold the tail, and the tiles at a window's start compute one.
+Keys [0, L) are the prefix, [L, L+T) the tail (the request's new tokens). Tiles that all rows see in full need no mask.
+Only the last one or two tiles, which hold the tail, and the tiles at a window's start compute one.
 
 Running state of a row tile, in base-2 units: acc [M, D] fp32; row_max [M], the largest scaled logit; row_sum [M].
 """
@@ -28,7 +28,7 @@ class RowMask(NamedTuple):
     """Visibility of one request's keys for packed rows; int32 unless noted.
 
     Attributes:
-        prefix_len, tail_len: keys of the request before the tail, and in the tail.
+        prefix_len, tail_len: numbers of keys in the prefix, and in the tail (the request's new tokens).
         slot_of_row: ``[BLOCK_M]``, index of each row in the tail.
         row_position: ``[BLOCK_M]``, position of each row's token in the sequence.
         row_live: bool ``[BLOCK_M]``, False for padding rows of the tile.
@@ -138,7 +138,7 @@ def sink_weight(sinks, heads, live, row_max):
     A sink has no value vector, so acc is unchanged. Sink logits are in natural units, after scale and cap.
     """
     sink = tl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
-    # Without a visible key row_max is -inf, and -inf - -inf would be NaN.
+    # If a row saw no key, row_max is -inf, and -inf - -inf would be NaN.
     return tl.exp2(sink - tl.where(row_max == float("-inf"), 0.0, row_max))
 
 
@@ -223,7 +223,7 @@ def mainloop(
 
     Args:
         first_loaded_tile: tile for the first load of page ids: begin, or any valid tile if the range is empty.
-        last_tile: last tile that the prefetch of page ids may read.
+        last_tile: last tile for which the prefetch is allowed to load page ids.
         MASK: 0: no tile is masked. 1: every tile is masked, and every tile is one TMA box. 2: tiles from
             `first_masked_tile` on are masked, and with a window also tiles before `first_unmasked_tile`.
     """
@@ -256,7 +256,7 @@ def mainloop(
         new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
         pivot = new_row_max
         if MASK != 0:
-            # Without a visible key so far the maximum is -inf, and -inf - -inf would be NaN.
+            # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
             pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
         p = tl.exp2(s * unit - pivot[:, None])
         old_scale = tl.exp2(row_max - pivot)
@@ -291,7 +291,7 @@ def attend_kv_range(
 ):
     """Attend a row tile to key tiles [begin, end) and return its state: acc, row_max, row_sum.
 
-    Rows may see different keys from tile `first_masked_tile` on, and at a window's start. Loads through pointers are
+    Rows can see different keys from tile `first_masked_tile` on, and at a window's start. Loads through pointers are
     masked and return zeros, so one loop serves all tiles. A TMA box loads everything that a page holds, so a separate
     loop processes the last tiles and zeroes V in registers. With TMA, tiles at a window's start have a separate loop
     too.

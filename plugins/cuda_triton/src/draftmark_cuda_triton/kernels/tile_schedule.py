@@ -93,9 +93,9 @@ def write_metadata_decode_verify(
         slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j; -1 for padding rows. With
             HAS_SLOTS it is a copy of the engine's slots.
         work: int32 ``[2 · splits, 4]``, out. First one record for each split: request, first key tile, length in key
-            tiles (0: idle), unused. A request counts OVERHEAD_TILES more than its tiles, and a split may begin in that
-            overhead. Then one record for each request in several splits: request, first split, number of parts (0:
-            unused record), and 1 if another request comes first in that split.
+            tiles (0: idle), unused. A request counts OVERHEAD_TILES more than its tiles. A split can begin within
+            these, and then holds no key of that request. Then one record for each request in several splits: request,
+            first split, number of parts (0: unused record), and 1 if another request comes first in that split.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

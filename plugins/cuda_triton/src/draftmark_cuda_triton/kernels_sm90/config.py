@@ -116,7 +116,7 @@ def has_unmasked_loop(CFG):
 
 @gluon.constexpr_function
 def is_register_limited(CFG):
-    """Return True if registers spill easily: two consumer warp groups next to four producer warps that gather."""
+    """Return True if registers spill easily: with two consumer warp groups and four gathering producer warps."""
     return CFG.GATHER_KV and CFG.NUM_CONSUMER_WGS == 2
 
 

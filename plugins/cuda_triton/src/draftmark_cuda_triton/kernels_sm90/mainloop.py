@@ -187,7 +187,7 @@ def zero_acc(CFG: gl.constexpr):
 def mainloop(
     q, pipeline, stage, phase, first, stop, row_mask, scale, cap, CFG: gl.constexpr, CONSUMER_WG: gl.constexpr
 ):
-    """Attend 64 packed rows to key tiles [first, stop) of one request; `row_mask` holds what each row may see.
+    """Attend 64 packed rows to key tiles [first, stop) of one request; `row_mask` defines the keys that each row sees.
 
     Masked and unmasked tiles share one loop, unless `has_unmasked_loop` is True. A second loop means more instructions
     to fetch, and a request with few tiles ends before the second loop saves time (NOTES.md).

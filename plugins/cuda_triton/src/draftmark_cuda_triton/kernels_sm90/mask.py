@@ -23,7 +23,7 @@ class RowMask(NamedTuple):
     """Visibility of one request's keys for 64 packed rows; int32 unless noted.
 
     Attributes:
-        prefix_len, tail_len: keys of the request before the tail, and in the tail.
+        prefix_len, tail_len: numbers of keys in the prefix, and in the tail (the request's new tokens).
         slot_of_row: ``[64]``, index of each row in the tail.
         row_position: ``[64]``, position of each row's token in the sequence.
         row_live: bool ``[64]``, False for padding rows of the tile.

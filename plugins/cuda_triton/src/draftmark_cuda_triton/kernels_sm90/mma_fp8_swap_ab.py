@@ -45,7 +45,7 @@ class RequestRows(NamedTuple):
     Attributes:
         group, inv_group: query heads of a KV head, and its reciprocal (`pack_gqa.split_packed_row`).
         begin, rows: the request's first row in q, and its number of rows.
-        prefix_len, tail_len: keys of the request before the tail, and in the tail.
+        prefix_len, tail_len: numbers of keys in the prefix, and in the tail (the request's new tokens).
         tail_mask, mask_words: trees only: pointer to the packed masks of all rows, and int32 words of a row's mask.
         depths: trees only: pointer to the depths of the tail's tokens.
         window_left: tokens before its own position that a row sees.

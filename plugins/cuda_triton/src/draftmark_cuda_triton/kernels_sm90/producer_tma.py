@@ -105,7 +105,7 @@ def load_partial_tiles(
     descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages,
     BOXES_PER_BATCH: gl.constexpr, CFG: gl.constexpr
 ):  # fmt: skip
-    """Load tiles that may be partly filled: BOXES_PER_BATCH full boxes an iteration, then the rest one at a time."""
+    """Load tiles that are possibly not full: BOXES_PER_BATCH full boxes an iteration, then the rest one at a time."""
     tiles, full, empty = tensor_pipeline
     KEYS_OF_BOX: gl.constexpr = box_keys(descriptors[0].block_shape)
     BOXES: gl.constexpr = CFG.BLOCK_N // KEYS_OF_BOX

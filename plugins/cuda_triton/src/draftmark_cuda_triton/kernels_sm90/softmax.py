@@ -124,7 +124,7 @@ def online_softmax(s, unit, row_max, row_sum):
         only where `max_moved` is set; the updated state.
     """
     new_row_max, max_moved = raise_row_max(row_max, tile_row_max(s) * unit)
-    # Without a visible key so far, row_max is -inf, and -inf - -inf would be NaN.
+    # If a row has seen no key so far, its row_max is -inf, and -inf - -inf would be NaN.
     pivot = gl.where(new_row_max == float("-inf"), 0.0, new_row_max)
     p = gl.exp2(s * unit - pivot[:, None])
     old_scale = gl.exp2(row_max - pivot)

@@ -117,7 +117,8 @@ def load_work_tile(
 ):
     """Load the work tile with this index; past the last one, return a work tile with 0 rows.
 
-    Order: all row tiles of the first `heads_in_l2` KV heads, then of the next ones. Keys of one such group fit in L2.
+    All row tiles of the first `heads_in_l2` KV heads come first, then those of the next `heads_in_l2` heads. The keys
+    of this number of heads fit in L2 together.
     """
     request, head, row, head_offset, q_begin = (
         tile_index * 0,
@@ -177,8 +178,9 @@ def next_split_tile(
     """Return the next work tile of this CTA's split, its `KvRange`, and the cursor after it.
 
     Args:
-        cursor: index of the row tile in the sequence; its first key tile in this split, or -1 for the first that the
-            row tile sees; key tiles left in the split; 1 if a row tile of this split came before, else 0.
+        cursor: four values: index of the row tile in the sequence; its first key tile in this split, or -1 to begin
+            with the first key tile that the row tile sees; number of key tiles left in the split; 1 if this split has
+            already processed another row tile, else 0.
     """
     entry, tile, tiles_left, partial_half = cursor
     split, head = gl.program_id(0) // num_kv_heads, gl.program_id(0) % num_kv_heads

@@ -180,7 +180,7 @@ class PreparedLaunch:
         programmatic_dependent: the grid starts while the previous kernel of the stream runs, and waits for its stores.
 
     Attributes:
-        pointers: host address of each parameter; callers may replace entries.
+        pointers: host address of each parameter; callers can replace entries.
         config: CUlaunchConfig; set `stream` before each call.
         launch_ex, call_args: ``launch_ex(*call_args)`` launches the kernel and returns a CUresult.
     """

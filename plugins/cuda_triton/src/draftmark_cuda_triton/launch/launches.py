@@ -306,11 +306,11 @@ def attend_prefill(
     sinks: torch.Tensor | None = None,
     split: SplitBuffers | None = None,
 ) -> None:
-    """Launch ragged causal attention of an EXTEND batch, and the combine if row tiles may be split.
+    """Launch ragged causal attention of an EXTEND batch, and the combine if row tiles can be split.
 
     Args:
         tiles: header and row tiles that `write_metadata_prefill` wrote.
-        split: splits and buffers for row tiles that may be split along the keys; None if they are never split.
+        split: splits and buffers for row tiles that can be split along the keys; None if they are never split.
     """
     count = max_row_tiles(config, shape.group, num_rows, prefix_lens.shape[0])
     if split is not None:

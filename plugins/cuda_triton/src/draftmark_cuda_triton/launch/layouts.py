@@ -31,7 +31,7 @@ class IdentityCache(Generic[T, R]):
         found = self._cache.get(id(one))
         if found is None:
             number, cache = id(one), self._cache
-            # The id of a deleted object may be reused, so the entry is dropped with the object.
+            # Python can reuse the id of a deleted object, so the entry is dropped together with the object.
             found = cache[number] = ref(one, lambda _: cache.pop(number, None)), self._function(one)
         return found[1]
 

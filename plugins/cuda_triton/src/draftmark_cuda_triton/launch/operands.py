@@ -47,7 +47,7 @@ class AttentionParams:
 
     @classmethod
     def from_geometry(cls, geometry: Geometry, on_gpu: bool) -> AttentionParams:
-        """Return the parameters of `geometry`, which may describe a GPU although the tensors are on the CPU."""
+        """Return the parameters of `geometry`, which can describe a GPU although the tensors are on the CPU."""
         a = geometry.attention
         # A window that covers every page of a request hides nothing, so its code is not compiled in.
         hides = a.window_left < geometry.max_pages_per_req * a.page_size - 1

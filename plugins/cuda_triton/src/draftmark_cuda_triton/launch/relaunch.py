@@ -123,7 +123,7 @@ class RelaunchCache:
         self._cache[key] = recorded
 
     def _is_first_use(self, key: tuple[Any, ...]) -> bool:
-        """Check whether a layout occurs for the first time, if recording waits for the second use."""
+        """Check whether recording waits for a layout's second use, and this is the first use."""
         if self._seen_once is None or key in self._seen_once:
             return False
         if len(self._seen_once) >= MAX_LAYOUTS:

@@ -108,7 +108,7 @@ def _layout(width: int, size: int, rank: int) -> Any:
 
 @cache
 def has_gluon() -> bool:
-    """Check whether this Triton has the parts of Gluon that `kernels_sm90` needs; Gluon is experimental there."""
+    """Check whether this Triton has the parts of Gluon that `kernels_sm90` needs; Gluon is experimental and changes."""
     try:
         from .. import kernels_sm90  # noqa: F401
     except (ImportError, AttributeError):
