@@ -76,7 +76,7 @@ def any_paths(one: Round, seed: int) -> list[list[int]]:
 
 
 def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
-    """Return ascending nodes from the root, by `kind`: all except node 1, every second, random, all, or only the root."""
+    """Return ascending nodes from the root by `kind`: without node 1, every second, random, all, or only the root."""
     shifted = [0, *range(2, nodes)]
     chosen = [0, *sorted(dice.sample(range(1, nodes), dice.randrange(nodes)))]
     return (shifted, list(range(0, nodes, 2)), chosen, list(range(nodes)), [0])[kind]
