@@ -87,7 +87,7 @@ def arguments(function: ast.AST) -> list[str]:
 
 @dataclass(frozen=True)
 class Imported:
-    """A name that one of our files imports from an engine: ``from module import name``."""
+    """Describes one name that a file of the adapter imports from an engine: ``from module import name``."""
 
     file: str
     module: str

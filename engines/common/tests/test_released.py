@@ -17,7 +17,7 @@ SOURCE = "class A:\n    def f(self, x, y=1): ...\n\nclass B:\n    def f(cls, z):
 
 
 def test_wheels_of_a_folder_are_read_by_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels of the engine's distributions are read, each with its own text; other wheels are not."""
+    """`wheels` finds only wheels of the engine's distributions in the folder, and reads files from each."""
     for name in ("no_such_sun-1.2-py3-none-any", "no_such_moon-2.0-py3-none-any", "no_such_sunday-9.9-py3-none-any"):
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
             wheel.writestr("no_such_sun/deep/file.py", f"# of {name}")

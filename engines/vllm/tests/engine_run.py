@@ -1,4 +1,4 @@
-"""Runs a vLLM engine in a process of its own, and returns its results."""
+"""Runs a vLLM engine in a forked process, and returns its results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RunResult:
     Attributes:
         tokens: tokens of each text.
         ahead: for each generated token, its log-probability minus the log-probability of the second best token.
-        drafted, accepted: number of draft tokens in the whole run. rounds: verify rounds, counted for each request.
+        drafted, accepted: number of draft tokens in the whole run. rounds: verify steps, counted for each request.
         logprobs: log-probabilities of each text's tokens, then of each prompt's tokens if requested.
     """
 

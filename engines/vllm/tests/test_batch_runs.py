@@ -39,7 +39,7 @@ def test_uneven_rows_are_one_ragged_run() -> None:
 
 
 def test_uneven_rows_extend_without_ragged_verify() -> None:
-    """Without RAGGED_VERIFY, leading decodes stay DECODE and the other requests become EXTEND."""
+    """Without RAGGED_VERIFY, leading requests of one row become DECODE, and all later requests become EXTEND."""
     assert split([1, 1, 3, 1], ragged=False) == [
         BatchRun(Mode.DECODE, 0, 0, 2, (1, 1)),
         BatchRun(Mode.EXTEND, 2, 2, 2, (3, 1)),

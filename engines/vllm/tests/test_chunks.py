@@ -72,7 +72,7 @@ def test_chunk_requests_stay_within_the_limits(seed: int) -> None:
 def test_builder_reads_the_chunk_from_its_layers(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, max_len: int
 ) -> None:
-    """The builder reads the chunk size from its layers, since layers without chunked attention may share the spec.
+    """The builder reads the chunk size from its layers, since layers without chunked attention can share the KV spec.
 
     With chunks the builder reads no host lengths: up to vLLM 0.29 these are the lengths of whole requests.
     """
@@ -120,6 +120,6 @@ def test_chunks_refuse_a_backend_with_exact_lengths(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_layers_keep_their_limits() -> None:
-    """Layers without chunked attention keep their limits."""
+    """`limits_of_chunks` does not change the limits of layers without chunked attention."""
     limits = EngineLimits(4, 512, 64)
     assert limits_of_chunks(limits, None) is limits

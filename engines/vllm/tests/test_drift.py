@@ -53,7 +53,7 @@ def abstract(cls: ast.ClassDef) -> set[str]:
 
 @EACH
 def test_every_imported_name_exists(read: Read) -> None:
-    """vLLM has every name that the adapter imports, except names of newer releases."""
+    """Each vLLM release has every name that the adapter imports, except names that only newer releases have."""
     names = imported(SOURCES, "vllm")
     assert len(names) > 30
     assert {one.name for one in names if not offered(read, one.module, one.name)} <= LATER

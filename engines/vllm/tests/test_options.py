@@ -39,9 +39,9 @@ class Option:
     """Holds a vLLM option, and the arguments of the two engine runs that test it.
 
     Attributes:
-        arguments: vLLM arguments for our engine only. both: vLLM arguments for both engines.
+        arguments: vLLM arguments for the engine with draftmark only. both: vLLM arguments for both engines.
         sampling: sampling parameters of both engines.
-        drafts: speculative configuration of our engine.
+        drafts: speculative configuration of the engine with draftmark.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)

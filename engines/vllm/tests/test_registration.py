@@ -12,7 +12,7 @@ from draftmark_vllm.versions import VLLM
 
 
 def test_entry_points_are_registered() -> None:
-    """The package registers vLLM's general plugin, the CPU platform, the judge and the range of releases."""
+    """The package has entry points for vLLM's plugin, vLLM's CPU platform, the judge and the supported releases."""
     found = {entry.group: entry.load() for entry in md.distribution("draftmark-vllm").entry_points}
     ours = {"vllm.general_plugins": registration.register, "vllm.platform_plugins": cpu.platform}
     assert found == ours | {"draftmark.judges": judge.ENGINE, "draftmark.engines": VLLM}

@@ -97,7 +97,7 @@ def test_lengths_in_a_padded_layout(library):
 
 
 def test_float8_cannot_be_filled(library):
-    """Filling a float8 tensor raises, as a 910B has no such kernel; filling its bytes works."""
+    """Filling a float8 tensor raises an error, because a 910B has no kernel for it. Filling its bytes works."""
     tensor = torch.empty(64, dtype=torch.uint8, device="npu").view(torch.float8_e4m3fn)
     with pytest.raises(RuntimeError, match="float8 cannot be filled"):
         tensor.fill_(0)
@@ -119,7 +119,7 @@ print("ran")
 
 
 def test_workspace_for_short_lists_is_too_small(run_in_new_process):
-    """Long lists need a larger workspace than short ones, and the workspace from the query suits both."""
+    """A workspace for short length lists is too small for long lists. The queried maximum workspace suits each list."""
     small, largest = "torch.empty(1 << 20, dtype=torch.uint8, device='npu')", "one.workspace([1, 2], [1, 1])"
     for keys, workspace in (([5, 7], small), ([5, 1500], largest)):
         done = run_in_new_process(WORKSPACE.format(keys=keys, workspace=workspace))

@@ -82,5 +82,5 @@ def test_nothing_is_kept_or_moved(subject, geometry):
 
 @pytest.mark.parametrize("turn", [one for one in TURNS if "target-" in one.id or "draft-verify" in one.id][::4])
 def test_each_call_writes_its_own(subject, turn):
-    """plan and write_metadata write only the arena, write_kv only the cache, and attend only its rows of out."""
+    """`plan` and `write_metadata` write only the arena, `write_kv` only the cache, `attend` only its rows of `out`."""
     purity.each_call_writes_its_own(subject, turn)

@@ -102,7 +102,7 @@ def test_undocumented_geometry_is_refused(change, word):
     + [(4, 4, dim, 128) for dim in (64, 128, 192)],
 )
 def test_heads_and_pages_that_cann_takes_are_served(heads, kv_heads, dim, page):
-    """Head sizes and pages that CANN accepts are served, with and without grouped heads."""
+    """The plugin serves the head sizes and page sizes that CANN accepts, with and without grouped query heads."""
     change = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": page}
     assert support.reasons_against(geometry(**change)) == []
 

@@ -6,4 +6,4 @@ from draftmark import DraftmarkError
 
 
 class EngineError(DraftmarkError):
-    """An engine needs something that cannot be served. One sentence: the thing, its value, the limit and the remedy."""
+    """Error for an engine's needs that draftmark cannot serve. One sentence: thing, value, limit and remedy."""

@@ -1,4 +1,4 @@
-"""A `Geometry` built from an engine's plain numbers."""
+"""Builds a `Geometry` from an engine's plain numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .errors import EngineError
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits that an engine promises never to exceed, in the engine's own terms.
+    """Holds the limits that an engine promises never to exceed, in the engine's own terms.
 
     Attributes:
         max_num_reqs: most requests of one step, padding requests of the largest captured batch included.
@@ -63,7 +63,7 @@ def geometry_for(
         forms: engine-specific formats of batches and caches (`Form`) that the engine uses.
 
     Raises:
-        EngineError: a number is out of range, or the backend refuses the geometry; the text has its reasons.
+        EngineError: a number is out of range, or the backend refuses the geometry. The message has the reasons.
     """
     served = tuple(mode for mode in modes if mode is not Mode.RAGGED_VERIFY or mode in backend.info.modes)
     try:

@@ -1,4 +1,4 @@
-"""Shared parts of the converters for draft heads: each engine has its own output format, but equal input folders."""
+"""Shared code of the engines' converters for draft heads: it reads the input folders and the command line."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from .errors import EngineError
 
 @dataclass(frozen=True)
 class SupportedVersions:
-    """Supported range of releases of one engine.
+    """Describes the range of supported releases of one engine, and checks the installed release against it.
 
     Attributes:
         engine: common name of the engine, e.g. ``"vLLM"``.

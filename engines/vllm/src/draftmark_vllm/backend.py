@@ -82,7 +82,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
-        """Return True: windows count positions, and each layer may have its own."""
+        """Return True. Each layer can have its own sliding window, which counts positions."""
         return True
 
     @classmethod

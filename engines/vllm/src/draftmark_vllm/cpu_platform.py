@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 
 class DraftmarkCpuPlatform(CpuPlatform):  # type: ignore[misc]
-    """vLLM's CPU platform, except that it can select CUSTOM."""
+    """vLLM's CPU platform, changed so that it can select the backend CUSTOM."""
 
     @classmethod
     def get_attn_backend_cls(

@@ -1,4 +1,4 @@
-"""The implementation of one attention layer: write KV, then attend."""
+"""Implementation of one attention layer for vLLM: it writes K and V to the pages, then computes attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
-    """One attention layer of a model. vLLM creates it before it loads weights.
+    """Runs one attention layer of a model. vLLM creates it before it loads weights.
 
     Raises:
         EngineError: the layer has a property that no backend serves.

@@ -16,7 +16,7 @@ def backend(impl: type = CPUAttentionBackendImpl, builder: type = CPUAttentionMe
     """Return vLLM's CPU backend with another implementation or builder."""
 
     class Backend(CPUAttentionBackend):  # type: ignore[misc]
-        """vLLM's CPU backend with replaced parts."""
+        """vLLM's CPU backend with another implementation and another builder."""
 
         @staticmethod
         def get_impl_cls() -> Any:
@@ -39,7 +39,7 @@ class StoresMinusOne(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 class WindowOffByOne(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Implementation that uses a window that is one token short."""
+    """Implementation with a sliding window that is one token too short."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -93,7 +93,7 @@ class TakesTheBound(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 
 
 class KeepsTheTable(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Builder that keeps the first page table of each request count."""
+    """Builder that reuses the first page table that it got for each number of requests."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         kept = self.__dict__.setdefault("kept", {})

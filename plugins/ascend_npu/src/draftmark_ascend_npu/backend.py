@@ -14,7 +14,7 @@ from .recovery import Point, Recovery
 
 
 class AscendBackend:
-    """Ascend backend with one code path for eager mode, capture and replay.
+    """Runs attention on an Ascend NPU, with one code path for eager mode, capture and replay.
 
     A causal tail is one fused call over the pages. A tree is two calls: one over the pages of the prefix without a
     mask, and one over the gathered tail under a small dense mask. Their log-sum-exps give the weights of the merge.

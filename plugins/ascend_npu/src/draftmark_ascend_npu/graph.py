@@ -250,7 +250,7 @@ class NpuGraph:
 
 
 class NpuGraphState(KeyedGraphState):
-    """`GraphState` of NPU graphs in one memory pool.
+    """Captures and replays NPU graphs by key, in one memory pool; implements `GraphState`.
 
     Capture first runs the step once on a side stream, as `draftmark.graphs.CudaGraphState` does. The capture itself
     executes nothing. Capture the largest batch first, so that smaller graphs fit into memory that it left free.

@@ -119,7 +119,7 @@ class Plans:
             bounded: true if bounds suffice, because the graph copies its lengths back.
 
         Raises:
-            GraphError: `plan` was not called for such a batch, or only with a bound.
+            GraphError: `plan` was not called for a batch of this size, or was called with bounds only.
         """
         lists = self._latest.get(step)
         if lists is None or len(lists.q_lens) != requests or not (lists.exact or bounded):

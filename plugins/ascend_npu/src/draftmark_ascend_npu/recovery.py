@@ -1,6 +1,6 @@
 """Copies exact lengths from the device if the host has only bounds, on a separate stream.
 
-The fused operator takes lists on the host. With overlap the host is one round late and has only bounds. So
+The fused operator takes lists on the host. With overlap the host is one step late and has only bounds. So
 `prefix_lens` is copied to pinned memory on a second stream as soon as it is written, and the host waits only for that
 copy. vllm-ascend recovers its lengths in this way too. A graph is split after each `write_metadata`, and the copy runs
 between the parts. The runtime sees only events, copies and replays::

@@ -1,4 +1,4 @@
-"""Safe import of torch_npu: it first checks for a torch build that would end the process.
+"""Imports torch_npu after a check that the import would not end the process, as it does with CUDA builds of torch.
 
 torch_npu 2.13 and 2.14 register an allocator setting that a CUDA build of torch has already registered. The C++ runtime
 then ends the process ("Duplicated key"). No exception handler helps, so this module checks the build before the import.

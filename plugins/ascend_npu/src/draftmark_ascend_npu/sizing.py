@@ -1,4 +1,4 @@
-"""Buffers of the backend, computed from integers, or from symbols in a sizing proof.
+"""Computes the sizes of the backend's buffers from integers, or from symbols in a sizing proof.
 
 Only the block tables grow with the context; masks do not. A geometry without trees has the first five buffers.
 """
@@ -36,7 +36,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def tree_modes(geometry: Geometry) -> list[Mode]:
-    """Return the geometry's modes that may have trees. The number of rows may be a symbol, so it is not tested."""
+    """Return the geometry's modes that can have draft trees. Row counts can be symbols, so they are not compared."""
     return [mode for mode in geometry.modes if mode in (Mode.VERIFY, Mode.DRAFT)]
 
 

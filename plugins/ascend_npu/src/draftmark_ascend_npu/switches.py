@@ -2,7 +2,7 @@
 
 DRAFTMARK_ASCEND_HOST_WAIT=1    wait on the host for the stream before every replay, as vllm-ascend and SGLang do. If
                                 a wrong result becomes right, the cause was a race, otherwise a wrong rule.
-DRAFTMARK_ASCEND_FUSED=v1|v2    call npu_fused_infer_attention_score or …_v2, whatever CANN's libraries contain.
+DRAFTMARK_ASCEND_FUSED=v1|v2    call npu_fused_infer_attention_score (v1) or …_v2, without a look at CANN's libraries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FUSED = "DRAFTMARK_ASCEND_FUSED"
 
 
 def host_wait() -> bool:
-    """Return true if a replay must first wait on the host for the stream."""
+    """Return true if the host must wait for the stream before each replay."""
     return _choice(HOST_WAIT, ("0", "1")) == "1"
 
 

@@ -62,7 +62,7 @@ class _Head(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, fused: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return hidden states to score, and hidden states that the next draft step takes as `fused`."""
+        """Return (hidden states for the logits, hidden states that the next draft step takes as `fused`)."""
         joined = torch.cat((self.embed_norm(self.embed_tokens(input_ids)), self.feature_norm(fused)), -1)
         hidden, residual = self.layers[0](positions, fused + self.input_fc(joined), None)
         scored, taken = self.norm(hidden, residual)
@@ -70,7 +70,7 @@ class _Head(nn.Module):
 
 
 class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
-    """A draft head under vLLM's EAGLE-3 interface. Logits and vocabulary mapping are vLLM's own."""
+    """Runs a draft head under vLLM's EAGLE-3 interface. Logits and vocabulary mapping are inherited from vLLM."""
 
     packed_modules_mapping = Eagle3LlamaForCausalLM.packed_modules_mapping
 

@@ -10,7 +10,7 @@ def first_of(*places: str) -> Any:
     """Return the first object in a list of ``"module:name"`` that can be imported.
 
     Raises:
-        ImportError: none of them can.
+        ImportError: no object in the list can be imported.
     """
     errors = []
     for place in places:

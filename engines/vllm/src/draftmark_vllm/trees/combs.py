@@ -1,8 +1,8 @@
 """Draft trees of an EAGLE head, in the shape of a comb: a chain, with each step's next best tokens as leaves.
 
-vLLM's own proposer runs the head as often as for a chain of that length. The head never reads a leaf: an accepted leaf
-ends the round with its token and one more. Deeper branches would need draft steps with several rows per request, which
-vLLM's proposer cannot run.
+vLLM's own proposer runs the head as often as for a chain of that length. The head never reads a leaf: a verify step
+that accepts a leaf emits its token, then the target's next token, and ends. Deeper branches would need draft steps with
+several rows per request, which vLLM's proposer cannot run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The worker that a user names on a CPU: `--worker-cls draftmark_vllm.trees.cpu_worker.CpuTreeWorker`.
+"""vLLM worker for draft trees on a CPU: `--worker-cls draftmark_vllm.trees.cpu_worker.CpuTreeWorker`.
 
-A module of its own, because vLLM's CPU worker imports a module that puts placeholders into `torch.cuda`.
+This class is not in the module `worker`, because vLLM's CPU worker puts placeholders into `torch.cuda` when imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker that a user names on a GPU: `--worker-cls draftmark_vllm.trees.worker.TreeWorker`."""
+"""vLLM worker for draft trees on a GPU: `--worker-cls draftmark_vllm.trees.worker.TreeWorker`."""
 
 from __future__ import annotations
 
