@@ -100,13 +100,13 @@ def _check_tree(batch: ForwardBatch, geometry: Geometry, rows: list[int]) -> Non
     starts = batch.q_indptr.tolist()
     for r in range(batch.num_reqs):
         n, tail = rows[r], _tail_lens(batch, rows)[r]
-        mask = batch.tail.mask[starts[r] : starts[r] + n]
-        shift = torch.arange(32, device=mask.device)
-        seen = ((mask.long()[:, :, None] >> shift) & 1).flatten(1).bool()
-        slots = torch.arange(seen.shape[1], device=mask.device)
-        own = torch.arange(tail - n, tail, device=mask.device)[:, None]
+        # On the host: a device may lack these operators. An Ascend NPU shifts only operands of equal shape.
+        mask = batch.tail.mask[starts[r] : starts[r] + n].cpu()
+        seen = ((mask.long()[:, :, None] >> torch.arange(32)) & 1).flatten(1).bool()
+        slots = torch.arange(seen.shape[1])
+        own = torch.arange(tail - n, tail)[:, None]
         wrong = (seen & (slots > own)).any(1) | ~(seen & (slots == own)).any(1)
-        depths = torch.tensor(_depths(batch, r, starts[r], n, tail), device=mask.device)
+        depths = torch.tensor(_depths(batch, r, starts[r], n, tail))
         wrong |= seen.sum(1) - 1 != depths
         if bool(wrong.any()):
             j = int(wrong.nonzero()[0])
