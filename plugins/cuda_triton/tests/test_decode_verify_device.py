@@ -105,7 +105,7 @@ SHAPES = [
     ((4, 1), 80, 16, 70, 90, True, 60, 30.0, torch.bfloat16, None),
     ((8, 1), 64, 16, 300, 300, True, -1, 0.0, torch.bfloat16, None),
 ]
-BATCHES_PER_SHAPE = int(os.environ.get("DRAFTMARK_BATCHES", "30"))  # 87 shapes · 30 batches > 2,000
+BATCHES_PER_SHAPE = int(os.environ.get("DRAFTMARK_BATCHES", "30"))  # 87 shapes x 30 > 2,000 batches
 REQUESTS = (1, 40, 528)
 """Requests for which configurations are selected: few, some, and a multiple of the 132 SMs."""
 

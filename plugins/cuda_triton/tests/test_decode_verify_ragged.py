@@ -134,7 +134,7 @@ def test_block_rows_see_later_rows(helpers, num_splits, window_left):
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_strided_pages(helpers, layout):
-    """K and V give right results as halves of one page, and interleaved token by token."""
+    """K and V that are halves of one page, or interleaved token by token, give right results."""
     assert run(helpers, "tree", 5, layout=layout) < 1e-5
 
 

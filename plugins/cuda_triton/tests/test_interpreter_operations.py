@@ -106,7 +106,7 @@ def test_reductions_match_the_interpreter(dtype):
 
 
 def test_unrecordable_operations_run_unchanged():
-    """Operations that cannot be recorded (several results, shifts, casts) give right results next to recorded ones."""
+    """Operations that cannot be recorded (several results, shifts, casts) give right results among recorded ones."""
     both(conversions, 1, 4 * SIZE, integers(5, SIZE), BLOCK=SIZE)
 
 

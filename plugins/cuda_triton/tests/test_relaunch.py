@@ -48,7 +48,7 @@ def test_relaunch_equals_a_new_launch(fake_gpu, layer_calls, without_relaunch):
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_kv_write_relaunch_equals_a_new_launch(fake_gpu, make_layers, monkeypatch, fp8):
-    """Repeated write_kv launches equal new ones, with and without QKV projections and scales."""
+    """Repeated write_kv launches equal new ones, with or without scales, also if K and V are slices of a QKV tensor."""
     chance, layers = random.Random(5), make_layers(Mode.DECODE, 16, fp8)
     caches, calls = [layers.layer(chance) for _ in range(6)], []
     for _ in range(40):

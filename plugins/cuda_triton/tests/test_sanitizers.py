@@ -144,7 +144,7 @@ def test_processes_end_with_the_command(fake_tool: None, monkeypatch: pytest.Mon
 
 
 def test_shapes_match_the_device_tests() -> None:
-    """The command's shapes are the parametrized cases of both device tests, each once."""
+    """The command runs each parametrized case of the two random-batch device tests once."""
     from . import test_decode_verify_device, test_prefill_fp8
 
     found = sanitizers._shapes()

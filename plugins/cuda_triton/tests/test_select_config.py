@@ -228,13 +228,14 @@ def test_when_sm90_kernels_exist(attention, device, served):
 
 @pytest.mark.parametrize(("page_size", "gather"), [(1, True), (4, True), (8, False), (12, True), (24, False)])
 def test_pages_not_a_multiple_of_8_are_gathered(page_size, gather):
-    """Page sizes that are no multiple of 8 are gathered if KV has q's dtype; the generic kernels serve the others."""
+    """Pages of a size that is no multiple of 8 are gathered if KV has q's dtype; otherwise generic kernels read
+    them."""
     for rows in (16, 33, 64, 129):
         boxed = select.select_config(shape(128), H200, rows, num_reqs=SOME)
         here = select.select_config(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
         assert here == replace(boxed, gather_kv=gather)
     here = described(select.select_config(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
-    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # 2p needs TMA pages
+    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # 2p: two CTAs an SM need TMA pages
     assert not select.fallback_config(shape(128), replace(boxed, gather_kv=True)).gather_kv
     by_pointer = select.select_config(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather

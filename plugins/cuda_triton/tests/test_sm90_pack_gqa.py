@@ -80,7 +80,8 @@ def test_each_element_has_one_row_and_column(head_dim, kv_heads, group, heads, s
             q[at : at + head_dim] = 1000 * (row * kv_heads * group + head) + np.arange(head_dim)
     stored = np.zeros(q.size, int)
     for head in range(kv_heads // heads):
-        # The tile begins at the second head of a row and ends at the first head of another: `rows` - 1 rows a head.
+        # The tile begins at the second head of a row and ends at the first head of a later row. So it has `rows` - 1
+        # packed rows of each head.
         count = (rows - 1) * packed_group
         inv_group = reciprocal(packed_group)
         parts = [packed_cells(1, 1 + count, packed_group, inv_group, part, constants) for part in range(1 + (rest > 0))]

@@ -222,7 +222,7 @@ def gathered(
 @pytest.mark.parametrize("layout", ["packed", "heads"])
 @pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 12, 20])
 def test_gathered_tile_equals_a_tma_tile(make_numpy_pipeline, page, layout):
-    """A tile of any page size holds its keys in order, the last one in its last row, and zeros before the first."""
+    """For any page size a tile holds keys in order, the last key in its last row, and zeros before the first key."""
     chance = random.Random(page)
     for case in range(12):
         block_n, dim = chance.choice((64, 128)), chance.choice((64, 72, 80, 96, 120, 128, 160, 192))

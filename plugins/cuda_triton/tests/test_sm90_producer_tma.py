@@ -145,7 +145,7 @@ def test_tile_holds_the_keys_its_mask_expects(
     for kv_len in (1, 7, 9, block_n - 1, block_n, block_n + 17, 3 * block_n - 9):
         columns = -(-kv_len // page)
         ids = [int(one) for one in chance.permutation(columns + 3)[:columns]]
-        # K and V of a page are adjacent; without adjacent_heads the tokens of a head are.
+        # adjacent_heads: [pages, token, K/V, head, dim]; otherwise [pages, head, K/V, token, dim].
         sizes = (columns + 3, page, 2, kv_heads, dim) if adjacent_heads else (columns + 3, kv_heads, 2, page, dim)
         pool = torch.tensor(chance.integers(1, 2000, sizes), dtype=torch.float16)
         k, v = (pool[:, :, one] if adjacent_heads else pool[:, :, one].transpose(1, 2) for one in (0, 1))

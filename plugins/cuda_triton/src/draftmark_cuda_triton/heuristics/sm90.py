@@ -134,8 +134,8 @@ def with_two_ctas(
 ) -> KernelConfig:
     """Return the configuration with two CTAs an SM, 64 packed rows and 64 keys each, if it is faster; else `config`.
 
-    One CTA works while the other loads q, masks or stores. The rules apply to 16-bit KV with 65 to 128 columns, and
-    "filled" means that unsplit (request, KV head) pairs fill the CTAs (`_fills_ctas`):
+    One CTA works while the other loads q, masks or stores. The rules apply to 16-bit KV with 65 to 128 columns. A batch
+    "fills" CTAs if its (request, KV head) pairs keep them busy without splits (`_fills_ctas`):
 
     * Up to 32 rows: two CTAs an SM if the batch fills them, or if it does not even fill one CTA an SM.
     * 33 to 64 rows: the same rule, but the pairs must number at least 95 % of the CTAs. With small pages, two CTAs are
@@ -252,8 +252,7 @@ def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig
 
 
 def fp8_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Return the sizes of row tiles for e4m3 upcast in registers, in packed rows; empty if the shape has no such
-    kernel.
+    """Return the row tile sizes, in packed rows, for e4m3 upcast in registers; empty if there is no such kernel.
 
     Larger row tiles would need more registers than a thread has. Two adjacent e4m3 values form one 16-bit element, and
     head_dim / 2 elements must fill the 64 rows that wgmma needs. So this needs a head_dim above 64.

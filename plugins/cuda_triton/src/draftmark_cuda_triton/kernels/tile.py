@@ -123,7 +123,7 @@ def apply_soft_cap(s, scale, cap, EXACT: tl.constexpr):
     most 2**-11, as large as the error of rounding a softmax probability to 16 bits.
     """
     if EXACT:
-        # 1 - 2 / (exp(2x) + 1); `scale` carries log2(e), which turns exp into exp2.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1). `scale` contains the factor log2(e), which turns exp into exp2.
         e = tl.exp2(s * (scale * 2.0 / cap))
         return cap * (1.0 - 2.0 / (e + 1.0))
     else:

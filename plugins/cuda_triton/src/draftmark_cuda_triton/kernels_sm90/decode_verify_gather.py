@@ -1,7 +1,8 @@
 """Decode and verify on Hopper over pages of any size: `decode_verify` with a gathering producer (cp.async, not TMA).
 
-Bytes read: see `decode_verify`, since one key of head_dim 128 is 256 contiguous bytes here too. For 64 keys of K and
-V, each of the 128 producer threads issues 16 `cp.async`. TMA would need at most 4 boxes for pages of 64 tokens.
+With a head_dim of 128 a key is 256 contiguous bytes, so the kernel reads no more bytes than `decode_verify`. For 64
+keys of K and V, each of the 128 producer threads issues 16 `cp.async`. TMA would need at most 4 boxes for pages of 64
+tokens.
 """
 
 from triton.experimental import gluon

@@ -146,7 +146,7 @@ def load_q_fp16(
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
     # Infinities do not count: a row with an infinity keeps it, but must not change the scale of the other rows.
     largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
-    # Scale so that the exponent of the largest value becomes 14.
+    # Scale so that the largest value's exponent becomes 14, one less than the largest exponent of fp16.
     exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 15)
     factor = ((268 - exponent) << 23).to(gl.float32, bitcast=True)
     thread_barrier()
@@ -315,7 +315,7 @@ def mainloop_fp8(
 def store_out_pairs(
     q_smem, even, odd, out, begin, packed, live, head, group, inv_group, stride_row, stride_head, CFG: gl.constexpr
 ):  # fmt: skip
-    """Store the output through q's shared memory, which interleaves the accumulators of even and odd d."""
+    """Store the output; even and odd d, from separate accumulators, are interleaved in q's shared memory."""
     dtype: gl.constexpr = out.dtype.element_ty
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     low = even.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF

@@ -109,7 +109,7 @@ def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, 
     at = add_offset_64(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
     if CFG.PAGE_SIZE > 1:
         at = add_offset_64(at, position % CFG.PAGE_SIZE, stride_slot)
-    # 16-byte copies need aligned addresses. The compiler cannot derive that for addresses from inline assembly.
+    # 16-byte copies need aligned addresses, and the compiler cannot derive the alignment of inline assembly's results.
     rows = gl.multiple_of(at.to(tensor.dtype), 16)
     col = part_offset(CFG, part) + gl.arange(0, part_width(CFG, part), gl.SliceLayout(0, layout))
     cp_async(

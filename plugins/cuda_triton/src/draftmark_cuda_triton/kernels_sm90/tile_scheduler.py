@@ -186,7 +186,7 @@ def next_split_tile(
     split, head = gl.program_id(0) // num_kv_heads, gl.program_id(0) % num_kv_heads
     request, packed, row, head_offset, q_begin = entry * 0, entry * 0, entry * 0, entry * 0, entry * 0
     rows, prefix_len, stop, partial = entry * 0, entry * 0, entry * 0, entry * 0
-    # The order of `kernels.split_kv.split_order`.
+    # Row tiles are in the order of `kernels.split_kv.split_order`: the last row tiles of all requests first.
     requests = gl.maximum(tiles // tiles_per_request, 1)
     while (tiles_left > 0) & (rows == 0):
         entry_address = row_tiles + HEADER_WORDS + (entry % requests * tiles_per_request + entry // requests) * 2

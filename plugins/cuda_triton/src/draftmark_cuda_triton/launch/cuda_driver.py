@@ -102,7 +102,7 @@ class Driver:
             self._call("cuStreamBeginCapture_v2", stream, RELAXED)
             try:
                 launch(stream.value or 0)
-            except Exception as error:  # such as a Triton launch hook that synchronizes
+            except Exception as error:  # for example from a launch hook that synchronizes
                 raise DriverError(f"the captured launch failed: {error}") from error
             finally:
                 self._call("cuStreamEndCapture", stream, byref(graph))

@@ -79,7 +79,7 @@ def record_launches(launch: Callable[..., None], *args: Any) -> list[LaunchRecor
 
 
 def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:
-    """Return for each parameter whether Triton specializes on integer values."""
+    """Return, for each parameter, whether Triton specializes the kernel on the parameter's integer value."""
     return _SPECIALIZED.setdefault(id(kernel), tuple(not one.do_not_specialize for one in kernel.params))
 
 

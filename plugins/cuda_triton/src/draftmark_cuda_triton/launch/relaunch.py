@@ -84,7 +84,8 @@ class RelaunchCache:
         first = tensors[0]
         assert first is not None
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        # Triton compiles separate kernels for addresses that are not multiples of 16.
+        # Triton compiles separate kernels for addresses that are not multiples of 16, so the alignment is part of the
+        # key.
         odd = reduce(or_, addresses) % ALIGNMENT
         alignment = tuple([address % ALIGNMENT == 0 for address in addresses]) if odd else None
         device = first.get_device()
