@@ -201,7 +201,7 @@ def bound_backends(
 
 
 def separate_halves(pages: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
-    """Return a copy of the KV in memory that has K of all pages before V of all pages."""
+    """Return a copy of `pages` in the layout with separate halves: K of all pages, then V of all pages."""
     halves = [one.transpose(1, 2).flatten(2) for one in (pages[:, :num_kv_heads], pages[:, num_kv_heads:])]
     return torch.stack(halves).transpose(0, 1)
 

@@ -90,7 +90,7 @@ def test_captured_step_is_prepared_by_a_replay() -> None:
 
 
 def test_step_without_a_graph_is_launched() -> None:
-    """The builder launches every operator itself before a capture, and if tensors are at other addresses."""
+    """Before a capture, and for tensors at other addresses, no graph fits, so the builder launches each operator."""
     made = decodes()
     builder, metadata = builder_of(bound_backends(made.problem)), metadata_of(made.step)
     (one,), (other,) = builder.build(0, metadata).parts, builder.build(0, metadata).parts

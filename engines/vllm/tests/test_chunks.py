@@ -27,7 +27,7 @@ SHAPE = AttentionShape(4, 2, 16, PAGE, "float32", "float32")
 def builder(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None, debug: bool = True
 ) -> DraftmarkBuilder:
-    """Return the builder of a layer with chunk size `chunk` and of a KV spec with chunk size `spec_chunk`."""
+    """Return a builder for one layer with chunk size `chunk`, and for a KV spec with chunk size `spec_chunk`."""
     layer = SimpleNamespace(impl=SimpleNamespace(shape=lambda page_size, dtype: SHAPE), attention_chunk_size=chunk)
     monkeypatch.setattr(DraftmarkBuilder, "_layers", lambda self: [layer])
     config = SimpleNamespace(

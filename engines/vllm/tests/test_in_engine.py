@@ -54,20 +54,20 @@ def ours(model: str, page_size: int, backend: str = "reference", **more) -> RunR
     ],
 )
 def test_texts_equal_vllms_own(folder: Path, page_size: int, drafts: dict[str, object] | None) -> None:
-    """In float32, texts equal vLLM's own for steps that mix chunked prompts, decodes and verifies of uneven length."""
+    """In float32, texts equal those of vLLM's own attention if steps mix chunked prompts, decodes and verifies."""
     result = ours(tiny(folder), page_size, speculative_config=drafts)
     assert result.tokens == plain(tiny(folder)).tokens
     assert (result.accepted > 0) is (drafts is not None)
 
 
 def test_whole_prompts_in_one_step(folder: Path) -> None:
-    """Texts equal vLLM's own if a step contains whole prompts and prefixes are not cached."""
+    """Texts equal those of vLLM's own attention if a step contains whole prompts and prefixes are not cached."""
     result = ours(tiny(folder), 16, max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config=NGRAM)
     assert result.tokens == plain(tiny(folder)).tokens
 
 
 def test_texts_without_the_debug_mode(folder: Path) -> None:
-    """Texts equal vLLM's own without debug checks. The reference backend then gets no host lengths."""
+    """Without debug checks, texts equal those of vLLM's own attention. The backend then gets no host lengths."""
     arguments = {"block_size": 16, "max_num_batched_tokens": 64, "speculative_config": NGRAM}
     result = RunRequest(tiny(folder), "reference", settings={"debug": False}, arguments=arguments).run()
     assert result.tokens == plain(tiny(folder)).tokens and result.drafted > 0
@@ -77,7 +77,7 @@ def test_texts_without_the_debug_mode(folder: Path) -> None:
 def test_backend_with_few_engine_forms(
     folder: Path, monkeypatch: pytest.MonkeyPatch, forms: tuple[Form, ...], drafts: dict[str, object] | None
 ) -> None:
-    """Texts equal vLLM's own with a backend that accepts no vLLM input format (`Form`), or only ENGINE_SLOTS.
+    """Texts equal those of vLLM's own attention if the backend accepts no vLLM input format, or only ENGINE_SLOTS.
 
     vLLM then keeps K and V separate. The page table has draftmark's width, and without ENGINE_SLOTS the backend derives
     slots.
@@ -89,7 +89,7 @@ def test_backend_with_few_engine_forms(
 
 
 def test_preempted_requests_resume(folder: Path) -> None:
-    """Texts equal vLLM's own if vLLM runs out of pages, preempts requests and prefills them again."""
+    """If vLLM runs out of pages, preempts requests and prefills them again, texts equal those of its own attention."""
     result = ours(tiny(folder), 16, num_gpu_blocks_override=24, speculative_config=NGRAM)
     assert result.tokens == plain(tiny(folder)).tokens
 
@@ -129,14 +129,14 @@ def test_assistant_reads_its_targets_kv(folder: Path) -> None:
 
 @pytest.mark.usefixtures("stand_ins")
 def test_suffix_decoding_drafts_vary_in_number(folder: Path) -> None:
-    """With vLLM's suffix decoding, requests have different numbers of drafts, and texts equal vLLM's own."""
+    """With vLLM's suffix decoding, requests differ in their number of drafts, and texts equal those without drafts."""
     result = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
     assert result.tokens == plain(tiny(folder)).tokens and result.accepted > 0
     assert result.drafted < 4 * result.rounds, "each round had the same number of drafts"
 
 
 def test_an_eagle_head_drafts_in_our_pages(folder: Path) -> None:
-    """With a random EAGLE-1 head, texts equal vLLM's own, although nearly all drafts are rejected."""
+    """With a random EAGLE-1 head, texts equal those without drafts, although nearly all drafts are rejected."""
     head = eagle_head(folder, tiny(folder))
     drafts = {"method": "eagle", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
     result = ours(tiny(folder), 16, speculative_config=drafts)
@@ -181,7 +181,7 @@ def test_two_ranks_agree(folder: Path, drafts: dict[str, object] | None, page_si
 
 
 def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
-    """With cuda_triton in Triton's interpreter, and with drafts, texts equal vLLM's own."""
+    """With cuda_triton in Triton's interpreter, and with drafts, texts equal those of vLLM's own attention."""
     model = tiny(folder)
     request = RunRequest(
         model,

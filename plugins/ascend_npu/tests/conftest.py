@@ -1,4 +1,4 @@
-"""Fixtures and skips: device tests run on the NPU that the library path provides, the other tests run on the CPU."""
+"""Fixtures and skips. Device tests run on an NPU, or on the emulator if LD_LIBRARY_PATH has it; others on the CPU."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Machine:
 
 @cache
 def machine() -> Machine:
-    """Return the facts of this process's device. If CANN's or the emulator's runtime is found, import torch_npu."""
+    """Return the facts of this process's device. If CANN's or the emulator's runtime is found, load torch_npu."""
     try:
         runtime = ctypes.CDLL(RUNTIME)
     except OSError:

@@ -37,7 +37,7 @@ NAMES = {
 
 
 def convert(head: Path, target: Path, out: Path) -> None:
-    """Write `out`: config.json, and model.safetensors with the head's weights and some of the target's.
+    """Write config.json and model.safetensors to `out`. The weights are the head's and some of the target's.
 
     The target's final norm, and its output rows for the head's vocabulary, are copied.
 

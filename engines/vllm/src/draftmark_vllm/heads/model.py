@@ -109,7 +109,7 @@ class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
         return scored, taken
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the weights that `convert` wrote. The embedding is the target's."""
+        """Load the weights that `convert` wrote. They contain no embedding: the head uses the target's embedding."""
         self.has_own_embed_tokens, self.has_own_lm_head = False, True
         parameters = dict(self.named_parameters())
         for name, tensor in weights:

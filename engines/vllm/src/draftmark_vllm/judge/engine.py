@@ -44,7 +44,7 @@ class VllmEngine:
         return _pip_install(ON_GPU if shutil.which("nvidia-smi") else ON_CPU)
 
     def version(self) -> str | None:
-        """Return the installed distribution and its release; None if there is none."""
+        """Return the name and release of the installed vLLM distribution; None if vLLM is not installed."""
         for distribution in VLLM.distributions:
             try:
                 return f"{distribution} {md.version(distribution)}"

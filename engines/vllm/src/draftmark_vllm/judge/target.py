@@ -115,7 +115,7 @@ def query_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
 
 
 def prepare_cpu(name: str, version: str) -> None:
-    """Request the AMX instructions from the operating system. In a server, earlier matrix products do this.
+    """Request AMX instructions from the operating system, as a server's first matrix products do before attention runs.
 
     Raises:
         DraftmarkError: vLLM's kernels are absent, because its library was built for another torch.
