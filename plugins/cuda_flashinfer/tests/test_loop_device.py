@@ -53,5 +53,5 @@ def test_drafts_do_not_change_tokens(models, family, dtype, topk, graph):
     assert engine.statistics.mean_accepted > 1.5
     drafted = [tuple(out.tokens) for out in outs]
     assert compare(model, prompts, drafted, {"plain": texts}, config).right
-    if dtype == "float16":  # with bfloat16, about 8 near ties per output permit every output to differ
+    if dtype == "float16":  # bfloat16 has about 8 near ties per output, so every output can differ
         assert sum(text != other for text, other in zip(drafted, texts, strict=True)) <= 2

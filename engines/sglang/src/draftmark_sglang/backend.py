@@ -46,7 +46,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         )
         self._mask, self._masks = self._new_mask(), self._new_masks()
 
-    # -- before a forward ---------------------------------------------------------------------------------
+    # -- preparation before a forward ---------------------------------------------------------------------
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Reallocate the buffers when SGLang captures batches of more requests than it serves (sglang#25124)."""
@@ -94,7 +94,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
             write_batch(self.attention, self._batch, self._masks_of(self._batch.mode))
         self.attention.write_metadata(self._batch)
 
-    # -- per layer ----------------------------------------------------------------------------------------
+    # -- attention of one layer ---------------------------------------------------------------------------
 
     def forward_extend(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None,
@@ -123,7 +123,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         """Run one layer's attention in a decode; see `forward_extend`."""
         return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **arguments)
 
-    # -- verification -------------------------------------------------------------------------------------
+    # -- tree masks of VERIFY -----------------------------------------------------------------------------
 
     @property
     def verify_mask(self) -> Any:

@@ -60,7 +60,7 @@ class DraftSteps:
         shape = (geometry.max_reqs, geometry.max_draft_tail)
         self._parents = torch.full(shape, -1, dtype=torch.int64, device=self.facts.device)
 
-    # -- what SGLang calls --------------------------------------------------------------------------------
+    # -- methods that SGLang calls ------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Prepare a draft round in eager mode: copy SGLang's lengths, plan all steps, then write the page table."""
@@ -94,7 +94,7 @@ class DraftSteps:
             self.attention.prefixes.write(batch, 0)
         ACTIVE_ROUND.steps = self
 
-    # -- during a round -----------------------------------------------------------------------------------
+    # -- methods for the hook and the step backends -------------------------------------------------------
 
     def record_parents(self, step: int, choice: torch.Tensor) -> None:
         """Record the parents of a step's new branches; a hook calls it after `select_top_k_tokens`, inside the graph.

@@ -57,7 +57,7 @@ def facts_of(runner: Any) -> RunnerFacts:
     ranks = int(arguments.tp_size or 1)
     reqs = -(-rows // ranks) * ranks
     chunk = arguments.chunked_prefill_size
-    # Without chunked prefill SGLang admits a whole prompt while any of the token budget is left.
+    # Without chunked prefill SGLang adds a whole prompt to a batch as long as any of the token budget is left.
     tokens = chunk if chunk is not None and chunk > 0 else (arguments.max_prefill_tokens or 0) + context_len
     algorithm = arguments.speculative_algorithm or ""
     drafts = algorithm not in ("", "NGRAM")

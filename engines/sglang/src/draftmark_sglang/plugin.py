@@ -30,7 +30,8 @@ def register_all() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     add_choices()
-    # SGLang reads this variable when it first imports its models. A user's own package must import ours.
+    # SGLang reads this variable when it first imports its models. If a user has
+    # set it to another package, that package must import draftmark's models.
     os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", PACKAGE)
     register_attention_backend(NAME)(create_backend)
     try:

@@ -69,7 +69,7 @@ class Prefixes:
         A second call changes nothing.
         """
         if counted > 1:
-            batch.prefix_lens.clamp_(min=0)  # negative for padding requests: 1 - counted
+            batch.prefix_lens.clamp_(min=0)  # A padding request has 1 - counted, which is negative.
         if self._page_size > 1:
             slots = self._slots[: batch.padded_reqs]
             torch.div(slots, self._page_size, rounding_mode="floor", out=batch.page_table)

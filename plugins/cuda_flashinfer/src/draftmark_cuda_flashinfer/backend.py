@@ -62,7 +62,7 @@ class FlashInferBackend:
             self._vendor = Vendor(geometry.attention, pdl=geometry.device.arch >= 90, masked=masked)
             self._staging = Staging(self._arena[sizing.STAGING], lambda: fence(ints.device))
 
-    # -- plan ---------------------------------------------------------------------------------------------
+    # -- planning on the host -----------------------------------------------------------------------------
 
     def plan(self, batch: ForwardBatch) -> None:
         """Plan one or two passes from the host's exact lengths, and enqueue one or two small copies to the device."""
@@ -90,7 +90,7 @@ class FlashInferBackend:
                 "raise max_num_reqs"
             )
 
-    # -- the captured part --------------------------------------------------------------------------------
+    # -- calls that CUDA graphs capture -------------------------------------------------------------------
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write page ids, the masked pass's tokens and mask bits, and the rows' KV slots, in one launch."""
@@ -124,7 +124,7 @@ class FlashInferBackend:
             raise BatchError("FlashInfer has no kernels for the CPU; open the backend on a CUDA device")
         if q.stride(-1) != 1 or not out.is_contiguous():
             raise BatchError("q must have head_dim contiguous and out must be contiguous; call contiguous() on them")
-        sinks_of(cache, self.geometry)  # raises if the cache has sinks: `support` refuses a geometry with sinks
+        sinks_of(cache, self.geometry)  # raises if the cache has sinks, which this backend does not support
         plans = self._plans[batch.mode, batch.padded_reqs, batch.step]
         ints, window = self._ints[batch.mode, batch.step], self.geometry.attention.window_left
         pages = self._pages(batch.padded_reqs)

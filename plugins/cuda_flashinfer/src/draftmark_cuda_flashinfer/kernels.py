@@ -37,7 +37,7 @@ def write_indices(
         REQS: requests per program; 1 on a GPU.
     """
     block = tl.program_id(1)
-    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # [REQS, 1], as all values per request below
+    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # shape [REQS, 1], as of all per-request values below
     real = r < num_reqs
     row0 = tl.load(q_indptr + r, mask=real, other=0)
     rows = tl.load(q_indptr + r + 1, mask=real, other=0) - row0
@@ -80,7 +80,7 @@ def write_indices(
     stored = real & (at < rows)
     position = prefix + tail - rows + at
     page = tl.load(table + position // PAGE, mask=stored, other=0).to(tl.int64)
-    # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
+    # The slot is int64, because page · PAGE exceeds 2**31 in a large pool (vllm#47671).
     tl.store(slot_mapping + row0 + at, page * PAGE + position % PAGE, mask=stored)
 
     if MASKED:

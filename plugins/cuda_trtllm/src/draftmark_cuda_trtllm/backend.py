@@ -36,7 +36,7 @@ class XqaBackend:
         self.arena = arena
         self._buffer = {name: arena[name] for name in arena}
         scale = a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5
-        # XQA divides by sqrt(head_dim) itself.
+        # XQA divides the logits by sqrt(head_dim) itself, so this factor cancels the division.
         self._factor = scale * a.head_dim**0.5
         slots = self._buffer[sizing.SLOTS]
         if Mode.EXTEND in geometry.modes:
@@ -100,7 +100,8 @@ class XqaBackend:
         rows = forms.q_rows(self.geometry, batch.mode)
         lanes = forms.lanes(batch.mode, q_len, tail_len)
         if batch.padded_reqs == 1 and forms.fills_blocks(self.geometry, q_len, rows):
-            # No request follows, and no block of the kernel reads padding rows, so staging is unnecessary.
+            # The rows of a single request need no distance to a next request's rows, and no block of the kernel reads
+            # padding rows. So the rows are not staged.
             lanes = q_len
         into, from_ = (q, out) if lanes == q_len else self._staged(q, batch.padded_reqs, q_len, lanes)
         indptr = self._buffer[sizing.INDPTR][: batch.padded_reqs + 1]

@@ -64,7 +64,7 @@ class GenBackend:
             raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
         if isinstance(batch.tail, Tree):
             raise BatchError("the tail is a Tree, but trtllm-gen ignores masks; pass Causal, or use topk 1")
-        sinks_of(cache, self.geometry)  # raises if the cache has sinks: `support` refuses a geometry with sinks
+        sinks_of(cache, self.geometry)  # raises if the cache has sinks, which this backend does not support
         if not batch.num_rows:
             return
         a, lens = self.geometry.attention, self._buffer[sizing.LENS][: batch.padded_reqs]

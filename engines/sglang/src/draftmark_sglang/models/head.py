@@ -76,7 +76,7 @@ class _Head(nn.Module):
         # The target gives several concatenated hidden states, which are fused. A draft step gives a single feature.
         if feature.shape[-1] != tokens.shape[-1]:
             feature = self.fuse(feature)
-        if not feature.shape[0]:  # an idle batch has no rows
+        if not feature.shape[0]:  # DP attention runs idle batches without rows.
             return feature, [feature]
         hidden = feature + self.join(torch.cat((self.embed_norm(tokens), self.feature_norm(feature)), -1))
         hidden = hidden + self.attention(positions, self.attention_norm(hidden), forward_batch)

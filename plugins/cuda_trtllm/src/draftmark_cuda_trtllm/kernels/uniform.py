@@ -50,7 +50,7 @@ def write_uniform(
     request = entry // q_len
     position = tl.load(prefix_lens + request, mask=live, other=0) + tail_len - q_len + entry % q_len
     page = tl.load(page_table + request.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
-    # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
+    # The slot is int64, because page · PAGE exceeds 2**31 in a large pool (vllm#47671).
     tl.store(slot_mapping + entry, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
 
     if MASKED:
