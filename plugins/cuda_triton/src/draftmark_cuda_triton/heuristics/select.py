@@ -121,7 +121,7 @@ def adapt_to_cache(
 ) -> KernelConfig:
     """Return `config` adapted to the strides of a cache: TMA, merged heads or full-head boxes only where possible.
 
-    block_n and the number of splits never change here, so the schedule stays valid for every cache.
+    The function never changes block_n or the number of splits, so a schedule stays valid for every cache.
 
     Args:
         uniform_stride: tokens have one constant stride across all pages, in K and in V.

@@ -52,7 +52,7 @@ def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
 
 
 def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
-    """Return the `kernels_sm90` configuration for more than `min_rows` packed rows, one of ROW_THRESHOLDS.
+    """Return the `kernels_sm90` configuration for more than `min_rows` packed rows (0 or one of ROW_THRESHOLDS).
 
     * Up to 64 packed rows: one consumer warp group, and two CTAs an SM with tiles of 64 keys (128 keys if head_dim has
       64 columns). Memory bandwidth is the limit, and one CTA loads while the other starts or ends a request. Above 128
@@ -102,8 +102,7 @@ def _num_stages(config: KernelConfig, num_columns: int) -> int:
 def split_head_dim(head_dim: int, elem_bytes: int = 2) -> tuple[int, int]:
     """Return the columns of a tile's two parts, (block_d, block_d_rest), each a power of two.
 
-    A second part is used if two parts need less padding than one power of two: head_dim 160 gives (128, 32), not (256,
-    0).
+    Two parts are used if they need less padding than one power of two: head_dim 160 gives (128, 32), not (256, 0).
 
     Args:
         elem_bytes: bytes of an element of K and V.

@@ -118,7 +118,7 @@ def combine_splits(
         head_of_row = head * group + row_of_all % group
         total_weight = row_sum
         if SINKS:
-            # Sinks are added only here. If the attention kernel added them, each part of a split request would add them
+            # The sinks of a split request are added here, not in the attention kernel: there each part would add them
             # again.
             total_weight += sink_weight(sinks, head_of_row, live, row_max)
         acc = acc / tl.where(total_weight > 0, total_weight, 1.0)[:, None]

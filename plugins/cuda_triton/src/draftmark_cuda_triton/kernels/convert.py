@@ -1,7 +1,7 @@
 """Conversion of fp32 to narrower dtypes: round to nearest, ties to even, on a GPU and in Triton's interpreter.
 
 The interpreter truncates to bf16. For e4m3 it rounds ties up and loses the carry into the exponent (1.98 becomes 1.0).
-In the interpreter, values are therefore first rounded here to values that the narrow dtype represents exactly.
+When interpreted, `convert` therefore first rounds values to values that the narrow dtype represents exactly.
 """
 
 import triton.language as tl

@@ -20,7 +20,7 @@ def inline(function):
 if INTERPRETED.value:
 
     def bound(x):
-        """Return a loop bound as an int: Triton 3.6 passes a vector of one element, which NumPy 2.4 rejects there."""
+        """Return a loop bound as an int: Triton 3.6 interprets it as a one-element vector, which NumPy 2.4 rejects."""
         return int(x.handle.data.item()) if hasattr(x, "handle") else int(x)
 
 else:

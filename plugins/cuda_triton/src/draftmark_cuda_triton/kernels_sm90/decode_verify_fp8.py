@@ -203,7 +203,7 @@ def attend_decode_verify_fp8(
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
     PDL: gl.constexpr, STAGES: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
-    """Attend decode or verify rows over e4m3 KV; arguments as in `decode_verify.attend_decode_verify`, except one.
+    """Attend decode or verify rows over e4m3 KV; arguments as in `decode_verify.attend_decode_verify`, except BLOCK_M.
 
     Args:
         BLOCK_M: packed rows of a CTA: 16, 32 or 64.

@@ -61,7 +61,7 @@ def wait_full(full, phase, GATHER_KV: gl.constexpr):
     """Wait until a pipeline stage holds its tile and a matrix product may read it.
 
     GATHER_KV: cp.async wrote the tile through the generic proxy, and wgmma reads it through the async proxy. Only a
-    proxy fence orders these two accesses; here each consumer thread executes it after the barrier.
+    proxy fence orders these two accesses, so each consumer thread executes one after the barrier.
     """
     mbarrier.wait(full, phase)
     if GATHER_KV:

@@ -13,7 +13,7 @@ def apply_soft_cap(s, scale, cap, CAP: gl.constexpr):
     """Apply the soft cap except its factor `cap`: return tanh(scaled score / cap), or `s` unchanged if CAP is False.
 
     `score_unit` contains the factor. Mask the scores afterwards: tanh turns -inf into a finite number. tanh.approx has
-    a relative error of at most 2**-11. Each further instruction here slows prefill by several percent.
+    a relative error of at most 2**-11. Each further instruction in this function slows prefill by several percent.
 
     Args:
         scale: softmax scale in base-2 units.
