@@ -151,7 +151,7 @@ def test_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
 
 
 def test_judge_page_counts_todays_rules():
-    """docs/judge.md gives two numbers of rules, for vLLM's interface and not for it, which add up to all rules."""
+    """docs/judge.md counts the rules for vLLM's interface and the other rules; the sum is the number of all rules."""
     counts = re.search(
         r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),
