@@ -61,7 +61,7 @@ def allocate_rows(
     dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, CFG: gl.constexpr, FULL_HEAD: gl.constexpr = False,
     ELEMS_PER_CELL: gl.constexpr = 1,
 ):  # fmt: skip
-    """Allocate shared memory ``[COUNT, ROWS, width]`` for every column part; one element holds ELEMS_PER_CELL columns."""
+    """Allocate shared memory ``[COUNT, ROWS, width]`` for each column part; an element holds ELEMS_PER_CELL columns."""
     rows = ()
     for part in gl.static_range(num_column_parts(CFG)):
         one = allocate_part(dtype, COUNT, ROWS, part_width(CFG, part) // ELEMS_PER_CELL, FULL_HEAD)
