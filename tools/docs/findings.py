@@ -27,6 +27,8 @@ from typing import Any
 
 from draftmark_contract.judge.rules import rules
 
+from .kills import page_of_specification
+
 DOCS = Path(__file__).parents[2] / "docs"
 DATA, RUN, PAGE = DOCS / "findings.toml", DOCS / "findings-run.json", DOCS / "findings.md"
 REPOSITORIES = {"sglang": "sgl-project/sglang", "vllm": "vllm-project/vllm", "flashinfer": "flashinfer-ai/flashinfer"}
@@ -213,7 +215,7 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
     right = one.right if all_runs["findings"].get(one.id, {}).get(one.right, {}).get("outcome") == "right" else ""
     cells = [
         f'<a id="{one.id}"></a>{ENGINES[one.engine]} {one.release} `{backend}`',
-        f"[{rule.number}](specification-1.4.md#rule-{rule.number})",
+        f"[{rule.number}]({page_of_specification()}#rule-{rule.number})",
         one.what,
         one.got,
         one.expected,

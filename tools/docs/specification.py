@@ -1,6 +1,6 @@
 """Writer of the page of the contract's rules, from the checks, the museum and the mutants.
 
-    python -m tools.docs.specification     # docs/specification-1.4.md
+    python -m tools.docs.specification     # docs/specification-1.5.md
 
 draftmark_contract/rules.toml numbers the rules. A number never changes its rule.
 """
