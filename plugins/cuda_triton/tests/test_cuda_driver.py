@@ -286,7 +286,7 @@ def test_kv_write_launches_through_the_driver(library, make_layers):
     for count in (3, 3, 16, 3):
         k, v, slots = layers.new_rows(count, chance)
         calls = k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots
-        wanted = triton_calls(library.gpu, kv_write._launch, *calls)
+        wanted = triton_calls(library.gpu, kv_write.launch_write_kv, *calls)
         launched, started = triton_calls(library.gpu, kv_write.write_kv, *calls), driver_calls(library)
         assert (launched or started) == wanted
     assert started

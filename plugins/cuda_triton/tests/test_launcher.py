@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftmark_cuda_triton.kernel_variants import kernels
-from draftmark_cuda_triton.launch.launcher import launch_kernel
+from draftmark_cuda_triton.launch.launcher import COMPILER_OPTIONS, launch_kernel
 
 NUMBERS = (0, 1, 2, 15, 16, 17, 32, 2**31 - 1, 2**31, 2**31 + 16)
 
@@ -53,7 +53,7 @@ def test_launcher_selects_the_kernel_triton_selects(fake_driver, write_rows):
         constants = CONSTANTS | {"SCALED": 3 * (values[4] is not None)}
         if (values[4] is None) != (values[5] is None):
             continue
-        wanted = write_rows[(1,)](*values, **constants)
+        wanted = write_rows[(1,)](*values, **constants, **COMPILER_OPTIONS)
         launch_kernel(write_rows, (1,), *values, **constants)
         assert fake_driver.launched[-1][0] is fake_driver.launched[-2][0] is wanted.src
 

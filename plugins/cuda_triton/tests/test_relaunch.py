@@ -56,8 +56,8 @@ def test_kv_write_relaunch_equals_a_new_launch(fake_gpu, make_layers, monkeypatc
         k, v, slots = layers.new_rows(chance.choice((1, 3, 16)), chance)
         calls.append((k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots))
     again = [launched(fake_gpu, kv_write.write_kv, *one) for one in calls]
-    assert again == [launched(fake_gpu, kv_write._launch, *one) for one in calls]
-    monkeypatch.setattr(kv_write, "_launch", lambda *_: pytest.fail("worked out anew"))
+    assert again == [launched(fake_gpu, kv_write.launch_write_kv, *one) for one in calls]
+    monkeypatch.setattr(kv_write, "launch_write_kv", lambda *_: pytest.fail("worked out anew"))
     assert again == [launched(fake_gpu, kv_write.write_kv, *one) for one in calls]
 
 

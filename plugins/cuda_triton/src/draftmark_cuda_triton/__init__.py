@@ -10,6 +10,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     prefill.py, prefill_fp8.py        EXTEND; over e4m3 with K and V upcast first
     kv_write.py, tree_ops.py          KV scatter (append_kv), tree tail, tree verification, KV compaction
     sizing.py, support.py             buffers by name and size; rejected geometries
+    kernel_list.py                    every compiled kernel of a geometry, listed and compiled without a GPU
     kernel_variants.py                `kernels` compiled for a GPU, or interpreted for CPU tensors
     heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)
         select.py, common.py          select_config: batch -> KernelConfig

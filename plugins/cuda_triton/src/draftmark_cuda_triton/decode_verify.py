@@ -153,10 +153,11 @@ class DecodeVerify:
             if len(self._plans) >= MAX_LAYOUTS:
                 self._plans.clear()
             extent = BatchExtent(*size)
-            plan = self._plans[size] = DecodePlan(extent, *self._choose_splits(extent))
+            plan = self._plans[size] = DecodePlan(extent, *self.choose_splits(extent))
         return plan
 
-    def _choose_splits(self, extent: BatchExtent) -> tuple[common.KernelConfig, int]:
+    def choose_splits(self, extent: BatchExtent) -> tuple[common.KernelConfig, int]:
+        """Return the kernel configuration and the number of KV splits of a batch of this size."""
         a, device = self._geometry.attention, self._geometry.device
         config = select.select_config(a, device, extent.q_len, num_reqs=extent.num_reqs)
         splits = split_kv.choose_num_splits(a, device, config, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)

@@ -38,22 +38,22 @@ def write_kv(
     """
     tensors = (k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
     if not k.is_cuda:
-        _launch(*tensors)
+        launch_write_kv(*tensors)
         return
     layout = k.shape, k.stride(), v.stride(), kv_layout(k_cache, v_cache, k_scale, v_scale), k.dtype, v.dtype
-    _RELAUNCH(layout, tensors, _launch)
+    _RELAUNCH(layout, tensors, launch_write_kv)
 
 
 def write_kv_layer(k: torch.Tensor, v: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
     """Scatter K and V rows to one layer's cache; on the CPU through `record_call`, for recorded graphs."""
     tensors = (k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
     if not slots.is_cuda:
-        record_call(_launch, *tensors, mutates=(cache.k, cache.v))
+        record_call(launch_write_kv, *tensors, mutates=(cache.k, cache.v))
         return
-    _RELAUNCH((k.shape, k.stride(), v.stride(), cached_layout(cache), k.dtype, v.dtype), tensors, _launch)
+    _RELAUNCH((k.shape, k.stride(), v.stride(), cached_layout(cache), k.dtype, v.dtype), tensors, launch_write_kv)
 
 
-def _launch(
+def launch_write_kv(
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
@@ -61,12 +61,19 @@ def _launch(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
     slot_mapping: torch.Tensor,
+    pdl: bool | None = None,
 ) -> None:
+    """Launch `kernels.kv_write.write_kv_rows`; the tensors are those of `write_kv`.
+
+    Args:
+        pdl: launch as a programmatic dependent; None: if the current device supports it.
+    """
     # One row is enough work for a GPU program. An interpreted program costs a millisecond, so it takes 32 rows.
     block_rows = 1 if k.is_cuda else 32
     rows, heads, dim = k.shape
     kernel = select_variant(kernels.kv_write.write_kv_rows, k)
-    pdl = isinstance(kernel, triton.JITFunction) and supports_pdl()
+    if pdl is None:
+        pdl = isinstance(kernel, triton.JITFunction) and supports_pdl()
     launch_kernel(
         kernel, (triton.cdiv(rows, block_rows),),
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],

@@ -23,7 +23,7 @@ PER_CALL = (
     *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out"),
     *("prefix_lens", "q_indptr", "page_table"),
 )
-"""Kernel parameters that change from layer to layer or step to step, in the order of `Prefill._launch`."""
+"""Kernel parameters that change from layer to layer or step to step, in the order of `Prefill.launch`."""
 DESCRIPTOR_ALIASES = {"k_extra": "k_source", "v_extra": "v_source"}
 """Second descriptor parameters, each mapped to the parameter of the same tensor (`tma.make_descriptors`)."""
 KvOperands = tuple[torch.Tensor | None, ...]
@@ -131,9 +131,7 @@ class Prefill:
         if not self._slots.is_cuda:
             check_contiguous(q, out)
             partials = () if plan.split is None else (plan.split.partial_out, plan.split.partial_lse)
-            record_call(
-                self._launch, rows, plan.config, plan.split, *tensors, self._row_tiles, mutates=(out, *partials)
-            )
+            record_call(self.launch, rows, plan.config, plan.split, *tensors, self._row_tiles, mutates=(out, *partials))
             return
         layout = (
             *(rows, batch.padded_reqs, plan, table.stride(0), cache_layout),
@@ -166,9 +164,9 @@ class Prefill:
         empty_schedule = torch.zeros(
             max(2 * max_splits * 4, 2 * common.SCHEDULE_HEADER_ROWS), dtype=torch.int32, device=self._slots.device
         )
-        for plan in (self._unsplit_plan, *self._split_plans.values()):
+        for plan in self.plans():
             split = None if plan.split is None else plan.split._replace(work=empty_schedule)
-            self._launch(batch.num_rows, plan.config, split, *tensors, empty_schedule)  # type: ignore[call-arg,arg-type]
+            self.launch(batch.num_rows, plan.config, split, *tensors, empty_schedule)  # type: ignore[call-arg,arg-type]
 
     def _select_plan(self, batch: ForwardBatch) -> PrefillPlan:
         """Return the plan of a batch: with kernels that can split row tiles if that is possibly faster, else without.
@@ -192,6 +190,10 @@ class Prefill:
         num_splits = {config: split_kv.prefill_splits(a, device, config) for config in tiles}
         return {config: self._make_plan(config, count) for config, count in num_splits.items() if count > 1}
 
+    def plans(self) -> list[PrefillPlan]:
+        """Return every plan that a batch can have: the unsplit plan first."""
+        return [self._unsplit_plan, *self._split_plans.values()]
+
     def _make_plan(self, config: common.KernelConfig, num_splits: int) -> PrefillPlan:
         if not self._slots.is_cuda:
             a, longest = self._geometry.attention, self._geometry.max_kv_len
@@ -206,9 +208,9 @@ class Prefill:
 
     def _launch_with_row_tiles(self, num_rows: int, plan: PrefillPlan, *tensors: torch.Tensor) -> None:
         check_contiguous(tensors[0], tensors[PER_CALL.index("out")])
-        self._launch(num_rows, plan.config, plan.split, *tensors, self._row_tiles)  # type: ignore[call-arg]  # as PER_CALL
+        self.launch(num_rows, plan.config, plan.split, *tensors, self._row_tiles)  # type: ignore[call-arg]  # as PER_CALL
 
-    def _launch(
+    def launch(
         self,
         num_rows: int,
         config: common.KernelConfig,
@@ -225,6 +227,7 @@ class Prefill:
         page_table: torch.Tensor,
         row_tiles: torch.Tensor,
     ) -> None:
+        """Launch attention for `num_rows` rows, with a configuration adapted to the strides of K and V."""
         a, device = self._geometry.attention, self._geometry.device
         config = select.adapt_to_cache(
             a, device, config, has_uniform_row_stride(k, v), has_tma_boxes(k, v), has_adjacent_heads(k, v)

@@ -24,7 +24,7 @@ from .launch.relaunch import RelaunchCache
 from .prefill import KvOperands, Prefill
 
 PER_CALL = ("k_source", "v_source", "prefix_lens", "q_indptr", "page_table")
-"""Parameters of the upcast kernel that change per layer or step, in the order of `UpcastHeads._launch`."""
+"""Parameters of the upcast kernel that change per layer or step, in the order of `UpcastHeads.launch`."""
 
 
 class UpcastHeads:
@@ -76,9 +76,9 @@ class UpcastHeads:
         tensors = (k, v, batch.prefix_lens, batch.q_indptr, batch.page_table)
         if k.is_cuda:
             layout = batch.padded_reqs, table.shape[1], batch.page_table.stride(0), cached_layout(cache)
-            self._relaunch(layout, tensors, self._launch, table.shape[1])
+            self._relaunch(layout, tensors, self.launch, table.shape[1])
         else:
-            record_call(self._launch, table.shape[1], *tensors, mutates=(self.k, self.v, self._table))
+            record_call(self.launch, table.shape[1], *tensors, mutates=(self.k, self.v, self._table))
         self.prefill.attend_pages(*self._upcast_operands(cache, sinks), table, q, batch, out)
 
     def warm_up(
@@ -91,14 +91,15 @@ class UpcastHeads:
         out: torch.Tensor,
     ) -> None:
         """Compile the kernels of `attend` by launches without requests and row tiles; see `Prefill.warm_up`."""
-        self._launch(1, cache.k, cache.v, batch.prefix_lens[:0], batch.q_indptr[:1], batch.page_table[:0])
+        self.launch(1, cache.k, cache.v, batch.prefix_lens[:0], batch.q_indptr[:1], batch.page_table[:0])
         self.prefill.warm_up(*self._upcast_operands(cache, sinks), table, q, batch, out)
 
     def _upcast_operands(self, cache: KVCache, sinks: torch.Tensor | None) -> tuple[KvOperands, Layout]:
         """Return the upcast K and V with scales and sinks, and their layout, as `Prefill.attend_pages` takes them."""
         return (self.k, self.v, cache.k_scale, cache.v_scale, sinks), self._layout(cache)
 
-    def _launch(self, pages_per_request: int, *tensors: torch.Tensor) -> None:
+    def launch(self, pages_per_request: int, *tensors: torch.Tensor) -> None:
+        """Launch the upcast of the tensors in PER_CALL into this group's buffers."""
         launches.upcast_kv(self._shape, pages_per_request, *tensors, self.k, self.v, self._table)  # type: ignore[call-arg]  # as PER_CALL
 
 

@@ -31,7 +31,7 @@ class TritonTreeOps:
         mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         written = (positions,) if mask is None or depth is None else (mask, depth, positions)
         record_call(
-            _write_tail, batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0], self._last_position, parents,
+            launch_write_tail, batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0], self._last_position, parents,
             batch.prefix_lens, mask, depth, positions, mutates=written,
         )  # fmt: skip
 
@@ -39,19 +39,19 @@ class TritonTreeOps:
         """Return accepted tokens, counts and tree path of each request, in one launch."""
         tokens, path = torch.empty_like(targets), torch.empty_like(targets)
         counts = torch.empty(targets.shape[0], dtype=torch.int64, device=targets.device)
-        record_call(_verify_tree, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
+        record_call(launch_verify_tree, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
         return VerifyResult(tokens, counts, path)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
         """Move the accepted nodes' K and V to the front of the tail, for all layers in one launch."""
         k, v = _words(pool.k), _words(pool.v)
         record_call(
-            _compact, self._page_size, k, v, kept.accept_index, kept.accept_lens, batch.prefix_lens, batch.page_table,
-            mutates=(k, v),
+            launch_compact, self._page_size, k, v, kept.accept_index, kept.accept_lens, batch.prefix_lens,
+            batch.page_table, mutates=(k, v),
         )  # fmt: skip
 
 
-def _write_tail(
+def launch_write_tail(
     requests: int,
     q_len: int,
     tail_len: int,
@@ -76,7 +76,7 @@ def _write_tail(
     )  # fmt: skip
 
 
-def _verify_tree(
+def launch_verify_tree(
     drafts: torch.Tensor,
     parents: torch.Tensor,
     targets: torch.Tensor,
@@ -94,7 +94,7 @@ def _verify_tree(
     )  # fmt: skip
 
 
-def _compact(
+def launch_compact(
     page_size: int,
     k: torch.Tensor,
     v: torch.Tensor,

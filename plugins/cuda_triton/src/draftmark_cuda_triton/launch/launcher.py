@@ -8,7 +8,8 @@ cost; an eager forward pays for it in every launch of every layer. The arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +27,11 @@ _SPECIALIZED: dict[int, tuple[bool, ...]] = {}
 LaunchRecord = tuple[Any, tuple[int, ...], tuple[Any, ...]]
 """A recorded launch: compiled kernel, grid of three, all arguments."""
 _RECORDING: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_recorded_launches", default=None)
+KernelCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""A call of `launch_kernel` without its grid: kernel, arguments, constants and compiler options."""
+_COLLECTING: ContextVar[Callable[[KernelCall], None] | None] = ContextVar("draftmark_collected_calls", default=None)
+COMPILER_OPTIONS = {"enable_fp_fusion": True}
+"""Compiler options of every kernel. Triton 3.10 no longer fuses multiplications and additions by default."""
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -38,6 +44,11 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
     """
     if not isinstance(kernel, JITFunction):
         kernel[grid](*args, **constants)
+        return
+    constants |= COMPILER_OPTIONS
+    collect = _COLLECTING.get()
+    if collect is not None:
+        collect((kernel, args, constants))
         return
     specialized = _SPECIALIZED.get(id(kernel)) or _specialized(kernel)
     specializations = [_specialization(value, specialize) for value, specialize in zip(args, specialized, strict=False)]
@@ -76,6 +87,16 @@ def record_launches(launch: Callable[..., None], *args: Any) -> list[LaunchRecor
     finally:
         _RECORDING.reset(token)
     return found
+
+
+@contextmanager
+def collect_calls(collect: Callable[[KernelCall], None]) -> Iterator[None]:
+    """Pass each call of `launch_kernel` inside the context to `collect`, instead of launching a kernel."""
+    token = _COLLECTING.set(collect)
+    try:
+        yield
+    finally:
+        _COLLECTING.reset(token)
 
 
 def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:

@@ -1,0 +1,294 @@
+"""Every compiled kernel that a geometry can launch, listed without a GPU.
+
+The list comes from the host launch code itself: `kernels_of` runs it on tensors without memory, for each batch size and
+mode of the geometry, and collects the calls of `launcher.launch_kernel`. Triton's own binder turns a call into types,
+constants and alignments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from draftmark import DTYPE_BYTES, BufferSpec, Form, Geometry, Mode
+
+from . import prefill_fp8, sizing, tree_ops
+from .decode_verify import DecodeVerify
+from .heuristics import common, select, split_kv, upcast
+from .kv_write import launch_write_kv
+from .launch import launches
+from .launch.launcher import KernelCall, collect_calls
+from .launch.operands import AttentionParams, BatchExtent
+from .prefill import Prefill, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
+
+WARP_THREADS = 32
+PAGES = 4
+"""Pages of a stand-in cache. No kernel is specialized on their number."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Describes one compiled specialization of a Triton or Gluon kernel.
+
+    Attributes:
+        kernel: the function of `triton.jit` or `gluon.jit`.
+        target: GPU for which it is compiled.
+        signature: (parameter, Triton type) of every parameter, in order; "constexpr" for constants.
+        constexprs: (path, value) of every constant; a path is the parameter's index in a tuple.
+        attrs: (path, attributes) of each parameter with known alignment, as `ASTSource` takes them.
+        options: compiler options as given to `triton.compile`, the defaults of this Triton included.
+    """
+
+    kernel: Any
+    target: GPUTarget
+    signature: tuple[tuple[str, Any], ...]
+    constexprs: tuple[tuple[Any, Any], ...]
+    attrs: tuple[tuple[Any, Any], ...]
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """Full name of the kernel: module and function."""
+        return f"{self.kernel.__module__}.{self.kernel.__name__}"
+
+    def source(self) -> ASTSource:
+        """Return the input of `triton.compile`, an `ASTSource` or a `GluonASTSource`."""
+        attrs = {path: [list(one) for one in found] for path, found in self.attrs}
+        given = self.kernel, dict(self.signature), dict(self.constexprs), attrs
+        if self.kernel.is_gluon():
+            from triton.experimental.gluon._runtime import GluonASTSource
+
+            return GluonASTSource(*given)
+        return ASTSource(*given)
+
+    def compile(self) -> CompiledKernel:
+        """Compile the kernel, or read it from Triton's cache folder. No GPU is needed."""
+        return triton.compile(self.source(), target=self.target, options=dict(self.options))
+
+
+def spec_of(call: KernelCall, arch: int) -> KernelSpec:
+    """Return the specialization that Triton launches for a call of `launch_kernel` on a GPU of this architecture."""
+    kernel, args, constants = call
+    backend, binder = _binder(kernel, arch)
+    # As in Triton's `JITFunction.run`.
+    for name, value in (("debug", kernel.debug or knobs.runtime.debug), *_compilation_knobs()):
+        constants = {name: value} | constants
+    bound, specialization, options = binder(*args, **constants)
+    options, signature, constexprs, attrs = kernel._pack_args(backend, constants, bound, specialization, options)
+    return KernelSpec(
+        kernel, GPUTarget("cuda", arch, WARP_THREADS), tuple(signature.items()), tuple(constexprs.items()),
+        tuple((path, tuple(map(tuple, found))) for path, found in attrs.items()), tuple(options.__dict__.items()),
+    )  # fmt: skip
+
+
+def _compilation_knobs() -> Iterator[tuple[str, Any]]:
+    """Return the compiler options that Triton reads from its environment, as far as this Triton has them."""
+    for name in ("instrumentation_mode", "fpsan_homomorphic_casts"):
+        if hasattr(knobs.compilation, name):
+            yield name, getattr(knobs.compilation, name)
+
+
+@cache
+def _binder(kernel: Any, arch: int) -> tuple[Any, Any]:
+    """Return Triton's backend for an architecture, and the function that specializes a kernel's arguments."""
+    backend = make_backend(GPUTarget("cuda", arch, WARP_THREADS))
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
+class _StandIn(torch.Tensor):
+    """Tensor without memory that the launch code treats as a GPU tensor; its address is 0, so it is aligned."""
+
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+class _Operands(NamedTuple):
+    """Holds stand-ins of a layer's K and V ``[pages, P, KV heads, head_dim]``, their scales, and attention sinks."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    sinks: torch.Tensor | None
+
+
+def _tensor(*shape: int, dtype: str = "int32") -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta").as_subclass(_StandIn)
+
+
+def _buffers(specs: list[BufferSpec]) -> dict[str, torch.Tensor]:
+    return {one.name: _tensor(*map(int, one.shape), dtype=one.dtype) for one in specs}
+
+
+@dataclass(frozen=True)
+class CacheForm:
+    """Facts of an engine's KV cache that a geometry does not fix.
+
+    Attributes:
+        adjacent_heads: the heads of a token are adjacent in memory; otherwise the tokens of a head are.
+        scaled: K and V have scales. None: if the cache is e4m3.
+    """
+
+    adjacent_heads: bool = True
+    scaled: bool | None = None
+
+
+def kernels_of(
+    geometry: Geometry, arch: int | None = None, form: CacheForm | None = None, trees: bool = True
+) -> list[KernelSpec]:
+    """Return every compiled kernel that a backend of this geometry can launch, without duplicates.
+
+    Args:
+        geometry: shape, limits and modes; a device of another kind counts as a GPU with its number of SMs.
+        arch: compute capability times ten, for example 90; None takes the geometry's.
+        form: facts of the KV cache; the default has adjacent heads.
+        trees: include the tree operations (`tree_ops`), which only the decoding loop launches.
+    """
+    device = replace(geometry.device, kind="cuda", arch=geometry.device.arch if arch is None else arch)
+    geometry = replace(geometry, device=device)
+    found: dict[KernelSpec, None] = {}
+
+    def collect(call: KernelCall) -> None:
+        found.setdefault(spec_of(call, device.arch))
+
+    with collect_calls(collect):
+        launch_all(geometry, CacheForm() if form is None else form, trees)
+    return list(found)
+
+
+def launch_all(geometry: Geometry, form: CacheForm, trees: bool) -> None:
+    """Call the launch code of every mode and batch size."""
+    a = geometry.attention
+    has_scales = a.kv_dtype != a.q_dtype if form.scaled is None else form.scaled
+    scale = _tensor(1, dtype="float32") if has_scales else None
+    k = v = _cache(a.page_size, a.num_kv_heads, a.head_dim, a.kv_dtype, form)
+    new = _tensor(1, a.num_kv_heads, a.head_dim, dtype=a.q_dtype)
+    launch_write_kv(new, new, k, v, scale, scale, _tensor(1, dtype="int64"), geometry.device.arch >= 90)
+    kv = _Operands(k, v, scale, scale, _tensor(a.num_qo_heads, dtype="float32") if a.sinks else None)
+    slots = _tensor(int(geometry.max_rows_any), dtype="int64")
+    if Mode.EXTEND in geometry.modes:
+        _launch_prefills(geometry, slots, kv, form)
+    if sizing.decode_verify_modes(geometry):
+        _launch_decodes(geometry, slots, kv)
+    if trees:
+        _launch_tree_ops(geometry)
+
+
+def _cache(page_size: int, heads: int, dim: int, dtype: str, form: CacheForm) -> torch.Tensor:
+    if form.adjacent_heads:
+        return _tensor(PAGES, page_size, heads, dim, dtype=dtype)
+    return _tensor(PAGES, heads, page_size, dim, dtype=dtype).transpose(1, 2).as_subclass(_StandIn)
+
+
+def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands) -> None:
+    """Call the launch code of metadata and attention for every mode except EXTEND."""
+    a, device, modes = geometry.attention, geometry.device, sizing.decode_verify_modes(geometry)
+    k, v, k_scale, v_scale, sinks = kv
+    own = _buffers(sizing.decode_verify_buffers(geometry, modes))
+    shape, attention = AttentionParams.from_geometry(geometry, True), DecodeVerify(geometry, slots, own)
+    work, partials = own[sizing.WORK], (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE])
+    adjacent, uniform = has_adjacent_heads(k, v), has_uniform_row_stride(k, v)
+    launched = set()
+    for mode in modes:
+        ragged, q_len = mode is Mode.RAGGED_VERIFY, int(geometry.extent(mode).q_len)
+        tails = _tails(geometry, mode)
+        for num_reqs in range(1, int(geometry.max_reqs) + 1):
+            extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged)
+            config, num_splits = attention.choose_splits(extent)
+            size = config, num_splits, common.next_power_of_two(num_reqs), q_len, ragged
+            if size in launched:
+                continue
+            launched.add(size)
+            lens, indptr = _tensor(num_reqs), _tensor(num_reqs + 1)
+            table, rows = _tensor(num_reqs, int(geometry.max_pages_per_req)), extent.num_rows
+            q = _tensor(rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
+            engine_slots = _tensor(rows, dtype="int64") if Form.ENGINE_SLOTS in geometry.forms else None
+            launches.write_metadata_decode_verify(
+                shape, config, extent, num_splits, lens, table, slots, work, indptr, engine_slots
+            )
+            boxes = has_tma_boxes(k, v, heads=config.kv_heads_per_tile if adjacent else 1)
+            for fast_memory in (True, False):
+                adapted = select.adapt_to_cache(a, device, config, uniform, boxes, adjacent, fast_memory)
+                for tree, block in tails:
+                    mask = _tensor(rows, int(geometry.mask_words)) if tree else None
+                    depth = _tensor(rows) if tree else None
+                    launches.attend_decode_verify(
+                        shape, adapted, extent, num_splits, q, k, v, k_scale, v_scale, lens, table, mask, depth, work,
+                        *partials, q, None, indptr, block, sinks,
+                    )  # fmt: skip
+
+
+def _tails(geometry: Geometry, mode: Mode) -> list[tuple[bool, bool]]:
+    """Return (tree, block) of each kind of tail that batches of a mode can have."""
+    if mode is Mode.DRAFT_BLOCK:
+        return [(False, True)]
+    if mode in (Mode.DRAFT, Mode.VERIFY, Mode.RAGGED_VERIFY):
+        return [(False, False), (True, False)]
+    return [(False, False)]
+
+
+def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, form: CacheForm) -> None:
+    """Call the launch code of metadata, upcast and attention for EXTEND."""
+    a = geometry.attention
+    own = _buffers(sizing.split_buffers(geometry, [], True) + sizing.upcast_buffers(geometry))
+    row_tiles = _tensor(64, 2)
+    _launch_prefill(geometry, Prefill(geometry, slots, row_tiles, own), kv, a.page_size)
+    if not upcast.upcasts(a, geometry.device):
+        return
+    for groups in upcast.head_group_counts(a):
+        group = prefill_fp8.UpcastHeads(geometry, slots, row_tiles, own, groups)
+        heads = slice(0, group.heads)
+        part = [one[:, :, heads].as_subclass(_StandIn) for one in kv[:2]]
+        group.launch(2, *part, _tensor(1), _tensor(2), _tensor(1, int(geometry.max_pages_per_req)))
+        wide = replace(geometry, attention=upcast.upcast_shape(a, groups))
+        _launch_prefill(wide, group.prefill, kv._replace(k=group.k, v=group.v), a.page_size)
+
+
+def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_size: int) -> None:
+    """Call the launch code of metadata and attention for EXTEND over given K and V."""
+    a, limits = geometry.attention, geometry.limits
+    shape = replace(AttentionParams.from_geometry(geometry, True), page_size=page_size)
+    sizes = {1 << n for n in range(int(geometry.max_reqs).bit_length() + 1)}
+    for plan in prefill.plans():
+        schedule = () if plan.split is None else (plan.split.work, plan.split.num_splits, plan.split.num_ctas)
+        for num_reqs in sorted(sizes):
+            if plan.split is not None and num_reqs > split_kv.MAX_SPLIT_ROW_TILES:
+                continue
+            for rows in sorted({1, 33 * plan.config.block_m // a.group_size, int(limits.max_extend_tokens)}):
+                lens, indptr = _tensor(num_reqs), _tensor(num_reqs + 1)
+                table, tiles = _tensor(num_reqs, int(geometry.max_pages_per_req)), _tensor(64, 2)
+                q = _tensor(rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
+                engine_slots = _tensor(rows, dtype="int64") if Form.ENGINE_SLOTS in geometry.forms else None
+                launches.write_metadata_prefill(
+                    shape, plan.config, rows, lens, indptr, table, _tensor(rows, dtype="int64"), tiles, engine_slots,
+                    *schedule,
+                )  # fmt: skip
+                prefill.launch(rows, plan.config, plan.split, q, *kv, q, lens, indptr, table, tiles)
+
+
+def _launch_tree_ops(geometry: Geometry) -> None:
+    """Call the launch code of the tree operations."""
+    a, nodes = geometry.attention, int(geometry.draft.num_draft_tokens)
+    if not {Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY} & set(geometry.modes):
+        return
+    lens, table = _tensor(1), _tensor(1, int(geometry.max_pages_per_req))
+    positions, words = _tensor(nodes, dtype="int64"), int(geometry.mask_words)
+    parents, last = _tensor(1, nodes, dtype="int64"), geometry.limits.max_context_len - 1
+    tree_ops.launch_write_tail(
+        1, nodes, nodes, last, parents, lens, _tensor(nodes, words), _tensor(1, nodes), positions
+    )
+    tree_ops.launch_write_tail(1, nodes, nodes, last, None, lens, None, None, positions)
+    tree_ops.launch_verify_tree(parents, parents, parents, parents, _tensor(1, dtype="int64"), parents)
+    row_bytes = a.num_kv_heads * a.head_dim * DTYPE_BYTES[a.kv_dtype]
+    words, dtype = (row_bytes // 4, "int32") if row_bytes % 4 == 0 else (row_bytes, "uint8")
+    pool = _tensor(2, PAGES, a.page_size, words, dtype=dtype)
+    tree_ops.launch_compact(a.page_size, pool, pool, parents, _tensor(1, dtype="int64"), lens, table)
