@@ -13,6 +13,7 @@ from . import (
     late,
     limits_and_logits,
     museum,
+    places,
     plans,
     rare_sizes,
     scales_and_strides,
@@ -22,22 +23,24 @@ from . import (
     timing,
     trees,
 )
-from .mutant import Mutant
+from .mutant import Mutant, install_standalone
 
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
-    *(trees, conditions, late, museum, sinks),
+    *(trees, conditions, late, museum, sinks, places),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
+install_standalone(MUTANTS)
 KILLER = (
     limits_and_logits.KILLER
     | attention_parts.KILLER
     | state_and_order.KILLER
     | scales_and_strides.KILLER
     | sinks.KILLER
+    | places.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors and of attention sinks."""
 INAPPLICABLE = {

@@ -6,68 +6,13 @@ its own buffers, as engines with CSR kernels do. Mutants can then break each buf
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
-from draftmark import (
-    CONTRACT_MINOR,
-    AttentionShape,
-    BackendInfo,
-    BackendPlugin,
-    BufferSpec,
-    Geometry,
-    Mode,
-    Role,
-    Unit,
-    maximum,
-)
+from draftmark import AttentionShape, Geometry
 from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, sinks_of
-from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
 
 from . import csr_attention as kernel
-
-MASKED = (Mode.VERIFY, Mode.DRAFT)
-"""Modes with a tail mask in `tail_mask`, for chains too. The other modes use a causal mask without a buffer."""
-ROLES = {
-    "kv_indptr": "kv_indptr",
-    "kv_indices": "kv_indices",
-    "kv_last_page_len": "kv_last_page_len",
-    "qo_indptr": "qo_indptr",
-    "slot_mapping": "slot_mapping",
-}
-
-
-def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """Declare index buffers per request, per page and per row."""
-    reqs, pages, words = geometry.max_reqs, geometry.max_pages_per_req, geometry.mask_words
-    own = [
-        BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.PAGES, "max_reqs + 1"),
-        BufferSpec("kv_indices", Role.KV_INDICES, (reqs * pages,), "int32", Unit.PAGES, "max_reqs · max_pages_per_req"),
-        BufferSpec("kv_last_page_len", Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BufferSpec("qo_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
-        BufferSpec("slot_mapping", Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
-    ]
-    masked = [geometry.max_rows(mode) for mode in geometry.modes if mode in MASKED]
-    if masked:
-        depth = (reqs, geometry.max_tail)
-        own += [
-            BufferSpec(
-                "tail_mask", Role.TAIL_MASK, (maximum(*masked), words), "int32", Unit.WORDS, "max_rows · mask_words"
-            ),
-            BufferSpec("tail_depth", Role.TAIL_DEPTH, depth, "int32", Unit.TOKENS, "max_reqs · max_tail"),
-        ]
-    return own
-
-
-def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Declare one attention pass over prefix and tail by pages, and the tail mask for modes with a tree."""
-    found = {}
-    for mode in geometry.modes:
-        extra = {"tail_mask": "tail_mask", "tail_depth": "tail_depth"} if mode in MASKED else {}
-        level = Level(Layout.CSR_PAGES, LengthConvention.PREFIX_PLUS_TAIL, {**ROLES, **extra}, masked=True)
-        found[mode] = MetadataSpec((level,), mask_stride=geometry.mask_words)
-    return found
+from .csr_plugin import MASKED
 
 
 class CsrBackend:
@@ -177,28 +122,3 @@ class CsrBackend:
         v = v.masked_fill(~stored[:, :, None, None], 0.0)
         seen = kernel.visible(lens - bits.shape[2], k.shape[1], bits, depth, shape.window_left)
         return kernel.attend(q, k, v, seen, shape, sinks_of(cache, self.geometry))
-
-
-class CsrPlugin(BackendPlugin):
-    """Plugin of the CSR test backend."""
-
-    info = BackendInfo(
-        "csr", "any", CONTRACT_MINOR, host_kernels=True, sinks=True, summary="the reference's CSR twin, for tests"
-    )
-    buffers = staticmethod(buffers)
-
-    def supports(self, geometry: Geometry) -> list[str]:
-        """Refuse geometries with more pages than an int32 offset can count."""
-        reasons = []
-        if geometry.max_reqs * geometry.max_pages_per_req > 2**31 - 1:
-            most = "2**31 - 1, the largest offset of kv_indptr: lower either"
-            reasons.append(f"max_reqs · max_pages_per_req passes {most}")
-        return reasons
-
-    def open_backend(self, geometry: Geometry, arena: Arena) -> CsrBackend:
-        """Return a backend that uses this arena."""
-        return CsrBackend(geometry, arena)
-
-    def contract_notes(self) -> object:
-        """Return this module, because the suite calls its `layouts` function."""
-        return sys.modules[__name__]

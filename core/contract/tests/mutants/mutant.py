@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,12 @@ from draftmark.hookspecs import HOOKS, hookimpl
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
 from draftmark.reference import ReferencePlugin
+from draftmark.registry import load
 from draftmark.tree import TorchTreeOps
 
 from . import tutorial
-from .csr_backend import CsrPlugin
+from .csr_plugin import CsrPlugin
+from .standalone.installed import install
 
 LAYOUTS: dict[str, BackendPlugin] = {
     "reference": ReferencePlugin(),
@@ -38,7 +40,7 @@ NOTES = ("layouts", "usage")
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
 KINDS = {
     "M": "known bugs",
-    **dict.fromkeys("VWXYZLN", "the suite's authors"),
+    **dict.fromkeys("VWXYZLNPBJ", "the suite's authors"),
     **dict.fromkeys("RST", "outside authors"),
 }
 """Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""
@@ -61,6 +63,7 @@ class Mutant:
         absent: the reason why the defect is impossible in the other layouts.
         plugin: a subclass of the tutorial's plugin; replaces `hooks` and `patch`.
         usage: the `usage` function of `plugin`.
+        standalone: ``"module:class"`` of a plugin that other processes load too; replaces all other fields.
     """
 
     id: str
@@ -72,9 +75,12 @@ class Mutant:
     absent: str = ""
     plugin: type[BackendPlugin] | None = None
     usage: Callable[..., dict[str, int]] | None = None
+    standalone: str = ""
 
     def build(self, layout: str) -> LoadedBackend:
         """Return the loaded plugin with this defect, in one metadata layout."""
+        if self.standalone:
+            return load(self.id.lower())
         if self.plugin is not None:
             made = self.plugin()
             made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
@@ -99,6 +105,21 @@ class Mutant:
                 found[hook] = hookimpl(_changed(found[hook], change))
         found["draftmark_contract_notes"] = hookimpl(lambda: SimpleNamespace(**notes))
         return found
+
+
+def standalone(plugin: str, layout: str) -> dict[str, Any]:
+    """Return the fields of a `Mutant` that is a plugin (``"module:class"``) of the package `standalone`."""
+    return {
+        "standalone": f"{__package__}.standalone.{plugin}",
+        "layouts": (layout,),
+        "absent": "a plugin of its own, which any process can load, has one layout",
+    }
+
+
+def install_standalone(mutants: Iterable[Mutant]) -> None:
+    """Make the plugins of these mutants, and a correct plugin of each layout, loadable by name in any process."""
+    twins = {f"twin_{layout}": f"{__package__}.standalone.bases:twin_{layout}" for layout in LAYOUTS}
+    install(twins | {one.id.lower(): one.standalone for one in mutants if one.standalone})
 
 
 def _no_usage(geometry: Geometry, batch: Any) -> dict[str, int]:

@@ -1,21 +1,19 @@
-"""Checks of supports(): it gives one answer at every entry, and accepts the mandatory profile."""
+"""Checks of supports(): one answer at every entry and in every process, and it accepts the mandatory profile."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftmark.geometry import DraftShape, Form, Geometry, Limits, Mode
-from draftmark.registry import available
 
 from ..behaviour import Fixture, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
+from ..sizing.answers import Answers, answers_of, difference, questions
 from ..sizing.batches import brief
 from ..sizing.claims import claim, ways_to_serve
+from ..sizing.elsewhere import KEPT, Place, answers_in, installed
 from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
 
 if TYPE_CHECKING:
@@ -100,43 +98,66 @@ def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
     subject.require(geometry)
 
 
-_ELSEWHERE = """
-import json, sys
-from dataclasses import replace
-from draftmark import load
-from draftmark.geometry import DeviceProfile
-from draftmark_contract.sizing.geometries import odd_geometries
-backend, device = load(sys.argv[1]), DeviceProfile(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-print(json.dumps([backend.supports(replace(case.value, device=device)) for case in odd_geometries()]))
-"""
+def _places() -> Sequence[Case]:
+    """Return the processes in which the hooks answer again, as lists of places."""
+    since = (1, 5)
+    seeds = [Place(f"under PYTHONHASHSEED={seed}", {"PYTHONHASHSEED": str(seed)}) for seed in range(4)]
+    machines = [
+        Place(f"on a machine with another name, memory size and {n} processors", processors=n) for n in (1, 384)
+    ]
+    bare = Place("in an empty environment", {"LC_ALL": "C"}, bare=True)
+    order = Place(
+        "on a thread, with hooks and geometries in reverse order, under -OO", options=("-OO",), backwards=True
+    )
+    after = Place("after torch and the other installed backends", imports=("torch", "numpy", "*"))
+    return [
+        Case("odd-geometries", [Place("in a process without torch and the backend's runtime", hooks=())], (1, 3)),
+        Case("hash-seeds", seeds, since),
+        Case("machines", machines, since),
+        Case("environments", [bare], since),
+        Case("order", [order], since),
+        Case("imports", [after], since),
+    ]
 
 
-def _once() -> Sequence[Case]:
-    return [Case("odd-geometries", None)]
+@behaviour(Fixture.SUBJECT, cases=_places, since=(1, 3), bugs=("sglang#32920",))
+def answers_alike_elsewhere(subject: BackendUnderTest, places: Sequence[Place]) -> None:
+    """The sizing hooks and the contract notes give the same answers in every process.
 
-
-@behaviour(Fixture.SUBJECT, cases=_once, since=(1, 3), bugs=("sglang#32920",))
-def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
-    """supports() gives the same answers in a fresh process without torch and the backend's runtime."""
-    if subject.backend.name not in {row.name for row in available()}:
-        return  # A fresh process cannot load a backend object that a test registered, so there is nothing to compare.
+    supports, requirements, buffers, layouts and usage answer for hundreds of geometries. The processes differ in
+    imported modules, hash seed, processors, memory size, host name, environment variables, locale, current folder,
+    optimization, thread, and order of the questions. Every variable that a process reads is also set to other values.
+    """
+    if not installed(subject.backend.name, subject.backend.plugin):
+        return  # Another process cannot load a backend object that a test registered.
     subject.open(mandatory())
-    cases, device = odd_geometries(), subject.profile
-    command = [sys.executable, "-c", _ELSEWHERE, subject.backend.name]
-    command += [device.kind, str(device.arch), str(device.num_sms)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    answers = json.loads(done.stdout.rpartition("\n")[0].rpartition("\n")[2])
-    for case, there in zip(cases, answers, strict=True):
-        here = subject.backend.supports(subject.fit(case.value))
-        if here != there:
+    here = answers_of(subject.backend, subject.profile, questions(), places[0].hooks)
+    for place in places:
+        read = _compared(subject, place, here)
+        for value in ("1", "0") if place.bare else ():
+            given = {name: value for name in read if name not in KEPT}
+            if given:
+                where = f"with the environment variables {', '.join(given)} set to {value}"
+                _compared(subject, Place(where, given, bare=True), here)
+
+
+def _compared(subject: BackendUnderTest, place: Place, here: list[Answers]) -> list[str]:
+    """Compare the answers in a place with those here. Return the environment variables that were read there."""
+    found, read = answers_in(place, subject.backend.name, subject.profile)
+    for geometry, one, there in zip(questions(), here, found, strict=True):
+        differs = difference(one, there)
+        if differs:
+            where, expected, got = differs
+            hook = where.strip(".").partition(".")[0].partition("[")[0] or "supports"
             raise ContractViolation(
-                "supports() answers differently in a process without torch and the backend's runtime",
-                batch=brief(case.value),
-                got=f"{there} there",
-                expected=f"{here}, as here",
-                formula="supports(geometry)",
+                f"{hook}() answers differently {place.where}",
+                batch=brief(geometry),
+                got=f"{where.strip('.')} = {got!r} there",
+                expected=f"{expected!r}, as here",
+                formula=f"{hook}(geometry)",
                 remedy="decide by the geometry only, so that a size computed on a laptop is right on the device",
             )
+    return read
 
 
 def _same_answer(subject: BackendUnderTest, geometry: Geometry) -> None:

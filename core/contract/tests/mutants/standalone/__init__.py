@@ -1,0 +1,1 @@
+"""Mutants that another process can load by name: plugins of their own, which import no part of the suite."""

@@ -1,0 +1,29 @@
+"""Correct plugins under names of their own, as base classes of mutants. Imports neither torch nor the suite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftmark_tugboat import Plugin as TutorialPlugin
+
+from draftmark import BackendPlugin
+from draftmark.reference import ReferencePlugin
+
+from ..csr_plugin import CsrPlugin
+
+BASES: dict[str, type[BackendPlugin]] = {
+    "reference": ReferencePlugin,
+    "csr": CsrPlugin,
+    "tutorial": TutorialPlugin,
+}
+"""Plugin by layout. `tutorial` writes the package of the last one to a folder on the path."""
+
+
+def named(name: str, base: type[BackendPlugin]) -> type[BackendPlugin]:
+    """Return a subclass of a correct plugin with another name."""
+    return type(name, (base,), {"info": replace(base.info, name=name), "__module__": base.__module__})
+
+
+twin_reference = named("twin_reference", ReferencePlugin)
+twin_csr = named("twin_csr", CsrPlugin)
+twin_tutorial = named("twin_tutorial", TutorialPlugin)
