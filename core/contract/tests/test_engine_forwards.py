@@ -91,9 +91,9 @@ def test_a_wrong_backend_fails(wrong: Patch, item: str, monkeypatch: pytest.Monk
 def test_every_mode_and_form_has_cases() -> None:
     """Cases cover each optional mode, each optional tensor layout in each mode, and ragged batches, padded and not."""
     ragged = [case.value for case in of_the_device()]
-    assert {one.forward.mode for one in ragged} == {Mode.RAGGED_VERIFY}
-    assert {one.budget > len(one.forward.rows) for one in ragged} == {True, False}
-    assert {case.value.forward.mode for case in blocks()} == {Mode.DRAFT_BLOCK}
-    assert {case.value[0].forward.mode for case in captures()} == {Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK}
-    found = {(form, case.value.forward.mode) for case in forms() for form in case.value.geometry.forms}
+    assert {one.mode for one in ragged} == {Mode.RAGGED_VERIFY}
+    assert {one.budget > len(one.rows) for one in ragged} == {True, False}
+    assert {case.value.mode for case in blocks()} == {Mode.DRAFT_BLOCK}
+    assert {case.value[0].mode for case in captures()} == {Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK}
+    found = {(form, case.value.mode) for case in forms() for form in case.value.geometry.forms}
     assert found == {(form, mode) for form in Form for mode in Mode}

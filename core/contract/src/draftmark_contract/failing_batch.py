@@ -68,7 +68,7 @@ def drawing(error: BaseException, current: object = None) -> Drawing | None:
         return _sizes(wrong)
     named = violation.details["batch"] if violation else None
     batch = next((one for one in (wrong.batch if wrong else None, named, current) if one is not None), None)
-    # Both a Step and an EngineForward hold their ForwardCase in the attribute `forward`.
+    # A Step holds its ForwardCase in the attribute `forward`.
     forward = getattr(batch, "forward", batch)
     return _forward(forward, wrong or Wrong("")) if isinstance(forward, ForwardCase) else None
 

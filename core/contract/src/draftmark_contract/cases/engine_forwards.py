@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.formulas import pages
 from ..oracle.history import Request, chain
-from ..oracle.truth import Row, Truth, enumerate_truth
-from .forwards import TRAPS, ForwardCase, ragged, uniform
+from .forwards import TRAPS, ForwardCase, block_masks, device_tree, ragged, uniform
 from .geometries import PAGE128, SMALL, TREE, Shape
-from .trees import verify_tree
 
 SINCE = (1, 3)
 BUDGETS = (5, 16)
@@ -41,50 +38,6 @@ ROWS_OF = {"mixed": (3, 1, 0, 6, 2), "full": (5, 6, 1, 2, 2), "none": (0, 0, 0, 
 _MIXED = (Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["mixed"], "random")
 
 
-@dataclass(frozen=True)
-class EngineForward:
-    """A forward with the additional inputs that an engine passes.
-
-    Attributes:
-        forward: the requests. In DRAFT_BLOCK and RAGGED_VERIFY each new token (tail slot) has one query row.
-        budget: query rows of the batch, RAGGED_VERIFY only. Rows after the requests' rows are padding.
-        bounds: upper bound of each request's row count, known to the host; () means D (verify rows) for each.
-        unstored: rows that the engine passes with slot -1, because it already has their KV.
-    """
-
-    forward: ForwardCase
-    budget: int = 0
-    bounds: tuple[int, ...] = ()
-    unstored: frozenset[Row] = frozenset()
-
-    @property
-    def geometry(self) -> Geometry:
-        """Geometry that the forward was built for."""
-        return self.forward.geometry
-
-    @property
-    def num_rows(self) -> int:
-        """Query rows of the batch, padding rows included."""
-        return self.budget or len(self.forward.rows)
-
-    @cached_property
-    def truth(self) -> Truth:
-        """KV slots that each live row reads and writes. Rows that the engine does not store are included."""
-        live = [one for one in self.forward.requests if one.live]
-        if self.forward.mode is Mode.DRAFT_BLOCK:  # In a draft block every row sees all new tokens of its request.
-            live = [replace(one, masks=(tuple(range(one.tail)),) * one.tail) for one in live]
-        return enumerate_truth(live, self.geometry.attention.page_size, self.geometry.attention.window_left)
-
-    def slot(self, row: Row) -> int:
-        """Return the KV slot that the engine passes for a row: the row's own slot, or -1 when the row is not stored."""
-        return -1 if row in self.unstored else self.truth.writes.get(row, -1)
-
-    def __str__(self) -> str:
-        more = {"budget": self.budget, "bounds": self.bounds, "not stored": sorted(self.unstored)}
-        said = ", ".join(f"{name} {value}" for name, value in more.items() if value)
-        return f"{self.forward}" + (f"\n      {said}" if said else "")
-
-
 def of_the_device() -> list[Case]:
     """Return RAGGED_VERIFY cases: chains and trees, loose and exact row bounds, spare rows in the batch or none."""
     found = []
@@ -93,26 +46,26 @@ def of_the_device() -> list[Case]:
         shape, room = Shape(name, geometry, SINCE), max(BUDGETS)
         for kind in ("chain", "random"):
             mixed = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["mixed"], kind, padded=1)
-            found.append(shape.case(EngineForward(mixed, room), kind))
+            found.append(shape.case(replace(mixed, budget=room), kind))
         full = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["full"], "deep")
-        found.append(shape.case(EngineForward(full, room, ROWS_OF["full"]), "full"))
+        found.append(shape.case(replace(full, budget=room, bounds=ROWS_OF["full"]), "full"))
         decodes = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["decodes"], "chain")
-        found.append(shape.case(EngineForward(decodes, min(BUDGETS), ROWS_OF["decodes"]), "decodes"))
-        found.append(shape.case(EngineForward(decodes, room, ROWS_OF["decodes"]), "decodes-room"))
+        found.append(shape.case(replace(decodes, budget=min(BUDGETS), bounds=ROWS_OF["decodes"]), "decodes"))
+        found.append(shape.case(replace(decodes, budget=room, bounds=ROWS_OF["decodes"]), "decodes-room"))
         none = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["none"], "chain")
-        found.append(shape.case(EngineForward(none, min(BUDGETS)), "none"))
-        found.append(shape.case(EngineForward(none, min(BUDGETS), ROWS_OF["none"]), "none-known"))
+        found.append(shape.case(replace(none, budget=min(BUDGETS)), "none"))
+        found.append(shape.case(replace(none, budget=min(BUDGETS), bounds=ROWS_OF["none"]), "none-known"))
     small = Geometry.create(PAGE128, LIMITS, TREE, modes=(Mode.RAGGED_VERIFY,))
-    found.append(Shape("one-page", small, SINCE).case(EngineForward(_placed(small, *_MIXED, padded=1), max(BUDGETS))))
+    found.append(Shape("one-page", small, SINCE).case(replace(_placed(small, *_MIXED, padded=1), budget=max(BUDGETS))))
     wide = Geometry.create(HALF, replace(LONG, row_budgets=(80,)), DraftShape(8, 6, 35), modes=(Mode.RAGGED_VERIFY,))
     long = _placed(wide, Mode.RAGGED_VERIFY, (17, 0, 40), (35, 33, 1), "random")
-    found.append(Shape("words2", wide, SINCE).case(EngineForward(long, 80), "random"))
+    found.append(Shape("words2", wide, SINCE).case(replace(long, budget=80), "random"))
     limits = replace(LONG, max_num_reqs=10, row_budgets=(240,))
     crowd = Geometry.create(HALF, limits, DraftShape(8, 6, 35), modes=(Mode.RAGGED_VERIFY,))
     many = _placed(crowd, Mode.RAGGED_VERIFY, range(0, 70, 7), (35, 33, 1, 34, 0, 35, 2, 33, 35, 7), "random")
-    found.append(Shape("words2-crowd", crowd, SINCE).case(EngineForward(many, 240), "random"))
+    found.append(Shape("words2-crowd", crowd, SINCE).case(replace(many, budget=240), "random"))
     sinks = Geometry.create(SINKS, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
-    case = EngineForward(_placed(sinks, *_MIXED, padded=1), max(BUDGETS))
+    case = replace(_placed(sinks, *_MIXED, padded=1), budget=max(BUDGETS))
     return [*found, Shape("sinks", sinks, IN_1_4).case(case, "random")]
 
 
@@ -123,8 +76,9 @@ def captures() -> list[Case]:
         geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
         later = [tuple(reversed(PREFIXES)), PREFIXES, (0, 3, 77, 9, 128)]
         rounds = [
-            EngineForward(
-                _placed(geometry, Mode.RAGGED_VERIFY, lens, ROWS_OF[rows], "random", padded=1, seed=seed), max(BUDGETS)
+            replace(
+                _placed(geometry, Mode.RAGGED_VERIFY, lens, ROWS_OF[rows], "random", padded=1, seed=seed),
+                budget=max(BUDGETS),
             )
             for seed, (lens, rows) in enumerate(
                 zip((PREFIXES, *later), ("decodes", "mixed", "none", "full"), strict=True)
@@ -134,7 +88,7 @@ def captures() -> list[Case]:
         geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
         rows, size = (BLOCK.block_size,), BLOCK.block_size
         blocks_ = [
-            EngineForward(_placed(geometry, Mode.DRAFT_BLOCK, lens, rows * len(lens), "chain", padded=6 - len(lens)))
+            _placed(geometry, Mode.DRAFT_BLOCK, lens, rows * len(lens), "chain", padded=6 - len(lens))
             for lens in ((17, 0), (125, 1, 60, 3, 0), (17,), (255 - size,) * 2)
         ]
         found.append(Shape(name, geometry, SINCE).case(blocks_, "draft_block"))
@@ -147,10 +101,10 @@ def blocks() -> list[Case]:
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
         forward = _placed(geometry, Mode.DRAFT_BLOCK, (17, 0, 125, 1), (BLOCK.block_size,) * 4, "chain", padded=2)
-        found.append(Shape(name, geometry, SINCE).case(EngineForward(forward)))
+        found.append(Shape(name, geometry, SINCE).case(forward))
     sinks = Geometry.create(SINKS, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
     forward = _placed(sinks, Mode.DRAFT_BLOCK, (17, 125), (BLOCK.block_size,) * 2, "chain", padded=1)
-    return [*found, Shape("sinks", sinks, IN_1_4).case(EngineForward(forward))]
+    return [*found, Shape("sinks", sinks, IN_1_4).case(forward)]
 
 
 def forms() -> list[Case]:
@@ -168,19 +122,20 @@ def forms() -> list[Case]:
     return found
 
 
-def _in_mode(geometry: Geometry, mode: Mode) -> EngineForward:
+def _in_mode(geometry: Geometry, mode: Mode) -> ForwardCase:
     prefixes = (17, 0, 40)
     if mode is Mode.EXTEND:
-        made = EngineForward(ragged("extend", geometry, prefixes, (3, 40, 1), padded=1))
+        made = ragged("extend", geometry, prefixes, (3, 40, 1), padded=1)
     elif mode is Mode.RAGGED_VERIFY:
-        made = EngineForward(_placed(geometry, mode, prefixes, (3, 0, 2), "random", padded=2), max(BUDGETS))
+        forward = _placed(geometry, mode, prefixes, (3, 0, 2), "random", padded=2)
+        made = replace(forward, budget=max(BUDGETS))
     elif mode is Mode.DRAFT_BLOCK:
-        made = EngineForward(_placed(geometry, mode, prefixes, (4, 4, 4), "chain", padded=1))
+        made = _placed(geometry, mode, prefixes, (4, 4, 4), "chain", padded=1)
     else:
-        made = EngineForward(uniform(mode.value, geometry, mode, prefixes, 4, step=int(mode is Mode.DRAFT)))
+        made = uniform(mode.value, geometry, mode, prefixes, 4, step=int(mode is Mode.DRAFT))
     if Form.ENGINE_SLOTS not in geometry.forms:
         return made
-    live = [row for row in made.forward.rows if made.forward.requests[row[0]].live]
+    live = [row for row in made.rows if made.requests[row[0]].live]
     # Leave out the first row and a later row: a scatter must not store a row without a slot at slot 0 or the last slot.
     return replace(made, unstored=frozenset((live[0], *live[4:5])))
 
@@ -201,8 +156,9 @@ def _placed(
     random.Random(f"pages {geometry.attention.page_size} {kind} {seed}").shuffle(ids)
     requests = []
     for n, (prefix, count, need) in enumerate(zip(prefixes, rows, needs, strict=True)):
-        parents = chain(count) if kind == "chain" or count < 2 else tuple(verify_tree(kind, count, seed + n))
-        requests.append(Request(prefix, tuple(ids.pop() for _ in range(need)), parents, count))
+        own = tuple(ids.pop() for _ in range(need))
+        masks = block_masks(mode, count)
+        requests.append(Request(prefix, own, device_tree(kind, count, seed + n), count, masks=masks))
     null = (0,) * max(1, pages(uniform_rows, size))
     requests += [Request(0, null, chain(uniform_rows), uniform_rows, live=False)] * padded
     return ForwardCase(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import CORE_MODES, Form, Geometry, Mode
 
-from ..oracle.formulas import pages, rows_and_tail
+from ..oracle.formulas import max_requests, pages, rows_and_tail
 from ..oracle.history import Request, chain
+from ..oracle.truth import Row, Truth, enumerate_truth
 from .geometries import describe
 from .trees import any_masks, beams, verify_tree
 
@@ -24,6 +26,10 @@ class ForwardCase:
         causal: True when the new tokens form a chain and the batch has no mask words.
         num_pages: pages that the pool must have. No request owns the last `TRAPS` of them.
         null_pages: pages at the start of the pool for padded requests.
+        budget: query rows of a RAGGED_VERIFY batch. Rows after the requests' rows are padding. 0 in other modes.
+        bounds: the host's upper bound of each request's rows in RAGGED_VERIFY; () means D for each.
+        unstored: rows that the engine passes with slot -1, because it already has their KV.
+        shares_kv: True for a layer that reads another layer's KV: the engine calls attend without write_kv.
     """
 
     name: str
@@ -34,6 +40,10 @@ class ForwardCase:
     causal: bool
     num_pages: int
     null_pages: int
+    budget: int = 0
+    bounds: tuple[int, ...] = ()
+    unstored: frozenset[Row] = frozenset()
+    shares_kv: bool = False
 
     @property
     def live(self) -> int:
@@ -50,11 +60,45 @@ class ForwardCase:
         """Number of query rows of live requests. These rows come first."""
         return sum(one.rows for one in self.requests if one.live)
 
+    @property
+    def num_rows(self) -> int:
+        """Number of query rows of the batch, padding rows included."""
+        return self.budget or len(self.rows)
+
+    @property
+    def truth(self) -> Truth:
+        """KV slots that each row reads and writes. Rows that the engine does not store are included."""
+        a = self.geometry.attention
+        return _truth(self.requests, a.page_size, a.window_left)
+
+    @property
+    def kept(self) -> frozenset[Row]:
+        """Live rows that this forward does not store. Their KV is in the cache before it."""
+        return frozenset(self.rows[: self.live_rows]) if self.shares_kv else self.unstored
+
+    @property
+    def stores_padding(self) -> bool:
+        """True if rows of padded requests are stored, in null pages."""
+        own_slots = Form.ENGINE_SLOTS in self.geometry.forms
+        return not (own_slots or self.shares_kv or self.mode is Mode.RAGGED_VERIFY)
+
+    @property
+    def declared(self) -> bool:
+        """True if a plugin's `MetadataSpec` describes the metadata: a core mode without engine forms."""
+        return self.mode in CORE_MODES and not self.geometry.forms
+
+    def slot(self, row: Row) -> int:
+        """Return the KV slot that an engine passes for a row: the row's own slot, or -1 when it is not stored."""
+        return self.truth.writes[row] if self.requests[row[0]].live and row not in self.unstored else -1
+
     def at_step(self, step: int) -> ForwardCase:
-        """Return an earlier step of this draft round: the same requests and pages with fewer new tokens."""
+        """Return an earlier step of this draft round: the same requests and pages with fewer new tokens.
+
+        Every step of a round stores its rows, because later steps read them.
+        """
         k = self.geometry.draft.topk
         cut = tuple(replace(one, parents=one.parents[: k * (step + 1)]) for one in self.requests)
-        return replace(self, step=step, requests=cut)
+        return replace(self, step=step, requests=cut, unstored=frozenset(), shares_kv=False)
 
     def sharing_prefix(self) -> ForwardCase:
         """Return the forward with the first page of request 0 also in the table of request 1, as in a prefix cache."""
@@ -98,7 +142,10 @@ class ForwardCase:
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.mode.value} step {self.step}, {self.live} live of {len(self.requests)}"
+        more = {"budget": self.budget, "bounds": self.bounds, "not stored": sorted(self.unstored)}
+        said = [f"{name} {value}" for name, value in more.items() if value] + ["without write_kv"] * self.shares_kv
         lines = [head, describe(self.geometry), *(f"r{n}: {one}" for n, one in enumerate(self.requests))]
+        lines += [", ".join(said)] if said else []
         return "\n      ".join(lines)
 
 
@@ -125,12 +172,12 @@ def uniform(
     """
     rows, tail = rows_and_tail(geometry, mode, step)
     single = mode is Mode.DRAFT and geometry.draft.topk == 1
-    causal = tree == "chain" or single or mode in (Mode.DECODE, Mode.DRAFT_EXTEND)
+    causal = tree == "chain" or single or mode in (Mode.DECODE, Mode.DRAFT_EXTEND, Mode.DRAFT_BLOCK)
     requests = []
     for n, prefix in enumerate(prefixes):
         branches = beams(geometry.draft.topk, step, seed + n) if mode is Mode.DRAFT else ()
         parents = chain(tail) if causal else branches or verify_tree(tree, rows, seed + n)
-        masks = any_masks(rows, seed + n) if tree == "masks" and mode is Mode.VERIFY else ()
+        masks = any_masks(rows, seed + n) if tree == "masks" and mode is Mode.VERIFY else block_masks(mode, tail)
         requests.append(Request(prefix, (), parents, rows, masks=masks))
     requests += [Request(0, (), chain(tail), rows, live=False)] * (padded - len(prefixes))
     return _with_pages(name, geometry, mode, step, requests, causal, seed, first_page)
@@ -150,6 +197,48 @@ def ragged(
     requests = [Request(prefix, (), chain(n), n) for prefix, n in zip(prefixes, rows, strict=True)]
     requests += [Request(0, (), (), 0, live=False)] * padded
     return _with_pages(name, geometry, Mode.EXTEND, 0, requests, True, seed, first_page)
+
+
+def device_rows(
+    name: str,
+    geometry: Geometry,
+    prefixes: Sequence[int],
+    rows: Sequence[int],
+    budget: int,
+    *,
+    tree: str = "random",
+    padded: int | None = None,
+    seed: int = 0,
+    first_page: int = 0,
+) -> ForwardCase:
+    """Return a RAGGED_VERIFY in which request n has rows[n] new tokens, each with a row, in a batch of `budget` rows.
+
+    Args:
+        tree: kind of `verify_tree`; ``"chain"`` for a batch without mask words.
+        padded: requests of the batch; by default the number that its graph has room for.
+    """
+    room = min(max_requests(geometry), budget) if padded is None else padded
+    counts = enumerate(zip(prefixes, rows, strict=True))
+    requests = [Request(prefix, (), device_tree(tree, q, seed + n), q) for n, (prefix, q) in counts]
+    requests += [Request(0, (), (), 0, live=False)] * (room - len(requests))
+    made = _with_pages(name, geometry, Mode.RAGGED_VERIFY, 0, requests, tree == "chain", seed, first_page)
+    return replace(made, budget=budget)
+
+
+def device_tree(tree: str, rows: int, seed: int) -> tuple[int, ...]:
+    """Return the parents of a request's new tokens in RAGGED_VERIFY, where a request may have fewer than two."""
+    return chain(rows) if tree == "chain" or rows < 2 else tuple(verify_tree(tree, rows, seed))
+
+
+def block_masks(mode: Mode, tail: int) -> tuple[tuple[int, ...], ...]:
+    """Return the masks of a draft block, in which every new token sees all of them; () in other modes."""
+    return (tuple(range(tail)),) * tail if mode is Mode.DRAFT_BLOCK else ()
+
+
+@lru_cache(maxsize=64)
+def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
+    """Return the slot sets of these requests. Results are cached, because checks run each forward many times."""
+    return enumerate_truth(requests, page_size, window_left)
 
 
 def _with_pages(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from draftmark.geometry import Geometry, Mode
-from draftmark.graphs import Program
+from draftmark.graphs import GraphKey, Program
 
 from ..check import Case
 from ..oracle.formulas import draft_steps
-from .forwards import ForwardCase, uniform
+from .forwards import ForwardCase, device_rows, uniform
 from .geometries import Shape
 
 MODES = {
@@ -17,6 +17,8 @@ MODES = {
     Program.VERIFY: Mode.VERIFY,
     Program.DRAFT_EXTEND: Mode.DRAFT_EXTEND,
     Program.DRAFT: Mode.DRAFT,
+    Program.RAGGED_VERIFY: Mode.RAGGED_VERIFY,
+    Program.DRAFT_BLOCK: Mode.DRAFT_BLOCK,
 }
 
 
@@ -24,6 +26,18 @@ def programs_of(geometry: Geometry) -> list[Program]:
     """Return the graph programs (kinds of captured step) that a geometry's modes need."""
     found = [program for program, mode in MODES.items() if mode in geometry.modes]
     return [one for one in found if one is not Program.DRAFT or draft_steps(geometry)]
+
+
+def key_of(forward: ForwardCase) -> GraphKey:
+    """Return the key of the graph that replays a forward of any mode except EXTEND."""
+    program = next(program for program, mode in MODES.items() if mode is forward.mode)
+    return GraphKey(program, forward.budget or len(forward.requests))
+
+
+def sizes_of(geometry: Geometry, program: Program) -> tuple[int, ...]:
+    """Return the sizes of a program's graphs: padded numbers of requests, or row budgets in RAGGED_VERIFY."""
+    limits = geometry.limits
+    return limits.row_budgets if program is Program.RAGGED_VERIFY else limits.capture_batch_sizes
 
 
 def program_cases(shapes: Iterable[Shape], since: tuple[int, int] = (1, 0)) -> list[Case]:
@@ -54,7 +68,8 @@ LARGE = (0, 2, 7)
 def replays(geometry: Geometry, program: Program) -> list[tuple[bool, ForwardCase]]:
     """Return (True to poison the arena first, batch) for sizes 8 → 4 → 8 → 1 → 8, with long and short requests."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
-    small, mid, large = (*geometry.limits.capture_batch_sizes, geometry.limits.capture_batch_sizes[-1])[:3]
+    sizes = sizes_of(geometry, program)
+    small, mid, large = (*sizes, sizes[-1])[:3]
     page = geometry.attention.page_size
     plans = [
         (True, (wall,) * most, large),
@@ -76,5 +91,11 @@ def replays(geometry: Geometry, program: Program) -> list[tuple[bool, ForwardCas
 def _forward(
     name: str, geometry: Geometry, program: Program, lens: tuple[int, ...], size: int, seed: int, tree: str = "random"
 ) -> ForwardCase:
+    if program is Program.RAGGED_VERIFY:
+        rows, left = [], size
+        for n in range(len(lens)):
+            rows.append(min(left, (seed + 3 * n) % (geometry.draft.num_draft_tokens + 1)))
+            left -= rows[-1]
+        return device_rows(f"{program.value}-{name}", geometry, lens, rows, size, tree=tree, seed=seed)
     step = draft_steps(geometry) - 1 if program is Program.DRAFT else 0
     return uniform(f"{program.value}-{name}", geometry, MODES[program], lens, size, step=step, tree=tree, seed=seed)

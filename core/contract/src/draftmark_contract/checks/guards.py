@@ -124,13 +124,17 @@ def keep_to_what_usage_says(harness: Harness, forwards: list[ForwardCase]) -> No
 
     A plugin-sized buffer is one that only the plugin can size, such as a workspace.
     """
+    for forward in forwards:
+        assert_within_usage(harness, forward)
+
+
+def assert_within_usage(harness: Harness, forward: ForwardCase) -> None:
+    """Run a forward on poisoned buffers, and check that no byte after the bytes that `usage()` declares changes."""
     from ..harness.assertions import BytesPastUsage
 
     own = judged_own_buffers(harness.subject, harness.arena.specs)
-    for forward in forwards:
-        batch = harness.load(forward)
-        harness.arena.poison()
-        used = harness.subject.usage(harness.geometry, batch, own)
-        bytes_past_usage = BytesPastUsage(harness.arena, used)
-        harness.assert_forward(forward, batch)
-        bytes_past_usage.assert_unchanged(forward)
+    batch = harness.load(forward)
+    harness.arena.poison()
+    bytes_past_usage = BytesPastUsage(harness.arena, harness.subject.usage(harness.geometry, batch, own))
+    harness.assert_forward(forward, batch)
+    bytes_past_usage.assert_unchanged(forward)

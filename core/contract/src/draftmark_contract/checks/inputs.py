@@ -28,7 +28,7 @@ def may_be_views_of_one_projection(harness: Harness, forwards: list[ForwardCase]
 
     Each head is contiguous. v may be the only slice of the projection.
     """
-    from ..harness.tensors import RowForm
+    from ..harness.tensor_forms import RowForm
 
     forms = tuple(RowForm)
     for number, forward in enumerate(forwards):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from ..cases.forwards import ForwardCase
 from ..oracle import attention
-from ..oracle.history import Request
-from ..oracle.truth import Row, Truth, enumerate_truth
+from ..oracle.truth import Row, Truth
 from .tensors import CaseTensors, raw
 
 
@@ -51,9 +49,13 @@ def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | N
 
 
 def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCase, tensors: CaseTensors) -> None:
-    """Store a forward's k and v at KV slots, quantised as in the cache. Rows missing from `writes` are not stored."""
+    """Store a forward's k and v at KV slots, quantised as in the cache. Rows missing from `writes` are not stored.
+
+    Rows that the forward does not store (`ForwardCase.kept`) are left out.
+    """
     _, k, v, _ = tensors.rows(forward)
-    numbers = [number for number, row in enumerate(forward.rows) if row in writes]
+    kept = forward.kept
+    numbers = [number for number, row in enumerate(forward.rows) if row in writes and row not in kept]
     slots = torch.tensor([writes[forward.rows[number]] for number in numbers], dtype=torch.int64, device=k.device)
     for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
         raw(pool)[slots] = raw(quantised(rows[numbers], scale, pool.dtype))
@@ -75,11 +77,4 @@ def answer_of(
 
 def truth_of(forward: ForwardCase) -> Truth:
     """Return the oracle's slot sets for a forward. The result is cached and shared, so do not change it."""
-    a = forward.geometry.attention
-    return _truth(forward.requests, a.page_size, a.window_left)
-
-
-@lru_cache(maxsize=64)
-def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
-    """Return the slot sets of these requests. Results are cached, because checks run each forward many times."""
-    return enumerate_truth(requests, page_size, window_left)
+    return forward.truth

@@ -19,7 +19,7 @@ from ..oracle import formulas
 from ..oracle.decode import Decoded, Shape, decode
 from .contents import fill
 from .expected import Expected, answer_of, expected_of, store, truth_of
-from .tensors import CaseTensors
+from .tensors import CaseTensors, raw
 
 
 class ForwardRunner:
@@ -88,7 +88,8 @@ class ForwardRunner:
         q, k, v, out = tensors.rows(forward)
         if self.kernels:
             self.subject.attended = True
-            self.backend.write_kv(k, v, tensors.cache, batch)
+            if not forward.shares_kv:
+                self.backend.write_kv(k, v, tensors.cache, batch)
             self.backend.attend(q, tensors.cache, batch, out)
         else:
             self.interpret(forward, batch, tensors, self.buffers())
@@ -108,7 +109,13 @@ class ForwardRunner:
     def decoded(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
     ) -> Decoded:
-        """Return the decoded content of the backend's buffers, or of an earlier copy of them."""
+        """Return the decoded content of the backend's buffers, or of an earlier copy of them.
+
+        Metadata of engine forms, and of modes outside the core, has no declared layout.
+        """
+        if not forward.declared:
+            self.subject.opaque()
+            return Decoded({}, None, opaque=True)
         a = self.geometry.attention
         staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
         shape = Shape(a.page_size, a.window_left, staged)
@@ -127,8 +134,14 @@ class ForwardRunner:
         """Compute in the suite the KV and output that correct kernels would produce from the backend's metadata."""
         self.subject.interpreted()
         found, truth = self.decoded(forward, batch, arena), truth_of(forward)
-        pools = [pool.view(-1, *pool.shape[2:]) for pool in (tensors.cache.k, tensors.cache.v)]
-        store(pools, found.writes or truth.writes, forward, tensors)
+        caches = tensors.cache.k, tensors.cache.v
+        pools = [pool.reshape(-1, *pool.shape[2:]) for pool in caches]
+        stored = forward.rows if forward.stores_padding else forward.rows[: forward.live_rows]
+        writes = found.writes or truth.writes
+        store(pools, {row: writes[row] for row in stored if row in writes}, forward, tensors)
+        for cache, pool in zip(caches, pools, strict=True):
+            if not cache.is_contiguous():  # Then reshape made a copy.
+                raw(cache).copy_(raw(pool).view(cache.shape))
         visible = truth.visible if found.opaque else found.visible
         live = {row: slots for row, slots in visible.items() if forward.requests[row[0]].live}
         tensors.rows(forward)[3].copy_(answer_of(forward, tensors, pools, live).out)

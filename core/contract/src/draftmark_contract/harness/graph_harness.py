@@ -16,12 +16,13 @@ from draftmark.geometry import Mode
 from draftmark.graphs import GraphKey, GraphState, Program
 
 from ..cases.forwards import ForwardCase
-from ..cases.graph_rounds import captured
+from ..cases.graph_rounds import captured, key_of
 from ..check import ContractViolation
 from ..oracle.formulas import draft_steps
 from .eagerly import notes_eager_result
 from .expected import Expected
 from .harness import Harness
+from .tensor_forms import TensorForm
 from .tensors import CaseTensors
 from .watch import bits_of
 
@@ -43,6 +44,7 @@ class GraphHarness:
 
     Attributes:
         state: the backend's graph state.
+        forms: layout of each captured graph's page table and KV pages, by graph key.
         copies: copies of the metadata buffers after each captured step, by graph key. Each replay overwrites them.
         runs: number of times that a captured step ran as Python.
         step_tensors: static tensors of each step of a round.
@@ -51,21 +53,31 @@ class GraphHarness:
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
         self.copies: dict[GraphKey, Copies] = {}
+        self.forms: dict[GraphKey, TensorForm] = {}
         self.runs = 0
         self.state: GraphState = harness.subject.graph_state(harness.geometry)
         steps = max(1, draft_steps(harness.geometry)) if Mode.DRAFT in harness.geometry.modes else 1
-        pool = torch.stack((harness.tensors.cache.k, harness.tensors.cache.v))
-        num_pages = pool.shape[1]
         # A capture copies device buffers only. plan() writes the host buffers, and a copy of them would be pageable
         # memory.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
         device = harness.subject.device
-        self.step_tensors = [CaseTensors(harness.geometry, device, num_pages, pool) for _ in range(steps)]
+        num_pages = harness.tensors.cache.k.shape[0]
+        self.step_tensors = [CaseTensors(harness.geometry, device, num_pages) for _ in range(steps)]
+        self.take(TensorForm())
         harness.tensors = self.step_tensors[0]
 
     def fresh(self) -> GraphHarness:
         """Return a harness that opens this backend again, without captured graphs."""
         return GraphHarness(self.harness.fresh())
+
+    def take(self, form: TensorForm) -> None:
+        """Lay out the page tables and the KV pages of all steps in this form. The steps share their KV pages."""
+        self._form = form
+        first, *others = self.step_tensors
+        first.take(form)
+        for tensors in others:
+            tensors.take(form)
+            tensors.share_pages(first)
 
     # -- steps at start-up: warm-up and capture -----------------------------------------------------------
 
@@ -92,6 +104,7 @@ class GraphHarness:
             self.step(loaded)
         with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
             self.copies[key] = self.state.capture(key, step)
+        self.forms[key] = self._form
         return self.copies[key]
 
     def capture_cold(self, key: GraphKey) -> Loaded:
@@ -196,7 +209,7 @@ class GraphHarness:
     def assert_replay(self, program: Program, loaded: Loaded, what: str = "") -> None:
         """Plan and replay a loaded round, then check it with `assert_round`."""
         forward = loaded.forwards[-1]
-        key = GraphKey(program, len(forward.requests))
+        key = GraphKey(program, key_of(forward).batch_size)
         self.plan(loaded)
         self.replay(key, loaded)
         self.assert_round(loaded, self.copies[key], f"the replay of {key} on {forward.name} {what}".rstrip())

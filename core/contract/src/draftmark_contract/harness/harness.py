@@ -70,10 +70,10 @@ class Harness(ForwardRunner):
             if not found.opaque and found.visible[row] != truth.visible[row]:
                 what = f"row {row[1]} of request {row[0]} sees other KV slots than its prefix and tail mask allow"
                 raise _slots(what, forward, row, found.visible[row], truth.visible[row])
-            if found.writes is not None and found.writes[row] != truth.writes[row]:
+            if found.writes is not None and found.writes[row] != forward.slot(row):
                 what, formula = "would be stored at a wrong KV slot", "slot of token L + T - q + j"
                 what = f"row {row[1]} of request {row[0]} {what}"
-                got, want = found.writes[row], truth.writes[row]
+                got, want = found.writes[row], forward.slot(row)
                 where = Wrong("store", (row,), (want,), (got,))
                 raise _violation(what, forward, got, want, formula=formula, wrong=where)
         _assert_padding(forward, found)
@@ -87,10 +87,11 @@ class Harness(ForwardRunner):
 
     def assert_cache(self, forward: ForwardCase, expected: Expected, tensors: CaseTensors | None = None) -> None:
         """Check that the pool contains the live rows at their slots and is unchanged elsewhere, except null pages."""
-        start = forward.null_pages * forward.geometry.attention.page_size
+        null_slots = forward.null_pages * forward.geometry.attention.page_size
+        start = null_slots if forward.stores_padding else 0
         cache = (tensors or self.tensors).cache
         for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
-            got = pool.view_as(want)
+            got = pool.reshape(want.shape)
             changed = (raw(got[start:]) != raw(want[start:])).flatten(1).any(1).nonzero().flatten()
             if changed.numel():
                 slots = (changed[:8] + start).tolist()
@@ -107,7 +108,7 @@ class Harness(ForwardRunner):
                     bug="sglang#24743",
                     wrong=Wrong("store", owners, extra=[slot for slot in slots if slot not in owned]),
                 )
-            if not bool(torch.isfinite(got[:start].float()).all()):
+            if not bool(torch.isfinite(got[:null_slots].float()).all()):
                 raise _violation(f"a null page of {name} is not finite", forward, "NaN or infinity", "finite values")
 
     def assert_output(

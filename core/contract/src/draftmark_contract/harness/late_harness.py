@@ -13,13 +13,14 @@ from draftmark.geometry import Mode
 
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import describe
+from ..cases.graph_rounds import key_of
 from ..check import ContractViolation
 from ..late_device import FAILED
 from .eagerly import NOTE, RIGHT, eager_run
 from .expected import Expected
 from .graph_harness import GraphHarness, Loaded
 from .late_device import Lateness, running_late
-from .late_round import Round, key_of, live_batch, memory_of
+from .late_round import Round, live_batch, memory_of
 
 KINDS = ("exact", "unknown", "exact", "upper_bound", "exact", "tight_bound")
 """Kinds of host lengths, one per round in turn. Most, and the last one, contain numbers that differ between rounds."""

@@ -9,17 +9,13 @@ import torch
 
 from draftmark.batch import ForwardBatch, ragged
 from draftmark.geometry import Mode
-from draftmark.graphs import GraphKey
 
 from ..cases.forwards import ForwardCase
-from ..cases.graph_rounds import MODES
 from .expected import Expected
 from .graph_harness import Copies
 from .harness import Harness
 from .tensors import CaseTensors, host_lengths
 from .watch import batch_tensors
-
-PROGRAMS = {mode: program for program, mode in MODES.items()}
 
 
 @dataclass
@@ -86,11 +82,6 @@ class Round:
                 harness.interpret(forward, batch, source, copy)
                 out = source.rows(forward)[3]
             harness.assert_output(forward, expected, what, out)
-
-
-def key_of(forward: ForwardCase) -> GraphKey:
-    """Return the key of the graph that replays this forward. The forward must have equal row counts per request."""
-    return GraphKey(PROGRAMS[forward.mode], len(forward.requests))
 
 
 def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBatch:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from dataclasses import replace
 
 import torch
 
 from draftmark.batch import BatchBuffers, ForwardBatch, Tree
 from draftmark.batch import ragged as ragged_batch
 from draftmark.cache import KVCache
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import Form, Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
 from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import Request, kv_slots
+from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages
 
 SPARSE = 2**28
 """Number of elements from which a pool is not filled. Only the slots that a forward uses are then written."""
@@ -28,20 +29,12 @@ GAPS = (1, 5, 2)
 """Heads of memory between two rows of q, k and v, where each of them is a view of its own memory."""
 
 
-class RowForm(StrEnum):
-    """Memory layout of the rows of q, k and v."""
-
-    PROJECTED = "views of one projection"
-    AFTER_ROPE = "q and k contiguous, v a view of the projection"
-    """RoPE writes new q and k and leaves v in the projection, so that the three have different strides."""
-    OWN_STRIDES = "each a view with a stride of its own"
-
-
 class CaseTensors:
     """Holds all tensors that a backend receives, at fixed addresses. Parts that a forward does not use are stale.
 
     Attributes:
         cache: one layer's pages, with its own scales and sinks.
+        page_table: the static page table, or an engine's own one with Form.ENGINE_TABLE.
         q, k, v, out: rows of the largest forward. A forward uses the leading ones.
     """
 
@@ -51,16 +44,43 @@ class CaseTensors:
         a = geometry.attention
         self.geometry = geometry
         self.buffers = BatchBuffers(geometry, device)
-        shape = (num_pages, a.page_size, a.num_kv_heads, a.head_dim)
-        kv = torch.empty((2, *shape), dtype=getattr(torch, a.kv_dtype), device=device) if pool is None else pool
+        self.page_table = self.buffers.page_table
+        reqs, columns = self.page_table.shape
+        self._table = EngineTable(reqs, columns, device) if Form.ENGINE_TABLE in geometry.forms else None
+        form = kv_form_of(geometry, TensorForm().kv)
+        self._pools: dict[KVForm, torch.Tensor] = {}
+        if pool is not None:
+            self._pools[form] = pool
+        self._num_pages = num_pages
         sinks = torch.zeros(a.num_qo_heads, dtype=torch.float32, device=device) if a.sinks else None
+        kv = self._pool(form)
         self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device, layer), sinks)
+        self.take(TensorForm())
         rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
         self.v = torch.empty_like(self.k)
         self.out = torch.empty_like(self.q)
         self.dirty(num_pages - 1)
+
+    def take(self, form: TensorForm) -> None:
+        """Lay out the page table and the KV pages in this form, as far as the geometry has engine forms.
+
+        The pages of a layout are made once, and stay at their address.
+        """
+        if self._table is not None:
+            self.page_table = self._table.view(form.table)
+        kv = self._pool(kv_form_of(self.geometry, form.kv))
+        self.cache = replace(self.cache, k=kv[0], v=kv[1])
+
+    def share_pages(self, other: CaseTensors) -> None:
+        """Use the KV pages of other tensors. Scales and sinks stay separate."""
+        self._pools, self.cache = other._pools, replace(self.cache, k=other.cache.k, v=other.cache.v)
+
+    def _pool(self, form: KVForm) -> torch.Tensor:
+        if form not in self._pools:
+            self._pools[form] = kv_pages(self.geometry, self._num_pages, form, str(self.buffers.prefix_lens.device))
+        return self._pools[form]
 
     def set_row_form(self, form: RowForm) -> None:
         """Make q, k and v views of new memory in this layout. Each head is contiguous in every layout."""
@@ -83,35 +103,63 @@ class CaseTensors:
         b.positions.fill_(self.geometry.limits.max_context_len - 1)
         b.mask.fill_(-1)
         b.depth.fill_(3)
+        if b.q_indptr is not None:
+            b.q_indptr.fill_(b.positions.numel())
+        if b.slots is not None:
+            b.slots.fill_(-1)
 
     def empty(self) -> None:
         """Fill the static buffers with a batch of empty requests on null pages."""
         b = self.buffers
-        for tensor in (b.prefix_lens, b.page_table, b.positions, b.mask, b.depth):
+        for tensor in (b.prefix_lens, self.page_table, b.positions, b.mask, b.depth):
             tensor.zero_()
 
     def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
         """Fill the part of the static buffers that the forward uses, and leave the rest unchanged."""
-        b, r = self.buffers, len(forward.requests)
+        b, r, g = self.buffers, len(forward.requests), forward.geometry
         b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
-        b.page_table[:r] = torch.tensor(_table(forward, b.page_table.shape[1]), dtype=torch.int32)
-        lens = host_lengths(forward, host)
+        table, width = self.page_table[:r], b.page_table.shape[1]
+        table[:, :width] = torch.tensor(_table(forward, width), dtype=torch.int32)
+        lens, slots = host_lengths(forward, host), self._fill_slots(forward)
         if forward.mode is Mode.EXTEND:
             q_lens = tuple(one.rows for one in forward.requests)
-            return ragged_batch(forward.geometry, b.prefix_lens[:r], b.page_table[:r], q_lens, lens, forward.live)
-        batch = b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=not forward.causal)
-        batch.positions.copy_(torch.tensor(_positions(forward), dtype=torch.int64))
+            return ragged_batch(g, b.prefix_lens[:r], table, q_lens, lens, forward.live, slots=slots)
+        batch = replace(self._static(forward, lens), page_table=table)
+        positions = torch.tensor(_positions(forward), dtype=torch.int64)
+        batch.positions[: len(positions)].copy_(positions)
         if isinstance(batch.tail, Tree):
-            batch.tail.mask.copy_(torch.tensor(_mask(forward, b.mask.shape[1]), dtype=torch.int32))
-            batch.tail.depth.copy_(torch.tensor(_depth(forward), dtype=torch.int32))
+            mask = torch.tensor(_mask(forward, b.mask.shape[1]), dtype=torch.int32)
+            batch.tail.mask[: len(positions)] = mask.view(-1, b.mask.shape[1])
+            depth = torch.tensor(_depth(forward), dtype=torch.int32)
+            batch.tail.depth[: len(depth)] = depth
         return batch
+
+    def _static(self, forward: ForwardCase, lens: HostLengths) -> ForwardBatch:
+        """Return a forward's batch over the static buffers, with the row counts of RAGGED_VERIFY filled in."""
+        b, r = self.buffers, len(forward.requests)
+        tree = not forward.causal and forward.mode is not Mode.DRAFT_BLOCK
+        if b.q_indptr is None or forward.mode is not Mode.RAGGED_VERIFY:
+            return b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=tree)
+        counts = torch.tensor([0, *(one.rows for one in forward.requests)])
+        b.q_indptr[: r + 1] = counts.cumsum(0).int()
+        bounds = forward.bounds and (*forward.bounds, *[0] * (r - len(forward.bounds)))
+        return b.ragged_verify(forward.budget, forward.live, lens, tree=tree, padded_reqs=r, q_bounds=bounds or None)
+
+    def _fill_slots(self, forward: ForwardCase) -> torch.Tensor | None:
+        """Write the engine's KV slot of each row; -1 for rows that are not stored and for padding rows."""
+        if self.buffers.slots is None:
+            return None
+        slots = self.buffers.slots[: forward.num_rows]
+        own = [forward.slot(row) for row in forward.rows]
+        slots.copy_(torch.tensor([*own, *[-1] * (len(slots) - len(own))], dtype=torch.int64))
+        return slots
 
     def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
         """Fill the rows and sinks of a forward from a seed. `out`, and all rows after the forward's, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
             tensor.fill_(float("nan"))
-            part = tensor[: len(forward.rows)]
+            part = tensor[: forward.num_rows]
             part.copy_(torch.randn(part.shape, generator=dice) * scale)
         self.out.fill_(float("nan"))
         self.set_sinks(usual_sink(forward) + torch.randn(self.q.shape[1], generator=dice))
@@ -128,21 +176,26 @@ class CaseTensors:
         for pool in (self.cache.k, self.cache.v):
             if pool.numel() < SPARSE:
                 raw(pool).fill_(-1)  # All bits set is NaN in every floating-point dtype.
-            flat = raw(pool).view(-1, *pool.shape[2:])
-            flat[: forward.null_pages * size] = 0
-            values = torch.randn((len(used), *flat.shape[1:]), generator=dice).to(pool.dtype)
-            flat[torch.tensor(used, dtype=torch.int64, device=flat.device)] = raw(values).to(flat.device)
+            ints = raw(pool)
+            ints[: forward.null_pages] = 0
+            values = torch.randn((len(used), *pool.shape[2:]), generator=dice).to(pool.dtype)
+            slots = torch.tensor(used, dtype=torch.int64, device=pool.device)
+            ints[slots // size, slots % size] = raw(values).to(pool.device)
 
     def rows(self, forward: ForwardCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v and out of a forward, padded rows included."""
-        n = len(forward.rows)
+        n = forward.num_rows
         return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
 
 
 def used_slots(forward: ForwardCase) -> list[int]:
-    """Return the KV slots that are filled before a forward: committed tokens, and new tokens of earlier draft steps."""
+    """Return the KV slots that are filled before a forward.
+
+    They are the slots of committed tokens, of new tokens of earlier draft steps, and of rows that it does not store.
+    """
     size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
-    return sorted({slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
+    kept = {forward.truth.writes[row] for row in forward.kept}
+    return sorted(kept | {slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -205,5 +258,8 @@ def mask_words(request: Request, row: int, words: int) -> list[int]:
     return [word - 2**32 if word >= 2**31 else word for word in packed]
 
 
-def _depth(forward: ForwardCase) -> list[list[int]]:
+def _depth(forward: ForwardCase) -> list[list[int]] | list[int]:
+    """Return the depths of each request's tail slots, or of each row in RAGGED_VERIFY."""
+    if forward.mode is Mode.RAGGED_VERIFY:
+        return [forward.requests[n].depth(row) for n, row in forward.rows]
     return [[one.depth(slot) if one.live else 0 for slot in range(one.tail)] for one in forward.requests]

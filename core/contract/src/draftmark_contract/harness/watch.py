@@ -38,7 +38,7 @@ class Watch:
             "k": tensors.k,
             "v": tensors.v,
             "out": tensors.rows(forward)[3],
-            "out after the batch": tensors.out[len(forward.rows) :],
+            "out after the batch": tensors.out[forward.num_rows :],
         }
         self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
 

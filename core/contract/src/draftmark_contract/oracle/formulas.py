@@ -14,9 +14,10 @@ from draftmark.geometry import Geometry, Mode, maximum
 
 
 def rows_and_tail(geometry: Geometry, mode: Mode, step: Any = 0) -> tuple[Any, Any]:
-    """Return (query rows, tail slots) per request in a mode with fixed numbers. EXTEND is ragged and has none."""
-    k, d = geometry.draft.topk, geometry.draft.num_draft_tokens
-    return {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * (step + 1)), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}[mode]
+    """Return (query rows, tail slots) per request in a mode with fixed numbers. The ragged modes have none."""
+    k, d, b = geometry.draft.topk, geometry.draft.num_draft_tokens, geometry.draft.block_size
+    fixed = {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * (step + 1)), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}
+    return (fixed | {Mode.DRAFT_BLOCK: (b, b)})[mode]
 
 
 def draft_steps(geometry: Geometry) -> Any:
@@ -25,8 +26,9 @@ def draft_steps(geometry: Geometry) -> Any:
 
 
 def max_tail(geometry: Geometry) -> Any:
-    """Return the most tail slots (new tokens) of a request in any forward: one, a verify tree, or all draft steps."""
-    return maximum(1, geometry.draft.num_draft_tokens, geometry.draft.topk * draft_steps(geometry))
+    """Return the most tail slots of a request in any forward: one, a verify tree, all draft steps, or a block."""
+    block = (geometry.draft.block_size,) if Mode.DRAFT_BLOCK in geometry.modes else ()
+    return maximum(1, geometry.draft.num_draft_tokens, geometry.draft.topk * draft_steps(geometry), *block)
 
 
 def max_prefix(geometry: Geometry) -> Any:
@@ -42,8 +44,10 @@ def max_requests(geometry: Geometry) -> Any:
 
 def max_rows(geometry: Geometry) -> Any:
     """Return the query rows of the largest forward of any mode."""
-    each = maximum(geometry.draft.topk, geometry.draft.num_draft_tokens)
-    return maximum(geometry.limits.max_extend_tokens, max_requests(geometry) * each)
+    block = (geometry.draft.block_size,) if Mode.DRAFT_BLOCK in geometry.modes else ()
+    budgets = geometry.limits.row_budgets if Mode.RAGGED_VERIFY in geometry.modes else ()
+    each = maximum(geometry.draft.topk, geometry.draft.num_draft_tokens, *block)
+    return maximum(geometry.limits.max_extend_tokens, max_requests(geometry) * each, *budgets)
 
 
 def pages(tokens: Any, page_size: Any) -> Any:

@@ -1,0 +1,83 @@
+"""Memory layouts of the tensors that a backend receives: rows, page tables and KV pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+
+from draftmark.geometry import Form, Geometry
+
+NOWHERE = -1
+"""Entry of a page table's surplus columns, and of the memory between its rows: no page."""
+
+
+class RowForm(StrEnum):
+    """Memory layout of the rows of q, k and v."""
+
+    PROJECTED = "views of one projection"
+    AFTER_ROPE = "q and k contiguous, v a view of the projection"
+    """RoPE writes new q and k and leaves v in the projection, so that the three have different strides."""
+    OWN_STRIDES = "each a view with a stride of its own"
+
+
+class TableForm(NamedTuple):
+    """Layout of an engine's page table: columns after the geometry's columns, and entries between two rows."""
+
+    surplus: int = 3
+    gap: int = 2
+
+
+class KVForm(StrEnum):
+    """Memory layout of k and v pages."""
+
+    CONTIGUOUS = "k and v contiguous"
+    BY_HEAD = "k and v of a page adjacent, heads before tokens"
+    BY_TOKEN = "k and v of a token adjacent"
+
+
+TABLES = (TableForm(), TableForm(0, 0), TableForm(11, 0), TableForm(0, 7))
+"""Layouts of a page table that a history draws from. The first one is the layout of single forwards."""
+KV_FORMS = (KVForm.BY_HEAD, KVForm.CONTIGUOUS, KVForm.BY_TOKEN)
+"""Layouts of KV pages that a history draws from. The first one is the layout of single forwards."""
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """Layout of one forward's page table and KV pages, for a geometry with those engine forms."""
+
+    table: TableForm = TABLES[0]
+    kv: KVForm = KV_FORMS[0]
+
+
+class EngineTable:
+    """An engine's page table in memory of its own. Its width and pitch may change, its address does not."""
+
+    def __init__(self, requests: int, columns: int, device: str) -> None:
+        self._columns = columns
+        most = columns + max(sum(one) for one in TABLES)
+        self._memory = torch.full((requests, most), NOWHERE, dtype=torch.int32, device=device)
+
+    def view(self, form: TableForm) -> torch.Tensor:
+        """Return the whole table in this layout. No entry names a page."""
+        width = self._columns + form.surplus
+        self._memory.fill_(NOWHERE)
+        return self._memory.as_strided((len(self._memory), width), (width + form.gap, 1))
+
+
+def kv_form_of(geometry: Geometry, form: KVForm) -> KVForm:
+    """Return the layout of KV pages: `form` for strided KV, else contiguous."""
+    return form if Form.STRIDED_KV in geometry.forms else KVForm.CONTIGUOUS
+
+
+def kv_pages(geometry: Geometry, num_pages: int, form: KVForm, device: str) -> torch.Tensor:
+    """Return uninitialized k and v pages ``[2, num_pages, P, kv_heads, head_dim]`` in this layout."""
+    a = geometry.attention
+    heads, dim, size, dtype = a.num_kv_heads, a.head_dim, a.page_size, getattr(torch, a.kv_dtype)
+    if form is KVForm.BY_HEAD:
+        return torch.empty(num_pages, 2, heads, size, dim, dtype=dtype, device=device).permute(1, 0, 3, 2, 4)
+    if form is KVForm.BY_TOKEN:
+        return torch.empty(num_pages, size, heads, 2, dim, dtype=dtype, device=device).permute(3, 0, 1, 2, 4)
+    return torch.empty(2, num_pages, size, heads, dim, dtype=dtype, device=device)
