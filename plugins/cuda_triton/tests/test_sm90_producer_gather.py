@@ -132,7 +132,7 @@ class Model:
             one: getattr(kernels_sm90.config, one).fn for one in ("part_offset", "num_column_parts", "part_width")
         }
         for module, name in (
-            *((gather, one) for one in ("load_page_ids", "distribute_page_ids", "add_offset_64")),
+            *((gather, one) for one in ("load_page_ids", "loaded_positions", "distribute_page_ids", "add_offset_64")),
             *((gather, one) for one in ("copy_tile", "copy_tile_part", "gather_tiles")),
             (mask, "key_positions"), (pipeline, "advance"),
         ):  # fmt: skip
@@ -161,7 +161,7 @@ def _plain(x: Any) -> Any:
 
 def gathered(
     make_numpy_pipeline: Callable[..., Any], page: int, block_n: int, dim: int, kv_len: int, first: int, head: int,
-    layout: str, seed: int, kv_heads_per_tile: int = 1,
+    layout: str, seed: int, kv_heads_per_tile: int = 1, first_key: int | None = None,
 ):  # fmt: skip
     """Gather the key tiles from `first` on of one request.
 
@@ -170,6 +170,7 @@ def gathered(
         page: tokens of a page.
         layout: "packed": a page of this tensor lies next to pages of four other tensors; "heads": heads come first.
         kv_heads_per_tile: adjacent KV heads in one tile, as columns.
+        first_key: first key under a window; None without a window. Earlier columns of the page table are invalid.
 
     Returns:
         K and V of each tile; the expected rows of each tile; `Model.done`.
@@ -177,7 +178,8 @@ def gathered(
     chance, heads, stages = random.Random(seed), 3 * kv_heads_per_tile, 3
     columns = -(-kv_len // page)
     ids = chance.sample(range(1, 4 * columns + 8), columns)
-    pages = max(ids) + 1
+    pages, hidden = max(ids) + 1, first_key or 0
+    ids = [-1 if number < hidden // page else one for number, one in enumerate(ids)]
     shape = {"packed": (pages, 5, page, heads, dim), "heads": (heads, pages, page, 1, dim)}[layout]
     memory = np.arange(np.prod(shape), dtype=np.int64).astype(ELEMENT)
     memory[memory == 0] = 1
@@ -202,11 +204,12 @@ def gathered(
         BLOCK_D=block_d,
         BLOCK_D_REST=rest,
         STAGES=stages,
+        WINDOW=first_key is not None,
     )
     for tile in range(first, end):
         stage, phase = gather_tiles(
-            source, source, pipeline, stage, phase, Table(ids), Value(np.int32(head)), tile, tile + 1, kv_len,
-            constants,
+            source, source, pipeline, stage, phase, Table(ids), Value(np.int32(head)), tile, tile + 1, hidden,
+            kv_len, constants,
         )  # fmt: skip
         tiles.append([np.hstack([one[(tile - first) % stages] for one in half]) for half in (k, v)])
     expected = []
@@ -214,7 +217,8 @@ def gathered(
         rows = np.zeros((block_n, sum(widths)), ELEMENT)
         keys = range(tile * block_n, min(kv_len, (tile + 1) * block_n))
         for row, key in zip(range(block_n - len(keys), block_n), keys, strict=True):
-            rows[row, : kv_heads_per_tile * dim] = memory[cells[ids[key // page], key % page, head]]
+            if key >= hidden or (first_key is not None and page % block_n == 0):
+                rows[row, : kv_heads_per_tile * dim] = memory[cells[ids[key // page], key % page, head]]
         expected.append(rows)
     return tiles, expected, model.done
 
@@ -230,6 +234,19 @@ def test_gathered_tile_equals_a_tma_tile(make_numpy_pipeline, page, layout):
         first = chance.randrange(-(-kv_len // block_n))
         options = (page, block_n, dim, kv_len, first, chance.randrange(3), layout, case)
         tiles, expected, _ = gathered(make_numpy_pipeline, *options)
+        for (k, v), rows in zip(tiles, expected, strict=True):
+            assert np.array_equal(k, rows) and np.array_equal(v, rows), options
+
+
+@pytest.mark.parametrize("page", [1, 5, 16, 48, 64, 128])
+def test_gathered_tile_is_zero_left_of_the_window(make_numpy_pipeline, page):
+    """Keys left of the window are zeros if their page may be another request's; page ids of -1 are not read."""
+    chance = random.Random(page)
+    for case in range(12):
+        block_n, kv_len = chance.choice((64, 128)), chance.randrange(100, 500)
+        first_key = chance.randrange(kv_len)
+        options = (page, block_n, 64, kv_len, first_key // block_n, chance.randrange(3), "packed", case)
+        tiles, expected, _ = gathered(make_numpy_pipeline, *options, first_key=first_key)
         for (k, v), rows in zip(tiles, expected, strict=True):
             assert np.array_equal(k, rows) and np.array_equal(v, rows), options
 

@@ -71,6 +71,7 @@ class Copies:
         }  # fmt: skip
         for module, name in (
             *((producer, one) for one in ("load_tiles", "load_full_tiles", "load_partial_tiles", "box_views")),
+            (producer, "load_page_id"),
             *((producer, one) for one in ("issue_box", "issue_last_boxes", "issue_column_boxes", "issue_part_boxes")),
             (pipeline, "advance"),
         ):
@@ -122,12 +123,15 @@ def as_read(smem: np.ndarray, keys: int, dim: int, full_head: bool) -> np.ndarra
     (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
 ])  # fmt: skip
 @pytest.mark.parametrize("num_consumer_wgs", [1, 2, 3])
-@pytest.mark.parametrize("block_n", [64, 128])
+@pytest.mark.parametrize(("block_n", "windowed"), [(64, False), (128, False), (64, True)])
 def test_tile_holds_the_keys_its_mask_expects(
-    make_numpy_pipeline, page, dim, heads, adjacent_heads, block_n, num_consumer_wgs
+    make_numpy_pipeline, page, dim, heads, adjacent_heads, block_n, num_consumer_wgs, windowed
 ):
-    """A tile holds each key in the row that the mask assigns to it, and nothing after the request's last key."""
-    # Slots after the last key are NaN, so a read of them would show in the tile.
+    """A tile holds each key in the row that the mask assigns to it, and nothing after the request's last key.
+
+    Pages left of the window, which the request does not own any more, are not read.
+    """
+    # Slots after the last key and pages left of the window are NaN, so a read of them would show in the tile.
     chance = np.random.default_rng(page * dim + block_n)
     kv_heads = 4
     attention = AttentionShape(4 * kv_heads, kv_heads, dim, page, "float16", "float16")
@@ -150,8 +154,10 @@ def test_tile_holds_the_keys_its_mask_expects(
         pool = torch.tensor(chance.integers(1, 2000, sizes), dtype=torch.float16)
         k, v = (pool[:, :, one] if adjacent_heads else pool[:, :, one].transpose(1, 2) for one in (0, 1))
         used = np.zeros((columns + 3, page), bool)
+        first_key = kv_len // 2 if windowed else 0
+        hidden = first_key // page
         for number, one in enumerate(ids):
-            used[one, : kv_len - number * page] = True
+            used[one, : kv_len - number * page] = number >= hidden
         for one in (k, v):
             one[torch.from_numpy(~used)] = float("nan")
         head = int(chance.integers(0, kv_heads // heads))
@@ -172,14 +178,15 @@ def test_tile_holds_the_keys_its_mask_expects(
                 BOX_KEYS=box,
                 FP8_STAGES=STAGES,
                 NUM_CONSUMER_WGS=num_consumer_wgs,
+                WINDOW=windowed,
             )
             load_tiles = copies.environment()["load_tiles"]
             count = -(-kv_len // block_n)
-            for number in range(count):
-                if number % STAGES == 0:
+            for number in range(first_key // block_n, count):
+                if (number - first_key // block_n) % STAGES == 0:
                     load_tiles(
-                        source, pipeline, 0, 0, Table(ids), head, number, min(number + STAGES, count), kv_len,
-                        columns + 3, role, constants,
+                        source, pipeline, number % STAGES, 0, Table(ids), head, number, min(number + STAGES, count),
+                        first_key, kv_len, columns + 3, role, constants,
                     )  # fmt: skip
                 assert set(copies.bytes.values()) == {0}
                 parts = zip(stages, widths, strict=True)
@@ -190,7 +197,7 @@ def test_tile_holds_the_keys_its_mask_expects(
                 column = np.arange(block_n)
                 start = number * block_n + column // box * box
                 position = start + column % box - box + np.minimum(kv_len - start, box)
-                for at in column[position >= start]:
+                for at in column[position >= np.maximum(start, first_key)]:
                     token = cache[ids[position[at] // page], position[at] % page]
                     wanted = token[head * heads : (head + 1) * heads].flatten().numpy()
                     assert np.array_equal(got[at, : heads * dim], wanted)

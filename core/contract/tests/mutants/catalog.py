@@ -22,12 +22,13 @@ from . import (
     state_and_order,
     timing,
     trees,
+    windows,
 )
 from .mutant import Mutant, install_standalone
 
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
-    *(trees, conditions, late, museum, sinks, places),
+    *(trees, conditions, late, museum, sinks, places, windows),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -41,6 +42,7 @@ KILLER = (
     | scales_and_strides.KILLER
     | sinks.KILLER
     | places.KILLER
+    | windows.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors and of attention sinks."""
 INAPPLICABLE = {

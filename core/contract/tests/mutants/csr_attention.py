@@ -45,6 +45,13 @@ def visible(
     return seen
 
 
+def used(prefix: torch.Tensor, lens: torch.Tensor, width: int, window_left: int) -> torch.Tensor:
+    """Return bool ``[R, width]``: keys before the KV length that lie within the window of at least one row."""
+    key = torch.arange(width, device=lens.device)
+    first = prefix - window_left if window_left >= 0 else torch.zeros_like(prefix)
+    return (key >= first[:, None]) & (key < lens[:, None])
+
+
 def indexable(tensor: torch.Tensor) -> torch.Tensor:
     """View 8-bit dtypes as int8, because torch cannot index fp8 tensors."""
     return tensor.view(torch.int8) if tensor.element_size() == 1 else tensor

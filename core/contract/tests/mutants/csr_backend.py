@@ -118,7 +118,8 @@ class CsrBackend:
         table = self.arena["kv_indices"][index.long()].clamp(0, cache.k.shape[0] - 1).long()
         k = kernel.gathered(cache.k, table, cache.k_scale)
         v = kernel.gathered(cache.v, table, cache.v_scale)
-        stored = torch.arange(k.shape[1], device=q.device) < lens[:, None]
-        v = v.masked_fill(~stored[:, :, None, None], 0.0)
-        seen = kernel.visible(lens - bits.shape[2], k.shape[1], bits, depth, shape.window_left)
+        prefix = lens - bits.shape[2]
+        used = kernel.used(prefix, lens, k.shape[1], shape.window_left)
+        v = v.masked_fill(~used[:, :, None, None], 0.0)
+        seen = kernel.visible(prefix, k.shape[1], bits, depth, shape.window_left)
         return kernel.attend(q, k, v, seen, shape, sinks_of(cache, self.geometry))

@@ -51,11 +51,13 @@ class Parts:
         cap: (scores, cap) → capped scores.
         weights: (scores ``[R, heads, q, width]`` with -inf where nothing is seen, shape) → weights.
         sinks: replaces `weights` in layers with sinks: (scores as above, sinks ``[heads]``) → weights.
+        used: (prefix ``[R]``, KV lengths ``[R]``, width, window_left) → keys that keep their V, others get 0.
         values: (weights, values ``[R, width, heads, dim]``, q_dtype) → outputs ``[R, q, heads, dim]``.
     """
 
     seen: Callable[[Tensor, Tensor, AttentionShape], Tensor] = lambda seen, prefix, shape: seen
     heads: Callable[[AttentionShape], Tensor] = right_heads
+    used: Callable[[Tensor, Tensor, int, int], Tensor] = kernel.used
     cap: Callable[[Tensor, float], Tensor] = right_cap
     weights: Callable[[Tensor, AttentionShape], Tensor] = right_weights
     sinks: Callable[[Tensor, Tensor], Tensor] = right_sinks
@@ -111,8 +113,8 @@ def _block(
     table, prefix = where[0].long().clamp(0, cache.k.shape[0] - 1), where[1]
     pools = (cache.k, cache.k_scale), (cache.v, cache.v_scale)
     k, v = (kernel.gathered(pool, table, scale).float() for pool, scale in pools)
-    stored = torch.arange(k.shape[1]) < (prefix + depth.shape[1])[:, None]
-    k, v = (one.masked_fill(~stored[:, :, None, None], 0.0) for one in (k, v))
+    used = parts.used(prefix, prefix + depth.shape[1], k.shape[1], shape.window_left)
+    k, v = (one.masked_fill(~used[:, :, None, None], 0.0) for one in (k, v))
     seen = kernel.visible(prefix, k.shape[1], bits, depth, shape.window_left)
     seen, heads = parts.seen(seen, prefix, shape), parts.heads(shape)
     scores = torch.einsum("rqhd,rkhd->rhqk", q.float(), k[:, :, heads]) * shape.softmax_scale

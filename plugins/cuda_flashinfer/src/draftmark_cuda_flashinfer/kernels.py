@@ -73,7 +73,12 @@ def write_indices(
     tl.store(kv_indptr + r + 1, before + mine, mask=last)
     at = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     paged = real & (at < mine)
-    ids = tl.load(table + skip + at, mask=paged, other=0)
+    owned = paged
+    if WINDOW and not MASKED:
+        # FA2 loads whole tiles of keys and multiplies V of hidden keys by zero. A page left of the window may belong to
+        # another request and contain NaN, so FA2 gets the null page in its place.
+        owned = paged & ((at + 1) * PAGE > prefix - window_left)
+    ids = tl.load(table + skip + at, mask=owned, other=0)
     tl.store(kv_indices + before + at, ids, mask=paged)
 
     # -- the slots at which each request's rows store K and V

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -131,6 +131,29 @@ class ForwardCase:
 
         return replace(self, name=f"{self.name}-common", requests=tuple(map(shared, self.requests)))
 
+    def with_returned_pages(self, holds: str, seed: int = 0) -> ForwardCase:
+        """Return the forward after every live request gave back its pages left of the window, as engines do.
+
+        Args:
+            holds: what the columns name now: ``"null"``, the null page; ``"nan"``, pages of NaN; ``"written"``, a page
+                that another request writes to in this forward; ``"mixed"``, one of these for each column.
+        """
+        dice = random.Random(f"returned {holds} {seed}")
+        owners, last = [one for one in self.requests if one.live and one.pages], self.num_pages - 1
+        pages_of: dict[str, Callable[[int], int]] = {
+            "null": lambda n: 0,
+            "nan": lambda n: last - dice.randrange(TRAPS),
+            "written": lambda n: owners[(n + 1) % len(owners)].pages[-1],
+        }
+
+        def after(n: int, one: Request) -> Request:
+            count = hidden_pages(one, self.geometry) if one.live else 0
+            kinds = [dice.choice(list(pages_of)) if holds == "mixed" else holds for _ in range(count)]
+            return replace(one, pages=(*(pages_of[kind](n) for kind in kinds), *one.pages[count:]), returned=count)
+
+        requests = tuple(after(n, one) for n, one in enumerate(self.requests))
+        return replace(self, name=f"{self.name}-{holds}", requests=requests)
+
     def with_null_pages(self, count: int) -> ForwardCase:
         """Return the forward in a pool that starts with `count` null pages."""
         shift, size = count - self.null_pages, self.geometry.attention.page_size
@@ -147,6 +170,12 @@ class ForwardCase:
         lines = [head, describe(self.geometry), *(f"r{n}: {one}" for n, one in enumerate(self.requests))]
         lines += [", ".join(said)] if said else []
         return "\n      ".join(lines)
+
+
+def hidden_pages(request: Request, geometry: Geometry) -> int:
+    """Return the number of a request's pages that lie left of the window of every row: before position L - window."""
+    a = geometry.attention
+    return max(0, request.prefix - a.window_left) // a.page_size if a.window_left >= 0 else 0
 
 
 TRAPS = 3
@@ -223,6 +252,26 @@ def device_rows(
     requests += [Request(0, (), (), 0, live=False)] * (room - len(requests))
     made = _with_pages(name, geometry, Mode.RAGGED_VERIFY, 0, requests, tree == "chain", seed, first_page)
     return replace(made, budget=budget)
+
+
+def of_mode(
+    name: str,
+    geometry: Geometry,
+    mode: Mode,
+    prefixes: Sequence[int],
+    rows: Sequence[int],
+    padded: int,
+    *,
+    step: int = 0,
+    seed: int = 0,
+) -> ForwardCase:
+    """Return a forward of any mode on its largest budget; `rows` count in EXTEND and RAGGED_VERIFY only."""
+    if mode is Mode.EXTEND:
+        return ragged(name, geometry, prefixes, rows, padded=padded - len(prefixes), seed=seed)
+    if mode is Mode.RAGGED_VERIFY:
+        budget = geometry.max_rows(mode)
+        return device_rows(name, geometry, prefixes, rows, budget, padded=padded, seed=seed)
+    return uniform(name, geometry, mode, prefixes, padded, step=step, seed=seed)
 
 
 def device_tree(tree: str, rows: int, seed: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -213,6 +213,17 @@ class GraphHarness:
         self.plan(loaded)
         self.replay(key, loaded)
         self.assert_round(loaded, self.copies[key], f"the replay of {key} on {forward.name} {what}".rstrip())
+
+    def assert_replays(self, rounds: Sequence[ForwardCase], what: str = "") -> None:
+        """Capture the first batch of a list, with lengths that fit every replay, then replay and check the others.
+
+        All batches have the first one's mode, draft step and size.
+        """
+        first, *others = rounds
+        key = key_of(first)
+        self.record(key, self.load(first, host="unknown" if self.harness.bounded else "exact"))
+        for number, forward in enumerate(others, start=1):
+            self.assert_replay(key.program, self.load_replay(forward, number), what)
 
     @notes_eager_result
     def assert_round(self, loaded: Loaded, copies: Copies, what: str) -> None:

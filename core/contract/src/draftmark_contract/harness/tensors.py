@@ -15,7 +15,7 @@ from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
-from ..oracle.history import Request, kv_slots
+from ..oracle.history import Request, filled_slots
 from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages
 
 SPARSE = 2**28
@@ -195,7 +195,7 @@ def used_slots(forward: ForwardCase) -> list[int]:
     """
     size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
     kept = {forward.truth.writes[row] for row in forward.kept}
-    return sorted(kept | {slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
+    return sorted(kept | {slot for one in live for slot in filled_slots(one, size)})
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ class Request:
         rows: number of query rows; row j is tail slot ``len(parents) - rows + j``.
         live: False for a padded request.
         masks: tail slots that each tail slot sees, itself included; () if each sees itself and its ancestors.
+        returned: pages at the start, left of the window, that the request has given back; its KV there is lost.
     """
 
     prefix: int
@@ -31,6 +32,7 @@ class Request:
     rows: int
     live: bool = True
     masks: tuple[tuple[int, ...], ...] = ()
+    returned: int = 0
 
     @property
     def tail(self) -> int:
@@ -70,7 +72,8 @@ class Request:
         chain = all(parent == i - 1 for i, parent in enumerate(self.parents))
         tree = "chain" if chain else f"parents {list(self.parents)}"
         tree += f" masks {[list(one) for one in self.masks]}" if self.masks else ""
-        return f"{kind}L={self.prefix} rows={self.rows} tail={self.tail} {tree} pages={_short(self.pages)}"
+        left = f" returned={self.returned}" if self.returned else ""
+        return f"{kind}L={self.prefix} rows={self.rows} tail={self.tail} {tree} pages={_short(self.pages)}{left}"
 
 
 def chain(length: int) -> tuple[int, ...]:
@@ -85,6 +88,14 @@ def kv_slots(request: Request, page_size: int) -> list[int]:
         for offset in range(page_size):
             slots.append(page * page_size + offset)
     return slots[: request.prefix + request.tail]
+
+
+def filled_slots(request: Request, page_size: int) -> list[int]:
+    """Return the KV slots that are filled before a forward: committed tokens, and new tokens of earlier draft steps.
+
+    Slots in pages that the request has given back are not its own any more.
+    """
+    return kv_slots(request, page_size)[request.returned * page_size : -request.rows or None]
 
 
 def _short(pages: tuple[int, ...]) -> str:

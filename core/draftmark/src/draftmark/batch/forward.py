@@ -59,13 +59,18 @@ class ForwardBatch:
     In RAGGED_VERIFY the device decides the number of rows of each request: `q_indptr` is exact, `q_lens` is a bound.
     Rows from ``q_indptr[R]`` to the budget `num_rows` are padding rows: they store no KV, and their output is finite.
 
+    With a sliding window, a column of `page_table` is left of the window if all its positions lie before
+    ``L - window_left``. No row of the request sees them, so an engine may have given the page back. The column holds
+    any page id of the pool: the null page, or a page that belongs to another request now. What that page contains (NaN
+    too) does not influence any output. The column never holds -1 or an id past the pool's last page.
+
     Attributes:
         mode: kind of the forward.
         step: index of the DRAFT forward; 0 in other modes.
         prefix_lens: int32 ``[R]``, committed tokens L of each request.
         q_indptr: int32 ``[R + 1]``, first query row of each request.
         page_table: int32 ``[R, max_pages_per_req]`` or wider, page ids; position p is in page p // P at offset
-            p % P. Its rows may have any pitch.
+            p % P. Its rows may have any pitch. Columns after position L + T - 1 hold anything.
         tail: `Causal`, `Tree` or `Block`.
         positions: int64 ``[num_rows]``, model positions L + depth, clamped to C - 1.
         host: the host's view of the live requests' prefix_lens.

@@ -13,7 +13,7 @@ from ..lengths import Exact
 
 
 def check_contents(batch: ForwardBatch, geometry: Geometry, null_pages: int) -> int:
-    """Check the tensors of a batch that `validate` accepts; return the largest page id that the forward reads.
+    """Check the tensors of a batch that `validate` accepts; return the largest page id that it names.
 
     Raises:
         BatchError: the first tensor that contradicts the batch, with the value, the limit and the remedy.
@@ -125,15 +125,23 @@ def _check_pages(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows:
     largest = 0
     for r in range(batch.num_reqs):
         start, end = lens[r], lens[r] + _tail_lens(batch, rows)[r]
-        first = max(0, start - window) if window >= 0 else 0
-        for column in range(first // size, -(-end // size)):
+        hidden = max(0, start - window) // size if window >= 0 else 0
+        for column in range(-(-end // size)):
             page = table[r][column] if column < len(table[r]) else -1
+            largest = max(largest, page)
+            if column < hidden:
+                if page < 0:
+                    raise BatchError(
+                        f"page_table[{r}, {column}] is {page}, left of the window of request {r}, but a column there "
+                        "names a page of the pool, whatever that page contains; write the null page 0 when a page is "
+                        "given back"
+                    )
+                continue
             if page < 0:
                 raise BatchError(
                     f"page_table[{r}, {column}] is {page}, but request {r} uses {end} KV positions and needs a page "
                     "there; reserve pages for the prefix and the tail before the forward"
                 )
-            largest = max(largest, page)
             # Null pages are allowed without a prefix, because a warm-up before capture runs live requests on them.
             if page < null_pages and (start or batch.mode is Mode.EXTEND) and end > start:
                 raise BatchError(

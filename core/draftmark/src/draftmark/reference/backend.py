@@ -85,7 +85,7 @@ class ReferenceBackend:
     ) -> None:
         """Compute the attention of `requests` with q_len rows each; each reads the first `pages` pages of its table."""
         table, kv_lens = batch.page_table[requests, :pages], self._kv_lens[requests]
-        keys = self._gather(cache, table, kv_lens)
+        keys = self._gather(cache, table, batch.prefix_lens[requests], kv_lens)
         shape = self.geometry.attention
         if isinstance(batch.tail, Block):
             seen = block_visibility(kv_lens, q_len, keys.width, shape.window_left)
@@ -106,7 +106,7 @@ class ReferenceBackend:
             out.zero_()
             return
         table, kv_lens = batch.page_table[:, : max(self._widths)], self._kv_lens[:requests]
-        keys, shape = self._gather(cache, table, kv_lens), self.geometry.attention
+        keys, shape = self._gather(cache, table, batch.prefix_lens, kv_lens), self.geometry.attention
         slot = torch.arange(most, device=q.device)
         q_lens = batch.q_indptr.diff()[:, None]
         source = (batch.q_indptr[:-1, None] + slot).clamp(max=batch.num_rows - 1).view(-1)
@@ -125,14 +125,20 @@ class ReferenceBackend:
         found = block[request, torch.where(owned, rows - batch.q_indptr[request], 0)]
         out.copy_(torch.where(owned[:, None, None], found, 0))
 
-    def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
-        """Return KV of the pages in `table`, heads first, with V set to 0 at positions that were never written."""
+    def _gather(self, cache: KVCache, table: torch.Tensor, prefix_lens: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
+        """Return KV of the pages in `table`, heads first, with V set to 0 at positions that no row can see.
+
+        These are the positions that were never written, and with a window the positions left of it.
+        """
         k, v = _pages(cache.k, table), _pages(cache.v, table)
         # A NaN in an unused K is harmless, because its score is overwritten. In V it would yield 0 · NaN (vllm#43961).
         # A bitwise AND clears NaN too: (position - length) >> 31 is all ones at written positions, 0 elsewhere.
         position = torch.arange(k.shape[2], dtype=torch.int32, device=table.device)
-        written = (position - kv_lens[:, None]) >> 31
-        v.view(torch.int32).bitwise_and_(written[:, :, None])
+        used = (position - kv_lens[:, None]) >> 31
+        window = self.geometry.attention.window_left
+        if window >= 0:
+            used &= (prefix_lens[:, None] - window - 1 - position) >> 31
+        v.view(torch.int32).bitwise_and_(used[:, :, None])
         return Keys(k, v)
 
 

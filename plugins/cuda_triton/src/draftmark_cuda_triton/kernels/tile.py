@@ -74,13 +74,38 @@ def dot(a, b, acc):
 
 
 @inline
-def load_page_ids(page_row, tile, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def first_visible_key(row_mask, WINDOW: tl.constexpr):
+    """Return the first key that any row of the request sees: every row is at position L (prefix_len) or later."""
+    if WINDOW:
+        return tl.maximum(row_mask.prefix_len - row_mask.window_left, 0)
+    else:
+        return 0
+
+
+@inline
+def is_loaded(position, first_key, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+    """Return True for the keys that pointer loads read: before kv_len, and with a window from `first_key` on.
+
+    Pages left of the window may belong to another request and contain NaN. If a tile lies in one page, that page also
+    holds a visible key, so the request still owns it.
+    """
+    if WINDOW and PAGE_SIZE % BLOCK_N != 0:
+        return (position >= first_key) & (position < kv_len)
+    else:
+        return position < kv_len
+
+
+@inline
+def load_page_ids(
+    page_row, tile, first_key, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
+):
     """Load the page ids of a tile's keys: one id if the tile lies in one page, ``[BLOCK_N]`` otherwise."""
     if PAGE_SIZE % BLOCK_N == 0:
         return tl.load(page_row + tile * BLOCK_N // PAGE_SIZE)
     else:
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        return tl.load(page_row + position // PAGE_SIZE, mask=position < kv_len, other=0)
+        loaded = is_loaded(position, first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)
+        return tl.load(page_row + position // PAGE_SIZE, mask=loaded, other=0)
 
 
 @inline
@@ -89,16 +114,18 @@ def load_tile(
     page,
     tile,
     head,
+    first_key,
     kv_len,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Load a K or V tile ``[BLOCK_N, BLOCK_D]``.
 
-    Keys from kv_len on are zeros. With USE_TMA they are the contents of the page.
+    Keys that `is_loaded` excludes are zeros. With USE_TMA they are the contents of the page.
     """
     if USE_TMA:
         # The descriptor views the cache as [slots, heads · dim]. A tile lies in one page, so one TMA box is one tile.
@@ -109,7 +136,7 @@ def load_tile(
         # 64-bit: page · stride exceeds 2**31 in a large pool (vllm#47671).
         rows = page.to(tl.int64) * source.stride_page + (position % PAGE_SIZE) * source.stride_slot
         pointers = source.data + rows[:, None] + head * source.stride_head + col[None, :]
-        live = (position < kv_len)[:, None]
+        live = is_loaded(position, first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)[:, None]
         if HEAD_DIM != BLOCK_D:
             live = live & (col < HEAD_DIM)[None, :]
         return tl.load(pointers, mask=live, other=0.0)
@@ -228,14 +255,16 @@ def mainloop(
             `first_masked_tile` on are masked, and with a window also tiles before `first_unmasked_tile`.
     """
     acc, row_max, row_sum = state
-    kv_len = row_mask.prefix_len + row_mask.tail_len
+    kv_len, first_key = row_mask.prefix_len + row_mask.tail_len, first_visible_key(row_mask, WINDOW)
     unit = 1.4426950408889634 if CAP else scale
     # Page ids load one tile ahead, outside Triton's software pipeline. Inside it they would use half of its stages.
-    page = load_page_ids(page_row, first_loaded_tile, kv_len, PAGE_SIZE, BLOCK_N)
+    page = load_page_ids(page_row, first_loaded_tile, first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)
     for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
-        k = load_tile(keys, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
-        v = load_tile(values, page, tile, head, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
-        page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), kv_len, PAGE_SIZE, BLOCK_N)
+        k = load_tile(keys, page, tile, head, first_key, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA, WINDOW)
+        v = load_tile(
+            values, page, tile, head, first_key, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA, WINDOW
+        )
+        page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)
         if MASK == 1:
             # The mask is computed before the matrix product, so that its words load together with the keys.
             seen = visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW)

@@ -59,7 +59,8 @@ def upcast_pages(
     """Convert K and V of a batch to the dtype of upcast_k and upcast_v, and write their page table.
 
     Keys after a request's last token and before the window of its first row are not written. The first written key is
-    rounded down to a multiple of ALIGN_KEYS, so that a key tile begins there. Requests without rows have no pages.
+    rounded down to a multiple of ALIGN_KEYS, so that a key tile begins there. Keys before the window are written as
+    zeros: their pages may belong to another request. Requests without rows have no pages.
 
     Args:
         upcast_k, upcast_v: ``[pages, UPCAST_PAGE_SIZE, heads, dim]``, out.
@@ -83,12 +84,16 @@ def upcast_pages(
         live = (position < stop)[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
         head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
         row = page_table + request.to(tl.int64) * stride_table
-        source = tl.load(row + position // PAGE_SIZE, mask=position < stop, other=0).to(tl.int64)[:, None]
+        stored = position < stop
+        if WINDOW:
+            stored = stored & (position >= tl.load(prefix_lens + request) - window_left)
+        source = tl.load(row + position // PAGE_SIZE, mask=stored, other=0).to(tl.int64)[:, None]
         slot = (position % PAGE_SIZE)[:, None]
         token = page.to(tl.int64) * UPCAST_PAGE_SIZE + (first % UPCAST_PAGE_SIZE) + tl.arange(0, BLOCK_TOKENS)
         target = token[:, None] * (NUM_HEADS * HEAD_DIM) + element[None, :]
         k_at = source * stride_k_page + slot * stride_k_slot + head * stride_k_head + dim
         v_at = source * stride_v_page + slot * stride_v_slot + head * stride_v_head + dim
-        k, v = tl.load(k_source + k_at, mask=live), tl.load(v_source + v_at, mask=live)
+        loaded = live & stored[:, None]
+        k, v = tl.load(k_source + k_at, mask=loaded, other=0.0), tl.load(v_source + v_at, mask=loaded, other=0.0)
         tl.store(upcast_k + target, k.to(upcast_k.dtype.element_ty), mask=live)
         tl.store(upcast_v + target, v.to(upcast_v.dtype.element_ty), mask=live)

@@ -16,7 +16,7 @@ from .pack_gqa import load_q, load_q_to_smem, reciprocal, split_packed_row, stor
 from .pipeline import allocate_rows, grid_dependency_sync, make_pipeline, stage_of
 from .producer import produce_tiles
 from .softmax import sink_weight
-from .split_kv import BLOCK, kv_tile_range, kv_tile_stop, request_overhead, request_rows
+from .split_kv import BLOCK, first_visible_key, kv_tile_range, kv_tile_stop, request_overhead, request_rows
 from .warp_specialize import start_tma
 
 
@@ -65,8 +65,8 @@ def produce_decode_verify(args, ROLE: gl.constexpr, CFG: gl.constexpr):
             stop = kv_tile_stop(tile, tiles_left, end, prefix_len, tail_slots, rows, first_row + last_row_offset, CFG)
             page_row = page_table + request.to(gl.int64) * stride_table
             state = produce_tiles(
-                k_source, v_source, load_pipeline, pipeline, state, page_row, head, tile, stop, prefix_len + tail_slots,
-                num_pages, ROLE, CFG,
+                k_source, v_source, load_pipeline, pipeline, state, page_row, head, tile, stop,
+                first_visible_key(prefix_len, window_left, CFG), prefix_len + tail_slots, num_pages, ROLE, CFG,
             )  # fmt: skip
         tiles_left -= end + request_overhead(tail_slots, CFG) - tile
         request += 1

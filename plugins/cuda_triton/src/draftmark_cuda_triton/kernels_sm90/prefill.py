@@ -17,6 +17,7 @@ from .pack_gqa import load_q, reciprocal, split_packed_row, store_q_smem
 from .pipeline import allocate_rows, grid_dependency_sync, make_pipeline, stage_of
 from .producer import produce_tiles
 from .softmax import sink_weight
+from .split_kv import first_visible_key
 from .tile_scheduler import (
     first_work_tile,
     get_next_tile,
@@ -54,6 +55,7 @@ def produce_prefill(args, ROLE: gl.constexpr, CFG: gl.constexpr):
     while work_tile.rows > 0:
         page_row, head = page_table + work_tile.request.to(gl.int64) * stride_table, work_tile.head
         kv_len = work_tile.prefix_len + work_tile.rows
+        first_key = first_visible_key(work_tile.prefix_len, window_left, CFG)
         if CFG.SPLIT_KV:
             first, stop = kv_range.first, kv_range.stop
         else:
@@ -67,8 +69,8 @@ def produce_prefill(args, ROLE: gl.constexpr, CFG: gl.constexpr):
                 tile_index, cursor, split_tiles_per_request, schedule, scheduler, sched_stage, sched_phase, CFG
             )
         state = produce_tiles(
-            k_source, v_source, load_pipeline, pipeline, state, page_row, head, first, stop, kv_len, num_pages, ROLE,
-            CFG
+            k_source, v_source, load_pipeline, pipeline, state, page_row, head, first, stop, first_key, kv_len,
+            num_pages, ROLE, CFG
         )  # fmt: skip
         if SCHEDULES and not CFG.SPLIT_KV:
             tile_index = get_next_tile(row_tiles, tiles * num_kv_heads)

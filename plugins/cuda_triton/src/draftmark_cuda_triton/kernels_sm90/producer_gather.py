@@ -57,9 +57,22 @@ def page_id_layout(rows, block_d, warps):
 
 
 @gluon.jit
-def load_page_ids(page_table_row, tile, kv_len, CFG: gl.constexpr, ids_layout: gl.constexpr):
-    """Load the page id of each key of a tile; 0 for columns without a key."""
-    position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BLOCK_N, ids_layout)
+def loaded_positions(tile, first_key, kv_len, CFG: gl.constexpr, layout: gl.constexpr):
+    """Return the position of each column's key, and True where it is loaded: a key exists and a row can see it.
+
+    Pages left of the window (before `first_key`) may belong to another request and contain NaN. If a tile lies in one
+    page, that page also holds a visible key, so the request still owns it.
+    """
+    position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BLOCK_N, layout)
+    if CFG.WINDOW and CFG.PAGE_SIZE % CFG.BLOCK_N != 0:
+        stored = stored & (position >= first_key)
+    return position, stored
+
+
+@gluon.jit
+def load_page_ids(page_table_row, tile, first_key, kv_len, CFG: gl.constexpr, ids_layout: gl.constexpr):
+    """Load the page id of each key of a tile; 0 for columns that are not loaded."""
+    position, stored = loaded_positions(tile, first_key, kv_len, CFG, ids_layout)
     return gl.load(page_table_row + position // CFG.PAGE_SIZE, mask=stored, other=0)
 
 
@@ -89,7 +102,7 @@ def add_offset_64(base, index, stride):
 
 
 @gluon.jit
-def copy_tile(source, tiles, stage, pages, tile, head, kv_len, CFG: gl.constexpr):
+def copy_tile(source, tiles, stage, pages, tile, head, first_key, kv_len, CFG: gl.constexpr):
     """Issue the cp.async copies of a K or V tile into its pipeline stage.
 
     Args:
@@ -97,15 +110,15 @@ def copy_tile(source, tiles, stage, pages, tile, head, kv_len, CFG: gl.constexpr
         pages: page id of each row, from `distribute_page_ids`.
     """
     for part in gl.static_range(num_column_parts(CFG)):
-        copy_tile_part(source, tiles[part].index(stage), pages[part], tile, head, kv_len, part, CFG)
+        copy_tile_part(source, tiles[part].index(stage), pages[part], tile, head, first_key, kv_len, part, CFG)
 
 
 @gluon.jit
-def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, CFG: gl.constexpr):
+def copy_tile_part(source, smem, pages, tile, head, first_key, kv_len, part: gl.constexpr, CFG: gl.constexpr):
     """Issue the cp.async copies of one column part of a tile; see `copy_tile`."""
     layout: gl.constexpr = copy_layout(CFG, part, gl.num_warps())
     tensor, stride_page, stride_slot, stride_head = source
-    position, stored = key_positions(tile, kv_len, CFG.BLOCK_N, CFG.BLOCK_N, gl.SliceLayout(1, layout))
+    position, stored = loaded_positions(tile, first_key, kv_len, CFG, gl.SliceLayout(1, layout))
     at = add_offset_64(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
     if CFG.PAGE_SIZE > 1:
         at = add_offset_64(at, position % CFG.PAGE_SIZE, stride_slot)
@@ -119,20 +132,21 @@ def copy_tile_part(source, smem, pages, tile, head, kv_len, part: gl.constexpr, 
 
 @gluon.jit
 def gather_tiles(
-    k_source, v_source, pipeline, stage, phase, page_table_row, head, first, stop, kv_len, CFG: gl.constexpr
-):
-    """Gather key tiles [first, stop) of one request; columns without a key are filled with zeros and read no memory."""
+    k_source, v_source, pipeline, stage, phase, page_table_row, head, first, stop, first_key, kv_len,
+    CFG: gl.constexpr
+):  # fmt: skip
+    """Gather key tiles [first, stop) of one request; columns that are not loaded are zeros and read no memory."""
     ids_layout: gl.constexpr = page_id_layout(CFG.BLOCK_N, CFG.BLOCK_D, gl.num_warps())
-    next_ids = load_page_ids(page_table_row, first, kv_len, CFG, ids_layout)
+    next_ids = load_page_ids(page_table_row, first, first_key, kv_len, CFG, ids_layout)
     for tile in range(first, stop):
         pages = distribute_page_ids(next_ids, CFG)
         # Page ids of the next tile load during this tile's copies and during the wait for an empty stage.
-        next_ids = load_page_ids(page_table_row, gl.minimum(tile + 1, stop - 1), kv_len, CFG, ids_layout)
+        next_ids = load_page_ids(page_table_row, gl.minimum(tile + 1, stop - 1), first_key, kv_len, CFG, ids_layout)
         mbarrier.wait(pipeline.k.empty.index(stage), phase ^ 1)
-        copy_tile(k_source, pipeline.k.tiles, stage, pages, tile, head, kv_len, CFG)
+        copy_tile(k_source, pipeline.k.tiles, stage, pages, tile, head, first_key, kv_len, CFG)
         async_copy.mbarrier_arrive(pipeline.k.full.index(stage), increment_count=False)
         mbarrier.wait(pipeline.v.empty.index(stage), phase ^ 1)
-        copy_tile(v_source, pipeline.v.tiles, stage, pages, tile, head, kv_len, CFG)
+        copy_tile(v_source, pipeline.v.tiles, stage, pages, tile, head, first_key, kv_len, CFG)
         async_copy.mbarrier_arrive(pipeline.v.full.index(stage), increment_count=False)
         stage, phase = advance(stage, phase, CFG.STAGES)
     return stage, phase

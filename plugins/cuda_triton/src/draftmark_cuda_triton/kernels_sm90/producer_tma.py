@@ -52,12 +52,13 @@ def boxes_per_batch(CFG):
 
 @gluon.jit
 def load_tiles(
-    descriptors, pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages, ROLE: gl.constexpr,
-    CFG: gl.constexpr
+    descriptors, pipeline, stage, phase, page_table_row, head, first, stop, first_key, kv_len, num_pages,
+    ROLE: gl.constexpr, CFG: gl.constexpr
 ):  # fmt: skip
     """Load the K tiles, or with ROLE LOAD_V the V tiles, [first, stop) of one request.
 
     Args:
+        first_key: first key that a row of the request sees under its window.
         descriptors: two TMA descriptors of one tensor. The first has boxes of one page, or of a part of a page. With
             full-head boxes, the second has boxes of CFG.BOX_KEYS keys. If the tile has two column parts, it has boxes
             of the second part. Otherwise it is None.
@@ -66,21 +67,40 @@ def load_tiles(
     if unrolls_boxes(CFG, CFG.BLOCK_N // box_keys(descriptors[0].block_shape)):
         full = gl.minimum(gl.maximum(kv_len // CFG.BLOCK_N, first), stop)
         stage, phase = load_full_tiles(
-            descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, full, CFG
+            descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, full, first_key, num_pages, CFG
         )
         stage, phase = load_partial_tiles(
-            descriptors, tensor_pipeline, stage, phase, page_table_row, head, full, stop, kv_len, num_pages, 1, CFG
-        )
+            descriptors, tensor_pipeline, stage, phase, page_table_row, head, full, stop, first_key, kv_len, num_pages,
+            1, CFG
+        )  # fmt: skip
     else:
         batch: gl.constexpr = boxes_per_batch(CFG)
         stage, phase = load_partial_tiles(
-            descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages, batch, CFG
-        )
+            descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, first_key, kv_len, num_pages,
+            batch, CFG
+        )  # fmt: skip
     return stage, phase
 
 
 @gluon.jit
-def load_full_tiles(descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, CFG: gl.constexpr):
+def load_page_id(entry, position, first_key, num_pages, KEYS_OF_BOX: gl.constexpr, CFG: gl.constexpr):
+    """Load the page id of a full box at this position from its table entry; `num_pages` left of the window.
+
+    Pages left of the window (before `first_key`) may belong to another request and contain NaN. For the page id
+    `num_pages`, which is out of range, TMA writes zeros and reads nothing. If a tile lies in one page, that page also
+    holds a visible key, so the request still owns it.
+    """
+    if CFG.WINDOW and CFG.PAGE_SIZE % CFG.BLOCK_N != 0:
+        return gl.load(entry, mask=position + KEYS_OF_BOX > first_key, other=num_pages)
+    else:
+        return gl.load(entry)
+
+
+@gluon.jit
+def load_full_tiles(
+    descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, first_key, num_pages,
+    CFG: gl.constexpr
+):  # fmt: skip
     """Load tiles that are full of keys; all boxes of a tile are issued by unrolled code."""
     tiles, full, empty = tensor_pipeline
     KEYS_OF_BOX: gl.constexpr = box_keys(descriptors[0].block_shape)
@@ -89,7 +109,9 @@ def load_full_tiles(descriptors, tensor_pipeline, stage, phase, page_table_row, 
         # The page ids are loaded before the wait for an empty stage, so their latency overlaps that wait.
         pages = ()
         for b in gl.static_range(BOXES):
-            page = gl.load(page_table_row + (tile * CFG.BLOCK_N + b * KEYS_OF_BOX) // CFG.PAGE_SIZE)
+            position = tile * CFG.BLOCK_N + b * KEYS_OF_BOX
+            entry = page_table_row + position // CFG.PAGE_SIZE
+            page = load_page_id(entry, position, first_key, num_pages, KEYS_OF_BOX, CFG)
             pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
         mbarrier.wait(empty.index(stage), phase ^ 1)
         mbarrier.expect(full.index(stage), tile_bytes(CFG, descriptors[0].dtype))
@@ -102,7 +124,7 @@ def load_full_tiles(descriptors, tensor_pipeline, stage, phase, page_table_row, 
 
 @gluon.jit
 def load_partial_tiles(
-    descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, kv_len, num_pages,
+    descriptors, tensor_pipeline, stage, phase, page_table_row, head, first, stop, first_key, kv_len, num_pages,
     BOXES_PER_BATCH: gl.constexpr, CFG: gl.constexpr
 ):  # fmt: skip
     """Load tiles that are possibly not full: BOXES_PER_BATCH full boxes an iteration, then the rest one at a time."""
@@ -120,7 +142,8 @@ def load_partial_tiles(
             for i in gl.static_range(BOXES_PER_BATCH):
                 position = begin + (batch * BOXES_PER_BATCH + i) * KEYS_OF_BOX
                 # If a page is exactly one box, which is usual, the page index needs no division.
-                page = gl.load(ids + i if CFG.PAGE_SIZE == KEYS_OF_BOX else page_table_row + position // CFG.PAGE_SIZE)
+                entry = ids + i if CFG.PAGE_SIZE == KEYS_OF_BOX else page_table_row + position // CFG.PAGE_SIZE
+                page = load_page_id(entry, position, first_key, num_pages, KEYS_OF_BOX, CFG)
                 pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
             ids += BOXES_PER_BATCH
             for i in gl.static_range(BOXES_PER_BATCH):
@@ -129,7 +152,9 @@ def load_partial_tiles(
                 issue_box(descriptors, tiles, stage, full, b, at, CFG)
         if full_boxes % BOXES_PER_BATCH > 0:
             position = begin + (full_boxes - 1) * KEYS_OF_BOX
-            at = gl.load(page_table_row + position // CFG.PAGE_SIZE), position % CFG.PAGE_SIZE, head
+            entry = page_table_row + position // CFG.PAGE_SIZE
+            page = load_page_id(entry, position, first_key, num_pages, KEYS_OF_BOX, CFG)
+            at = page, position % CFG.PAGE_SIZE, head
             issue_box(descriptors, tiles, stage, full, full_boxes - 1, at, CFG)
         if full_boxes < BOXES:
             issue_last_boxes(

@@ -30,6 +30,15 @@ def kv_tile_range(prefix_len, tail_len, window_left, CFG: gl.constexpr):
 
 
 @gluon.jit
+def first_visible_key(prefix_len, window_left, CFG: gl.constexpr):
+    """Return the first key that any row of a request sees (`kernels.tile.first_visible_key`)."""
+    first = prefix_len * 0
+    if CFG.WINDOW:
+        first = gl.maximum(prefix_len - window_left, 0)
+    return first
+
+
+@gluon.jit
 def kv_tile_stop(tile, tiles_left, end, prefix_len, tail_len, rows, last_row, CFG: gl.constexpr):
     """Return the end, exclusive, of the key tiles that a row tile processes in a split (`kernels.split_kv`)."""
     stop = gl.minimum(tile + tiles_left, end)
