@@ -10,12 +10,16 @@ import torch
 
 import draftmark
 from draftmark import (
+    BackendHookError,
     BackendInfo,
     BackendLoadError,
     BackendPlugin,
+    BackendRefusal,
+    BatchSize,
     HostLengthsNeed,
     LoadedBackend,
     LoadFailure,
+    Mode,
     Requirements,
 )
 from draftmark.reference import ReferencePlugin
@@ -115,3 +119,47 @@ def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
 
     assert Derived().contract_notes().__name__ == "draftmark.reference.contract"
     assert Alone().contract_notes() is None
+
+
+def test_kernel_hooks_are_optional(load_class, make_geometry):
+    """Without `warm` and `explain` a plugin has nothing to compile and nothing to explain."""
+    backend, geometry = load_class(CLASS), make_geometry()
+    assert backend.warm(geometry) is None
+    assert backend.explain(geometry, BatchSize(Mode.DECODE, 1, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "hook"),
+    [
+        ("def warm(self, geometry, progress):\n        return 7", "warm"),
+        ("def explain(self, *_):\n        return 7", "explain"),
+    ],
+)
+def test_kernel_hooks_return_their_type(load_class, make_geometry, method, hook):
+    """A wrong return value of `warm` or `explain` is an error that names the hook."""
+    backend, geometry = load_class(f"{CLASS}\n    {method}\n"), make_geometry()
+    with pytest.raises(BackendHookError, match=rf"{hook}\(\) must return .* got 7"):
+        backend.warm(geometry) if hook == "warm" else backend.explain(geometry, BatchSize(Mode.DECODE, 1, 1))
+
+
+def test_warm_refuses_a_geometry_that_is_not_served(load_class, make_geometry):
+    """`warm` compiles nothing for a geometry that the backend refuses."""
+    text = "def supports(self, _):\n        return ['too large']\n\n    def warm(self, *_):\n        raise RuntimeError"
+    with pytest.raises(BackendRefusal, match="too large"):
+        load_class(f"{CLASS}\n    {text}\n").warm(make_geometry())
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"DRAFTMARK_CACHE_DIR": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
+        ({"DRAFTMARK_CACHE_DIR": "", "XDG_CACHE_HOME": "/x"}, "/x/draftmark"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/h"}, "/h/.cache/draftmark"),
+    ],
+)
+def test_cache_folder_follows_the_environment(monkeypatch, variables, folder):
+    """DRAFTMARK_CACHE_DIR comes first, then XDG_CACHE_HOME, then the home directory; nothing is created."""
+    monkeypatch.delenv("DRAFTMARK_CACHE_DIR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(draftmark.cache_folder()) == folder

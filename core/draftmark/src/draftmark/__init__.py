@@ -53,6 +53,7 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 if TYPE_CHECKING:
     from .buffers import BufferSpec, Init, Memory, Role, Unit
     from .hookspecs import BackendInfo, hookimpl
+    from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, cache_folder
     from .loaded import LoadedBackend
     from .plugin import BackendPlugin
     from .registry import Available, available, load
@@ -62,15 +63,20 @@ _HOMES = {
     "Available": "registry",
     "BackendInfo": "hookspecs",
     "BackendPlugin": "plugin",
+    "BatchSize": "kernels",
     "BufferSpec": "buffers",
     "HostLengthsNeed": "requirements",
     "Init": "buffers",
+    "KernelChoice": "kernels",
     "LoadedBackend": "loaded",
     "Memory": "buffers",
+    "Progress": "kernels",
     "Requirements": "requirements",
     "Role": "buffers",
     "Unit": "buffers",
+    "WarmedKernels": "kernels",
     "available": "registry",
+    "cache_folder": "kernels",
     "hookimpl": "hookspecs",
     "load": "registry",
 }
@@ -101,6 +107,7 @@ __all__ = [
     "BackendPlugin",
     "BackendRefusal",
     "BatchError",
+    "BatchSize",
     "BufferError",
     "BufferSpec",
     "CacheExhausted",
@@ -117,6 +124,7 @@ __all__ = [
     "GuardError",
     "HostLengthsNeed",
     "Init",
+    "KernelChoice",
     "LengthsError",
     "Limits",
     "LoadFailure",
@@ -125,13 +133,16 @@ __all__ = [
     "Mode",
     "ModelFacts",
     "ModelError",
+    "Progress",
     "RanksDisagree",
     "RequestError",
     "Requirements",
     "Role",
     "Unit",
+    "WarmedKernels",
     "__version__",
     "available",
+    "cache_folder",
     "ceil_div",
     "hookimpl",
     "load",

@@ -1,4 +1,4 @@
-"""The pluggy hooks of a backend: six required and two optional.
+"""The pluggy hooks of a backend: six required and four optional.
 
 Hooks run at start-up only, because a pluggy call costs more than a microsecond. The step loop calls the plain methods
 of `draftmark.runtime.AttentionBackend` instead. Hooks have no default arguments; new inputs become dataclass fields.
@@ -17,6 +17,7 @@ import pluggy
 
 from .buffers import BufferSpec
 from .geometry import CORE_MODES, Form, Geometry, Mode
+from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .requirements import Requirements
 
 if TYPE_CHECKING:
@@ -113,7 +114,20 @@ def draftmark_contract_notes() -> object:
     """
 
 
-OPTIONAL_HOOKS: tuple[str, ...] = (f"{PREFIX}contract_notes", f"{PREFIX}tree_ops")
+@hookspec(firstresult=True)
+def draftmark_warm(geometry: Geometry, progress: Progress) -> WarmedKernels:  # type: ignore[empty-body]
+    """Compile every kernel of `geometry` that is not stored yet, without a device. Optional.
+
+    A plugin omits the hook, or returns None, when it has no kernels to compile. `open_backend` loads what this stores.
+    """
+
+
+@hookspec(firstresult=True)
+def draftmark_explain(geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:  # type: ignore[empty-body]
+    """Return the choices that lead to the kernels of a batch, in their order. Needs no device. Optional."""
+
+
+OPTIONAL_HOOKS: tuple[str, ...] = tuple(PREFIX + name for name in ("contract_notes", "explain", "tree_ops", "warm"))
 """Hooks that a backend may omit."""
 HOOKS: tuple[str, ...] = tuple(
     sorted(name for name in globals() if name.startswith(PREFIX) and name not in OPTIONAL_HOOKS)

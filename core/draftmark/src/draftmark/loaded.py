@@ -24,6 +24,7 @@ from .errors import (
 )
 from .geometry import Form, Geometry, Mode
 from .hookspecs import PREFIX, BackendInfo
+from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .plugin import BackendPlugin
 from .registration import one_line, plugin_of, register
 from .requirements import HostLengthsNeed, Requirements
@@ -136,6 +137,35 @@ class LoadedBackend:
             raise self._wrong_return("requirements", "Requirements(HostLengthsNeed, bool)", found)
         return found
 
+    def warm(self, geometry: Geometry, progress: Progress | None = None) -> WarmedKernels | None:
+        """Compile every kernel of `geometry` that is not stored yet; None if the backend has no kernels to compile.
+
+        Args:
+            progress: called after each compiled kernel: kernels compiled so far, kernels to compile, kernel name.
+
+        Raises:
+            BackendRefusal: the backend does not serve `geometry`.
+            BackendLoadError: a vendor package is absent.
+        """
+        self.require(geometry)
+        self.require_packages()
+        found = self._offer("warm", geometry=geometry, progress=progress or _quiet)
+        if found is not None and not isinstance(found, WarmedKernels):
+            raise self._wrong_return("warm", "WarmedKernels or None", found)
+        return found
+
+    def explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:
+        """Return the choices that lead to the kernels of a batch, in their order; None if the backend has none.
+
+        Raises:
+            BackendRefusal: the backend does not serve `geometry`.
+        """
+        self.require(geometry)
+        found = self._offer("explain", geometry=geometry, batch=batch)
+        if found is not None and not (isinstance(found, list) and all(isinstance(one, KernelChoice) for one in found)):
+            raise self._wrong_return("explain", "a list of KernelChoice or None", found)
+        return found
+
     def contract_notes(self) -> object | None:
         """Return the plugin's notes for the conformance suite, not validated; None when there are none."""
         notes: object | None = self._offer("contract_notes")
@@ -156,14 +186,18 @@ class LoadedBackend:
         """Return the names in `BackendInfo.runtime` that are not installed. Imports nothing."""
         return [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
 
-    def require_runtime(self, device: torch.device | str) -> None:
-        """Raise `BackendLoadError` unless the vendor packages are installed and `device` is present."""
+    def require_packages(self) -> None:
+        """Raise `BackendLoadError` unless the vendor packages are installed."""
         missing = self.missing_runtime()
         if missing:
             remedy = self.info.install or f"install {', '.join(missing)}"
             raise BackendLoadError(
                 self.name, LoadFailure.RUNTIME_ABSENT, f"{', '.join(missing)} is not installed", remedy
             )
+
+    def require_runtime(self, device: torch.device | str) -> None:
+        """Raise `BackendLoadError` unless the vendor packages are installed and `device` is present."""
+        self.require_packages()
         from .devices import import_device_type, require_device
 
         import_device_type(self.name, self.info)
@@ -290,6 +324,10 @@ class LoadedBackend:
         if hook == "describe":
             return BackendLoadError(self.name, failure, f"{hook}() {what}", remedy)
         return BackendHookError(self.name, hook, failure, what, remedy)
+
+
+def _quiet(done: int, count: int, kernel: str) -> None:
+    """Show no progress."""
 
 
 def _is_of(value: object, kind: type | tuple[type]) -> bool:

@@ -2,7 +2,7 @@
 
 pluggy finds the ``draftmark_*`` methods. Each calls the method without the prefix, which a subclass overrides.
 A plugin may be imported without torch installed, so it imports torch and vendor packages only inside `open_backend`,
-`graph_state` and `tree_ops`.
+`graph_state`, `tree_ops`, `warm` and `explain`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .buffers import BufferSpec
 from .geometry import Geometry
 from .hookspecs import BackendInfo, hookimpl
+from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .requirements import Requirements
 
 if TYPE_CHECKING:
@@ -68,6 +69,20 @@ class BackendPlugin(ABC):
         """Return the backend's kernels for draft trees, or None (the default) to use torch operations."""
         return None
 
+    def warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
+        """Compile every kernel of `geometry` that is not stored yet, without a device.
+
+        Default: None, for a plugin without kernels to compile.
+
+        Args:
+            progress: called after each compiled kernel.
+        """
+        return None
+
+    def explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:
+        """Return the choices that lead to the kernels of a batch, in their order, without a device. Default: None."""
+        return None
+
     def contract_notes(self) -> object | None:
         """Return notes that only the conformance suite reads; see `draftmark_contract.notes`.
 
@@ -118,6 +133,16 @@ class BackendPlugin(ABC):
     def draftmark_tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
         """Call `tree_ops`."""
         return self.tree_ops(geometry, device)
+
+    @hookimpl
+    def draftmark_warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
+        """Call `warm`."""
+        return self.warm(geometry, progress)
+
+    @hookimpl
+    def draftmark_explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:
+        """Call `explain`."""
+        return self.explain(geometry, batch)
 
     @hookimpl
     def draftmark_contract_notes(self) -> object | None:

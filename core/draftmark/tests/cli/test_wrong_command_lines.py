@@ -15,7 +15,7 @@ WRONG = {
     "size without a backend": (("size",), "the following arguments are required: NAME; see `draftmark size --help`"),
     "size of two": (("size", "reference", "other"), "unrecognized arguments: other; see `draftmark size --help`"),
     "a number with a point": (("size", "reference", "--topk", "1e3"), "argument --topk: invalid int value: '1e3'"),
-    "a mode instead of a model": (("size", "reference", "--modes", "VERIFY"), "invalid choice: 'VERIFY'"),
+    "a mode instead of a model": (("size", "reference", "--modes", "VERIFY"), "'VERIFY' is not a valid Mode"),
     "requests beyond int32": (("size", "reference", "--max-num-reqs", 10**20), "it must fit int32"),
     "list with a name": (("list", "reference"), "unrecognized arguments: reference; see `draftmark list --help`"),
     "doctor of two": (("doctor", "reference", "other"), "unrecognized arguments: other; see `draftmark doctor --help`"),

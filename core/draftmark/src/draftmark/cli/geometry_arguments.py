@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from ..geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits
+from ..geometry import (
+    DRAFT_MODES,
+    TARGET_MODES,
+    AttentionShape,
+    DeviceProfile,
+    DraftShape,
+    Form,
+    Geometry,
+    Limits,
+    Mode,
+)
 from ..geometry.checks import SHORT_DTYPES
 from ..hookspecs import BackendInfo
 from .errors import ArgumentError
 
 TYPICAL_DEVICES = {"cuda": DeviceProfile("cuda", 90, 132)}
 """Default device profile of --arch and --num-sms, by device type; commands do not access a driver."""
+MODELS = {"target": TARGET_MODES, "draft": DRAFT_MODES}
+"""Modes of a layer, by the model that runs it."""
 DEVICES = ("cpu", "cuda", "npu", "xpu", "mps", "hpu", "mlu", "musa", "mtia", "xla", "privateuseone")
 """Device types of torch and of its plugins; a backend's own device type is valid too."""
 
@@ -28,10 +40,13 @@ def add_geometry_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-extend-tokens", type=int, default=2048, metavar="N", help="rows of one prefill forward")
     limits.add_argument("--capture-batch-sizes", type=integers, default=(), metavar="N,N,…", help="padded graph sizes")
     limits.add_argument("--overlap", action="store_true", help="the device may be one step ahead of the host")
-    limits.add_argument("--modes", choices=("target", "draft"), default="target", help="model that runs the layer")
+    limits.add_argument(
+        "--modes", type=modes, default="target", metavar="MODE,…", help="target, draft, or modes separated by commas"
+    )
+    limits.add_argument("--forms", type=forms, default=(), metavar="FORM,…", help=f"engine's data: {', '.join(Form)}")
     device = parser.add_argument_group("device profile (no driver is accessed)")
     device.add_argument("--device", metavar="KIND", help="cpu, cuda, npu, …; default: the backend's device")
-    device.add_argument("--arch", type=int, metavar="N", help="compute capability times ten (90 for sm_90)")
+    device.add_argument("--arch", type=arch, metavar="N", help="compute capability times ten: 90 or sm_90")
     device.add_argument("--num-sms", type=int, metavar="N", help="SMs of a GPU, or cores")
 
 
@@ -69,8 +84,7 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
         args.max_num_reqs, args.max_context_len, args.max_extend_tokens, args.capture_batch_sizes, args.overlap
     )
     draft = DraftShape(args.topk, args.num_steps, args.num_draft_tokens)
-    modes = DRAFT_MODES if args.modes == "draft" else TARGET_MODES
-    geometry = Geometry.create(attention, limits, draft, _device(args, info), modes)
+    geometry = Geometry.create(attention, limits, draft, _device(args, info), args.modes, args.forms)
     check_draft_tokens(args.num_draft_tokens, args.max_context_len)
     return geometry
 
@@ -100,6 +114,32 @@ def check_draft_tokens(num_draft_tokens: int, max_context_len: int) -> None:
 def dtype(text: str) -> str:
     """Return torch's name of a dtype, for argparse; ``"bf16"`` becomes ``"bfloat16"``."""
     return SHORT_DTYPES.get(text, text)
+
+
+def modes(text: str) -> tuple[Mode, ...]:
+    """Parse ``"target"``, ``"draft"`` or ``"decode,ragged_verify"`` into modes, for argparse."""
+    if text in MODELS:
+        return MODELS[text]
+    try:
+        return tuple(Mode(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write {', '.join((*MODELS, *Mode))}") from None
+
+
+def arch(text: str) -> int:
+    """Parse ``"90"`` or ``"sm_90"`` into a compute capability times ten, for argparse."""
+    digits = text.removeprefix("sm_")
+    if not digits.removeprefix("-").isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a compute capability times ten; write 90 or sm_90")
+    return int(digits)
+
+
+def forms(text: str) -> tuple[Form, ...]:
+    """Parse ``"engine_slots,strided_kv"`` into engine forms, for argparse."""
+    try:
+        return tuple(Form(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write {', '.join(Form)}, separated by commas") from None
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from ...errors import DraftmarkError
 
 GROUP = "draftmark.commands"
-ORDER = ("list", "doctor", "size", "generate", "contract", "judge", "prove", "bench", "new-backend")
+ORDER = ("list", "doctor", "size", "explain", "warm", "generate", "contract", "judge", "prove", "bench", "new-backend")
 """Order of commands in `draftmark --help`; commands of other distributions follow, sorted by name."""
 PARTS = {
     "generate": "pip install 'draftmark-speculative[hf]'",
