@@ -144,8 +144,8 @@ def test_kernel_hooks_return_their_type(load_class, make_geometry, method, hook)
 
 def test_warm_refuses_a_geometry_that_is_not_served(load_class, make_geometry):
     """`warm` compiles nothing for a geometry that the backend refuses."""
-    text = "def supports(self, _):\n        return ['too large']\n\n    def warm(self, *_):\n        raise RuntimeError"
-    with pytest.raises(BackendRefusal, match="too large"):
+    text = "def supports(self, geometry):\n        return ['too big']\n\n    def warm(self, *_):\n        1 / 0\n"
+    with pytest.raises(BackendRefusal, match="too big"):
         load_class(f"{CLASS}\n    {text}\n").warm(make_geometry())
 
 

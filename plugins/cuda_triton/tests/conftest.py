@@ -28,6 +28,14 @@ from draftmark_cuda_triton.launch import launcher, launches, relaunch, tma
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory) -> Iterator[None]:
+    """Keep kernels that tests compile out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @dataclass
 class Problem:
     """Holds a uniform batch: every tensor of a launch, on the device, and the expected float64 result, on the CPU."""
@@ -383,6 +391,8 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     # Kernels that another driver compiled must not be launched here, and kernels of this fake must not leak into later
     # tests.
     monkeypatch.setattr(launcher, "_COMPILED", {})
+    # Stored kernels have no PTX, which tests read.
+    monkeypatch.setattr(launcher, "use_store", lambda *_: None)
     monkeypatch.setattr(kv_write, "_RELAUNCH", relaunch.RelaunchCache(kv_write.PER_CALL))
     functions = list(compiled_kernels)
     if tma.has_gluon():

@@ -1,4 +1,4 @@
-"""What plugins report about their kernels: those compiled ahead of time, and why a batch gets a kernel. No torch."""
+"""Facts that plugins report about their kernels: those compiled ahead of time, and reasons for a choice. No torch."""
 
 from __future__ import annotations
 

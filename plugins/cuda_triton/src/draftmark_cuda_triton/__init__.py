@@ -16,6 +16,10 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         select.py, common.py          select_config: batch -> KernelConfig
         sm80.py, sm90.py              block sizes, stages and warp groups for any GPU; for Hopper
         split_kv.py, upcast.py        num_splits (num_splits_heuristic); when prefill upcasts e4m3
+    compiled/                         compiled kernels, ready before the first request
+        source.py, store.py           a kernel as plain data with a key; the folder of compiled kernels
+        pool.py, worker.py            compilation in parallel processes
+        prepare.py, loading.py        what opening a backend compiles and loads; what a launch finds
     launch/                           host launch code (FA3 flash_api.cpp, DeepGEMM jit)
         launches.py, operands.py      one function per kernel: grid, constants, arguments
         tma.py                        TMA descriptors of the paged cache
@@ -41,7 +45,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, Mode
+from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, Mode, Progress, WarmedKernels
 
 from . import sizing
 from .support import reasons_against
@@ -71,10 +75,29 @@ class TritonPlugin(BackendPlugin):
     buffers = staticmethod(sizing.buffers)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Open the backend over the arena's buffers. CPU tensors are processed in Triton's interpreter."""
+        """Open the backend over the arena's buffers, with every kernel of the geometry compiled and loaded.
+
+        CPU tensors are processed in Triton's interpreter.
+        """
         from .backend import TritonBackend
 
+        slots = arena[sizing.SLOTS]
+        if slots.is_cuda:
+            import torch
+
+            from .compiled.prepare import prepare
+
+            with torch.cuda.device(slots.device):
+                prepare(geometry)
         return TritonBackend(geometry, arena)
+
+    def warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
+        """Compile every kernel of the geometry that the store lacks, in parallel processes, without a GPU."""
+        from .compiled.loading import is_tested_triton
+        from .compiled.prepare import store_kernels
+        from .kernel_list import kernels_of
+
+        return store_kernels(kernels_of(geometry), progress) if is_tested_triton() else None
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
         """Return the tree operations: write_tail, verify_tree and compact, one launch each."""

@@ -147,6 +147,16 @@ def kernels_of(
 ) -> list[KernelSpec]:
     """Return every compiled kernel that a backend of this geometry can launch, without duplicates.
 
+    Arguments are those of `calls_of`.
+    """
+    return list(calls_of(geometry, arch, form, trees))
+
+
+def calls_of(
+    geometry: Geometry, arch: int | None = None, form: CacheForm | None = None, trees: bool = True
+) -> dict[KernelSpec, KernelCall]:
+    """Return one call of `launcher.launch_kernel` for each compiled kernel of a geometry.
+
     Args:
         geometry: shape, limits and modes; a device of another kind counts as a GPU with its number of SMs.
         arch: compute capability times ten, for example 90; None takes the geometry's.
@@ -155,14 +165,14 @@ def kernels_of(
     """
     device = replace(geometry.device, kind="cuda", arch=geometry.device.arch if arch is None else arch)
     geometry = replace(geometry, device=device)
-    found: dict[KernelSpec, None] = {}
+    found: dict[KernelSpec, KernelCall] = {}
 
     def collect(call: KernelCall) -> None:
-        found.setdefault(spec_of(call, device.arch))
+        found.setdefault(spec_of(call, device.arch), call)
 
     with collect_calls(collect):
         launch_all(geometry, CacheForm() if form is None else form, trees)
-    return list(found)
+    return found
 
 
 def launch_all(geometry: Geometry, form: CacheForm, trees: bool) -> None:

@@ -17,6 +17,8 @@ import torch
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from ..compiled.loading import finish_loading, use_store
+
 ALIGNMENT = 16
 """Triton compiles separate kernels for addresses and integers that are multiples of 16."""
 INT32_LIMIT = 2**31
@@ -50,21 +52,44 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
     if collect is not None:
         collect((kernel, args, constants))
         return
-    specialized = _SPECIALIZED.get(id(kernel)) or _specialized(kernel)
-    specializations = [_specialization(value, specialize) for value, specialize in zip(args, specialized, strict=False)]
-    key = (id(kernel), driver.active.get_current_device(), *specializations, *constants.items())
-    found = _COMPILED.get(key)
+    key = _launch_key(kernel, args, constants)
+    found = _COMPILED.get(key) or _make_ready(key, kernel, args, constants)
     full_grid = (*grid, 1, 1)[:3]
-    if found is None:
-        compiled = kernel[grid](*args, **constants)
-        trailing_constants = tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        _COMPILED[key] = kernel, compiled, trailing_constants
-    else:
-        _, compiled, trailing_constants = found
-        compiled[full_grid](*args, *trailing_constants)
+    _, compiled, trailing_constants = found
+    compiled[full_grid](*args, *trailing_constants)
     recording = _RECORDING.get()
     if recording is not None:
         recording.append((compiled, full_grid, (*args, *trailing_constants)))
+
+
+def make_ready(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    """Load the kernel of a call of `launch_kernel` onto the current device, without a launch.
+
+    Args:
+        kernel, args, constants: a `KernelCall`.
+    """
+    key = _launch_key(kernel, args, constants)
+    if key not in _COMPILED:
+        _make_ready(key, kernel, args, constants)
+
+
+def _launch_key(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the key of the compiled kernel that a call launches."""
+    specialized = _SPECIALIZED.get(id(kernel)) or _specialized(kernel)
+    specializations = [_specialization(value, specialize) for value, specialize in zip(args, specialized, strict=False)]
+    return (id(kernel), driver.active.get_current_device(), *specializations, *constants.items())
+
+
+def _make_ready(
+    key: tuple[Any, ...], kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]
+) -> _CompiledLaunch:
+    """Load a kernel from the store, or compile it."""
+    use_store(kernel, driver.active.get_current_device())
+    compiled = kernel.warmup(*args, grid=(1,), **constants)
+    finish_loading(compiled)
+    trailing_constants = tuple(constants[name] for name in kernel.arg_names[len(args) :])
+    found = _COMPILED[key] = kernel, compiled, trailing_constants
+    return found
 
 
 def supports_pdl() -> bool:

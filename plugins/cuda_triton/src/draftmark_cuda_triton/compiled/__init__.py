@@ -1,0 +1,1 @@
+"""Compiled kernels: a store on disk, compilation in parallel before the first request, and shipped machine code."""

@@ -1,0 +1,104 @@
+"""Compiled kernels for Triton's launches: from the store if they are there, else compiled now and stored.
+
+A Triton kernel calls ``self.compile`` with its source, target and options when it meets a new specialization.
+`use_store` replaces that attribute, so Triton's own specialization decides which stored kernel is right.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, CompiledKernel
+from triton.runtime.jit import JITFunction
+
+from .folder import kernel_store
+from .host_code import host_code_in
+from .source import KernelSource
+from .store import Entry
+
+logger = logging.getLogger(__name__.partition(".")[0])
+NEWEST_TRITON = (3, 9)
+"""Newest Triton whose kernels were compiled, stored and loaded in tests."""
+
+
+@dataclass
+class Counts:
+    """Counts of kernels in this process.
+
+    Attributes:
+        loaded: kernels loaded from the store.
+        compiled: kernels compiled by this process, outside of `prepare`.
+        after_start: those of `compiled` that followed the first `prepare`, so a request waited for them.
+        prepared: a backend has prepared its kernels.
+    """
+
+    loaded: int = 0
+    compiled: int = 0
+    after_start: int = 0
+    prepared: bool = False
+
+
+COUNTS = Counts()
+
+
+def use_store(kernel: JITFunction[Any], device: int) -> None:
+    """Make `kernel` load from the store on `device`; a newer Triton than tested keeps its own cache."""
+    if is_tested_triton():
+        kernel.device_caches[device]  # sets `compile`
+        kernel.compile = load_or_compile
+
+
+@cache
+def is_tested_triton() -> bool:
+    """Check whether this Triton is one that the store was tested with; log a warning once if not."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if version <= NEWEST_TRITON:
+        return True
+    newest = ".".join(map(str, NEWEST_TRITON))
+    logger.warning(
+        "Triton %s is newer than %s, the newest tested: kernels compile when they are first launched, into Triton's "
+        "own cache; install triton<=%s to have them ready at start", triton.__version__, newest, newest,
+    )  # fmt: skip
+    return False
+
+
+def load_or_compile(source: ASTSource, target: GPUTarget, options: dict[str, Any], **others: Any) -> CompiledKernel:
+    """Return the compiled kernel, with the arguments and the result of `triton.compile`."""
+    wanted, store = KernelSource.of(source, target, options), kernel_store()
+    entry = store.find(wanted)
+    if entry is not None:
+        COUNTS.loaded += 1
+        return load(entry, source)
+    COUNTS.compiled += 1
+    COUNTS.after_start += COUNTS.prepared
+    logger.log(
+        logging.WARNING if COUNTS.prepared else logging.INFO,
+        "kernel %s compiles %s for sm_%d; `draftmark warm cuda_triton` compiles kernels ahead of time",
+        wanted.name, "while a request waits" if COUNTS.prepared else "now", wanted.arch,
+    )  # fmt: skip
+    compiled = triton.compile(source, target=target, options=options, **others)
+    try:
+        store.put(wanted, compiled.metadata_group)
+    except OSError as error:
+        logger.warning("kernel %s is not stored in %s: %s", wanted.name, store.root, error)
+    return compiled
+
+
+def load(entry: Entry, source: ASTSource) -> CompiledKernel:
+    """Return the stored kernel as Triton's object. Its machine code reaches the GPU when it is first launched."""
+    metadata = next(path for name, path in entry.files.items() if name.endswith(".json"))
+    number = json.loads(Path(metadata).read_text(encoding="utf-8"))["hash"]
+    return CompiledKernel(source, dict(entry.files), number)
+
+
+def finish_loading(compiled: CompiledKernel) -> None:
+    """Load the machine code onto the current device, and compile Triton's host code of the launch if it needs any."""
+    with host_code_in(kernel_store().host_code):
+        compiled.run  # noqa: B018  # the property loads the kernel

@@ -1,0 +1,83 @@
+"""Preparation of a geometry's kernels: find them in the store, compile the missing ones in parallel, load them."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from draftmark import Geometry, Progress, WarmedKernels
+
+from ..kernel_list import KernelSpec, calls_of
+from ..launch.launcher import KernelCall, make_ready
+from .folder import kernel_store
+from .loading import COUNTS, is_tested_triton
+from .pool import compile_all
+from .source import KernelSource
+from .store import Store
+
+SLOWEST = ("attend_prefill", "attend", "")
+"""Beginnings of kernel names, those that take longest to compile first."""
+logger = logging.getLogger(__name__.partition(".")[0])
+
+
+def prepare(geometry: Geometry) -> None:
+    """Load every kernel of a geometry onto the current device, compiling those that the store lacks in parallel.
+
+    A kernel that cannot be prepared is logged; it compiles when it is first launched.
+    """
+    if not is_tested_triton():
+        return
+    calls = calls_of(geometry)
+    store_kernels(list(calls))
+    for spec, call in calls.items():
+        _load(spec, call)
+    COUNTS.prepared = True
+
+
+def store_kernels(specs: list[KernelSpec], progress: Progress | None = None) -> WarmedKernels:
+    """Compile the kernels that the store lacks, in parallel. No GPU is needed."""
+    store = kernel_store()
+    made = (KernelSource.of(spec.source(), spec.target, dict(spec.options)) for spec in specs)
+    sources = {one.key: one for one in made}
+    missing, compiled = _missing(store, sources), 0
+    if missing:
+        with store.compiling():
+            # Another rank may have compiled them while this one waited.
+            compiled = _compile(store, _missing(store, sources), progress or _log)
+    entries = [entry for entry in map(store.find, sources.values()) if entry is not None]
+    return WarmedKernels(
+        len(sources), compiled, sum(one.shipped for one in entries), sum(one.num_bytes for one in entries),
+        str(store.root),
+    )  # fmt: skip
+
+
+def _load(spec: KernelSpec, call: KernelCall) -> None:
+    try:
+        make_ready(*call)
+    except Exception as error:  # a kernel that is listed but never launched must not end a start
+        logger.warning("kernel %s was not loaded at start: %s: %s", spec.name, type(error).__name__, error)
+
+
+def _missing(store: Store, sources: dict[str, KernelSource]) -> list[KernelSource]:
+    """Return the kernels that the store lacks, those that take longest to compile first."""
+    found = [one for one in sources.values() if store.find(one) is None]
+    return sorted(found, key=lambda one: next(n for n, name in enumerate(SLOWEST) if one.name.startswith(name)))
+
+
+def _compile(store: Store, missing: list[KernelSource], progress: Progress) -> int:
+    """Compile kernels into the store, and return the number that succeeded."""
+    if not missing:
+        return 0
+    start = time.perf_counter()
+    logger.info("compiling %d kernels for sm_%d into %s", len(missing), missing[0].arch, store.root)
+    results = compile_all(missing, store, progress)
+    for one in results:
+        if one.error:
+            logger.warning("kernel %s was not compiled ahead of time: %s", one.name, one.error)
+    failed = sum(bool(one.error) for one in results)
+    logger.info("compiled %d kernels in %.1f s", len(results) - failed, time.perf_counter() - start)
+    return len(results) - failed
+
+
+def _log(done: int, count: int, kernel: str) -> None:
+    logger.info("%d of %d kernels compiled: %s", done, count, kernel)

@@ -1,0 +1,98 @@
+"""One kernel to compile, as plain data: it has a key, and another process can compile it. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+
+FORMAT = 1
+"""Version of the keys and of the files of an entry."""
+LINE_INFO = "TRITON_DISABLE_LINE_INFO"
+"""Environment variable that changes debug sections only, so it is not part of a key."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSource:
+    """Holds everything that determines a kernel's machine code, except the compiler.
+
+    Attributes:
+        module, name: module and name of the function of `triton.jit` or `gluon.jit`.
+        language: Triton's class of sources, `ASTSource` or `GluonASTSource`.
+        signature, constants, attributes: types, compile-time constants and alignments of the arguments, from Triton.
+        backend, arch, warp_size: fields of `GPUTarget`.
+        options: compiler options.
+        key: hexadecimal digest of Triton's version, the target, the source with every function that it calls, and the
+            options. Equal keys have equal machine code.
+    """
+
+    module: str
+    name: str
+    language: type[ASTSource]
+    signature: dict[str, Any]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    backend: str
+    arch: int
+    warp_size: int
+    options: dict[str, Any]
+    key: str
+
+    @classmethod
+    def of(cls, source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> KernelSource:
+        """Return the plain data of the arguments of `triton.compile`."""
+        function = source.fn
+        return cls(
+            function.module, function.__name__, type(source), dict(source.signature), dict(source.constants),
+            dict(source.attrs), target.backend, target.arch, target.warp_size, dict(options),
+            kernel_key(source, target, options),
+        )  # fmt: skip
+
+    @property
+    def target(self) -> GPUTarget:
+        """Triton's target of the kernel."""
+        return GPUTarget(self.backend, self.arch, self.warp_size)
+
+    def triton_source(self) -> ASTSource:
+        """Import the kernel's function and return its source for `triton.compile`."""
+        function = getattr(importlib.import_module(self.module), self.name)
+        return self.language(function, self.signature, self.constants, self.attributes)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Result of one compilation.
+
+    Attributes:
+        key: key of the kernel.
+        name: name of the kernel.
+        seconds: time that compilation took.
+        error: one line of the error; empty on success.
+    """
+
+    key: str
+    name: str
+    seconds: float
+    error: str = ""
+
+
+def kernel_key(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> str:
+    """Return the key of a kernel; see `KernelSource.key`.
+
+    Triton's own key also contains the digest of its libraries, which differ between Python versions. This key contains
+    Triton's version instead, so that one wheel of machine code serves all of them.
+    """
+    backend = make_backend(target)
+    variables = {name: value for name, value in get_cache_invalidating_env_vars().items() if name != LINE_INFO}
+    parts = (
+        FORMAT, triton.__version__, source.hash(), backend.hash(), backend.parse_options(dict(options)).hash(),
+        sorted(variables.items()),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

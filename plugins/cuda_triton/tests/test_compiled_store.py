@@ -1,0 +1,323 @@
+"""Compiled kernels are stored once, found by every later start, and compiled again only when they must be."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import get_cache_manager
+
+from draftmark import AttentionShape, DeviceProfile, Geometry, Limits, Mode, load
+from draftmark_cuda_triton import kernel_list, kernel_variants
+from draftmark_cuda_triton.compiled import folder, host_code, loading, pool, prepare
+from draftmark_cuda_triton.compiled.source import KernelSource
+from draftmark_cuda_triton.compiled.store import Store
+from draftmark_cuda_triton.kv_write import launch_write_kv
+from draftmark_cuda_triton.launch import launcher
+
+QUICK = ("write_kv_rows", "write_metadata_decode_verify")
+"""Kernels that compile in less than a second."""
+KERNEL = """
+import triton
+from triton import language as tl
+
+@triton.jit
+def half(x):
+    return x * {factor}
+
+@triton.jit
+def scale(out, COUNT: tl.constexpr):
+    tl.store(out + tl.arange(0, COUNT), half(tl.load(out + tl.arange(0, COUNT))))
+"""
+
+
+def quick_calls():
+    """Return calls of two kernels of a decode geometry that compile quickly, by kernel."""
+    limits, device = Limits(4, 512), DeviceProfile("cuda", 90, 132)
+    geometry = Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device, modes=(Mode.DECODE,))
+    calls = kernel_list.calls_of(geometry, trees=False).items()
+    found = {spec.kernel.__name__: (spec, call) for spec, call in calls}
+    return dict(found[name] for name in QUICK)
+
+
+@pytest.fixture
+def quick_specs():
+    """The kernels of `quick_calls`."""
+    return list(quick_calls())
+
+
+@pytest.fixture
+def empty_store(tmp_path, monkeypatch):
+    """Empty store of this process, without shipped kernels, and counts that start at zero."""
+    monkeypatch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "SHIPPED", "no_such_package")
+    monkeypatch.setattr(loading, "COUNTS", loading.Counts())
+    return folder.kernel_store()
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Names of the kernels that this process compiled, in order; a hit of Triton's own cache does not count."""
+    found = []
+    monkeypatch.setattr(
+        knobs.compilation, "listener", lambda src, cache_hit, **_: cache_hit or found.append(src.fn.__name__)
+    )
+    return found
+
+
+def source_of(spec) -> KernelSource:
+    return KernelSource.of(spec.source(), spec.target, dict(spec.options))
+
+
+def entries_of(store: Store) -> list[Path]:
+    return sorted(path.parent for path in store.root.rglob("sums.json"))
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """A store in which `store_kernels` compiled both quick kernels, its report, and the progress that it showed."""
+    steps = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        report = prepare.store_kernels(list(quick_calls()), lambda *step: steps.append(step))
+        return folder.kernel_store(), report, steps
+
+
+@pytest.fixture
+def stored(empty_store, compiled_once):
+    """The store of this process, with a copy of the compiled kernels."""
+    shutil.copytree(compiled_once[0].root, empty_store.root, dirs_exist_ok=True)
+    return empty_store
+
+
+def test_processes_compile_into_the_store(stored, compiled_once, quick_specs, compilations):
+    """Other processes compile what is missing and report each kernel; a second call compiles nothing."""
+    store, report, steps = compiled_once
+    assert report.compiled == 2 and report.folder == str(store.root)
+    assert [(done, count) for done, count, _ in steps] == [(1, 2), (2, 2)] and {name for *_, name in steps} == set(
+        QUICK
+    )
+    again = prepare.store_kernels(quick_specs, lambda *_: pytest.fail("compiled again"))
+    assert (again.kernels, again.compiled, again.shipped) == (2, 0, 0)
+    assert 0 < again.num_bytes <= store.num_bytes() < 2**20 and compilations == []
+    assert {path.suffix for path in store.root.rglob("*") if path.is_file()} - {""} == {".cubin", ".json"}
+
+
+def test_stored_kernel_is_the_compiled_kernel(stored, quick_specs, tmp_path, monkeypatch):
+    """The machine code in the store equals what Triton compiles in this process."""
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "triton"))
+    entry = stored.find(source_of(quick_specs[0]))
+    kernel = loading.load(entry, quick_specs[0].source())
+    compiled = quick_specs[0].compile()
+    assert kernel.asm["cubin"] == compiled.asm["cubin"] and kernel.metadata == compiled.metadata
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("write_kv_rows.cubin", "one byte"),
+        ("write_kv_rows.cubin", "removed"),
+        ("write_kv_rows.json", "one byte"),
+        ("sums.json", "empty"),
+        ("sums.json", "one byte"),
+    ],
+)
+def test_damaged_entry_is_compiled_again(stored, quick_specs, name, damage):
+    """An entry with a file that is empty, changed or absent counts as missing; the next call replaces it."""
+    store, source = stored, source_of(quick_specs[0])
+    path = Path(store.find(source).files["write_kv_rows.json"]).with_name(name)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.unlink() if damage == "removed" else path.write_bytes(b"" if damage == "empty" else content)
+    assert store.find(source) is None
+    assert prepare.store_kernels(quick_specs).compiled == 1 and store.find(source) is not None
+
+
+def test_concurrent_processes_compile_each_kernel_once(empty_store, quick_specs):
+    """Of ranks that start together, one compiles each kernel, and the others wait and find it."""
+    # Locks of files belong to the open file, so threads stand in for processes.
+    with ThreadPoolExecutor(3) as ranks:
+        reports = [one.result() for one in [ranks.submit(prepare.store_kernels, quick_specs) for _ in range(3)]]
+    assert sorted(one.compiled for one in reports) == [0, 0, 2] and len(entries_of(empty_store)) == 2
+
+
+def test_concurrent_puts_leave_one_whole_entry(stored, quick_specs, tmp_path):
+    """Processes that store the same kernel at the same time leave one whole entry and no temporary folder."""
+    source, other = source_of(quick_specs[0]), Store(tmp_path / "other")
+    files = stored.find(source).files
+    with ThreadPoolExecutor(8) as writers:
+        for done in [writers.submit(other.put, source, files) for _ in range(32)]:
+            done.result()
+    assert other.find(source) is not None
+    assert [path.name for path in entries_of(other)[0].parent.iterdir()] == [entries_of(other)[0].name]
+
+
+def test_folder_that_cannot_be_written_is_read(stored, quick_specs, monkeypatch, caplog):
+    """Kernels in a read-only folder are found; new ones go to a temporary folder, with one warning."""
+    store = stored
+    monkeypatch.setattr(folder, "_is_writable", lambda root: root != store.root)
+    folder._open.cache_clear()
+    other = folder.kernel_store()
+    folder._open.cache_clear()
+    assert other.root != store.root and other.find(source_of(quick_specs[0])) is not None
+    assert "cannot be written" in caplog.text and "DRAFTMARK_CACHE_DIR" in caplog.text
+
+
+def test_file_in_place_of_the_folder_is_no_error(tmp_path, monkeypatch, quick_specs):
+    """With a folder that cannot be created, kernels compile and last for the process."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert prepare.store_kernels(quick_specs[:1]).compiled == 1
+    assert prepare.store_kernels(quick_specs[:1]).compiled == 0
+
+
+def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypatch):
+    """Architecture, options, Triton's version and its environment change the key; folders and line info do not."""
+    spec = quick_specs[0]
+    key, options = source_of(spec).key, dict(spec.options)
+    others = [
+        KernelSource.of(spec.source(), GPUTarget("cuda", 80, 32), options).key,
+        KernelSource.of(spec.source(), spec.target, options | {"num_warps": 8}).key,
+    ]
+    with monkeypatch.context() as inside:
+        inside.setattr(triton, "__version__", "3.6.0")
+        others.append(source_of(spec).key)
+    with monkeypatch.context() as inside:
+        inside.setenv("DISABLE_LLVM_OPT", "1")
+        others.append(source_of(spec).key)
+    assert len({key, *others}) == 5
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    assert source_of(spec).key == key
+
+
+def test_key_follows_the_functions_that_a_kernel_calls(tmp_path, monkeypatch):
+    """A changed function that the kernel calls changes the key."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keys = []
+    for factor in ("0.5", "0.25", "0.5"):
+        name = f"kernel_module_{len(keys)}"
+        (tmp_path / f"{name}.py").write_text(KERNEL.format(factor=factor))
+        function = importlib.import_module(name).scale
+        made = triton.compiler.ASTSource(function, {"out": "*fp32", "COUNT": "constexpr"}, {"COUNT": 32})
+        keys.append(KernelSource.of(made, GPUTarget("cuda", 90, 32), {}).key)
+    assert keys[0] == keys[2] != keys[1]
+
+
+def launch_quick(new_tensor) -> None:
+    """Launch `write_kv_rows` on fake GPU tensors."""
+    rows = new_tensor(3, 2, 64)
+    k, v = (new_tensor(5, 16, 2, 64) for _ in "kv")
+    launch_write_kv(rows, rows, k, v, None, None, new_tensor(3, dtype=torch.int64), pdl=True)
+
+
+def restart() -> None:
+    """Forget every compiled kernel of this process, as a new process has none."""
+    launcher._COMPILED.clear()
+    kernel_variants.kernels.kv_write.write_kv_rows.device_caches.clear()
+
+
+@pytest.fixture
+def started(fake_gpu, empty_store, monkeypatch):
+    """Fake GPU on which launches use the store."""
+    monkeypatch.setattr(launcher, "use_store", loading.use_store)
+    return fake_gpu
+
+
+def test_second_start_compiles_nothing(started, make_layers, compilations, tmp_path, monkeypatch):
+    """A second start finds the first one's kernels, although Triton's own cache folder has changed meanwhile."""
+    for name in ("first", "second"):
+        # torch Inductor sets this variable while a process runs.
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / name))
+        restart()
+        launch_quick(make_layers.new_tensor)
+    assert compilations == ["write_kv_rows"] and len(started.launched) == 2
+    assert (loading.COUNTS.compiled, loading.COUNTS.loaded, loading.COUNTS.after_start) == (1, 1, 0)
+
+
+def test_compilation_after_start_is_a_warning(started, make_layers, caplog, monkeypatch, tmp_path):
+    """A kernel that compiles after `prepare` is counted and logged as a warning that names it."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(loading.COUNTS, "prepared", True)
+    with caplog.at_level(logging.INFO):
+        launch_quick(make_layers.new_tensor)
+    (record,) = [one for one in caplog.records if "compiles" in one.message]
+    assert record.levelno == logging.WARNING and record.name == "draftmark_cuda_triton"
+    assert "write_kv_rows compiles while a request waits for sm_90" in record.message
+    assert loading.COUNTS.after_start == 1
+
+
+def test_prepared_kernel_is_launched_without_triton_specializing_it(started, stored, make_layers, compilations):
+    """After `make_ready` a launch with other sizes finds the loaded kernel: Triton neither compiles nor specializes."""
+    for call in quick_calls().values():
+        launcher.make_ready(*call)
+    keys = set(launcher._COMPILED)
+    launch_quick(make_layers.new_tensor)
+    assert set(launcher._COMPILED) == keys and loading.COUNTS.loaded == len(QUICK) and compilations == []
+    assert started.launched[-1][0].fn.__name__ == "write_kv_rows"
+
+
+def test_newer_triton_keeps_its_own_cache(started, monkeypatch, caplog):
+    """Above the newest tested Triton the kernels keep Triton's compile function, and one warning names the versions."""
+    kernel = kernel_variants.kernels.kv_write.write_kv_rows
+    monkeypatch.setattr(kernel, "compile", "Triton's own", raising=False)
+    monkeypatch.setattr(triton, "__version__", "3.99.0")
+    loading.is_tested_triton.cache_clear()
+    for _ in range(2):
+        loading.use_store(kernel, 0)
+    loading.is_tested_triton.cache_clear()
+    assert kernel.compile == "Triton's own"
+    assert len(caplog.records) == 1 and "3.99.0 is newer than 3.9" in caplog.text and "triton<=3.9" in caplog.text
+
+
+def test_kernel_that_cannot_be_compiled_is_reported(empty_store, quick_specs, caplog):
+    """An error of one kernel names the kernel and does not stop the others."""
+    sources = [source_of(spec) for spec in quick_specs]
+    broken = KernelSource(**vars(sources[0]) | {"options": {"num_warps": 3}, "key": "00"})
+    results = pool.compile_all([broken, sources[1]], empty_store, lambda *_: None, processes=1)
+    assert [bool(one.error) for one in results] == [True, False]
+    assert empty_store.find(sources[1]) is not None
+
+
+def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_specs, monkeypatch, tmp_path):
+    """A compiler that crashes costs its kernel, and the next kernel gets a new process."""
+    (tmp_path / "crashing_module.py").write_text("import os; os._exit(7)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources = [source_of(spec) for spec in quick_specs]
+    crash = KernelSource(**vars(sources[0]) | {"module": "crashing_module"})
+    results = pool.compile_all([crash, sources[1]], empty_store, lambda *_: None, processes=1)
+    assert "ended with exit code 7" in results[0].error and results[1].error == ""
+
+
+def test_host_code_is_stored_below_the_given_folder(tmp_path, monkeypatch):
+    """Triton's compiled launchers go to draftmark's folder inside the context, and to Triton's own folder outside."""
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "triton"))
+    key, own = "ab" * 32, tmp_path / "own"
+    with host_code.host_code_in(own):
+        path = Path(get_cache_manager(key).put(b"code", "launcher.so"))
+        with ThreadPoolExecutor(1) as other:
+            elsewhere = other.submit(lambda: get_cache_manager(key).put(b"x", "other.so")).result()
+    assert path.is_relative_to(own) and path.read_bytes() == b"code"
+    assert not Path(elsewhere).is_relative_to(own)
+    assert get_cache_manager(key).get_file("launcher.so") is None
+    with host_code.host_code_in(own):
+        assert get_cache_manager(key).get_file("launcher.so") == str(path)
+
+
+def test_warm_needs_no_gpu_and_reports_sizes(empty_store, quick_specs, monkeypatch):
+    """The plugin's `warm` stores every listed kernel for an architecture that this machine lacks."""
+    monkeypatch.setattr(kernel_list, "kernels_of", lambda geometry: quick_specs)
+    limits, device = Limits(4, 512), DeviceProfile("cuda", 90, 132)
+    found = load("cuda_triton").warm(Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device))
+    assert found is not None and (found.kernels, found.compiled) == (2, 2) and found.num_bytes > 0
+    metadata = json.loads(next(empty_store.root.rglob("write_kv_rows.json")).read_text())
+    assert metadata["target"]["arch"] == 90
