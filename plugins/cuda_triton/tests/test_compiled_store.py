@@ -60,7 +60,8 @@ def empty_store(tmp_path, monkeypatch):
     """Empty store of this process, without shipped kernels, and counts that start at zero."""
     monkeypatch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(folder, "SHIPPED", "no_such_package")
-    monkeypatch.setattr(loading, "COUNTS", loading.Counts())
+    for name, value in vars(loading.Counts()).items():
+        monkeypatch.setattr(loading.COUNTS, name, value)
     return folder.kernel_store()
 
 
@@ -256,14 +257,30 @@ def test_compilation_after_start_is_a_warning(started, make_layers, caplog, monk
     assert loading.COUNTS.after_start == 1
 
 
-def test_prepared_kernel_is_launched_without_triton_specializing_it(started, stored, make_layers, compilations):
-    """After `make_ready` a launch with other sizes finds the loaded kernel: Triton neither compiles nor specializes."""
-    for call in quick_calls().values():
-        launcher.make_ready(*call)
+def test_prepared_kernel_is_launched_at_once(started, stored, make_layers, compilations, monkeypatch):
+    """After `prepare` a launch with other sizes finds the loaded kernel: Triton neither compiles nor specializes."""
+    monkeypatch.setattr(prepare, "calls_of", lambda geometry: quick_calls())
+    prepare.prepare(None)
     keys = set(launcher._COMPILED)
     launch_quick(make_layers.new_tensor)
-    assert set(launcher._COMPILED) == keys and loading.COUNTS.loaded == len(QUICK) and compilations == []
-    assert started.launched[-1][0].fn.__name__ == "write_kv_rows"
+    assert set(launcher._COMPILED) == keys and loading.Counts(loaded=len(QUICK), prepared=True) == loading.COUNTS
+    assert compilations == [] and started.launched[-1][0].fn.__name__ == "write_kv_rows"
+
+
+def test_kernel_that_cannot_be_loaded_does_not_end_a_start(started, stored, monkeypatch, caplog):
+    """A kernel that the device rejects is a warning at start, and the other kernels are loaded."""
+    load_binary = started.utils.load_binary
+
+    def reject(name, *rest):
+        if name == QUICK[0]:
+            raise RuntimeError("too much shared memory")
+        return load_binary(name, *rest)
+
+    monkeypatch.setattr(prepare, "calls_of", lambda geometry: quick_calls())
+    monkeypatch.setattr(started.utils, "load_binary", reject, raising=False)
+    prepare.prepare(None)
+    assert "was not loaded: RuntimeError: too much shared memory" in caplog.text
+    assert [one[1].module for one in launcher._COMPILED.values()] == [None, 1]
 
 
 def test_newer_triton_keeps_its_own_cache(started, monkeypatch, caplog):

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, CompiledKernel
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from .folder import kernel_store
@@ -26,6 +32,9 @@ from .store import Entry
 logger = logging.getLogger(__name__.partition(".")[0])
 NEWEST_TRITON = (3, 9)
 """Newest Triton whose kernels were compiled, stored and loaded in tests."""
+
+MAX_THREADS = 8
+"""Maximum threads that load kernels at once."""
 
 
 @dataclass
@@ -98,7 +107,24 @@ def load(entry: Entry, source: ASTSource) -> CompiledKernel:
     return CompiledKernel(source, dict(entry.files), number)
 
 
-def finish_loading(compiled: CompiledKernel) -> None:
-    """Load the machine code onto the current device, and compile Triton's host code of the launch if it needs any."""
-    with host_code_in(kernel_store().host_code):
-        compiled.run  # noqa: B018  # the property loads the kernel
+def finish_loading(kernels: Sequence[CompiledKernel]) -> list[Exception]:
+    """Load machine code onto the current device, in parallel threads.
+
+    Triton 3.6 calls a C compiler for each kernel's launcher, so one kernel after another would take seconds.
+
+    Returns:
+        The errors of the kernels that could not be loaded.
+    """
+    device, errors = driver.active.get_current_device(), list[Exception]()
+
+    def finish(kernel: CompiledKernel) -> None:
+        try:
+            with torch.cuda.device(device) if torch.cuda.is_available() else nullcontext():
+                kernel.run  # noqa: B018  # the property loads the kernel
+        except Exception as error:
+            errors.append(error)
+
+    with host_code_in(kernel_store().host_code), ThreadPoolExecutor(MAX_THREADS) as threads:
+        for done in [threads.submit(copy_context().run, finish, one) for one in kernels]:
+            done.result()
+    return errors

@@ -8,9 +8,9 @@ import time
 from draftmark import Geometry, Progress, WarmedKernels
 
 from ..kernel_list import KernelSpec, calls_of
-from ..launch.launcher import KernelCall, make_ready
+from ..launch.launcher import find_compiled
 from .folder import kernel_store
-from .loading import COUNTS, is_tested_triton
+from .loading import COUNTS, finish_loading, is_tested_triton
 from .pool import compile_all
 from .source import KernelSource
 from .store import Store
@@ -29,8 +29,9 @@ def prepare(geometry: Geometry) -> None:
         return
     calls = calls_of(geometry)
     store_kernels(list(calls))
-    for spec, call in calls.items():
-        _load(spec, call)
+    for error in finish_loading([find_compiled(*call) for call in calls.values()]):
+        # A kernel that is listed but never launched must not end a start.
+        logger.warning("a kernel of the geometry was not loaded: %s: %s", type(error).__name__, error)
     COUNTS.prepared = True
 
 
@@ -49,13 +50,6 @@ def store_kernels(specs: list[KernelSpec], progress: Progress | None = None) -> 
         len(sources), compiled, sum(one.shipped for one in entries), sum(one.num_bytes for one in entries),
         str(store.root),
     )  # fmt: skip
-
-
-def _load(spec: KernelSpec, call: KernelCall) -> None:
-    try:
-        make_ready(*call)
-    except Exception as error:  # a kernel that is listed but never launched must not end a start
-        logger.warning("kernel %s was not loaded at start: %s: %s", spec.name, type(error).__name__, error)
 
 
 def _missing(store: Store, sources: dict[str, KernelSource]) -> list[KernelSource]:

@@ -53,7 +53,11 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
         collect((kernel, args, constants))
         return
     key = _launch_key(kernel, args, constants)
-    found = _COMPILED.get(key) or _make_ready(key, kernel, args, constants)
+    found = _COMPILED.get(key)
+    if found is None:
+        found = _load_or_compile(key, kernel, args, constants)
+        for error in finish_loading([found[1]]):
+            raise error
     full_grid = (*grid, 1, 1)[:3]
     _, compiled, trailing_constants = found
     compiled[full_grid](*args, *trailing_constants)
@@ -62,15 +66,14 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
         recording.append((compiled, full_grid, (*args, *trailing_constants)))
 
 
-def make_ready(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    """Load the kernel of a call of `launch_kernel` onto the current device, without a launch.
+def find_compiled(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+    """Return Triton's compiled kernel of a call of `launch_kernel`, which later launches use; it may not be loaded yet.
 
     Args:
         kernel, args, constants: a `KernelCall`.
     """
     key = _launch_key(kernel, args, constants)
-    if key not in _COMPILED:
-        _make_ready(key, kernel, args, constants)
+    return (_COMPILED.get(key) or _load_or_compile(key, kernel, args, constants))[1]
 
 
 def _launch_key(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
@@ -80,13 +83,12 @@ def _launch_key(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict
     return (id(kernel), driver.active.get_current_device(), *specializations, *constants.items())
 
 
-def _make_ready(
+def _load_or_compile(
     key: tuple[Any, ...], kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]
 ) -> _CompiledLaunch:
     """Load a kernel from the store, or compile it."""
     use_store(kernel, driver.active.get_current_device())
     compiled = kernel.warmup(*args, grid=(1,), **constants)
-    finish_loading(compiled)
     trailing_constants = tuple(constants[name] for name in kernel.arg_names[len(args) :])
     found = _COMPILED[key] = kernel, compiled, trailing_constants
     return found
