@@ -144,7 +144,7 @@ def test_damaged_entry_is_compiled_again(stored, quick_specs, name, damage):
 
 
 def test_concurrent_processes_compile_each_kernel_once(empty_store, quick_specs):
-    """Of ranks that start together, one compiles each kernel, and the others wait and find it."""
+    """One of several ranks that start together compiles each kernel; the others wait and find it."""
     # Locks of files belong to the open file, so threads stand in for processes.
     with ThreadPoolExecutor(3) as ranks:
         reports = [one.result() for one in [ranks.submit(prepare.store_kernels, quick_specs) for _ in range(3)]]
@@ -259,8 +259,8 @@ def test_compilation_after_start_is_a_warning(started, make_layers, caplog, monk
 
 def test_prepared_kernel_is_launched_at_once(started, stored, make_layers, compilations, monkeypatch):
     """After `prepare` a launch with other sizes finds the loaded kernel: Triton neither compiles nor specializes."""
-    monkeypatch.setattr(prepare, "calls_of", lambda geometry: quick_calls())
-    prepare.prepare(None)
+    monkeypatch.setattr(prepare, "calls_of", lambda geometry, trees: quick_calls())
+    prepare._prepare(None, trees=False)
     keys = set(launcher._COMPILED)
     launch_quick(make_layers.new_tensor)
     assert set(launcher._COMPILED) == keys and loading.Counts(loaded=len(QUICK), prepared=True) == loading.COUNTS
@@ -276,9 +276,9 @@ def test_kernel_that_cannot_be_loaded_does_not_end_a_start(started, stored, monk
             raise RuntimeError("too much shared memory")
         return load_binary(name, *rest)
 
-    monkeypatch.setattr(prepare, "calls_of", lambda geometry: quick_calls())
+    monkeypatch.setattr(prepare, "calls_of", lambda geometry, trees: quick_calls())
     monkeypatch.setattr(started.utils, "load_binary", reject, raising=False)
-    prepare.prepare(None)
+    prepare._prepare(None, trees=False)
     assert "was not loaded: RuntimeError: too much shared memory" in caplog.text
     assert [one[1].module for one in launcher._COMPILED.values()] == [None, 1]
 

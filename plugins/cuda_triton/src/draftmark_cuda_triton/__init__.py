@@ -80,15 +80,9 @@ class TritonPlugin(BackendPlugin):
         CPU tensors are processed in Triton's interpreter.
         """
         from .backend import TritonBackend
+        from .compiled import prepare
 
-        slots = arena[sizing.SLOTS]
-        if slots.is_cuda:
-            import torch
-
-            from .compiled.prepare import prepare
-
-            with torch.cuda.device(slots.device):
-                prepare(geometry)
+        prepare.prepare(geometry, arena[sizing.SLOTS].device)
         return TritonBackend(geometry, arena)
 
     def warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
@@ -101,6 +95,8 @@ class TritonPlugin(BackendPlugin):
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
         """Return the tree operations: write_tail, verify_tree and compact, one launch each."""
+        from .compiled import prepare
         from .tree_ops import TritonTreeOps
 
+        prepare.prepare(geometry, device, trees=True)
         return TritonTreeOps(geometry)

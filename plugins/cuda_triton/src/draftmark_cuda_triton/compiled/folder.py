@@ -1,4 +1,4 @@
-"""The kernel store of this process: draftmark's cache folder, and installed packages of compiled kernels behind it."""
+"""The kernel store of this process: draftmark's cache folder, and installed packages of compiled kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftmark import cache_folder
 from .store import Store
 
 SHIPPED = "draftmark_cuda_triton_cubin"
-"""Package whose folder ``kernels`` has compiled kernels, in the layout of a `Store`."""
+"""Package with compiled kernels in its folder ``kernels``, in the layout of a `Store`."""
 logger = logging.getLogger(__name__.partition(".")[0])
 
 

@@ -31,7 +31,7 @@ from .store import Entry
 
 logger = logging.getLogger(__name__.partition(".")[0])
 NEWEST_TRITON = (3, 9)
-"""Newest Triton whose kernels were compiled, stored and loaded in tests."""
+"""Newest Triton with tests that compile, store and load kernels."""
 
 MAX_THREADS = 8
 """Maximum threads that load kernels at once."""

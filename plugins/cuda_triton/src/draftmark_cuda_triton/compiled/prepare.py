@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+
+import torch
 
 from draftmark import Geometry, Progress, WarmedKernels
 
@@ -15,19 +18,32 @@ from .pool import compile_all
 from .source import KernelSource
 from .store import Store
 
+PREPARE_VARIABLE = "DRAFTMARK_PREPARE"
+"""Environment variable: with 0, each kernel compiles when it is first launched, for tests of many geometries."""
 SLOWEST = ("attend_prefill", "attend", "")
 """Beginnings of kernel names, those that take longest to compile first."""
 logger = logging.getLogger(__name__.partition(".")[0])
 
 
-def prepare(geometry: Geometry) -> None:
-    """Load every kernel of a geometry onto the current device, compiling those that the store lacks in parallel.
+def prepare(geometry: Geometry, device: torch.device, trees: bool = False) -> None:
+    """Load every kernel of a geometry onto a GPU, compiling those that the store lacks in parallel.
 
     A kernel that cannot be prepared is logged; it compiles when it is first launched.
+
+    Args:
+        device: device of the backend. Nothing happens for a CPU, where kernels are interpreted.
+        trees: include the tree operations.
     """
+    if device.type != "cuda" or os.environ.get(PREPARE_VARIABLE) == "0":
+        return
+    with torch.cuda.device(device):
+        _prepare(geometry, trees)
+
+
+def _prepare(geometry: Geometry, trees: bool) -> None:
     if not is_tested_triton():
         return
-    calls = calls_of(geometry)
+    calls = calls_of(geometry, trees=trees)
     store_kernels(list(calls))
     for error in finish_loading([find_compiled(*call) for call in calls.values()]):
         # A kernel that is listed but never launched must not end a start.

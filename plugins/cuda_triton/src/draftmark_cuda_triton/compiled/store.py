@@ -45,7 +45,7 @@ class Entry:
 
 
 class Store:
-    """Compiled kernels in a folder, with further read-only folders behind it.
+    """Compiled kernels in a folder, and in further read-only folders.
 
     Args:
         root: folder of the entries; created by the first `put`.

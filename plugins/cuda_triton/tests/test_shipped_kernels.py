@@ -1,0 +1,87 @@
+"""The wheel of compiled kernels: what it has, and that a first start with it compiles nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+import zipfile
+
+import pytest
+from triton import knobs
+
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark_cuda_triton import kernel_list
+from draftmark_cuda_triton.compiled import folder, prepare
+from plugins.cuda_triton.tools import cubins, shipped
+from tools.release.distributions import Distribution, faults
+
+
+@pytest.fixture(scope="module")
+def small_geometry() -> Geometry:
+    """A decode geometry of few kernels."""
+    limits, device = Limits(4, 512), DeviceProfile("cuda", 90, 132)
+    return Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device, modes=(Mode.DECODE,))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory, small_geometry):
+    """Wheel with every kernel of the small geometry, built by the release tool."""
+    scratch = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_DISABLE_LINE_INFO", "0")
+        patch.setattr(cubins, "geometries", lambda archs, models: [small_geometry])
+        sources = cubins.kernel_sources([90], [])
+        assert cubins.compile_into(scratch / "kernels", sources, 2) == 0
+    return cubins.build_wheel(scratch / "kernels", scratch / "dist", scratch)
+
+
+def test_first_start_with_the_wheel_compiles_nothing(wheel, small_geometry, tmp_path, monkeypatch):
+    """In an empty cache, every kernel of the geometry is found in the installed wheel: no process compiles."""
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    monkeypatch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **_: pytest.fail("compiled in this process"))
+    monkeypatch.setattr(prepare, "compile_all", lambda *_: pytest.fail("compiled in other processes"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importlib.invalidate_caches()
+    folder._open.cache_clear()
+    specs = kernel_list.kernels_of(small_geometry, trees=False)
+    found = prepare.store_kernels(specs)
+    assert found.compiled == 0 and found.shipped == found.kernels == len(specs) > 3
+    assert not list((tmp_path / "cache").rglob("*.cubin")), "shipped kernels were copied"
+    sys.modules.pop(folder.SHIPPED, None)
+
+
+def test_wheel_serves_no_other_kernel(wheel, small_geometry, tmp_path, monkeypatch):
+    """A kernel of another architecture is not in the wheel."""
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    other = kernel_list.kernels_of(small_geometry, arch=80, trees=False)
+    store = folder.Store(tmp_path / "none", (tmp_path / "site" / folder.SHIPPED / "kernels",))
+    sources = [cubins.KernelSource.of(spec.source(), spec.target, dict(spec.options)) for spec in other]
+    assert [store.find(one) for one in sources] == [None] * len(sources)
+
+
+def test_wheel_has_code_without_line_information(wheel):
+    """The wheel has machine code and metadata only, and the code has no paths of source files."""
+    with zipfile.ZipFile(wheel) as archive:
+        kernels = [name for name in archive.namelist() if "/kernels/" in name]
+        assert {name.rpartition(".")[2] for name in kernels} == {"cubin", "json"}
+        code = b"".join(archive.read(name) for name in kernels if name.endswith(".cubin"))
+    assert code and b"draftmark_cuda_triton/kernels" not in code
+
+
+def test_wheel_can_be_published():
+    """The project of the wheel has what every distribution of a release has."""
+    project = tomllib.loads((cubins.PROJECT / "pyproject.toml").read_text())["project"]
+    assert faults(Distribution(cubins.PROJECT, project)) == []
+
+
+def test_shipped_geometries_are_those_of_the_engines():
+    """The table covers every architecture and model, engine forms included, and skips e4m3 where a GPU lacks it."""
+    found = list(shipped.geometries([80, 90], ["llama-8b, qwen3-8b"]))
+    assert {one.device.arch for one in found} == {80, 90}
+    assert {one.attention.kv_dtype for one in found if one.device.arch == 80} == {"bfloat16"}
+    assert {one.attention.num_kv_heads for one in found} == {8, 4, 2, 1}
+    draft = DraftShape(num_draft_tokens=5)
+    assert any(one.draft == draft and Mode.RAGGED_VERIFY in one.modes and len(one.forms) == 3 for one in found)

@@ -1,0 +1,56 @@
+"""Geometries with shipped kernels: common GPUs, models, page sizes and drafts. One table, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
+
+GPUS = {
+    80: (108,),  # A100
+    86: (72, 84),  # A10, A40
+    89: (58, 142),  # L4, L40S
+    90: (114, 132),  # H100 PCIe, H100 and H200
+    100: (148,),  # B200
+    120: (170, 188),  # RTX 5090, RTX PRO 6000
+}
+"""Numbers of SMs of common GPUs, by architecture."""
+HEADS = {
+    "llama-8b, qwen3-8b": (32, 8, 128),
+    "llama-70b, qwen3-32b": (64, 8, 128),
+    "qwen3-14b": (40, 8, 128),
+    "qwen3-1.7b": (16, 8, 128),
+    "qwen3-30b-a3b": (32, 4, 128),
+    "qwen2.5-7b": (28, 4, 128),
+    "llama-3b": (24, 8, 128),
+    "llama-1b": (32, 8, 64),
+}
+"""Query heads, KV heads and head_dim of common models, without tensor parallelism."""
+TENSOR_PARALLEL = (1, 2, 4, 8)
+KV_DTYPES = ("bfloat16", "float8_e4m3fn")
+PAGE_SIZES = (16, 64)
+"""Tokens of a page: vLLM's, and SGLang's with --page-size 64."""
+DRAFT_TOKENS = (1, 5)
+"""Rows of a request in a verify step: without drafts, and with chains of four drafts."""
+LIMITS = Limits(max_num_reqs=256, max_context_len=32768, max_extend_tokens=8192, overshoot=False, max_kv_len=32768)
+FP8_ARCH = 89
+"""First architecture that converts e4m3."""
+
+
+def geometries(archs: list[int], models: list[str]) -> Iterator[Geometry]:
+    """Yield the geometries of an engine's builders: one for decode and verify, and one for EXTEND.
+
+    Args:
+        archs, models: keys of GPUS and HEADS.
+    """
+    for arch, model, ranks, dtype, page in product(archs, models, TENSOR_PARALLEL, KV_DTYPES, PAGE_SIZES):
+        query, kv, dim = HEADS[model]
+        if kv % ranks or query % ranks or (dtype != "bfloat16" and arch < FP8_ARCH):
+            continue
+        shape = AttentionShape(query // ranks, kv // ranks, dim, page, kv_dtype=dtype)
+        for sms, tokens in product(GPUS[arch], DRAFT_TOKENS):
+            verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if tokens > 1 else ()
+            for modes in ((Mode.DECODE, *verify), (Mode.EXTEND,)):
+                draft, device = DraftShape(num_draft_tokens=tokens), DeviceProfile("cuda", arch, sms)
+                yield Geometry.create(shape, LIMITS, draft, device, modes, tuple(Form))
