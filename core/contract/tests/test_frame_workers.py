@@ -42,3 +42,12 @@ def test_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     """If the caller has set OMP_NUM_THREADS, that number is used."""
     monkeypatch.setenv(THREADS, "7")
     assert environment(RunOptions("reference", workers=2))[THREADS] == "7"
+
+
+def test_items_compile_only_what_they_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a backend compiles nothing ahead of time in items, unless the caller asks for it."""
+    options = RunOptions("reference", workers=2)
+    monkeypatch.delenv("DRAFTMARK_PREPARE", raising=False)
+    assert environment(options)["DRAFTMARK_PREPARE"] == "0"
+    monkeypatch.setenv("DRAFTMARK_PREPARE", "1")
+    assert environment(options)["DRAFTMARK_PREPARE"] == "1"

@@ -23,6 +23,8 @@ from .progress import JournalProgress
 
 THREADS = "OMP_NUM_THREADS"
 """Environment variable that limits the threads of torch, and of NumPy's OpenBLAS or MKL."""
+PREPARE = "DRAFTMARK_PREPARE"
+"""Environment variable: with 0, opening a backend does not compile kernels that no batch needs yet."""
 STALLED_S = 1.5 * LIMIT_S
 """Seconds without journal output before the process is killed: only native code can hang beyond an item's limit."""
 ENDED = "ended"
@@ -192,4 +194,6 @@ def environment(options: RunOptions) -> dict[str, str]:
     """
     cores = os.cpu_count() or 1
     threads = max(1, cores // max(1, options.workers)) if options.highest is Tier.DEVICE else 1
-    return fresh({"PYTEST_ADDOPTS": "", THREADS: os.environ.get(THREADS) or str(threads)})
+    # An item opens a geometry for a few batches, so it compiles only the kernels that it launches.
+    prepare = os.environ.get(PREPARE) or "0"
+    return fresh({"PYTEST_ADDOPTS": "", THREADS: os.environ.get(THREADS) or str(threads), PREPARE: prepare})
