@@ -10,6 +10,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     prefill.py, prefill_fp8.py        EXTEND; over e4m3 with K and V upcast first
     kv_write.py, tree_ops.py          KV scatter (append_kv), tree tail, tree verification, KV compaction
     sizing.py, support.py             buffers by name and size; rejected geometries
+    explain.py                        each choice of a batch's kernels, with its reason
     kernel_list.py                    every compiled kernel of a geometry, listed and compiled without a GPU
     kernel_variants.py                `kernels` compiled for a GPU, or interpreted for CPU tensors
     heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)
@@ -45,7 +46,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, Mode, Progress, WarmedKernels
+from draftmark import (
+    CONTRACT_MINOR,
+    BackendInfo,
+    BackendPlugin,
+    BatchSize,
+    Form,
+    Geometry,
+    KernelChoice,
+    Mode,
+    Progress,
+    WarmedKernels,
+)
 
 from . import sizing
 from .support import reasons_against
@@ -92,6 +104,12 @@ class TritonPlugin(BackendPlugin):
         from .kernel_list import kernels_of
 
         return store_kernels(kernels_of(geometry), progress) if is_tested_triton() else None
+
+    def explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:
+        """Return the choices that lead to the kernels of a batch, and the place of their compiled code."""
+        from .explain import explain
+
+        return explain(geometry, batch)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
         """Return the tree operations: write_tail, verify_tree and compact, one launch each."""

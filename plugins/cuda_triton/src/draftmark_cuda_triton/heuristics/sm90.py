@@ -41,14 +41,19 @@ def row_threshold(rows: Any) -> int:
 
 def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
     """Check whether `kernels_sm90` serves this head_dim and these dtypes on the device, for any page size."""
-    return (
-        device.kind == "cuda"
-        and device.arch == SM90
-        and shape.head_dim % 8 == 0
-        and 32 < shape.head_dim <= 256
-        and (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1)
-        and DTYPE_BYTES[shape.q_dtype] == 2
-    )
+    return not reasons_against_sm90(shape, device)
+
+
+def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[str]:
+    """Return why `kernels_sm90` does not serve this head_dim and these dtypes on the device; empty if it does."""
+    reasons = []
+    if device.kind != "cuda" or device.arch != SM90:
+        reasons.append(f"they need sm_{SM90}, and the device is {device.kind} sm_{device.arch}")
+    if shape.head_dim % 8 or not 32 < shape.head_dim <= 256:
+        reasons.append(f"they need a head_dim from 40 to 256 in steps of 8, and it is {shape.head_dim}")
+    if DTYPE_BYTES[shape.q_dtype] != 2 or not (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1):
+        reasons.append(f"they need 16-bit q and KV of q's dtype or 8 bits, not {shape.q_dtype} and {shape.kv_dtype}")
+    return reasons
 
 
 def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:

@@ -33,11 +33,11 @@ def choose_num_splits(
     """
     has_many = minimum(1, num_reqs // MIN_REQUESTS_FOR_WAVES)
     tiles = num_reqs * (ceil_div(max_kv_len, config.block_n) + OVERHEAD_TILES)
-    num_ctas, ctas_per_split = device.num_sms * config.ctas_per_sm, _ctas_per_split(shape, config, q_len)
-    chosen = num_ctas // ctas_per_split
+    num_ctas, size = device.num_sms * config.ctas_per_sm, ctas_per_split(shape, config, q_len)
+    chosen = num_ctas // size
     for waves in range(MAX_WAVES, 0, -1):
-        found = waves * num_ctas // ctas_per_split
-        fills_waves = minimum(1 if waves == 1 else has_many, 10 * found * ctas_per_split // (9 * waves * num_ctas))
+        found = waves * num_ctas // size
+        fills_waves = minimum(1 if waves == 1 else has_many, 10 * found * size // (9 * waves * num_ctas))
         chosen = fills_waves * found + (1 - fills_waves) * chosen
     return maximum(1, minimum(chosen, tiles))
 
@@ -59,10 +59,10 @@ def even_splits(num_splits: int, num_reqs: int) -> int:
 def partial_rows(shape: AttentionShape, config: KernelConfig, num_splits: Any, q_len: Any) -> Any:
     """Return the number of packed rows of partial results: two row tiles a CTA, in every split; 0 without splits."""
     unfinished = 2 * minimum(1, num_splits - 1)
-    return unfinished * num_splits * _ctas_per_split(shape, config, q_len) * config.block_m
+    return unfinished * num_splits * ctas_per_split(shape, config, q_len) * config.block_m
 
 
-def _ctas_per_split(shape: AttentionShape, config: KernelConfig, q_len: Any) -> Any:
+def ctas_per_split(shape: AttentionShape, config: KernelConfig, q_len: Any) -> Any:
     """Return the number of CTAs that work on one split: row tiles times KV heads."""
     return row_tiles(config, q_len, shape.group_size * config.kv_heads_per_tile) * (
         shape.num_kv_heads // config.kv_heads_per_tile

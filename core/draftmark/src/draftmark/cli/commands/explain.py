@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     elif choices is None:
         show(f"{args.backend} does not explain its kernels")
     else:
-        rows = [(one.subject, one.chosen, one.reason, ", ".join(one.candidates)) for one in choices]
+        rows = [(one.subject, one.chosen, one.reason, " | ".join(one.candidates)) for one in choices]
         show_table(COLUMNS, rows)
     return SUCCESS
 

@@ -1,0 +1,156 @@
+"""Explanation of the kernels of a batch: each choice of `heuristics` with its candidates and reason, for a person.
+
+It calls the functions that choose, and assumes a KV cache that is contiguous and has adjacent heads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from draftmark import AttentionShape, BatchSize, DeviceProfile, Geometry, KernelChoice, Mode
+
+from . import sizing
+from .heuristics import common, select, split_kv, upcast
+from .heuristics.sm90 import SM90, merged_block_ms, reasons_against_sm90
+from .support import TMA_PAGE_MULTIPLE, gathers_kv
+
+HOPPER, GENERIC = "kernels_sm90 (Hopper, Gluon)", "kernels (any GPU, Triton)"
+
+
+def explain(geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:
+    """Return the choices that lead to the kernels of a batch, in their order."""
+    device = replace(geometry.device, kind="cuda")
+    geometry = replace(geometry, device=device)
+    choices = _prefill(geometry, batch) if batch.mode is Mode.EXTEND else _decode_verify(geometry, batch)
+    return [*choices, *_compiled(geometry, batch)]
+
+
+def _decode_verify(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
+    a, device = geometry.attention, geometry.device
+    config = select.select_config(a, device, batch.q_len, num_reqs=batch.num_reqs)
+    yield _family(a, device, config)
+    yield _tile(a, config, batch, [one for one in select.config_candidates(a, device) if _same_family(one, config)])
+    if config.num_consumer_wgs:
+        yield _merged_heads(a, device, config, batch)
+    yield _loads(a, device, config)
+    most = split_kv.choose_num_splits(a, device, config, batch.q_len, batch.num_reqs, geometry.max_kv_len)
+    splits = split_kv.even_splits(most, batch.num_reqs)
+    size, resident = split_kv.ctas_per_split(a, config, batch.q_len), device.num_sms * config.ctas_per_sm
+    waves = (waves * resident // size for waves in range(1, split_kv.MAX_WAVES + 1))
+    even = f"; {splits} instead of {most} splits cut fewer equal requests" if splits != most else ""
+    yield KernelChoice(
+        "splits of the keys", str(splits),
+        f"a split of all requests needs {size} CTAs, and {resident} are resident{even}",
+        tuple(map(str, dict.fromkeys((splits, *waves)))),
+    )  # fmt: skip
+    yield KernelChoice(
+        "combine", "second launch" if splits > 1 else "none",
+        "partial results of cut requests are merged" if splits > 1 else "one split holds every key",
+    )  # fmt: skip
+
+
+def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
+    a, device = geometry.attention, geometry.device
+    rows = (batch.q_len,) * batch.num_reqs
+    lens = None if batch.prefix_len < 0 else (batch.prefix_len,) * batch.num_reqs
+    if upcast.upcasts(a, device):
+        pays = lens is not None and upcast.upcast_pays(a, rows, lens)
+        reason = f"enough rows see each key: the limit is {upcast.UPCAST_MIN_ROWS} packed rows a key and one launch"
+        reason = (
+            reason if pays else "too few rows see each key" if lens else "the host does not bound the prefix lengths"
+        )
+        yield KernelChoice("e4m3 keys", "upcast once" if pays else "upcast in each tile", reason, UPCASTS)
+        a = upcast.upcast_shape(a) if pays else a
+    unsplit = sizing.prefill_config(replace(geometry, attention=a))
+    config = split_kv.split_config(a, device, unsplit, rows, lens)
+    split = config is not None and split_kv.splitting_pays(a, device, config, rows, lens)
+    used = config if split and config is not None else unsplit
+    yield _family(a, device, used)
+    yield _tile(a, used, batch, list(dict.fromkeys((used, unsplit, *split_kv.split_configs(a, unsplit)))))
+    yield _loads(a, device, used)
+    if config is None:
+        reason = f"the batch has more than {split_kv.MAX_SPLIT_ROW_TILES} row tiles or requests, or too few SMs"
+    elif lens is None:
+        reason = "the host does not know the lengths, so the device decides" if split else "row tiles fill every CTA"
+    else:
+        reason = f"by estimate, splitting row tiles is {'faster' if split else 'not faster'} for these lengths"
+    most = 1 if config is None else split_kv.prefill_splits(a, device, config)
+    yield KernelChoice("splits of the keys", str(most if split else 1), reason, ("1", str(most)) if most > 1 else ())
+
+
+UPCASTS = ("upcast once", "upcast in each tile")
+
+
+def _family(a: AttentionShape, device: DeviceProfile, config: common.KernelConfig) -> KernelChoice:
+    if config.num_consumer_wgs:
+        return KernelChoice("kernels", HOPPER, f"the device is sm_{SM90}, and the shape is served", (HOPPER, GENERIC))
+    against = reasons_against_sm90(a, device)
+    if not against:
+        served = a.page_size % TMA_PAGE_MULTIPLE == 0 or gathers_kv(a)
+        assert not served, "select_config takes the Hopper kernels for every shape that they serve"
+        against = [f"e4m3 needs pages of a multiple of {TMA_PAGE_MULTIPLE} tokens, not {a.page_size}"]
+    return KernelChoice("kernels", GENERIC, f"the Hopper kernels do not serve this: {against[0]}", (HOPPER, GENERIC))
+
+
+def _tile(
+    a: AttentionShape, config: common.KernelConfig, batch: BatchSize, candidates: list[common.KernelConfig]
+) -> KernelChoice:
+    rows = batch.q_len * a.group_size
+    return KernelChoice(
+        "tile", _describe(config),
+        f"{batch.num_reqs} requests of {rows} packed rows: {batch.q_len} x {a.group_size} query heads of a KV head",
+        tuple(dict.fromkeys(map(_describe, [config, *candidates]))),
+    )  # fmt: skip
+
+
+def _describe(config: common.KernelConfig) -> str:
+    groups = f", {config.num_consumer_wgs} consumer groups" if config.num_consumer_wgs > 1 else ""
+    ctas = f", {config.ctas_per_sm} CTAs an SM" if config.ctas_per_sm > 1 else ""
+    return f"{config.block_m} rows x {config.block_n} keys, {config.num_stages} stages{groups}{ctas}"
+
+
+def _same_family(one: common.KernelConfig, other: common.KernelConfig) -> bool:
+    return bool(one.num_consumer_wgs) == bool(other.num_consumer_wgs)
+
+
+def _merged_heads(
+    a: AttentionShape, device: DeviceProfile, config: common.KernelConfig, batch: BatchSize
+) -> KernelChoice:
+    block_ms, rows = merged_block_ms(a), batch.q_len * a.group_size
+    if not block_ms:
+        return KernelChoice("KV heads of a tile", "1", f"heads of {a.head_dim} fill cache lines, or cannot be paired")
+    pairs = f"the batch has {batch.num_reqs * a.num_kv_heads} (request, KV head) pairs for {device.num_sms} SMs"
+    reason = f"{2 * rows} rows of two heads exceed the largest tile of {block_ms[-1]}"
+    reason = reason if 2 * rows > block_ms[-1] else pairs
+    return KernelChoice("KV heads of a tile", str(config.kv_heads_per_tile), reason, ("1", "2"))
+
+
+def _loads(a: AttentionShape, device: DeviceProfile, config: common.KernelConfig) -> KernelChoice:
+    config = select.adapt_to_cache(a, device, config, True, bool(config.num_consumer_wgs))
+    if not config.num_consumer_wgs:
+        chosen = "TMA" if config.use_tma else "pointers"
+        reason = f"a tile of {config.block_n} keys {'fits' if config.use_tma else 'does not fit'} one box of a page"
+        return KernelChoice("loads", chosen, reason, ("TMA", "pointers"))
+    chosen = "gather (cp.async)" if config.gather_kv else "TMA, whole heads" if config.box_full_head else "TMA"
+    reason = f"pages of {a.page_size} tokens, {a.head_dim} elements of {a.kv_dtype} a head"
+    return KernelChoice("loads", chosen, reason, ("TMA", "TMA, whole heads", "gather (cp.async)"))
+
+
+def _compiled(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
+    """Yield, for each kernel that batches of this mode launch, the place of its compiled code."""
+    from .compiled.folder import kernel_store
+    from .compiled.source import KernelSource
+    from .kernel_list import kernels_of
+
+    store, places = kernel_store(), dict[str, Counter[str]]()
+    for spec in kernels_of(replace(geometry, modes=(batch.mode,))):
+        entry = store.find(KernelSource.of(spec.source(), spec.target, dict(spec.options)))
+        place = "not compiled yet" if entry is None else "installed wheel" if entry.shipped else str(store.root)
+        places.setdefault(spec.name.removeprefix(f"{__package__}."), Counter())[place] += 1
+    for name, found in places.items():
+        chosen = ", ".join(
+            f"{count} in {place}" if place[0] == "/" else f"{count} {place}" for place, count in found.items()
+        )
+        yield KernelChoice(name, chosen, f"compiled forms that {batch.mode} batches of this geometry launch")
