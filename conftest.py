@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Abstract
             yield folder
 
     return entered
+
+
+@pytest.fixture
+def opening_order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Record a backend's calls in order: (prepare, geometries), (allocate or bind, geometry), (capture, key)."""
+    from draftmark import LoadedBackend
+    from draftmark.graphs.recorded import RecordedGraphState
+
+    events: list[tuple[str, Any]] = []
+    for owner, names in ((LoadedBackend, ("prepare", "allocate", "bind")), (RecordedGraphState, ("capture",))):
+        for name in names:
+            real = getattr(owner, name)
+
+            def noted(self: Any, first: Any, *rest: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
+                events.append((_name, list(first) if _name == "prepare" else first))
+                return _real(self, first, *rest, **options)
+
+            monkeypatch.setattr(owner, name, noted)
+    return events

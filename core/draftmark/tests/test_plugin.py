@@ -124,7 +124,7 @@ def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
 def test_kernel_hooks_are_optional(load_class, make_geometry):
     """Without `warm` and `explain` a plugin has nothing to compile and nothing to explain."""
     backend, geometry = load_class(CLASS), make_geometry()
-    assert backend.warm(geometry) is None
+    assert backend.warm([geometry]) is None
     assert backend.explain(geometry, BatchSize(Mode.DECODE, 1, 1)) is None
 
 
@@ -139,14 +139,14 @@ def test_kernel_hooks_return_their_type(load_class, make_geometry, method, hook)
     """A wrong return value of `warm` or `explain` is an error that names the hook."""
     backend, geometry = load_class(f"{CLASS}\n    {method}\n"), make_geometry()
     with pytest.raises(BackendHookError, match=rf"{hook}\(\) must return .* got 7"):
-        backend.warm(geometry) if hook == "warm" else backend.explain(geometry, BatchSize(Mode.DECODE, 1, 1))
+        backend.warm([geometry]) if hook == "warm" else backend.explain(geometry, BatchSize(Mode.DECODE, 1, 1))
 
 
 def test_warm_refuses_a_geometry_that_is_not_served(load_class, make_geometry):
     """`warm` compiles nothing for a geometry that the backend refuses."""
     text = "def supports(self, geometry):\n        return ['too big']\n\n    def warm(self, *_):\n        1 / 0\n"
     with pytest.raises(BackendRefusal, match="too big"):
-        load_class(f"{CLASS}\n    {text}\n").warm(make_geometry())
+        load_class(f"{CLASS}\n    {text}\n").warm([make_geometry()])
 
 
 @pytest.mark.parametrize(
@@ -163,3 +163,12 @@ def test_cache_folder_follows_the_environment(monkeypatch, variables, folder):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(draftmark.cache_folder()) == folder
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cpu", []), ("cuda:1", [2])])
+def test_prepare_compiles_all_geometries_together(load_class, make_geometry, device, calls):
+    """`prepare` is one `warm` of all geometries on an accelerator, and nothing on a CPU."""
+    text = "seen = []\n\n    def warm(self, geometries, progress):\n        self.seen.append(len(geometries))\n"
+    backend = load_class(f"{CLASS}\n    {text}")
+    backend.prepare([make_geometry(), make_geometry()], device)
+    assert backend.plugin.seen == calls

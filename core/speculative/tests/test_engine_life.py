@@ -141,3 +141,13 @@ def test_request_beyond_the_pool_is_rejected(make_model):
     while engine.busy:
         engine.step()
     assert len(engine.output(small)) == 4
+
+
+def test_kernels_are_prepared_before_the_first_graph(make_model, opening_order):
+    """One call prepares the kernels of every geometry; buffers, backends and graphs come after it."""
+    speculate = Ngram(topk=2, num_draft_tokens=4)
+    Engine(make_model("llama"), EngineConfig(max_context_len=64, max_num_reqs=2, graph=True, speculate=speculate))
+    names = [name for name, _ in opening_order]
+    assert names[0] == "prepare" and names.count("prepare") == 1
+    assert names.index("bind") < names.index("capture")
+    assert [one for name, one in opening_order if name == "bind"] == opening_order[0][1]

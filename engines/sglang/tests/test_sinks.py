@@ -92,3 +92,15 @@ def test_unexpected_sinks_raise(monkeypatch: Any) -> None:
         attention.forward(layers[1].attn, q, k, v, batch, torch.zeros(HEADS))
     with pytest.raises(NotImplementedError, match="layer 0: SGLang passes no attention sinks"):
         attention.forward(layers[0].attn, q, k, v, batch)
+
+
+def test_kernels_are_prepared_before_a_backend_is_bound(monkeypatch: Any, opening_order: list[tuple[str, Any]]) -> None:
+    """One call prepares the kernels of every shape; all buffers and backends come after it, and again at a resize."""
+    made, _, _ = _opened(monkeypatch, torch.zeros(HEADS), None)
+    made.allocate(8)
+    starts = [place for place, (name, _) in enumerate(opening_order) if name == "prepare"]
+    assert starts == [0, len(opening_order) // 2]
+    for start in starts:
+        prepared = opening_order[start][1]
+        assert [one for name, one in opening_order[start:] if name == "bind"][: len(prepared)] == prepared
+    assert len(opening_order[0][1]) == len(made.shapes) == 2

@@ -334,7 +334,7 @@ def test_warm_needs_no_gpu_and_reports_sizes(empty_store, quick_specs, monkeypat
     """The plugin's `warm` stores every listed kernel for an architecture that this machine lacks."""
     monkeypatch.setattr(kernel_list, "kernels_of", lambda geometry: quick_specs)
     limits, device = Limits(4, 512), DeviceProfile("cuda", 90, 132)
-    found = load("cuda_triton").warm(Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device))
+    found = load("cuda_triton").warm([Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device)])
     assert found is not None and (found.kernels, found.compiled) == (2, 2) and found.num_bytes > 0
     metadata = json.loads(next(empty_store.root.rglob("write_kv_rows.json")).read_text())
     assert metadata["target"]["arch"] == 90

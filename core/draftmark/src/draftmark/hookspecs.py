@@ -10,6 +10,7 @@ module with functions decorated by `hookimpl` works too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +116,8 @@ def draftmark_contract_notes() -> object:
 
 
 @hookspec(firstresult=True)
-def draftmark_warm(geometry: Geometry, progress: Progress) -> WarmedKernels:  # type: ignore[empty-body]
-    """Compile every kernel of `geometry` that is not stored yet, without a device. Optional.
+def draftmark_warm(geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels:  # type: ignore[empty-body]
+    """Compile every kernel of the geometries that is not stored yet, without a device. Optional.
 
     A plugin omits the hook, or returns None, when it has no kernels to compile. `open_backend` loads what this stores.
     """

@@ -21,7 +21,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class WarmedKernels:
-    """The compiled kernels of one geometry, all ready on disk.
+    """The compiled kernels of some geometries, all ready on disk.
 
     Attributes:
         kernels: number of kernels.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata as md
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -137,19 +137,20 @@ class LoadedBackend:
             raise self._wrong_return("requirements", "Requirements(HostLengthsNeed, bool)", found)
         return found
 
-    def warm(self, geometry: Geometry, progress: Progress | None = None) -> WarmedKernels | None:
-        """Compile every kernel of `geometry` that is not stored yet; None if the backend has no kernels to compile.
+    def warm(self, geometries: Sequence[Geometry], progress: Progress | None = None) -> WarmedKernels | None:
+        """Compile every kernel of the geometries that is not stored yet; None if the backend has no kernels to compile.
 
         Args:
-            progress: called after each compiled kernel: kernels compiled so far, kernels to compile, kernel name.
+            progress: called after each compiled kernel.
 
         Raises:
-            BackendRefusal: the backend does not serve `geometry`.
+            BackendRefusal: the backend does not serve one of the geometries.
             BackendLoadError: a vendor package is absent.
         """
-        self.require(geometry)
+        for geometry in geometries:
+            self.require(geometry)
         self.require_packages()
-        found = self._offer("warm", geometry=geometry, progress=progress or _quiet)
+        found: WarmedKernels | None = self._offer("warm", geometries=tuple(geometries), progress=progress or _quiet)
         if found is not None and not isinstance(found, WarmedKernels):
             raise self._wrong_return("warm", "WarmedKernels or None", found)
         return found
@@ -258,6 +259,16 @@ class LoadedBackend:
             checked: see `bind`.
         """
         return self.bind(geometry, self.allocate(geometry, device, guard=guard), checked=checked)
+
+    def prepare(self, geometries: Sequence[Geometry], device: torch.device | str) -> None:
+        """Compile the missing kernels of all geometries together, before `bind` loads them; nothing on a CPU.
+
+        Without this call, `bind` compiles the kernels of one geometry after another.
+        """
+        import torch
+
+        if torch.device(device).type != "cpu":
+            self.warm(geometries)
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
         """Return a new graph state for `device`."""

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .buffers import BufferSpec
@@ -69,8 +70,8 @@ class BackendPlugin(ABC):
         """Return the backend's kernels for draft trees, or None (the default) to use torch operations."""
         return None
 
-    def warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
-        """Compile every kernel of `geometry` that is not stored yet, without a device.
+    def warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
+        """Compile every kernel of the geometries that is not stored yet, without a device.
 
         Default: None, for a plugin without kernels to compile.
 
@@ -135,9 +136,9 @@ class BackendPlugin(ABC):
         return self.tree_ops(geometry, device)
 
     @hookimpl
-    def draftmark_warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
+    def draftmark_warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
         """Call `warm`."""
-        return self.warm(geometry, progress)
+        return self.warm(geometries, progress)
 
     @hookimpl
     def draftmark_explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:

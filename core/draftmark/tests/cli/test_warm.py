@@ -20,7 +20,8 @@ class Plugin(BackendPlugin):
     def open_backend(self, geometry, arena):
         raise RuntimeError("opened, although no device was asked for")
 
-    def warm(self, geometry, progress):
+    def warm(self, geometries, progress):
+        (geometry,) = geometries
         progress(1, 2, f"bake_sm{geometry.device.arch}")
         progress(2, 2, f"bake_{len(geometry.forms)}_forms")
         return WarmedKernels(5, 2, 1, 2048, "/kernels")

@@ -194,6 +194,7 @@ def open_layers(
     pages = PagePlan(null, total, unique)
     counted = [model.layers.count(one) for model, _ in models for one in dict.fromkeys(model.layers)]
     require_memory(zip(every, counted, strict=True), loaded, target.device, total)
+    loaded.prepare(every, target.device)
     return [
         AttentionLayers(model, loaded, config, mine, pages) for (model, _), mine in zip(models, geometries, strict=True)
     ]

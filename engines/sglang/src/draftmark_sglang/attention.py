@@ -67,6 +67,7 @@ class LayerAttention:
             shape: geometry_of(self._loaded, shape[0], self._facts, profile, self._modes, capture_batch_size)
             for shape in dict.fromkeys(shapes.values())
         }
+        self._loaded.prepare(list(geometries.values()), device)
         self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
         bound = {
             # `checked=False`: the model uses positions that SGLang computes itself, so neither the batch's positions

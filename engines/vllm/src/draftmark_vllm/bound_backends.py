@@ -89,6 +89,7 @@ class BoundBackends:
     ) -> None:
         made = {shape: Geometries.of(backend, shape, limits, profile) for shape in shapes}
         self.geometries = made
+        backend.prepare([geometry for one in made.values() for geometry in one.each()], device)
         # Unchecked: vLLM computes positions itself, so a batch's positions stay zero, and the checks would reject them.
         opened = partial(backend.open, device=device, checked=False)
         self.decode_verify = {shape: opened(one.decode_verify) for shape, one in made.items()}

@@ -44,6 +44,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from draftmark import (
@@ -97,13 +98,15 @@ class TritonPlugin(BackendPlugin):
         prepare.prepare(geometry, arena[sizing.SLOTS].device)
         return TritonBackend(geometry, arena)
 
-    def warm(self, geometry: Geometry, progress: Progress) -> WarmedKernels | None:
-        """Compile every kernel of the geometry that the store lacks, in parallel processes, without a GPU."""
+    def warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
+        """Compile every kernel of the geometries that the store lacks, in parallel processes, without a GPU."""
         from .compiled.loading import is_tested_triton
         from .compiled.prepare import store_kernels
         from .kernel_list import kernels_of
 
-        return store_kernels(kernels_of(geometry), progress) if is_tested_triton() else None
+        if not is_tested_triton():
+            return None
+        return store_kernels([spec for geometry in geometries for spec in kernels_of(geometry)], progress)
 
     def explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:
         """Return the choices that lead to the kernels of a batch, and the place of their compiled code."""

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     with progress_line(f"listing the kernels of {args.backend}") as line, stdout_for_results():
         found = backend.warm(
-            geometry, lambda done, count, kernel: line.milestone(f"{done} of {count} kernels compiled: {kernel}")
+            [geometry], lambda done, count, kernel: line.milestone(f"{done} of {count} kernels compiled: {kernel}")
         )
     if args.json:
         show_json({"schema": SCHEMA, "backend": args.backend, "kernels": None if found is None else asdict(found)})
