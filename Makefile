@@ -13,7 +13,7 @@ RECORDS = benchmarks/results/contract-*.json
 STALENESS = $(BIN)/python -m draftmark_contract.runner.staleness
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint kills docs release release-check soak engines npu gpu-day npu-day clean
+.PHONY: help demo test test-all lint kills docs release release-check cubins soak engines npu gpu-day npu-day clean
 .PHONY: demo-environment dev-environment types
 
 help: ## List the targets.
@@ -69,6 +69,9 @@ release: dev-environment ## Build wheels, sdists, SBOM and notes into dist/, try
 release-check: dev-environment ## Fail unless every recorded verdict is of today's code.
 	$(STALENESS) --strict $(RECORDS)
 	$(BIN)/python -m pytest -q tests/test_verdicts.py
+
+cubins: dev-environment ## Compile kernels of common GPUs and models into a wheel in dist/. CUBINS="--arch 90 --keep DIR".
+	$(BIN)/python -m plugins.cuda_triton.tools.cubins --out dist $(CUBINS)
 
 soak: demo-environment ## Decode random requests with random engines for MINUTES=30, and compare every text.
 	$(BIN)/python -m benchmarks.decode.soak --minutes $(or $(MINUTES),30)
