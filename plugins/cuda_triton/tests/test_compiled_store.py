@@ -40,11 +40,15 @@ def scale(out, COUNT: tl.constexpr):
 """
 
 
+SMALL = Geometry.create(
+    AttentionShape(8, 2, 64, 16), Limits(4, 512), device=DeviceProfile("cuda", 90, 132), modes=(Mode.DECODE,)
+)
+"""Decode geometry of few kernels."""
+
+
 def quick_calls():
     """Return calls of two kernels of a decode geometry that compile quickly, by kernel."""
-    limits, device = Limits(4, 512), DeviceProfile("cuda", 90, 132)
-    geometry = Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device, modes=(Mode.DECODE,))
-    calls = kernel_list.calls_of(geometry, trees=False).items()
+    calls = kernel_list.calls_of(SMALL, trees=False).items()
     found = {spec.kernel.__name__: (spec, call) for spec, call in calls}
     return dict(found[name] for name in QUICK)
 
@@ -257,10 +261,12 @@ def test_compilation_after_start_is_a_warning(started, make_layers, caplog, monk
     assert loading.COUNTS.after_start == 1
 
 
-def test_prepared_kernel_is_launched_at_once(started, stored, make_layers, compilations, monkeypatch):
+def test_prepared_kernel_is_launched_at_once(started, stored, make_layers, compilations, monkeypatch, caplog):
     """After `prepare` a launch with other sizes finds the loaded kernel: Triton neither compiles nor specializes."""
     monkeypatch.setattr(prepare, "calls_of", lambda geometry, trees: quick_calls())
-    prepare._prepare(None, trees=False)
+    with caplog.at_level(logging.INFO):
+        prepare._prepare(SMALL, trees=False)
+    assert "2 kernels (0.0 MiB) for sm_90: 0 compiled now, 0 from an installed wheel" in caplog.text
     keys = set(launcher._COMPILED)
     launch_quick(make_layers.new_tensor)
     assert set(launcher._COMPILED) == keys and loading.Counts(loaded=len(QUICK), prepared=True) == loading.COUNTS
@@ -278,7 +284,7 @@ def test_kernel_that_cannot_be_loaded_does_not_end_a_start(started, stored, monk
 
     monkeypatch.setattr(prepare, "calls_of", lambda geometry, trees: quick_calls())
     monkeypatch.setattr(started.utils, "load_binary", reject, raising=False)
-    prepare._prepare(None, trees=False)
+    prepare._prepare(SMALL, trees=False)
     assert "was not loaded: RuntimeError: too much shared memory" in caplog.text
     assert [one[1].module for one in launcher._COMPILED.values()] == [None, 1]
 
@@ -333,8 +339,7 @@ def test_host_code_is_stored_below_the_given_folder(tmp_path, monkeypatch):
 def test_warm_needs_no_gpu_and_reports_sizes(empty_store, quick_specs, monkeypatch):
     """The plugin's `warm` stores every listed kernel for an architecture that this machine lacks."""
     monkeypatch.setattr(kernel_list, "kernels_of", lambda geometry: quick_specs)
-    limits, device = Limits(4, 512), DeviceProfile("cuda", 90, 132)
-    found = load("cuda_triton").warm([Geometry.create(AttentionShape(8, 2, 64, 16), limits, device=device)])
+    found = load("cuda_triton").warm([SMALL])
     assert found is not None and (found.kernels, found.compiled) == (2, 2) and found.num_bytes > 0
     metadata = json.loads(next(empty_store.root.rglob("write_kv_rows.json")).read_text())
     assert metadata["target"]["arch"] == 90

@@ -44,7 +44,11 @@ def _prepare(geometry: Geometry, trees: bool) -> None:
     if not is_tested_triton():
         return
     calls = calls_of(geometry, trees=trees)
-    store_kernels(list(calls))
+    found = store_kernels(list(calls))
+    logger.info(
+        "%d kernels (%.1f MiB) for sm_%d: %d compiled now, %d from an installed wheel, others from %s",
+        found.kernels, found.num_bytes / 2**20, geometry.device.arch, found.compiled, found.shipped, found.folder,
+    )  # fmt: skip
     for error in finish_loading([find_compiled(*call) for call in calls.values()]):
         # A kernel that is listed but never launched must not end a start.
         logger.warning("a kernel of the geometry was not loaded: %s: %s", type(error).__name__, error)
