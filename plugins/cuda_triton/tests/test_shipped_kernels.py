@@ -12,7 +12,8 @@ from triton import knobs
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 from draftmark_cuda_triton import kernel_list
-from draftmark_cuda_triton.compiled import folder, prepare
+from draftmark_cuda_triton.compiled import folder, loading, prepare
+from draftmark_cuda_triton.launch import launcher
 from plugins.cuda_triton.tools import cubins, shipped
 from tools.release.distributions import Distribution, faults
 
@@ -36,21 +37,33 @@ def wheel(tmp_path_factory, small_geometry):
     return cubins.build_wheel(scratch / "kernels", scratch / "dist", scratch)
 
 
-def test_first_start_with_the_wheel_compiles_nothing(wheel, small_geometry, tmp_path, monkeypatch):
-    """In an empty cache, every kernel of the geometry is found in the installed wheel: no process compiles."""
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+@pytest.fixture
+def empty_environment(tmp_path, monkeypatch):
+    """Process with empty caches, and counts that start at zero. Every compilation is a failure."""
     monkeypatch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(knobs.compilation, "listener", lambda **_: pytest.fail("compiled in this process"))
     monkeypatch.setattr(prepare, "compile_all", lambda *_: pytest.fail("compiled in other processes"))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for name, value in vars(loading.Counts()).items():
+        monkeypatch.setattr(loading.COUNTS, name, value)
+    yield tmp_path
+    sys.modules.pop(folder.SHIPPED, None)
+
+
+def test_first_start_with_the_wheel_compiles_nothing(fake_gpu, wheel, small_geometry, empty_environment, monkeypatch):
+    """In an empty environment, opening finds and loads every kernel of the geometry from the installed wheel."""
+    zipfile.ZipFile(wheel).extractall(empty_environment / "site")
+    monkeypatch.syspath_prepend(str(empty_environment / "site"))
+    monkeypatch.setattr(launcher, "use_store", loading.use_store)
     importlib.invalidate_caches()
     folder._open.cache_clear()
     specs = kernel_list.kernels_of(small_geometry, trees=False)
+    prepare._prepare(small_geometry, trees=False)
+    assert loading.Counts(loaded=len(specs), prepared=True) == loading.COUNTS and len(specs) > 3
+    assert len(launcher._COMPILED) == len(specs)
     found = prepare.store_kernels(specs)
-    assert found.compiled == 0 and found.shipped == found.kernels == len(specs) > 3
-    assert not list((tmp_path / "cache").rglob("*.cubin")), "shipped kernels were copied"
-    sys.modules.pop(folder.SHIPPED, None)
+    assert found.compiled == 0 and found.shipped == found.kernels == len(specs)
+    assert not list((empty_environment / "cache").rglob("*.cubin")), "shipped kernels were copied"
 
 
 def test_wheel_serves_no_other_kernel(wheel, small_geometry, tmp_path, monkeypatch):
