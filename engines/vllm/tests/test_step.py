@@ -155,6 +155,18 @@ def test_uniform_step_launches_two_operators() -> None:
     assert batch.page_table is made.step.page_table and batch.slots is made.step.slots
 
 
+def test_prompt_after_decodes_launches_three_operators() -> None:
+    """Prompts of a mixed step launch one operator for their row offsets and two for their prefixes."""
+    problem = replace(random_problem(0, page_size=16), requests=(*DECODES, Request(40, 30)), padding=0, surplus=0)
+    made, ours, held = StepData(problem), bound_backends(problem), buffers()
+    runs = split_decodes_prefills(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged)
+    assert runs[-1].mode is Mode.EXTEND and runs[-1].first_row
+    with Launches() as launched:
+        batch = held.forward(made.step, runs[-1], ours.geometry(Mode.EXTEND))
+    assert launched.names == ["aten::sub.out", "aten::sub.out", "aten::add_.Tensor"]
+    assert batch.prefix_lens.tolist() == [40] and batch.q_indptr.tolist() == [0, 30]
+
+
 def test_device_refresh_equals_a_build() -> None:
     """`refresh` on the device computes the lengths that a new build for the next step computes."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=2, surplus=0)

@@ -123,9 +123,14 @@ def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
         seq_lens: int32 ``[padded_reqs]``, KV tokens of each request, including its rows of this batch. For a padding
             request this is 0 or a stale value, so prefixes are clamped at 0.
     """
-    rows: torch.Tensor | int = batch.q_lens[0] if batch.mode in UNIFORM else batch.q_indptr.diff()
-    torch.sub(seq_lens, rows, out=batch.prefix_lens)
-    batch.prefix_lens.clamp_(min=0)
+    prefix_lens, starts = batch.prefix_lens, batch.q_indptr
+    if batch.mode in UNIFORM:
+        torch.sub(seq_lens, batch.q_lens[0], out=prefix_lens)
+        prefix_lens.clamp_(min=0)
+        return
+    # A ragged run has no padding requests, so its prefixes need no clamp.
+    torch.sub(starts[:-1], starts[1:], out=prefix_lens)
+    prefix_lens.add_(seq_lens)
 
 
 def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
