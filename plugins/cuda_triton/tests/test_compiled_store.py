@@ -30,9 +30,11 @@ KERNEL = """
 import triton
 from triton import language as tl
 
+FACTOR = tl.constexpr({factor})
+
 @triton.jit
 def half(x):
-    return x * {factor}
+    return x * FACTOR
 
 @triton.jit
 def scale(out, COUNT: tl.constexpr):
@@ -206,13 +208,15 @@ def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypat
 
 
 def test_key_follows_the_functions_that_a_kernel_calls(tmp_path, monkeypatch):
-    """A changed function that the kernel calls changes the key."""
+    """A changed constant of a function that the kernel calls changes the key; the order of hashing does not."""
     monkeypatch.syspath_prepend(str(tmp_path))
     keys = []
     for factor in ("0.5", "0.25", "0.5"):
         name = f"kernel_module_{len(keys)}"
         (tmp_path / f"{name}.py").write_text(KERNEL.format(factor=factor))
-        function = importlib.import_module(name).scale
+        module = importlib.import_module(name)
+        function, first = module.scale, (module.scale, module.half)[len(keys) // 2]
+        assert first.cache_key  # in the last module the callee is hashed first
         made = triton.compiler.ASTSource(function, {"out": "*fp32", "COUNT": "constexpr"}, {"COUNT": 32})
         keys.append(KernelSource.of(made, GPUTarget("cuda", 90, 32), {}).key)
     assert keys[0] == keys[2] != keys[1]

@@ -12,11 +12,30 @@ import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.jit import DependenciesFinder
 
 FORMAT = 1
 """Version of the keys and of the files of an entry."""
 LINE_INFO = "TRITON_DISABLE_LINE_INFO"
 """Environment variable that changes debug sections only, so it is not part of a key."""
+
+
+def _hash_callees_first() -> None:
+    """Make the digest of a kernel's source independent of the functions that were hashed before it.
+
+    Triton 3.6 collects the constants of a called function before it computes them, so the digest has them only if the
+    function was hashed earlier. A second start then compiles kernels again that the first one stored.
+    """
+    update = DependenciesFinder._update_hash
+
+    def update_after_callee(finder: DependenciesFinder, function: Any) -> None:
+        function.cache_key  # noqa: B018  # the property computes the digest and the constants
+        update(finder, function)
+
+    DependenciesFinder._update_hash = update_after_callee
+
+
+_hash_callees_first()
 
 
 @dataclass(frozen=True, eq=False)
