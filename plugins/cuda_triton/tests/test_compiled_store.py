@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,16 @@ def test_kernel_that_cannot_be_compiled_is_reported(empty_store, quick_specs, ca
     results = pool.compile_all([broken, sources[1]], empty_store, lambda *_: None, processes=1)
     assert [bool(one.error) for one in results] == [True, False]
     assert empty_store.find(sources[1]) is not None
+
+
+def test_kernels_that_fail_are_counted(empty_store, quick_specs, monkeypatch, caplog):
+    """The report of `store_kernels` has the kernels that are ready, and the number of those that are not."""
+    monkeypatch.setattr(
+        prepare, "_missing", lambda store, sources: [replace(one, key="00") for one in sources.values()]
+    )
+    found = prepare.store_kernels(quick_specs)
+    assert (found.kernels, found.compiled, found.failed) == (0, 0, 2)
+    assert caplog.text.count("was not compiled ahead of time: RuntimeError: the kernel's source or Triton changed") == 2
 
 
 def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_specs, monkeypatch, tmp_path):

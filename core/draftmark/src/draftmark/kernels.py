@@ -21,14 +21,15 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class WarmedKernels:
-    """The compiled kernels of some geometries, all ready on disk.
+    """The compiled kernels of some geometries, ready on disk.
 
     Attributes:
-        kernels: number of kernels.
+        kernels: number of kernels that are ready.
         compiled: number that this call compiled; the others were found.
         shipped: number found in installed packages of compiled kernels.
         num_bytes: bytes of the kernels on disk.
         folder: folder of the kernels that are not shipped.
+        failed: number of further kernels that could not be compiled; the plugin logs each with its error.
     """
 
     kernels: int
@@ -36,6 +37,7 @@ class WarmedKernels:
     shipped: int
     num_bytes: int
     folder: str
+    failed: int = 0
 
 
 @dataclass(frozen=True)

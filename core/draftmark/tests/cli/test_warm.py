@@ -51,6 +51,13 @@ def test_warm_prints_json(draftmark: Run, oven: None) -> None:
     assert found["schema"] == 1 and found["kernels"]["compiled"] == 2 and found["kernels"]["folder"] == "/kernels"
 
 
+def test_warm_fails_when_a_kernel_does_not_compile(draftmark: Run, distribution: Callable[..., Any]) -> None:
+    """A kernel that cannot be compiled is counted in the result, and the exit code is 1."""
+    distribution("oven", source=PLUGIN.replace('2048, "/kernels")', '2048, "/kernels", failed=3)'))
+    done = draftmark("warm", "oven")
+    assert done.code == 1 and done.out.endswith("1 in installed packages; 3 could not be compiled\n")
+
+
 def test_explain_prints_each_choice(draftmark: Run, oven: None) -> None:
     """`explain` prints the choice, its reason and its candidates for the batch of the arguments."""
     done = draftmark("explain", "oven", "--mode", "verify", "--num-reqs", 4, "--num-draft-tokens", 16)

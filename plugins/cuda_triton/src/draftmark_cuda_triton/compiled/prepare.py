@@ -67,8 +67,8 @@ def store_kernels(specs: list[KernelSpec], progress: Progress | None = None) -> 
             compiled = _compile(store, _missing(store, sources), progress or _log)
     entries = [entry for entry in map(store.find, sources.values()) if entry is not None]
     return WarmedKernels(
-        len(sources), compiled, sum(one.shipped for one in entries), sum(one.num_bytes for one in entries),
-        str(store.root),
+        len(entries), compiled, sum(one.shipped for one in entries), sum(one.num_bytes for one in entries),
+        str(store.root), len(sources) - len(entries),
     )  # fmt: skip
 
 

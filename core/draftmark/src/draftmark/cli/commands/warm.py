@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ...hookspecs import BackendInfo
 from ...kernels import CACHE_VARIABLE, WarmedKernels
-from ..errors import SUCCESS
+from ..errors import FAILURE, SUCCESS
 from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..progress import progress_line
 from ..rendering import human_bytes, show, show_json, stdout_for_results
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         show_json({"schema": SCHEMA, "backend": args.backend, "kernels": None if found is None else asdict(found)})
     else:
         show(sentence(backend.info, found, time.perf_counter() - start))
-    return SUCCESS
+    return FAILURE if found is not None and found.failed else SUCCESS
 
 
 def sentence(info: BackendInfo, found: WarmedKernels | None, seconds: float) -> str:
@@ -58,4 +58,5 @@ def sentence(info: BackendInfo, found: WarmedKernels | None, seconds: float) -> 
     ready = f"{found.kernels} kernels of {info.name} are ready ({human_bytes(found.num_bytes)})"
     shipped = f", {found.shipped} in installed packages" if found.shipped else ""
     stored = found.kernels - found.compiled - found.shipped
-    return f"{ready}: {found.compiled} compiled in {seconds:.1f} s, {stored} found in {found.folder}{shipped}"
+    failed = f"; {found.failed} could not be compiled" if found.failed else ""
+    return f"{ready}: {found.compiled} compiled in {seconds:.1f} s, {stored} found in {found.folder}{shipped}{failed}"
