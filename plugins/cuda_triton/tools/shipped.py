@@ -39,7 +39,7 @@ FP8_ARCH = 89
 
 
 def geometries(archs: list[int], models: list[str]) -> Iterator[Geometry]:
-    """Yield the geometries of an engine's builders: one for decode and verify, and one for EXTEND.
+    """Yield two geometries of each shape: EXTEND and decode without drafts, and decode and verify with drafts.
 
     Args:
         archs, models: keys of GPUS and HEADS.
@@ -50,7 +50,6 @@ def geometries(archs: list[int], models: list[str]) -> Iterator[Geometry]:
             continue
         shape = AttentionShape(query // ranks, kv // ranks, dim, page, kv_dtype=dtype)
         for sms, tokens in product(GPUS[arch], DRAFT_TOKENS):
-            verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if tokens > 1 else ()
-            for modes in ((Mode.DECODE, *verify), (Mode.EXTEND,)):
-                draft, device = DraftShape(num_draft_tokens=tokens), DeviceProfile("cuda", arch, sms)
-                yield Geometry.create(shape, LIMITS, draft, device, modes, tuple(Form))
+            modes = (Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY) if tokens > 1 else (Mode.EXTEND, Mode.DECODE)
+            draft, device = DraftShape(num_draft_tokens=tokens), DeviceProfile("cuda", arch, sms)
+            yield Geometry.create(shape, LIMITS, draft, device, modes, tuple(Form))
