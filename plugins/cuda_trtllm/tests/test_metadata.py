@@ -12,7 +12,7 @@ from draftmark.arena import Arena
 from draftmark.batch import BatchBuffers, Tree, ragged
 from draftmark.lengths import Unknown
 from draftmark_cuda_triton.heuristics.interpreted import INTERPRETED_ROWS
-from draftmark_cuda_trtllm import forms, sizing
+from draftmark_cuda_trtllm import backend, forms, sizing
 from draftmark_cuda_trtllm.backend import XqaBackend
 
 LIMITS = Limits(5, 300, 200, (5,))
@@ -175,3 +175,12 @@ def test_sm_100_metadata_has_lengths_and_their_sums(geometry):
     backend.write_metadata(buffers.uniform(Mode.VERIFY, 0, 5, 4, Unknown(4, 300), tree=False))
     assert arena["kv_lens"].tolist() == [11, 68, 134, 24, 4]
     arena.check()
+
+
+def test_kernels_of_cuda_triton_are_prepared_when_the_backend_opens(opened, monkeypatch):
+    """Opening prepares cuda_triton's kernels for the modes that XQA does not run, and for no other mode."""
+    prepared = []
+    monkeypatch.setattr(backend, "prepare", lambda geometry, device: prepared.append((geometry.modes, device.type)))
+    opened((Mode.EXTEND, Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY), (1, 1, 5))
+    opened((Mode.DECODE, Mode.VERIFY), (1, 1, 5))
+    assert prepared == [((Mode.EXTEND, Mode.RAGGED_VERIFY), "cpu")]

@@ -9,13 +9,14 @@ cuda_triton's kernels run three modes that XQA cannot run:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from draftmark import BatchError, Geometry, Mode, ceil_div
 from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call, sinks_of
-from draftmark_cuda_triton.shared import DecodeVerify, Prefill, write_kv
+from draftmark_cuda_triton.shared import DecodeVerify, Prefill, prepare, write_kv
 
 from . import forms, launch, sizing
 from .xqa import Xqa
@@ -39,6 +40,9 @@ class XqaBackend:
         # XQA divides the logits by sqrt(head_dim) itself, so this factor cancels the division.
         self._factor = scale * a.head_dim**0.5
         slots = self._buffer[sizing.SLOTS]
+        own = [mode for mode in geometry.modes if mode is Mode.EXTEND or mode in forms.sibling_modes(geometry)]
+        if own:
+            prepare(replace(geometry, modes=tuple(own)), slots.device)
         if Mode.EXTEND in geometry.modes:
             self._prefill = Prefill(geometry, slots, self._buffer[sizing.ROW_TILES])
         if forms.sibling_modes(geometry):
