@@ -34,7 +34,7 @@ def test_answers_become_plain_data() -> None:
 
 
 def test_questions_cover_all_modes_and_forms() -> None:
-    """Hundreds of geometries are asked about, with every mode and form among them."""
+    """Hundreds of geometries are among the questions, with every mode and form."""
     assert len(questions()) > 300
     assert {mode.value for one in questions() for mode in one.modes} >= {"extend", "ragged_verify", "draft_block"}
     assert any(one.forms for one in questions())

@@ -15,6 +15,7 @@ from . import (
     museum,
     places,
     plans,
+    processes,
     rare_sizes,
     scales_and_strides,
     sinks,
@@ -28,7 +29,7 @@ from .mutant import Mutant, install_standalone
 
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
-    *(trees, conditions, late, museum, sinks, places, windows),
+    *(trees, conditions, late, museum, sinks, places, windows, processes),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -43,6 +44,7 @@ KILLER = (
     | sinks.KILLER
     | places.KILLER
     | windows.KILLER
+    | processes.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors and of attention sinks."""
 INAPPLICABLE = {

@@ -25,6 +25,7 @@ COVERING = {
     "L, host reads": {"W82": "purity.steps_read_no_device_memory"},
     "semantics": {"X06": "numerics.match_float64", "X08": "padding.changes_no_live_byte"},
     "refusals": {"W34": "supports.answers_alike"},
+    "process": {"P01": "process.is_left_as_it_was"},
     "sizes elsewhere": {"J03": "supports.answers_alike_elsewhere"},
     "tree operations": {"Y01": "tree_ops.tail_follows_the_parents", "Y05": "tree_ops.walk_follows_the_target"},
     "declarations": {

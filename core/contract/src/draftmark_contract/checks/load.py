@@ -17,6 +17,7 @@ from draftmark.version import CONTRACT_MINOR
 
 from ..check import Case, ContractViolation, Tier, all_checks, check
 from ..layouts import Layout, LengthConvention, Level, MetadataSpec
+from ..runner.fresh import fresh
 from ..runner.identity import siblings_of
 from ..runner.known import known_failures
 from ..sizing.geometries import mandatory, tight_geometries
@@ -68,7 +69,7 @@ def imports_lightly(subject: BackendUnderTest, _: None) -> None:
     if subject.backend.name not in {row.name for row in available()}:
         return  # A backend object that a test registers has no module to import in a new process.
     command = [sys.executable, "-c", _PROBE, subject.backend.name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=fresh(), capture_output=True, text=True, check=False)
     if done.returncode:
         _wrong(
             "sizing, and the contract notes, must work without torch and the vendor's runtime",

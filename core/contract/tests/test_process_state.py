@@ -1,0 +1,133 @@
+"""Tests of the watch on the process: it sees every kind of change, and memory that stays behind."""
+
+from __future__ import annotations
+
+import builtins
+import decimal
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.harness.held_memory import LIMIT, assert_keeps_no_memory
+from draftmark_contract.harness.process_state import changed, process_state
+from draftmark_contract.harness.settings import SETTINGS, engine_settings
+
+CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Any], object]]] = {
+    "torch's generator": (lambda folder: torch.rand(1), lambda made: None),
+    "random's generator": (lambda folder: random.random(), lambda made: None),
+    "numpy's generator": (lambda folder: numpy.random.rand(1), lambda made: None),
+    "torch.get_default_dtype()": (
+        lambda folder: torch.set_default_dtype(torch.float64),
+        lambda made: torch.set_default_dtype(torch.float32),
+    ),
+    "torch.backends.cudnn.benchmark": (
+        lambda folder: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+        lambda made: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+    ),
+    "flushing of denormal numbers": (
+        lambda folder: torch.set_flush_denormal(True),
+        lambda made: torch.set_flush_denormal(False),
+    ),
+    "os.environ": (
+        lambda folder: os.environ.update(DRAFTMARK_TEST="1"),
+        lambda made: os.environ.pop("DRAFTMARK_TEST"),
+    ),
+    "the current folder": (lambda folder: (os.getcwd(), os.chdir(folder))[0], os.chdir),
+    "the file mode mask": (lambda folder: os.umask(0o77), os.umask),
+    f"the handler of signal {int(signal.SIGUSR1)}": (
+        lambda folder: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
+        lambda made: signal.signal(signal.SIGUSR1, made),
+    ),
+    "warnings.filters": (
+        lambda folder: warnings.filterwarnings("ignore", message="a test of the watch"),
+        lambda made: warnings.filters.pop(0),  # type: ignore[attr-defined]
+    ),
+    "sys.getrecursionlimit()": (
+        lambda folder: (sys.getrecursionlimit(), sys.setrecursionlimit(2345))[0],
+        sys.setrecursionlimit,
+    ),
+    "the root logger": (
+        lambda folder: (logging.root.level, logging.root.setLevel(5))[0],
+        lambda made: logging.root.setLevel(made),
+    ),
+    "the decimal context": (
+        lambda folder: setattr(decimal.getcontext(), "prec", 9),
+        lambda made: setattr(decimal.getcontext(), "prec", 28),
+    ),
+    "gc": (lambda folder: gc.disable(), lambda made: gc.enable()),
+    "functions of builtins: print": (
+        lambda folder: (builtins.print, setattr(builtins, "print", repr))[0],
+        lambda made: setattr(builtins, "print", made),
+    ),
+    "functions of torch: zeros": (
+        lambda folder: (torch.zeros, setattr(torch, "zeros", torch.ones))[0],
+        lambda made: setattr(torch, "zeros", made),
+    ),
+}
+"""Name of the changed state → how a test changes it, and how it takes the change back."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_of_the_process_is_seen(name: str, tmp_path: Path) -> None:
+    """A change of one kind of state is found by its name, and a process without changes has none."""
+    change, restore = CHANGES[name]
+    assert not changed(process_state(), process_state())
+    before = process_state()
+    made = change(tmp_path)
+    try:
+        found = changed(before, process_state())
+    finally:
+        restore(made)
+    assert name in found, found
+
+
+def test_engine_settings_differ_and_are_restored() -> None:
+    """The two sets of settings differ in every setting, and the process has its own settings again afterwards."""
+    before = process_state()
+    with engine_settings(0):
+        one = [read() for read, _, _ in SETTINGS]
+    with engine_settings(1):
+        other = [read() for read, _, _ in SETTINGS]
+    assert all(a != b for a, b in zip(one, other, strict=True))
+    assert not changed(before, process_state())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda kept: kept.append(torch.zeros(3)), id="tensor"),
+        pytest.param(lambda kept: kept.append(bytearray(100)), id="bytes"),
+        pytest.param(lambda kept: kept.append(partial(print, torch.zeros(2))), id="closure"),
+        pytest.param(lambda kept: kept.append(None), id="list"),
+    ],
+)
+def test_memory_of_calls_is_found(call: Callable[[list[Any]], None]) -> None:
+    """A few bytes that each of thousands of calls leaves are a violation."""
+    kept: list[Any] = []
+    with pytest.raises(ContractViolation, match="leaves memory"):
+        assert_keeps_no_memory("a call", LIMIT, "cpu", lambda number: call(kept))
+    assert len(kept) == LIMIT
+
+
+def test_memory_that_is_freed_is_none() -> None:
+    """Calls that free what they allocate pass, and so does one small cache."""
+    cache = {}
+
+    def call(number: int) -> None:
+        cache[number % 7] = str(torch.zeros(3) + number)
+
+    assert_keeps_no_memory("a call", 1000, "cpu", call)
+    assert len(cache) == 7
