@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
 from ..behaviour import Fixture, behaviour
-from ..cases.engine_forwards import EngineForward, captures
+from ..cases.engine_forwards import captures
 from ..cases.forward_sets import last_steps
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import shapes
@@ -27,11 +27,11 @@ ALSO = ("all-modes", "all-kv8")
 
 
 def _of_all_kinds() -> list[Case]:
-    found = [shape.case(_forwards(shape.geometry)) for shape in shapes(*ALSO) if shape.name in ("small", *ALSO)]
+    found = [shape.case(one_of_each_mode(shape.geometry)) for shape in shapes(*ALSO) if shape.name in ("small", *ALSO)]
     return [*found, *(Case(f"engine-{case.id}", case.value[:2]) for case in captures() if "page16" in case.id)]
 
 
-def _forwards(geometry: Geometry) -> list[ForwardCase]:
+def one_of_each_mode(geometry: Geometry) -> list[ForwardCase]:
     """Return one forward of every mode, in the size of a captured graph."""
     size = geometry.limits.capture_batch_sizes[-1] if len(geometry.limits.capture_batch_sizes) < 3 else 4
     found = [ragged("extend", geometry, (17, 0), (3, 5), padded=1)]
@@ -42,7 +42,7 @@ def _forwards(geometry: Geometry) -> list[ForwardCase]:
 
 
 @behaviour(Fixture.SUBJECT, cases=_of_all_kinds, since=SINCE, bugs=("sglang#29413",))
-def is_left_as_it_was(subject: BackendUnderTest, forwards: list[Any]) -> None:
+def is_left_as_it_was(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
     """No call of a backend changes the state of its process, whatever that state is.
 
     The state is all that other code of the process shares: torch's settings, modes and random generators, those of
@@ -50,14 +50,13 @@ def is_left_as_it_was(subject: BackendUnderTest, forwards: list[Any]) -> None:
     folder, limits, threads, and the functions of torch and Python. Hooks, open, plan, steps, captures and replays run
     under two sets of settings, so a setting that a backend writes once shows in one of them.
     """
-    from ..harness.calls import calls_of, engine_calls_of
+    from ..harness.calls import calls_of
     from ..harness.process_state import changed, process_state
     from ..harness.settings import engine_settings
 
     subject.require(forwards[0].geometry)
     for which in range(2):
-        made = engine_calls_of if isinstance(forwards[0], EngineForward) else calls_of
-        for name, batch, call in made(subject, forwards):
+        for name, batch, call in calls_of(subject, forwards):
             subject.current = batch
             with engine_settings(which):
                 before = process_state()

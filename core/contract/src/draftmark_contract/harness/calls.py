@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from draftmark.geometry import Mode
-from draftmark.graphs import GraphKey, Program
 
 from ..backend_under_test import BackendUnderTest
-from ..cases.engine_forwards import EngineForward
 from ..cases.forwards import ForwardCase
-from .engine_harness import EngineHarness
+from ..cases.graph_rounds import key_of
 from .harness import Harness
 
 Call = tuple[str, object, Callable[[], object]]
@@ -48,18 +46,7 @@ def _of_one(harness: Harness, forward: ForwardCase) -> Iterator[Call]:
         if harness.kernels:
             harness.layer(forward, batch)
 
-    state = harness.subject.graph_state(harness.geometry)
-    key = GraphKey(Program(forward.mode.value), len(forward.requests))
+    state, key = harness.subject.graph_state(harness.geometry), key_of(forward)
     yield "capture", forward, lambda: state.capture(key, step)
     yield "plan before a replay", forward, lambda: backend.plan(batch)
     yield "replay", forward, lambda: state.replay(key)
-
-
-def engine_calls_of(subject: BackendUnderTest, forwards: Sequence[EngineForward]) -> Iterator[Call]:
-    """Yield the calls of an engine for forwards of one geometry in its own forms and modes; see `calls_of`."""
-    opened: list[EngineHarness] = []
-    yield "open_backend", forwards[0].geometry, lambda: opened.append(EngineHarness(subject, *forwards))
-    for case in forwards:
-        loaded = opened[0].load(case)
-        yield "plan", case, partial(opened[0].backend.plan, loaded.batch)
-        yield "a step", case, partial(opened[0].step, loaded)

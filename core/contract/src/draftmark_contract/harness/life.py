@@ -17,7 +17,6 @@ from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
 from ..failing_batch import Wrong
 from ..oracle.formulas import max_prefix
-from .expected import truth_of
 from .harness import Harness
 from .tensors import CaseTensors, raw
 
@@ -46,7 +45,7 @@ class Life:
             self._tensors.append(harness.tensors)
             self._batches.append(batch)
             self._first.append(raw(harness.tensors.rows(forward)[3]).clone())
-            self._stored.append(torch.tensor(sorted(truth_of(forward).writes.values()), device=harness.subject.device))
+            self._stored.append(torch.tensor(sorted(forward.truth.writes.values()), device=harness.subject.device))
 
     def step(self, number: int) -> None:
         """Run one step, and check that its output has the bits of the forward's first step.
