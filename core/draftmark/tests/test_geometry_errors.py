@@ -18,6 +18,7 @@ INVALID = [
     ("attention.window_left", 2**31),
     ("attention.logits_soft_cap", 10**400),
     *[("attention.sinks", value) for value in (None, 1, "yes")],
+    *[("limits.batch_invariant", value) for value in (None, 1, "yes")],
     ("limits.max_num_reqs", 2**31),
     ("limits.capture_batch_sizes", (2**31,)),
     *[("device.arch", value) for value in (-1, "90", 90.0, NAN, None)],

@@ -290,6 +290,16 @@ def test_the_core_refuses_sinks_for_a_plugin_without_them(distribution, make_geo
         backend.allocate(make_geometry(sinks=True), "cpu")
 
 
+def test_the_core_refuses_batch_invariance_for_a_plugin_without_it(distribution, make_geometry):
+    """The core refuses a request for batch invariance unless the plugin declares it."""
+    asked = make_geometry(batch_invariant=True)
+    distribution("vendor", extra=info())
+    (reason,) = draftmark.load("vendor").supports(asked)
+    assert reason == "batch invariance is not served: BackendInfo.batch_invariant is False"
+    distribution("able", extra=info(name="able", batch_invariant=True))
+    assert draftmark.load("able").supports(asked) == []
+
+
 @pytest.mark.parametrize("runtime", ["vendor_runtime_not_here", "vendor_runtime_not_here.kernels"])
 def test_an_absent_vendor_package_gives_the_pip_command(distribution, make_geometry, runtime):
     """The backend loads and sizes without its vendor package; open() names the package and the pip command."""

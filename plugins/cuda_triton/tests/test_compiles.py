@@ -228,10 +228,12 @@ def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
     shape = operands.AttentionParams(8, 4, 128, 16, 0.1)
     for schedule in ((), (None, work, 16, 132)):
         launches.write_metadata_prefill(shape, config, rows, lens, indptr, table, slots, tiles, *schedule)
-    extent = operands.BatchExtent(reqs, 3, 3, rows, ragged=True)
-    launches.write_metadata_decode_verify(shape, config, extent, 33, lens, table, slots, work, indptr)
-    assert [source.fn.__name__ for source, _ in fake_gpu.launched] == ["write_metadata_prefill"] * 2 + [
-        "write_metadata_decode_verify"
+    for splits, whole in ((33, False), (reqs, True)):
+        extent = operands.BatchExtent(reqs, 3, 3, rows, ragged=True, whole_requests=whole)
+        launches.write_metadata_decode_verify(shape, config, extent, splits, lens, table, slots, work, indptr)
+    assert [source.fn.__name__ for source, _ in fake_gpu.launched] == [
+        *["write_metadata_prefill"] * 2,
+        *["write_metadata_decode_verify"] * 2,
     ]
 
 

@@ -42,3 +42,27 @@ def test_splits_cover_every_tile_once(helpers, lens, num_splits):
     assert not any(parts for _, _, parts, _ in records[len(expected) :])
     lengths = [length for _, _, length, _ in work[:num_splits].tolist() if length]
     assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("window_left", [-1, 70])
+@pytest.mark.parametrize("lens", [(0,), (5, 0, 0), (700, 31, 64), tuple(range(0, 640, 9))])
+def test_whole_requests_have_one_record_each(helpers, lens, window_left):
+    """With batch invariance record r holds every KV tile of request r; a request without rows has an idle record."""
+    from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES, KernelConfig
+    from draftmark_cuda_triton.launch import launches, operands
+
+    config, rows = KernelConfig(16, 32, 4, 2, 2), [n % 3 for n in range(len(lens))]
+    counts = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
+    work, total = helpers.poison(len(lens), 4, dtype=torch.int32), max(1, sum(rows))
+    launches.write_metadata_decode_verify(
+        operands.AttentionParams(2, 2, 64, 16, 1.0, window_left=window_left), config,
+        operands.BatchExtent(len(lens), 2, 2, total, ragged=True, whole_requests=True), len(lens),
+        torch.tensor(lens, dtype=torch.int32, device=helpers.device),
+        torch.zeros(len(lens), 64, dtype=torch.int32, device=helpers.device),
+        helpers.poison(total, dtype=torch.int64), work, counts,
+    )  # fmt: skip
+    for request, (n, own, record) in enumerate(zip(lens, rows, work.tolist(), strict=True)):
+        end = -(-(n + own) // 32)
+        first = max(n - window_left, 0) // 32 if window_left >= 0 else 0
+        expected = [request, min(first, end), end - min(first, end) + OVERHEAD_TILES]
+        assert record[:3] == (expected if own else [request, 0, 0])

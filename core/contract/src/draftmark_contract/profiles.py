@@ -45,6 +45,8 @@ class Profile(StrEnum):
     """A round is sent before the host sees the last one: lengths are unknown to the host, or exceed max_context_len."""
     ENGINE_FORMS = "engine forms"
     """An engine's own slots, page tables or strided KV."""
+    BATCH_INVARIANCE = "batch invariance"
+    """`Limits.batch_invariant`: output bits of a request that do not depend on its batch."""
 
 
 Features = frozenset[Profile]
@@ -92,6 +94,7 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.WIDE_TAILS: lambda g: g.mask_words > 1 and not TAILED.isdisjoint(g.modes),
     Profile.OVERLAP: lambda g: g.limits.overshoots or g.limits.host_lags,
     Profile.ENGINE_FORMS: lambda g: bool(g.forms),
+    Profile.BATCH_INVARIANCE: lambda g: g.limits.batch_invariant,
 }
 """Condition under which a geometry needs each profile; the core profile is always needed."""
 

@@ -9,6 +9,7 @@ from . import (
     boundaries,
     conditions,
     declarations,
+    invariance,
     kernels,
     late,
     limits_and_logits,
@@ -29,7 +30,7 @@ from .mutant import Mutant, install_standalone
 
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
-    *(trees, conditions, late, museum, sinks, places, windows, processes),
+    *(trees, conditions, late, museum, sinks, places, windows, processes, invariance),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -45,8 +46,9 @@ KILLER = (
     | places.KILLER
     | windows.KILLER
     | processes.KILLER
+    | invariance.KILLER
 )
-"""Check that must kill a mutant, by mutant id. Covers mutants of outside authors and of attention sinks."""
+"""Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 INAPPLICABLE = {
     "M32": "Plans cross-attention with the decoder's lengths. The contract has no cross-attention: a backend "
     "receives one length per request",

@@ -28,6 +28,8 @@ class CsrBackend:
         live = zip(batch.host.upper_bound(), batch.tail_lens, strict=False)
         widths = [self.geometry.pages_for(n, t) for n, t in live]
         self._widths = (*widths, *(self.geometry.pages_for(0, t) for t in batch.tail_lens[batch.num_reqs :]))
+        if self.geometry.limits.batch_invariant:
+            self._widths = (self.geometry.max_pages_per_req,) * len(self._widths)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write all buffers of the arena for this batch."""
@@ -83,12 +85,19 @@ class CsrBackend:
             kernel.indexable(pages).flatten(0, 1).index_copy_(0, slots, kernel.indexable(stored))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attend to all requests at once in uniform modes, and to one request after another in EXTEND."""
+        """Attend to all requests at once in uniform modes, and to one request after another in EXTEND.
+
+        With `Limits.batch_invariant` every mode attends to one request after another.
+        """
         r, first = batch.padded_reqs, 0
         if batch.uniform is not None:
             bits, depth = self._tail(batch)
             block = q.view(r, batch.q_lens[0], *q.shape[1:])
-            out.copy_(self._attend(block, cache, slice(0, r), max(self._widths), bits, depth).reshape(out.shape))
+            together = 1 if self.geometry.limits.batch_invariant else r
+            for begin in range(0, r, together):
+                some, width = slice(begin, begin + together), max(self._widths)
+                found = self._attend(block[some], cache, some, width, bits[some], depth[some])
+                out.view_as(block)[some].copy_(found)
             return
         for request, n in enumerate(batch.q_lens):
             if n:

@@ -41,7 +41,11 @@ class CsrPlugin(BackendPlugin):
     """Plugin of the CSR test backend."""
 
     info = BackendInfo(
-        "csr", "any", CONTRACT_MINOR, host_kernels=True, sinks=True, summary="the reference's CSR twin, for tests"
+        *("csr", "any", CONTRACT_MINOR),
+        host_kernels=True,
+        sinks=True,
+        batch_invariant=True,
+        summary="the reference's CSR twin, for tests",
     )
     buffers = staticmethod(buffers)
 

@@ -24,7 +24,8 @@ There are three kinds, and their scores mean different things:
 
 * **known bugs**: `M…`, at least one for each class of bug in the museum that a backend can show.
 * **the suite's authors**: `V…` variants of known bugs, `Y…` tree operations of a plugin, `Z…` two conditions at once,
-  `L…` late devices, `N…` attention sinks, `W…` and `X…` of an early attack by a person who may have read the suite.
+  `L…` late devices, `N…` attention sinks, `K…` batch invariance, `W…` and `X…` of an early attack by a person who
+  may have read the suite.
   Killing all of them shows that the suite does what its authors meant.
 * **outside authors**: `R…`, `S…` and `T…`, by people who had not read the suite. On arrival, the suite killed 9 of 30
   `R…`, 33 of 48 `S…`, and 69 of the 86 of the third attack. Ten of the other 17 were real faults and are
@@ -33,7 +34,7 @@ There are three kinds, and their scores mean different things:
 
 *Killed by* names at most two checks, quick ones first, that fail on a fixed sample of their cases, or on all cases
 if the sample shows nothing. A row that an earlier suite judged runs the checks that killed it then, and all other
-checks only if none of these fails. New rows of `S…`, `T…` and `N…` start with the check of their class. A sizing
+checks only if none of these fails. New rows of `S…`, `T…`, `N…` and `K…` start with the check of their class. A sizing
 check reads only hooks, so it runs only on mutants of hooks. The proof runs only on mutants that nothing else kills.
 
 """

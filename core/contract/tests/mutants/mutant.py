@@ -40,7 +40,7 @@ NOTES = ("layouts", "usage")
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
 KINDS = {
     "M": "known bugs",
-    **dict.fromkeys("VWXYZLNPBJQGIU", "the suite's authors"),
+    **dict.fromkeys("VWXYZLNPBJQGIUK", "the suite's authors"),
     **dict.fromkeys("RST", "outside authors"),
 }
 """Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""
@@ -85,7 +85,8 @@ class Mutant:
             made = self.plugin()
             made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
             return LoadedBackend("tugboat", made)
-        return LoadedBackend(layout, SimpleNamespace(**self._functions(LAYOUTS[layout])))
+        base = LAYOUTS[layout]
+        return LoadedBackend(base.info.name, SimpleNamespace(**self._functions(base)))
 
     def _functions(self, base: BackendPlugin) -> dict[str, Any]:
         found = {name: getattr(base, name) for name in HOOKS}

@@ -71,14 +71,16 @@ def attending(parts: Parts) -> Callable[[Any], None]:
 
     def patch(backend: Any) -> None:
         def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-            _attend(backend.geometry.attention, parts, q, cache, batch, out)
+            attend_plainly(backend.geometry.attention, parts, q, cache, batch, out)
 
         around(backend, "attend", call)
 
     return patch
 
 
-def _attend(shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+def attend_plainly(
+    shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor
+) -> None:
     """Attend all requests of a uniform batch at once, and EXTEND request by request."""
     if batch.mode is not Mode.EXTEND:
         r, n, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]

@@ -54,6 +54,8 @@ class BackendInfo:
         forms: engine-specific batch and cache forms that the backend accepts. A geometry with any other form is
             refused.
         sinks: `attend` includes `KVCache.sinks` in the softmax. When False, a geometry with sinks is refused.
+        batch_invariant: with `Limits.batch_invariant` the bits of a request's outputs do not depend on its batch. When
+            False, a geometry with that limit is refused.
     """
 
     name: str
@@ -67,6 +69,7 @@ class BackendInfo:
     modes: tuple[Mode, ...] = CORE_MODES
     forms: tuple[Form, ...] = ()
     sinks: bool = False
+    batch_invariant: bool = False
 
 
 @hookspec(firstresult=True)

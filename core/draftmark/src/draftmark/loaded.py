@@ -48,6 +48,7 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
     ("modes", (Mode,), "a tuple of Mode"),
     ("forms", (Form,), "a tuple of Form"),
     ("sinks", bool, "True or False"),
+    ("batch_invariant", bool, "True or False"),
 )
 """Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
 
@@ -100,14 +101,16 @@ class LoadedBackend:
         return self._undeclared(geometry) + reasons
 
     def _undeclared(self, geometry: Geometry) -> list[str]:
-        """Return one reason for each mode, form and sink setting of `geometry` that `BackendInfo` does not declare."""
+        """Return one reason for each mode, form and feature of `geometry` that `BackendInfo` does not declare."""
         modes = [mode for mode in geometry.modes if mode not in self.info.modes]
         forms = [form for form in geometry.forms if form not in self.info.forms]
         sinks = geometry.attention.sinks and not self.info.sinks
+        invariance = geometry.limits.batch_invariant and not self.info.batch_invariant
         return [
             *(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes),
             *(f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms),
             *(["attention sinks are not served: BackendInfo.sinks is False"] if sinks else []),
+            *(["batch invariance is not served: BackendInfo.batch_invariant is False"] if invariance else []),
         ]
 
     def require(self, geometry: Geometry) -> None:

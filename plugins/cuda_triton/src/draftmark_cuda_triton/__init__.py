@@ -82,6 +82,7 @@ class TritonPlugin(BackendPlugin):
         modes=tuple(Mode),
         forms=tuple(Form),
         sinks=True,
+        batch_invariant=True,
         summary="own Triton kernels: prefix once, tail masked, device-built schedule",
     )
     supports = staticmethod(reasons_against)

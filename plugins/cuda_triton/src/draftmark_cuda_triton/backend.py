@@ -9,7 +9,6 @@ from draftmark.runtime import Arena, ForwardBatch, KVCache
 
 from . import sizing
 from .decode_verify import DecodeVerify
-from .heuristics import upcast
 from .kv_write import write_kv_layer
 from .launch.layouts import IdentityCache
 from .prefill import Prefill
@@ -33,7 +32,7 @@ class TritonBackend:
         self._slots_of = IdentityCache[ForwardBatch, torch.Tensor](lambda batch: self._slots[: batch.num_rows])
         buffers = {name: arena[name] for name in arena}
         if EXTEND in geometry.modes:
-            prefill = PrefillFp8 if upcast.upcasts(geometry.attention, geometry.device) else Prefill
+            prefill = PrefillFp8 if sizing.upcasts(geometry) else Prefill
             self._prefill = prefill(geometry, self._slots, arena[sizing.ROW_TILES], buffers)
         if sizing.decode_verify_modes(geometry):
             self._decode_verify = DecodeVerify(geometry, self._slots, buffers)

@@ -8,7 +8,6 @@ from draftmark import Geometry, Mode
 from draftmark_contract.layouts import MetadataSpec, over_page_table
 
 from . import sizing
-from .heuristics import upcast
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -29,7 +28,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     used = dict.fromkeys(sizing.SPLIT_BUFFERS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0
-        if upcast.upcasts(geometry.attention, geometry.device):
+        if sizing.upcasts(geometry):
             used |= dict.fromkeys(sizing.UPCAST, 0)
     extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:

@@ -33,7 +33,7 @@ class DecodePlan:
     Attributes:
         extent: numbers of requests, rows and tail tokens (a request's new tokens after the prefix).
         config: tile shape, stages and warp groups (`heuristics.common.KernelConfig`).
-        num_splits: number of splits of the batch's sequence of KV tiles (`kernels.split_kv`).
+        num_splits: number of splits of the batch's sequence of KV tiles (`kernels.split_kv`), or of its requests.
     """
 
     extent: BatchExtent
@@ -147,7 +147,8 @@ class DecodeVerify:
         ragged = batch.mode is Mode.RAGGED_VERIFY
         # A CUDA graph freezes the plan, so a ragged batch is planned for the largest q_len of any replay.
         q_len = self._geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
-        size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged)
+        whole = self._geometry.limits.batch_invariant
+        size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged, whole)
         plan = self._plans.get(size)
         if plan is None:
             if len(self._plans) >= MAX_LAYOUTS:
@@ -159,6 +160,12 @@ class DecodeVerify:
     def choose_splits(self, extent: BatchExtent) -> tuple[common.KernelConfig, int]:
         """Return the kernel configuration and the number of KV splits of a batch of this size."""
         a, device = self._geometry.attention, self._geometry.device
+        if extent.whole_requests:
+            # A split for each request, and a tile shape for the largest batch: neither depends on this batch.
+            config = select.select_config(a, device, extent.q_len, num_reqs=self._geometry.max_reqs)
+            if not self._slots.is_cuda:
+                config, _ = interpreted.interpreted_config(a, config, extent.q_len, 1, self._geometry.max_kv_len)
+            return config, extent.num_reqs
         config = select.select_config(a, device, extent.q_len, num_reqs=extent.num_reqs)
         splits = split_kv.choose_num_splits(a, device, config, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)
         if not self._slots.is_cuda:

@@ -212,7 +212,8 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands) -> N
         ragged, q_len = mode is Mode.RAGGED_VERIFY, int(geometry.extent(mode).q_len)
         tails = _tails(geometry, mode)
         for num_reqs in range(1, int(geometry.max_reqs) + 1):
-            extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged)
+            whole = geometry.limits.batch_invariant
+            extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged, whole)
             config, num_splits = attention.choose_splits(extent)
             size = config, num_splits, common.next_power_of_two(num_reqs), q_len, ragged
             if size in launched:
@@ -252,7 +253,7 @@ def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, for
     own = _buffers(sizing.split_buffers(geometry, [], True) + sizing.upcast_buffers(geometry))
     row_tiles = _tensor(64, 2)
     _launch_prefill(geometry, Prefill(geometry, slots, row_tiles, own), kv, a.page_size)
-    if not upcast.upcasts(a, geometry.device):
+    if not sizing.upcasts(geometry):
         return
     for groups in upcast.head_group_counts(a):
         group = prefill_fp8.UpcastHeads(geometry, slots, row_tiles, own, groups)

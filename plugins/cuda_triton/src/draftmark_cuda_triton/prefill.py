@@ -56,7 +56,8 @@ class Prefill:
             at least `common.SCHEDULE_HEADER_ROWS` + max_extend_tokens · group // `common.MIN_BLOCK_M` + max_reqs.
             Hopper kernels count taken tiles in the header and reset the counter, so only one stream at a time can use
             the buffer.
-        buffers: by name, the buffers of `sizing.split_buffers`, owned by the caller. None disables KV splits.
+        buffers: by name, the buffers of `sizing.split_buffers`, owned by the caller. None disables KV splits, as
+            `Limits.batch_invariant` does.
         page_size: page size of the batches' page tables, if it differs from that of the attended pages (`prefill_fp8`).
     """
 
@@ -72,7 +73,8 @@ class Prefill:
         self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
         self._paged_shape = self._shape if page_size is None else replace(self._shape, page_size=page_size)
         self._relaunch, self._layer_facts = RelaunchCache(PER_CALL, DESCRIPTOR_ALIASES), layer_facts(geometry)
-        self._config, self._buffers = sizing.prefill_config(geometry), buffers
+        self._config = sizing.prefill_config(geometry)
+        self._buffers = None if geometry.limits.batch_invariant else buffers
         self._unsplit_plan, self._split_plans = self._make_plan(self._config, 1), self._make_split_plans()
         self._plan_of = IdentityCache[ForwardBatch, PrefillPlan](self._select_plan)
         self._warmed_up = set[Layout]()

@@ -39,10 +39,15 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     return specs + split_buffers(geometry, decode_verify_modes(geometry), Mode.EXTEND in geometry.modes)
 
 
+def upcasts(geometry: Geometry) -> bool:
+    """Check whether EXTEND can upcast K and V first. That depends on the batch, so batch invariance excludes it."""
+    return not geometry.limits.batch_invariant and upcast.upcasts(geometry.attention, geometry.device)
+
+
 def upcast_buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers of upcast K, upcast V and their page table; empty if prefill does not upcast."""
     a = geometry.attention
-    if not upcast.upcasts(a, geometry.device):
+    if not upcasts(geometry):
         return []
     pages = upcast.upcast_pages(a, geometry.max_reqs, geometry.max_kv_len)
     table = upcast.upcast_table_cells(geometry.max_reqs, geometry.max_kv_len)
@@ -77,7 +82,7 @@ def plan_upcast(geometry: Geometry, batch: ForwardBatch) -> UpcastSize | None:
     None if the host does not bound the prefix lengths, if one KV head exceeds the buffers, or if upcasting is slower.
     """
     a, lens, rows = geometry.attention, known_prefix_lens(batch), batch.q_lens[: batch.num_reqs]
-    if lens is None or not upcast.upcasts(a, geometry.device) or not upcast.upcast_pays(a, rows, lens):
+    if lens is None or not upcasts(geometry) or not upcast.upcast_pays(a, rows, lens):
         return None
     requests = list(zip(rows, lens, strict=True))
     pages_per_request = max(ceil_div(n + q, upcast.UPCAST_PAGE_SIZE) for q, n in requests)
@@ -118,7 +123,12 @@ def decode_verify_buffers(geometry: Geometry, modes: list[Mode]) -> list[BufferS
 
 
 def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[BufferSpec]:
-    """Return the schedule and partial-result buffers for decode and verify modes and, with `prefill`, for EXTEND."""
+    """Return the schedule and partial-result buffers for decode and verify modes and, with `prefill`, for EXTEND.
+
+    With batch invariance no request is split, so there is one work record a request and no partial result.
+    """
+    if geometry.limits.batch_invariant:
+        return _unsplit_buffers(geometry) if modes else []
     sizes = [split_sizes(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in modes]
     if prefill:
         sizes.append(prefill_split_sizes(geometry))
@@ -133,6 +143,15 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
         BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2 * num_splits, 4), "int32", Unit.ROWS, schedule),
         BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (rows, dim), "float32", Unit.ROWS, formula),
         BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
+    ]
+
+
+def _unsplit_buffers(geometry: Geometry) -> list[BufferSpec]:
+    dim, none = geometry.attention.head_dim, "0: no request is split"
+    return [
+        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (geometry.max_reqs, 4), "int32", Unit.ROWS, "max_reqs"),
+        BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (0, dim), "float32", Unit.ROWS, none),
+        BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (0,), "float32", Unit.ROWS, none),
     ]
 
 
@@ -163,7 +182,7 @@ def prefill_split_sizes(geometry: Geometry) -> tuple[Any, Any]:
 def prefill_shapes(geometry: Geometry) -> list[AttentionShape]:
     """Return the attention shapes that EXTEND launches: over the cache, and over upcast K and V by head groups."""
     a = geometry.attention
-    if not upcast.upcasts(a, geometry.device):
+    if not upcasts(geometry):
         return [a]
     return [a, *(upcast.upcast_shape(a, head_groups) for head_groups in upcast.head_group_counts(a))]
 
@@ -177,6 +196,8 @@ def prefill_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Return the bytes of row tiles, schedule and partial results that an EXTEND batch uses."""
     a, rows = geometry.attention, batch.q_lens
     used = {ROW_TILES: (common.SCHEDULE_HEADER_ROWS + max_row_tiles(geometry, sum(rows), len(rows))) * 2 * 4}
+    if geometry.limits.batch_invariant:
+        return used
     if split_kv.split_config(a, geometry.device, prefill_config(geometry), rows, known_prefix_lens(batch)) is not None:
         used |= _bytes(geometry, *prefill_split_sizes(geometry))
     return used
@@ -193,6 +214,8 @@ def max_row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
 
 def decode_verify_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:
     """Return upper bounds of schedule and partial-result bytes of num_reqs requests with up to q_len rows each."""
+    if geometry.limits.batch_invariant:
+        return {WORK: num_reqs * 4 * 4}
     return _bytes(geometry, *split_sizes(geometry, q_len, num_reqs))
 
 

@@ -39,4 +39,9 @@ def reasons_against(geometry: Geometry) -> list[str]:
         reasons.append(f"a tail of {geometry.max_tail} slots is not served: masks are tested up to {MAX_TAIL}")
     if a.num_kv_heads > MAX_GRID_Y:
         reasons.append(f"num_kv_heads {a.num_kv_heads} is not served: a CUDA grid has at most {MAX_GRID_Y} in y")
+    if geometry.limits.batch_invariant and geometry.max_reqs > MAX_GRID_Y:
+        reasons.append(
+            f"{geometry.max_reqs} requests with batch invariance are not served: one CTA each in z, where a CUDA grid "
+            f"has at most {MAX_GRID_Y}"
+        )
     return reasons

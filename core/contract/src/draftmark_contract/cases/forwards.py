@@ -209,7 +209,7 @@ def uniform(
         masks = any_masks(rows, seed + n) if tree == "masks" and mode is Mode.VERIFY else block_masks(mode, tail)
         requests.append(Request(prefix, (), parents, rows, masks=masks))
     requests += [Request(0, (), chain(tail), rows, live=False)] * (padded - len(prefixes))
-    return _with_pages(name, geometry, mode, step, requests, causal, seed, first_page)
+    return with_pages(name, geometry, mode, step, requests, causal, seed, first_page)
 
 
 def ragged(
@@ -225,7 +225,7 @@ def ragged(
     """Return an EXTEND in which request n has rows[n] new tokens after its prefix. Padded requests have no rows."""
     requests = [Request(prefix, (), chain(n), n) for prefix, n in zip(prefixes, rows, strict=True)]
     requests += [Request(0, (), (), 0, live=False)] * padded
-    return _with_pages(name, geometry, Mode.EXTEND, 0, requests, True, seed, first_page)
+    return with_pages(name, geometry, Mode.EXTEND, 0, requests, True, seed, first_page)
 
 
 def device_rows(
@@ -250,7 +250,7 @@ def device_rows(
     counts = enumerate(zip(prefixes, rows, strict=True))
     requests = [Request(prefix, (), device_tree(tree, q, seed + n), q) for n, (prefix, q) in counts]
     requests += [Request(0, (), (), 0, live=False)] * (room - len(requests))
-    made = _with_pages(name, geometry, Mode.RAGGED_VERIFY, 0, requests, tree == "chain", seed, first_page)
+    made = with_pages(name, geometry, Mode.RAGGED_VERIFY, 0, requests, tree == "chain", seed, first_page)
     return replace(made, budget=budget)
 
 
@@ -290,7 +290,7 @@ def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> T
     return enumerate_truth(requests, page_size, window_left)
 
 
-def _with_pages(
+def with_pages(
     name: str,
     geometry: Geometry,
     mode: Mode,

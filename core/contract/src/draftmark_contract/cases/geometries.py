@@ -211,6 +211,7 @@ def describe(geometry: Geometry) -> str:
     return (
         f"{a.num_qo_heads}/{a.num_kv_heads} heads of {a.head_dim} {a.q_dtype} page_size={a.page_size} "
         f"window_left={a.window_left} cap={a.logits_soft_cap} scale={a.softmax_scale:.6g}{' sinks' * a.sinks} "
+        f"{'batch_invariant ' * limits.batch_invariant}"
         f"topk={d.topk} num_steps={d.num_steps} num_draft_tokens={d.num_draft_tokens} "
         f"max_context_len={limits.max_context_len} overlap={limits.overlap}"
     )

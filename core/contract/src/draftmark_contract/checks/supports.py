@@ -73,26 +73,30 @@ def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> Non
 
 
 def _claims() -> Sequence[Case]:
-    """Return one case for every mode, every form, and sinks. Each case has the mandatory attention shape and EXTEND."""
+    """Return one case for every mode, every form, sinks and batch invariance, with the mandatory shape and EXTEND."""
     modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
     forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
     sinks = Case("sinks", claim(replace(MANDATORY, sinks=True), (Mode.EXTEND,)), (1, 4))
-    return [*(Case(name, claim(MANDATORY, *what), (1, 3)) for name, what in (modes | forms).items()), sinks]
+    same = claim(MANDATORY, (Mode.EXTEND,))
+    same = replace(same, limits=replace(same.limits, batch_invariant=True))
+    found = [Case(name, claim(MANDATORY, *what), (1, 3)) for name, what in (modes | forms).items()]
+    return [*found, sinks, Case("batch-invariance", same, (1, 5))]
 
 
 @check(tier=Tier.SIZING, cases=_claims, since=(1, 3))
 def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """Every mode, form and sink support that BackendInfo claims is served for at least one shape on some device."""
+    """Every mode, form and feature that BackendInfo claims is served for at least one shape on some device."""
     info = subject.backend.info
     claimed = set(geometry.modes) <= set(info.modes) and set(geometry.forms) <= set(info.forms)
     claimed = claimed and geometry.attention.sinks <= info.sinks
+    claimed = claimed and geometry.limits.batch_invariant <= info.batch_invariant
     if claimed and not any(not subject.backend.supports(one) for one in ways_to_serve(geometry, subject.profile)):
         raise ContractViolation(
-            "a mode or form that BackendInfo claims, or its sinks, is refused for every shape that the suite has",
+            "a mode, form or feature that BackendInfo claims is refused for every shape that the suite has",
             batch=brief(geometry),
             got=subject.backend.supports(subject.fit(geometry)),
             expected="some geometry with it is served, on this device or another one",
-            formula="BackendInfo.modes, BackendInfo.forms and BackendInfo.sinks",
+            formula="BackendInfo.modes, forms, sinks and batch_invariant",
             remedy="claim only what is served: engines plan by these claims",
         )
     subject.require(geometry)

@@ -147,15 +147,33 @@ def odd_geometries() -> Sequence[Case]:
     for k, s, d in ((1, 1, 1), (1, 4, 4), (1, 1, 9), (8, 1, 33), (8, 5, 64), (3, 2, 65), (16, 9, 200)):
         found[f"k{k}s{s}d{d}"] = (base, DraftShape(k, s, d))
     return [
-        Case(
-            f"{served}-{name}{'-overlap' if overlap else ''}",
-            Geometry.create(
-                shape, Limits(3, 300, 40, (4,), overlap), DraftShape() if modes == PLAIN_MODES else draft, modes=modes
-            ),
-            (1, 4) if shape.sinks else (1, 0),
-        )
-        for (served, modes), (name, (shape, draft)), overlap in product(SERVED.items(), found.items(), (False, True))
-        if served != IN_1_3 and (modes != PLAIN_MODES or draft == DraftShape(2, 3, 7))
+        *_invariant_geometries(base),
+        *(
+            Case(
+                f"{served}-{name}{'-overlap' if overlap else ''}",
+                Geometry.create(
+                    shape,
+                    Limits(3, 300, 40, (4,), overlap),
+                    DraftShape() if modes == PLAIN_MODES else draft,
+                    modes=modes,
+                ),
+                (1, 4) if shape.sinks else (1, 0),
+            )
+            for (served, modes), (name, (shape, draft)), overlap in product(
+                SERVED.items(), found.items(), (False, True)
+            )
+            if served != IN_1_3 and (modes != PLAIN_MODES or draft == DraftShape(2, 3, 7))
+        ),
+    ]
+
+
+def _invariant_geometries(shape: AttentionShape) -> list[Case]:
+    """Return geometries with batch invariance, for which a backend may have other buffers."""
+    limits = Limits(3, 300, 40, (4,), batch_invariant=True)
+    drafts = {served: DraftShape() if modes == PLAIN_MODES else DraftShape(2, 3, 7) for served, modes in PROVED.items()}
+    return [
+        Case(f"{served}-invariant", Geometry.create(shape, limits, draft, modes=PROVED[served]), (1, 5))
+        for served, draft in drafts.items()
     ]
 
 

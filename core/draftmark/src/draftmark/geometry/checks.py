@@ -96,9 +96,9 @@ def _check_limits(limits: Limits) -> None:
     _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "allow at least one request")
     _at_least("limits.max_context_len", limits.max_context_len, 1, "set the longest prompt plus its output")
     _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "set the tokens of the largest prefill chunk")
-    for name in ("overlap", "overshoot", "host_lag"):
+    for name in ("overlap", "overshoot", "host_lag", "batch_invariant"):
         value = getattr(limits, name)
-        if not isinstance(value, bool) and (name == "overlap" or value is not None):
+        if not isinstance(value, bool) and (name not in ("overshoot", "host_lag") or value is not None):
             raise GeometryError(f"limits.{name}", value, "it must be True or False", "use a bool")
     for name, least in (("capture_batch_sizes", "request"), ("row_budgets", "row")):
         sizes = getattr(limits, name)

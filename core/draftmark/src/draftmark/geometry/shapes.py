@@ -146,6 +146,9 @@ class Limits:
     """Query rows of RAGGED_VERIFY forwards, summed over their requests; one graph each. Empty: max_reqs · D."""
     max_kv_len: int | None = None
     """KV positions of a request, if the engine trims tails at its own limit. None: the longest prefix and one tail."""
+    batch_invariant: bool = False
+    """A request must have the same output bits in every batch, eager or replayed. The chunks of a prompt may differ in
+    their bits from the prompt cut elsewhere."""
 
     @property
     def overshoots(self) -> bool:

@@ -35,6 +35,7 @@ class ReferencePlugin(BackendPlugin):
         modes=tuple(Mode),
         forms=tuple(Form),
         sinks=True,
+        batch_invariant=True,
     )
 
     def supports(self, geometry: Geometry) -> list[str]:

@@ -20,13 +20,16 @@ class ReferenceBackend:
         self._kv_lens = arena["kv_lens"]
         self._slots = arena["slot_mapping"]
         self._widths: tuple[int, ...] = ()
+        self._one_by_one = geometry.limits.batch_invariant
 
     def plan(self, batch: ForwardBatch) -> None:
         """Compute the number of pages to gather per request from the host's length bound plus the tail."""
         bounds = (*batch.host.upper_bound(), *[0] * (batch.padded_reqs - batch.num_reqs))
         pages = [self.geometry.pages_for(n, t) for n, t in zip(bounds, batch.tail_lens, strict=True)]
         # A bound may exceed a request's real length and the table's width; the width is enough for every real length.
-        self._widths = tuple(min(n, self.geometry.max_pages_per_req) for n in pages)
+        # A matrix product's rounding depends on its width, so batch invariance needs one width for all requests.
+        widest = self.geometry.max_pages_per_req
+        self._widths = tuple(widest if self._one_by_one else min(n, widest) for n in pages)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write each request's KV length (prefix + tail), and each row's KV slot: rows are the last tail slots."""
@@ -58,13 +61,18 @@ class ReferenceBackend:
             pages.index_put_(at, torch.where(stores.any(), rows.to(pages.dtype)[source], pages[at]))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compute attention of uniform modes in one call, and of EXTEND request by request."""
+        """Compute attention of uniform modes in one call, and of EXTEND request by request.
+
+        With `Limits.batch_invariant` every mode computes request by request, in products of one shape.
+        """
         if batch.mode is Mode.RAGGED_VERIFY:
             self._attend_ragged(q, cache, batch, out)
             return
         extent = batch.uniform
         if extent is not None:
-            self._attend_block(q, cache, batch, out, slice(0, batch.padded_reqs), extent.q_len, max(self._widths))
+            for some in self._together(batch):
+                rows = slice(some.start * extent.q_len, some.stop * extent.q_len)
+                self._attend_block(q[rows], cache, batch, out[rows], some, extent.q_len, max(self._widths))
             return
         first = 0
         for request, n in enumerate(batch.q_lens):
@@ -72,6 +80,12 @@ class ReferenceBackend:
                 rows, one = slice(first, first + n), slice(request, request + 1)
                 self._attend_block(q[rows], cache, batch, out[rows], one, n, self._widths[request])
             first += n
+
+    def _together(self, batch: ForwardBatch) -> list[slice]:
+        """Return the requests that one call computes together: all of them, or each one for batch invariance."""
+        if self._one_by_one:
+            return [slice(request, request + 1) for request in range(batch.padded_reqs)]
+        return [slice(0, batch.padded_reqs)]
 
     def _attend_block(
         self,
@@ -90,9 +104,10 @@ class ReferenceBackend:
         if isinstance(batch.tail, Block):
             seen = block_visibility(kv_lens, q_len, keys.width, shape.window_left)
         elif isinstance(batch.tail, Tree):
-            depth = batch.tail.depth
-            bits = unpack_bits(batch.tail.mask, depth.shape[1]).view(len(table), q_len, depth.shape[1])
-            seen = tree_visibility(kv_lens - depth.shape[1], keys.width, bits, depth, shape.window_left)
+            depth, tail_len = batch.tail.depth[requests], batch.tail.depth.shape[1]
+            words = batch.tail.mask[requests.start * q_len : requests.stop * q_len]
+            bits = unpack_bits(words, tail_len).view(-1, q_len, tail_len)
+            seen = tree_visibility(kv_lens - tail_len, keys.width, bits, depth, shape.window_left)
         else:
             positions = (kv_lens - q_len)[:, None] + torch.arange(q_len, dtype=torch.int32, device=q.device)
             seen = causal_visibility(positions, keys.width, shape.window_left)
@@ -102,11 +117,13 @@ class ReferenceBackend:
     def _attend_ragged(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Compute attention of a ragged batch: pad each request to the largest row bound, then drop padding rows."""
         most, requests = max(batch.q_lens), batch.padded_reqs
+        if self._one_by_one:
+            most = self.geometry.extent(batch.mode).q_len
         if not most:
             out.zero_()
             return
-        table, kv_lens = batch.page_table[:, : max(self._widths)], self._kv_lens[:requests]
-        keys, shape = self._gather(cache, table, batch.prefix_lens, kv_lens), self.geometry.attention
+        width, shape = max(self._widths), self.geometry.attention
+        keys_len = width * shape.page_size
         slot = torch.arange(most, device=q.device)
         q_lens = batch.q_indptr.diff()[:, None]
         source = (batch.q_indptr[:-1, None] + slot).clamp(max=batch.num_rows - 1).view(-1)
@@ -117,10 +134,14 @@ class ReferenceBackend:
         else:
             bits, depth = (slot <= slot[:, None]).expand(requests, -1, -1), slot.int().expand(requests, -1)
         # A padding row sees the first key, because the softmax of an empty row is NaN.
-        seen = tree_visibility(batch.prefix_lens, keys.width + most, bits, depth, shape.window_left)[..., : keys.width]
+        seen = tree_visibility(batch.prefix_lens, keys_len + most, bits, depth, shape.window_left)[..., :keys_len]
         seen[..., 0] |= ~live
         block = torch.empty(requests, most, *q.shape[1:], dtype=out.dtype, device=out.device)
-        attend_block(q[source].view_as(block), keys, seen, shape, block, sinks_of(cache, self.geometry))
+        queries, sinks = q[source].view_as(block), sinks_of(cache, self.geometry)
+        for some in self._together(batch):
+            table = batch.page_table[some, :width]
+            keys = self._gather(cache, table, batch.prefix_lens[some], self._kv_lens[some])
+            attend_block(queries[some], keys, seen[some], shape, block[some], sinks)
         rows, request, owned = _rows(batch)
         found = block[request, torch.where(owned, rows - batch.q_indptr[request], 0)]
         out.copy_(torch.where(owned[:, None, None], found, 0))

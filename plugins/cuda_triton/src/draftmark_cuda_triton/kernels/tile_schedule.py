@@ -59,6 +59,37 @@ def write_combine_records(work, num_splits, is_split, index, first_split, num_pa
     tl.store(work + (num_splits + index) * 4 + 2, index * 0, mask=unused)
 
 
+@inline
+def write_whole_requests(
+    work,
+    prefix_lens,
+    q_indptr,
+    request,
+    num_reqs,
+    tail_len,
+    window_left,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    RAGGED: tl.constexpr,
+    OVERHEAD_TILES: tl.constexpr,
+):
+    """Write one work record for each request: all of its key tiles, whatever the other requests are.
+
+    A request without rows gets an idle record.
+    """
+    exists = request < num_reqs
+    tail_slots = tail_len + request * 0
+    if RAGGED:
+        tail_slots = tl.load(q_indptr + request + 1, mask=exists, other=0)
+        tail_slots -= tl.load(q_indptr + request, mask=exists, other=0)
+    prefix_len = tl.load(prefix_lens + request, mask=exists, other=0)
+    first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
+    tl.store(work + request * 4, request, mask=exists)
+    tl.store(work + request * 4 + 1, first, mask=exists)
+    length = end - first + request_overhead(tail_slots, OVERHEAD_TILES, RAGGED)
+    tl.store(work + request * 4 + 2, length, mask=exists)
+
+
 @triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "num_splits", "stride_table"])
 def write_metadata_decode_verify(
     prefix_lens,
@@ -83,6 +114,7 @@ def write_metadata_decode_verify(
     BLOCK_R: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    WHOLE_REQUESTS: tl.constexpr,
 ):
     """Write slots and splits of a decode or verify batch.
 
@@ -96,6 +128,7 @@ def write_metadata_decode_verify(
             tiles (0: idle), unused. A request counts OVERHEAD_TILES more than its tiles. A split can begin within
             these, and then holds no key of that request. Then one record for each request in several splits: request,
             first split, number of parts (0: unused record), and 1 if another request comes first in that split.
+            With WHOLE_REQUESTS it is ``[num_reqs, 4]`` and record r is all of request r.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -121,7 +154,12 @@ def write_metadata_decode_verify(
         # 64-bit: page · P exceeds 2**31 in a large pool (vllm#47671).
         tl.store(slot_mapping + row, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=live)
 
-    if pid * BLOCK_SPLITS < num_splits:
+    if WHOLE_REQUESTS:
+        write_whole_requests(
+            work, prefix_lens, q_indptr, pid * BLOCK_SPLITS + tl.arange(0, BLOCK_SPLITS), num_reqs, tail_len,
+            window_left, BLOCK_N, WINDOW, RAGGED, OVERHEAD_TILES,
+        )  # fmt: skip
+    elif pid * BLOCK_SPLITS < num_splits:
         if RAGGED:
             tail_slots = tl.load(q_indptr + index + 1, mask=exists, other=0) - tl.load(
                 q_indptr + index, mask=exists, other=0

@@ -48,7 +48,7 @@ def write_metadata_decode_verify(
     """Launch `tile_schedule.write_metadata_decode_verify`: KV slots and split-KV schedule of a decode or verify batch.
 
     Args:
-        work: int32 ``[2 · num_splits, 4]``, output: the schedule.
+        work: int32 ``[2 · num_splits, 4]``, or ``[num_reqs, 4]`` with whole requests; output: the schedule.
         q_indptr: int32 ``[R + 1]``, first row of each request of a ragged batch; None for uniform batches.
         engine_slots: int64 slots of the engine, copied to slot_mapping; None to compute slots from the page table.
     """
@@ -65,6 +65,7 @@ def write_metadata_decode_verify(
         extent.q_len, extent.tail_len, num_splits, page_table.stride(0), shape.window_left, PAGE_SIZE=shape.page_size,
         BLOCK_N=config.block_n, WINDOW=shape.window, RAGGED=extent.ragged, HAS_SLOTS=engine_slots is not None,
         OVERHEAD_TILES=OVERHEAD_TILES, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_SPLITS=block_splits,
+        WHOLE_REQUESTS=extent.whole_requests,
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def attend_decode_verify(
     block: bool = False,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Launch attention of a decode or verify batch, and the combine if num_splits is above 1.
+    """Launch attention of a decode or verify batch, and the combine if the schedule can split requests.
 
     Args:
         mask, depth: ancestor mask and depths of a draft tree; None if the new tokens are a chain or a block.
@@ -158,7 +159,7 @@ def attend_decode_verify(
             shape, config, extent, num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
             partial_out, partial_lse, out, lse, q_indptr, tail, sinks,
         )  # fmt: skip
-    if num_splits > 1:
+    if num_splits > 1 and not extent.whole_requests:
         _combine(
             shape, extent, num_splits, tiles * config.block_m, _or(q_indptr, prefix_lens), None, work, partial_out,
             partial_lse, out, lse, sinks,

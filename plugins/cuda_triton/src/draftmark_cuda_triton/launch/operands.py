@@ -92,6 +92,7 @@ class BatchExtent:
         q_len, tail_len: rows and tail tokens (new tokens) of each request; in a ragged batch, their upper bounds.
         num_rows: rows of the batch, padding included.
         ragged: the number of rows of each request is read on the device.
+        whole_requests: every split is one request, so no result depends on other requests (batch invariance).
     """
 
     num_reqs: int
@@ -99,6 +100,7 @@ class BatchExtent:
     tail_len: int
     num_rows: int
     ragged: bool = False
+    whole_requests: bool = False
 
 
 class SplitBuffers(NamedTuple):
