@@ -157,10 +157,10 @@ def _unsplit_buffers(geometry: Geometry) -> list[BufferSpec]:
 
 def split_sizes(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
     """Return upper bounds of KV splits and packed rows of partial results for num_reqs requests of q_len rows."""
-    a, device = geometry.attention, geometry.device
+    a, device, longest = geometry.attention, geometry.device, geometry.max_kv_len
     num_splits, rows = [], []
     for config in select.config_candidates(a, device):
-        num_splits.append(split_kv.choose_num_splits(a, device, config, q_len, num_reqs, geometry.max_kv_len))
+        num_splits.append(split_kv.choose_num_splits(a, device, config, q_len, num_reqs, longest))
         # A cache with KV heads that are not adjacent in memory cannot merge them two by two. So the sizes cover
         # unmerged heads too, with the same number of splits.
         rows += [

@@ -104,8 +104,11 @@ def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
 
 def is_used(spec: BufferSpec, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
     """Return True if `mode` writes this buffer: its passes name the buffer, or the passes of no mode do."""
-    named = {one: {n for level in meta.levels for n in level.buffers.values()} for one, meta in metadata.items()}
-    return spec.name in named[mode] or not any(spec.name in names for names in named.values())
+    return _names(metadata[mode], spec) or not any(_names(meta, spec) for meta in metadata.values())
+
+
+def _names(meta: MetadataSpec, spec: BufferSpec) -> bool:
+    return any(spec.name in level.buffers.values() for level in meta.levels)
 
 
 def _positions(group: Group, level: Level, page_size: Any) -> Any:

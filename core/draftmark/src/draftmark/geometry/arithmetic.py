@@ -16,14 +16,20 @@ def ceil_div(a: int, b: int) -> int:
 def maximum(first: int, *rest: int) -> int:
     """Return the largest argument; a symbolic integer supplies its own ``__dm_max__``."""
     for value in rest:
-        first = _binary("__dm_max__", max, first, value)
+        if type(first) is int and type(value) is int:  # the usual case, and sizing code runs it millions of times
+            first = value if value > first else first
+        else:
+            first = _binary("__dm_max__", max, first, value)
     return first
 
 
 def minimum(first: int, *rest: int) -> int:
     """Return the smallest argument; a symbolic integer supplies its own ``__dm_min__``."""
     for value in rest:
-        first = _binary("__dm_min__", min, first, value)
+        if type(first) is int and type(value) is int:
+            first = value if value < first else first
+        else:
+            first = _binary("__dm_min__", min, first, value)
     return first
 
 

@@ -7,6 +7,7 @@ page size, window, dtypes and device. It never depends on sequence lengths.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from draftmark import AttentionShape, DeviceProfile, ceil_div
@@ -73,6 +74,12 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
     Sizing takes the maximum over all of them, so it needs no branch on page size or rows. Configurations with gathered
     keys are omitted, because their tiles and splits equal those with TMA.
     """
+    # A symbolic page size in a proof has no hash.
+    return (_candidates if isinstance(shape.page_size, int) else _candidates.__wrapped__)(shape, device)
+
+
+@lru_cache(maxsize=256)
+def _candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
     tiles = [generic_config(shape, device, True)]
     if shape.q_dtype != "float32":
         tiles.append(generic_config(shape, device, False))
