@@ -1,4 +1,4 @@
-"""Tests of the watch on the process: it sees every kind of change, and memory that stays behind."""
+"""Tests of the watch on the process: it sees every kind of change, and memory that stays allocated."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from . import (
     arenas,
     attention_parts,
     batches,
+    black_boxes,
     boundaries,
     conditions,
     declarations,
@@ -30,7 +31,7 @@ from .mutant import Mutant, install_standalone
 
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
-    *(trees, conditions, late, museum, sinks, places, windows, processes, invariance),
+    *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -47,6 +48,7 @@ KILLER = (
     | windows.KILLER
     | processes.KILLER
     | invariance.KILLER
+    | black_boxes.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 INAPPLICABLE = {

@@ -51,7 +51,7 @@ def _pinned(backend: Any) -> None:
 
 
 class Ring(Backend):
-    """Takes the slots from a ring with an index of 12 bits, whose first entry is never written again."""
+    """Takes the slots from a ring with an index of 12 bits. Its first entry is never written again."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -75,7 +75,7 @@ def _jitter(backend: Any) -> None:
 
 
 class Wrapped(Backend):
-    """Counts layers in 12 bits, and takes the first one for the layer whose output was stored before."""
+    """Counts layers in 12 bits, and takes the first one for a layer with an output that was stored before."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         super().__init__(geometry, arena)
@@ -125,7 +125,7 @@ MUTANTS = (
         _pinned,
         "csr",
     ),
-    _of_tutorial(5, "Writes slots from a ring whose index has 12 bits", "rings of staging buffers", Ring),
+    _of_tutorial(5, "Writes slots from a ring with an index of 12 bits", "rings of staging buffers", Ring),
     _mutant(6, "Adds a filter of warnings in plan", "libraries that silence others", _silent, "csr"),
     _mutant(7, "Draws from Python's generator in plan", "seeded servers give other texts", _jitter, "reference"),
     _of_tutorial(8, "Writes zeros in each 4,096th call of attend", "a layer counter of 12 bits", Wrapped),

@@ -17,6 +17,11 @@ class AttentionBackend(Protocol):
     In every forward the engine calls `plan`, then `write_metadata`, then `write_kv` and `attend` for each layer.
     With a graph, `plan` runs on the host before capture and before every replay. The other three methods are captured.
     A backend allocates nothing in these methods: its buffers are in the arena.
+
+    Threads: an engine makes one call at a time in a process, and may make each call on another thread: open, these four
+    methods, capture and replay. It sets the device and stream of that thread. A backend keeps nothing in thread-local
+    storage or context variables, and needs no main thread. A call leaves the process as it was: settings, random
+    generators, variables and handlers.
     """
 
     def plan(self, batch: ForwardBatch) -> None:

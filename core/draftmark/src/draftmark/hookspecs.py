@@ -94,7 +94,10 @@ def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:  # type: ignore[e
 
 @hookspec(firstresult=True)
 def draftmark_open_backend(geometry: Geometry, arena: Arena) -> AttentionBackend:  # type: ignore[empty-body]
-    """Return the backend object that the step loop calls, bound to its buffers in `arena`."""
+    """Return the backend object that the step loop calls, bound to its buffers in `arena`.
+
+    May run on another thread than the object's methods; see `draftmark.runtime.AttentionBackend`.
+    """
 
 
 @hookspec(firstresult=True)

@@ -26,6 +26,9 @@ from .trees import TreeMasks
 class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no types here
     """SGLang's `AttentionBackend` interface: metadata outside the graph, metadata inside it, and each layer's forward.
 
+    SGLang makes all calls in the thread of its scheduler, one at a time, also with the overlap schedule, which launches
+    on another stream. The options that would plan two batches at once are refused (`refusals`).
+
     Raises:
         EngineError: the run is not supported. The error lists all reasons.
     """

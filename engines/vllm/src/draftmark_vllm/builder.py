@@ -43,7 +43,12 @@ class StepMetadata:
 
 
 class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[misc]
-    """Builds the attention metadata of each step for the layers of one KV group."""
+    """Builds the attention metadata of each step for the layers of one KV group.
+
+    vLLM calls builders and layers one at a time, in the worker's loop. With dual batch overlap two threads alternate
+    (``_cpu_yield`` in v1/worker/ubatching.py), each with builders of its own. The thread for asynchronous outputs
+    (``async_output_busy_loop`` in v1/executor/multiproc_executor.py) calls neither.
+    """
 
     supports_draft_decode_metadata_update: bool = False
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH

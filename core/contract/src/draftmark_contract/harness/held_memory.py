@@ -24,7 +24,7 @@ def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[i
 
     Args:
         what: subject of the message, such as ``"plan()"``.
-        device: the device whose allocations are measured too.
+        device: device of the backend; its allocations are measured too.
 
     Raises:
         ContractViolation: the process keeps memory of the last two thirds of the calls.

@@ -1,4 +1,4 @@
-"""Long runs on one arena: batches of ever new lengths and layouts, and steps whose bits are compared."""
+"""Long runs on one arena: batches of ever new lengths and layouts, and steps with compared bits."""
 
 from __future__ import annotations
 

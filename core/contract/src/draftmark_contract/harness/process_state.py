@@ -33,7 +33,7 @@ State = dict[str, Any]
 PLAIN = (bool, int, str, float, tuple, torch.dtype, torch.device, types.NoneType)
 READERS = ("_get_", "_is_", "get_", "is_", "are_")
 CHANGING = ("autocast_", "thread_name", "exception_msg", "exception_class", "current_graph", "version", "max_operator")
-"""Parts of names of torch's readers that are deprecated, or whose values no setting decides."""
+"""Parts of names of torch's readers that are deprecated, or have values that no setting decides."""
 COUNTERS = ("allocatedblocks", "refcount", "getframe", "profile", "trace", "unicodeinternedsize")
 PATCHED = (
     torch,
@@ -47,7 +47,7 @@ PATCHED = (
     time,
     random,
 )
-"""Namespaces whose functions no plugin may replace."""
+"""Namespaces with functions that no plugin may replace."""
 
 
 def process_state(modules: bool = True) -> State:
@@ -61,7 +61,7 @@ def process_state(modules: bool = True) -> State:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the names whose values differ, with the values before and after. Names of one side only are left out."""
+    """Return the names with different values, and the values before and after. Names of one side only are left out."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, was in before.items():
         now = after.get(name, was)
@@ -194,7 +194,7 @@ class _Functions(dict[str, Any]):
         return not self == other
 
     def replaced(self, other: _Functions) -> list[str]:
-        """Return the names of both namespaces whose functions differ."""
+        """Return the names of both namespaces that have different functions."""
         return [name for name, value in self.items() if callable(value) and other.get(name, value) is not value]
 
 
