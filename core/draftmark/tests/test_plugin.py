@@ -172,3 +172,17 @@ def test_prepare_compiles_all_geometries_together(load_class, make_geometry, dev
     backend = load_class(f"{CLASS}\n    {text}")
     backend.prepare([make_geometry(), make_geometry()], device)
     assert backend.plugin.seen == calls
+
+
+def test_opened_backend_and_its_graphs_are_logged(caplog):
+    """One INFO record of the logger `draftmark` names the backend, heads and modes, and one the kind of graphs."""
+    geometry = draftmark.Geometry.create(draftmark.AttentionShape(4, 2, 32, 16), draftmark.Limits(2, 64))
+    with caplog.at_level("INFO", "draftmark"):
+        loaded = draftmark.load("reference")
+        loaded.open(geometry, "cpu", guard=True)
+        loaded.graph_state(geometry, torch.device("cpu"))
+    opened, graphs = [one.message for one in caplog.records if one.name == "draftmark"]
+    assert opened.startswith(
+        "backend reference serves 4/2 heads of 32 on cpu, modes extend, decode, verify; every call"
+    )
+    assert graphs.startswith("backend reference records graphs with") and graphs.endswith("on cpu")

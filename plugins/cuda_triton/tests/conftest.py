@@ -20,7 +20,7 @@ from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limit
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import decode_verify, kv_write, prefill, prefill_fp8, sizing, tree_ops
+from draftmark_cuda_triton import decode_verify, kv_write, prefill, prefill_fp8, sizing, switches, tree_ops
 from draftmark_cuda_triton.heuristics import common, upcast
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.launch import launcher, launches, relaunch, tma
@@ -421,6 +421,19 @@ def fake_gpu(fake_driver, monkeypatch) -> FakeDriver:
     return fake_driver
 
 
+@pytest.fixture
+def read_switches() -> Iterator[Callable[[], None]]:
+    """Function that reads the environment variables of `switches` again; they are read once more after the test."""
+
+    def forget() -> None:
+        for one in (switches.launch_mode, switches.uses_own_launch, switches.is_tested_triton):
+            one.cache_clear()
+
+    forget()
+    yield forget
+    forget()
+
+
 LAYER_REQS, HEADS = 3, (8, 2)
 
 
@@ -525,6 +538,7 @@ class Layers:
         return k, v, new_tensor(count, dtype=torch.int64)
 
     new_tensor = staticmethod(new_tensor)
+    as_gpu = staticmethod(as_gpu)
 
 
 @pytest.fixture

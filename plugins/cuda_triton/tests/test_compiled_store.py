@@ -122,7 +122,7 @@ def test_processes_compile_into_the_store(stored, compiled_once, quick_specs, co
 
 def test_stored_kernel_is_the_compiled_kernel(stored, quick_specs, tmp_path, monkeypatch):
     """The machine code in the store equals what Triton compiles in this process."""
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     entry = stored.find(source_of(quick_specs[0]))
     kernel = loading.load(entry, quick_specs[0].source())
     compiled = quick_specs[0].compile()
@@ -338,7 +338,7 @@ def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_sp
 
 def test_host_code_is_stored_below_the_given_folder(tmp_path, monkeypatch):
     """Triton's compiled launchers go to draftmark's folder inside the context, and to Triton's own folder outside."""
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     key, own = "ab" * 32, tmp_path / "own"
     with host_code.host_code_in(own):
         path = Path(get_cache_manager(key).put(b"code", "launcher.so"))

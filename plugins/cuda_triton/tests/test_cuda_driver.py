@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from draftmark import Mode
+from draftmark import BackendError, Mode
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import kv_write
+from draftmark_cuda_triton import kv_write, switches
 from draftmark_cuda_triton.launch import cuda_driver, parameters
 from draftmark_cuda_triton.launch.cuda_driver import Driver, DriverError
 from draftmark_cuda_triton.launch.relaunch import DriverLaunch, TritonLaunch
@@ -40,10 +40,22 @@ def packed(source, args):
     return [*found, bytes(8), bytes(8)]
 
 
-class Library:
-    """Fakes libcuda over the launches that `FakeDriver` records; attributes hold captured and launched kernels."""
+def reversed_descriptors(params):
+    """Return a launch's parameters with the descriptors among them in reverse order."""
+    descriptors = iter([one for one in reversed(params) if len(one) > 8])
+    return [next(descriptors) if len(one) > 8 else one for one in params]
 
-    def __init__(self, gpu, lacks=()):
+
+class Library:
+    """Fakes libcuda over the launches that `FakeDriver` records; attributes hold captured and launched kernels.
+
+    Args:
+        lacks: names of functions that this driver does not have.
+        reverse: the parameters that hold descriptors are in reverse order.
+    """
+
+    def __init__(self, gpu, lacks=(), reverse=False):
+        self.reverse = reverse
         self.gpu, self.started, self.captures, self._captured, self.capturing = gpu, [], 0, [], False
         self._sizes = {}
         for name in lacks:
@@ -79,7 +91,9 @@ class Library:
     def cuGraphKernelNodeGetParams_v2(self, node, about):
         ((source, given),) = self._captured
         assert given[3] == 5, "launched on the stream that captures"
-        self._params = [ctypes.create_string_buffer(one, len(one)) for one in packed(source, given[9:])]
+        params = packed(source, given[9:])
+        params = reversed_descriptors(params) if self.reverse else params
+        self._params = [ctypes.create_string_buffer(one, len(one)) for one in params]
         self._pointers = (ctypes.c_void_p * len(self._params))(*map(ctypes.addressof, self._params))
         found = about._obj
         self._sizes[id(source)] = [len(one) for one in self._params]
@@ -206,8 +220,41 @@ def test_one_capture_serves_every_batch_size(library, make_layers):
             layers.attention.attend(q, cache, batch, out)
     templates_made = layers.attention._relaunch._templates
     assert len(templates_made) - known <= 4
-    boxed = sum(bool(one._descriptor_args) for one in templates_made.values())
-    assert library.captures <= 2 * len(templates_made) + boxed
+    descriptors = [len(one._descriptor_params) for one in templates_made.values()]
+    # A template takes two captures and one for each descriptor. A kernel with descriptors is captured to encode them.
+    assert library.captures <= 2 * len(templates_made) + sum(descriptors) + sum(map(bool, descriptors))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_descriptors_are_found_in_any_order(fake_gpu, make_layers, without_relaunch, monkeypatch, reverse):
+    """Each descriptor reaches its own parameter, whatever the order in which Triton passes descriptors."""
+    library = use_library(Library(fake_gpu, reverse=reverse), monkeypatch)
+    chance, layers = random.Random(2), make_layers(Mode.VERIFY, 16)
+    batch, tensors = layers.batch(chance), [make_layers.new_tensor(4, 16, 2, 128) for _ in range(4)]
+    q, out = layers.rows(batch, chance)
+    for k, v in ((0, 1), (1, 0), (2, 1), (0, 1), (3, 2)):
+        one = q, KVCache(tensors[k], tensors[v]), batch, out
+        with without_relaunch():
+            wanted = triton_calls(library.gpu, layers.attention.attend, *one)
+        if reverse:
+            wanted = [(*launch, reversed_descriptors(params)) for *launch, params in wanted]
+        assert not triton_calls(library.gpu, layers.attention.attend, *one) or not library.started
+        found = driver_calls(library)
+        assert not found or found == wanted
+    assert found
+
+
+def test_repeated_descriptors_take_no_memory(library, make_layers):
+    """A descriptor of K that is known stays, when only V moves to another address."""
+    chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
+    batch, k = layers.batch(chance), make_layers.new_tensor(4, 16, 2, 128)
+    q, out = layers.rows(batch, chance)
+    values = [make_layers.new_tensor(4, 16, 2, 128) for _ in range(6)]
+    for v in values:
+        layers.attention.attend(q, KVCache(k, v), batch, out)
+    (template,) = [one for one in layers.attention._relaunch._templates.values() if one._descriptor_params]
+    counts = [len(one) for one in template._buffers.values()]
+    assert sorted(counts) == [1, 1, 5, 5]  # two descriptors each of K and V; the first call launches through Triton
 
 
 @pytest.mark.parametrize("lacks", ["cuFuncGetParamInfo", "cuGraphKernelNodeGetParams_v2"])
@@ -218,6 +265,41 @@ def test_old_driver_falls_back_to_triton_launch(fake_gpu, decode_calls, monkeypa
     for one in calls:
         assert triton_calls(fake_gpu, layers.attention.attend, *one)
     assert all(isinstance(step, TritonLaunch) for step in launches_of(layers.attention._relaunch))
+
+
+def test_rejected_template_is_logged(fake_gpu, decode_calls, monkeypatch, caplog):
+    """A kernel that the driver cannot launch is named once at WARNING, with the reason."""
+    use_library(Library(fake_gpu, ["cuFuncGetParamInfo"]), monkeypatch)
+    layers, calls = decode_calls
+    for one in calls:
+        layers.attention.attend(*one)
+    warned = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert {one.name for one in warned} == {"draftmark_cuda_triton"}
+    assert all("Triton's launcher" in one.message and "cuFuncGetParamInfo" in one.message for one in warned)
+    assert len(warned) == len(layers.attention._relaunch._templates)
+
+
+def test_launch_switch_selects_the_launcher(library, decode_calls, monkeypatch, read_switches):
+    """DRAFTMARK_TRITON_LAUNCH=triton passes every launch to Triton; driver raises if a kernel cannot be launched."""
+    layers, calls = decode_calls
+    monkeypatch.setenv("DRAFTMARK_TRITON_LAUNCH", "triton")
+    assert all(triton_calls(library.gpu, layers.attention.attend, *one) for one in calls) and not library.started
+    monkeypatch.setenv("DRAFTMARK_TRITON_LAUNCH", "driver")
+    read_switches()
+    use_library(Library(library.gpu, ["cuFuncGetParamInfo"]), monkeypatch)
+    with pytest.raises(DriverError, match="cuFuncGetParamInfo"):
+        layers.attention.attend(*calls[0])
+    monkeypatch.setattr(cuda_driver, "driver", lambda: None)
+    with pytest.raises(BackendError, match="DRAFTMARK_TRITON_LAUNCH is driver, but there is no libcuda"):
+        layers.attention.attend(*calls[0])
+
+
+def test_untested_triton_launches_through_triton(library, decode_calls, monkeypatch, read_switches, caplog):
+    """A Triton newer than the newest tested one launches every kernel itself, which is logged once."""
+    layers, calls = decode_calls
+    monkeypatch.setattr(switches, "NEWEST_TRITON", (3, 5))
+    assert all(triton_calls(library.gpu, layers.attention.attend, *one) for one in calls) and not library.started
+    assert [one.levelname for one in caplog.records] == ["WARNING"] and "newest tested" in caplog.text
 
 
 def test_driver_error_is_raised(library, decode_calls, monkeypatch):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 
 import pytest
+import torch
 from triton import knobs
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
-from draftmark_cuda_triton import kernel_list
-from draftmark_cuda_triton.launch import launcher
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
+from draftmark.batch import Block, Causal, ForwardBatch, Tree
+from draftmark.lengths import Unknown, UpperBound
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton import backend, decode_verify, kernel_list, kv_write, prefill, prefill_fp8, sizing, tree_ops
+from draftmark_cuda_triton.launch import launcher, relaunch, tma
 
 ENGINE_MODES = (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)
 CHAIN = DraftShape(1, 4, 5)
@@ -59,13 +65,198 @@ def test_listed_kernel_is_what_triton_compiles(fake_gpu, monkeypatch, geometry):
         count += 1
 
     with launcher.collect_calls(compare):
-        kernel_list.launch_all(geometry, kernel_list.CacheForm(), trees=True)
+        kernel_list.launch_all(geometry, kernel_list.EngineUse(), trees=True)
     assert count == len(compiled) > 20
 
 
 @pytest.mark.parametrize("name", ["write_kv_rows", "combine_splits"])
 def test_listed_kernel_compiles_without_a_driver(monkeypatch, tmp_path, name):
     """A listed kernel compiles to machine code on a computer without a GPU."""
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     spec = next(one for one in kernel_list.kernels_of(geometry_of(), 90) if one.kernel.__name__ == name)
     assert spec.compile().asm["cubin"].startswith(b"\x7fELF")
+
+
+class Traffic:
+    """Draws random steps of an engine and passes them to a backend on fake GPU tensors.
+
+    Requests of a part begin at any row of the static buffers, page tables have any pitch, and q, K and V are slices of
+    one projection that begin at any row.
+    """
+
+    def __init__(self, geometry, layers, seed):
+        self.geometry, self.chance, self.new, self.as_gpu = (
+            geometry,
+            random.Random(seed),
+            layers.new_tensor,
+            layers.as_gpu,
+        )
+        a, self.room = geometry.attention, 3 * geometry.max_reqs
+        self.q_dtype, self.kv_dtype = getattr(torch, a.q_dtype), getattr(torch, a.kv_dtype)
+        specs = sizing.buffers(geometry)
+        arena = {one.name: self.new(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
+        self.backend, self.tree_ops = backend.TritonBackend(geometry, arena), tree_ops.TritonTreeOps(geometry)
+        self.rows = int(geometry.max_rows_any) + 64
+        self.per_request, self.per_row = (
+            self.new(self.room + 1, dtype=torch.int32),
+            self.new(self.rows, dtype=torch.int64),
+        )
+        self.masks = self.new(self.rows, int(geometry.mask_words), dtype=torch.int32)
+        self.projected = self.new(self.rows, a.num_qo_heads + 2 * a.num_kv_heads, a.head_dim, dtype=self.q_dtype)
+        self.out = self.new(self.rows, a.num_qo_heads, a.head_dim, dtype=self.q_dtype)
+        self.scale = self.new(4, dtype=torch.float32)
+
+    def slice(self, tensor, first, count):
+        """Return `count` rows of a static buffer, from row `first` on."""
+        return self.as_gpu(tensor[first : first + count])
+
+    def table(self, first, count):
+        """Return a page table at an odd row of a table with any pitch."""
+        pitch = int(self.geometry.max_pages_per_req) + self.chance.choice((0, 1, 3, 16))
+        return self.slice(self.new(first + count, pitch, dtype=torch.int32), first, count)
+
+    def cache(self):
+        """Return a layer's cache of any number of pages: K and V contiguous, or interleaved by page."""
+        a, pages = self.geometry.attention, self.chance.choice((2, 3, 5))
+        shape = (a.page_size, a.num_kv_heads, a.head_dim)
+        if self.chance.random() < 0.5:
+            k, v = map(self.as_gpu, self.new(pages, 2, *shape, dtype=self.kv_dtype).unbind(1))
+        else:
+            k, v = (self.new(pages, *shape, dtype=self.kv_dtype) for _ in "kv")
+        first = self.chance.randrange(3)
+        scales = (
+            [self.slice(self.scale, first + n, 1) for n in range(2)] if self.kv_dtype != self.q_dtype else [None] * 2
+        )
+        return KVCache(k, v, *scales, self.new(a.num_qo_heads, dtype=torch.float32) if a.sinks else None)
+
+    def batch(self):
+        """Return a batch of any mode and size."""
+        geometry, chance, mode = self.geometry, self.chance, self.chance.choice(self.geometry.modes)
+        first, count = chance.randrange(9), chance.randint(1, geometry.max_reqs)
+        if mode is Mode.EXTEND:
+            left, q_lens = geometry.limits.max_extend_tokens, []
+            for _ in range(count if chance.random() < 0.3 else min(count, 3)):
+                q_lens.append(chance.choice((0, 1, chance.randint(0, left), left)) if left else 0)
+                left -= q_lens[-1]
+            q_lens, tail = tuple(q_lens) if any(q_lens) else (1,), Causal()
+        else:
+            q_lens = (int(geometry.extent(mode, geometry.last_step(mode)).q_len),) * count
+            tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
+        rows, requests = sum(q_lens), len(q_lens)
+        branches = geometry.draft.topk > 1
+        if branches and mode in (Mode.DRAFT, Mode.VERIFY, Mode.RAGGED_VERIFY):
+            row = chance.randrange(9)
+            tail = Tree(self.slice(self.masks, row, rows), self.slice(self.per_row.view(torch.int32), row, rows))
+        host = Unknown(requests, 4000)
+        if chance.random() < 0.7:
+            host = UpperBound(tuple(chance.choice((0, 17, 900, 6000)) for _ in q_lens))
+        lens, indptr = (self.slice(self.per_request, first, requests + n) for n in range(2))
+        positions, slots = (self.slice(self.per_row, chance.randrange(9), rows) for _ in range(2))
+        return ForwardBatch(
+            mode, 0, lens, indptr, self.table(first, requests), tail, positions, host, requests, q_lens, q_lens, rows,
+            slots if Form.ENGINE_SLOTS in geometry.forms else None,
+        )  # fmt: skip
+
+    def step(self):
+        """Run one step: metadata, then the KV store and attention of one layer, then the tree operations."""
+        a, batch, cache, row = self.geometry.attention, self.batch(), self.cache(), self.chance.randrange(9)
+        q, k, v = (
+            self.as_gpu(one)
+            for one in self.slice(self.projected, row, batch.num_rows).split(
+                (a.num_qo_heads, a.num_kv_heads, a.num_kv_heads), 1
+            )
+        )
+        if self.chance.random() < 0.3:
+            q, k, v = (self.as_gpu(one.contiguous()) for one in (q, k, v))
+        self.backend.write_metadata(batch)
+        self.backend.write_kv(k, v, cache, batch)
+        self.backend.attend(q, cache, batch, self.slice(self.out, row, batch.num_rows))
+        if batch.mode in (Mode.VERIFY, Mode.DRAFT_EXTEND, Mode.DECODE):
+            nodes, count = batch.q_lens[0], batch.padded_reqs
+            per_node = [self.slice(self.per_row, self.chance.randrange(9), count * nodes) for _ in range(3)]
+            drafts, parents, targets = (self.as_gpu(one.view(count, nodes)) for one in per_node)
+            self.tree_ops.write_tail(batch, parents if isinstance(batch.tail, Tree) else None)
+            if batch.mode is Mode.VERIFY:
+                self.tree_ops.verify_tree(drafts, parents, targets)
+
+
+SIZES = {"q_len", "tail_len", "num_reqs", "num_rows", "num_tiles", "num_splits", "count", "stride_table"}
+"""Integers that change from one step to the next. A page table's stride is the engine's choice."""
+BATCH_TENSORS = {
+    *("prefix_lens", "q_indptr", "page_table", "slot_mapping", "engine_slots", "tail_mask", "tail_depth"),
+    *("parents", "mask", "depth", "positions", "drafts", "targets"),
+}
+"""Tensors of a batch, which can begin at any row of a static buffer."""
+
+
+def test_no_kernel_is_specialized_on_a_batch(monkeypatch):
+    """No kernel is compiled separately for a batch's sizes, or for the addresses of its tensors."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    listed = {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
+    wrong = {
+        f"{kernel.__name__}: {param.name}"
+        for kernel in listed
+        for param in kernel.params
+        if not param.do_not_specialize
+        and (param.name in SIZES or (param.name in BATCH_TENSORS and not param.do_not_specialize_on_alignment))
+    }
+    assert len(listed) > 12 and not wrong
+
+
+def test_addresses_with_own_kernels_are_part_of_a_layout():
+    """`relaunch.ALIGNED` has exactly the tensors of a recorded launch for which alignment selects a kernel."""
+    recorded = {*prefill.PER_CALL, *prefill_fp8.PER_CALL, *decode_verify.PER_CALL, *decode_verify.PER_STEP}
+    recorded |= {*kv_write.PER_CALL}
+    listed = {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
+    aligned = {
+        param.name
+        for kernel in listed
+        for param in kernel.params
+        if param.name in recorded and not (param.do_not_specialize or param.do_not_specialize_on_alignment)
+    }
+    assert aligned == relaunch.ALIGNED
+
+
+CASES = {
+    "chain": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
+    "plain": (90, geometry_of((Mode.EXTEND, Mode.DECODE), DraftShape(), 256), 11),
+    "tensor parallel": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), num_qo_heads=8, num_kv_heads=1), 12),
+    "page 1": (90, geometry_of(page_size=1), 12),
+    "heads of 64": (90, geometry_of(num_qo_heads=64, head_dim=64, sinks=True, window_left=127), 12),
+    "e4m3": (90, geometry_of(kv_dtype="float8_e4m3fn"), 14),
+    "tree": (90, geometry_of((Mode.EXTEND, Mode.DECODE, Mode.VERIFY), DraftShape(4, 3, 16)), 13),
+    "every mode": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8)), 18),
+    "Ampere": (80, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
+    "Blackwell": (
+        100,
+        geometry_of((*ENGINE_MODES, Mode.VERIFY), page_size=64),
+        16,
+    ),  # K and V contiguous, or interleaved
+}
+TREE_KERNELS = {"write_tree_tail", "verify_tree", "compact_kv"}
+
+
+@pytest.mark.parametrize(
+    ("fake_driver", "name"), [(case[0], name) for name, case in CASES.items()], indirect=["fake_driver"]
+)
+def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monkeypatch, name):
+    """Every launch of 200 random steps is of a listed kernel, and a geometry's list stays small."""
+    arch, geometry, most = CASES[name]
+    seed = sum(map(ord, name))
+    forms = (Form.ENGINE_SLOTS,) if seed % 2 else ()
+    geometry = replace(geometry, device=replace(geometry.device, arch=arch), forms=forms)
+    listed = kernel_list.kernels_of(geometry)
+    monkeypatch.setattr(
+        relaunch.RelaunchCache, "__call__", lambda _, layout, tensors, launch, *own: launch(*own, *tensors)
+    )
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    traffic, launched = Traffic(geometry, make_layers, seed), {}
+    monkeypatch.setattr(tma, "has_fast_memory", lambda _: traffic.chance.random() < 0.5)
+    with launcher.collect_calls(lambda call: launched.setdefault(kernel_list.spec_of(call, arch), call)):
+        for _ in range(200):
+            traffic.step()
+    assert not [one.name for one in launched if one not in listed]
+    attention = [one for one in listed if one.kernel.__name__ not in TREE_KERNELS]
+    trees = len(listed) - len(attention)
+    print(f"{name}: {len(attention)} kernels and {trees} tree operations listed, {len(launched)} launched")
+    assert len(attention) <= most and trees <= len(TREE_KERNELS)

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftmark import Mode
+from draftmark import BatchError, Mode
+from draftmark.batch import Tree
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import kv_write
+from draftmark_cuda_triton import decode_verify, kv_write
 from draftmark_cuda_triton.heuristics import upcast
-from draftmark_cuda_triton.launch import launches, tma
+from draftmark_cuda_triton.launch import launches, relaunch, tma
 
 HEADS = (8, 2)
 
@@ -168,3 +169,85 @@ def test_short_fp8_prompt_compiles_upcast_kernels(fake_gpu, make_layers, monkeyp
     begin = first.index("upcast_pages")
     ready = ["upcast_pages", "attend_prefill", *["attend_prefill", "combine_splits"] * 2]
     assert first[begin : begin + 6] == ready
+
+
+def test_layouts_leave_one_by_one(fake_gpu, make_layers, monkeypatch):
+    """A layout beyond the maximum replaces the oldest one. Other layouts stay recorded, and so does every plan."""
+    monkeypatch.setattr(relaunch, "MAX_LAYOUTS", 3)
+    monkeypatch.setattr(decode_verify, "MAX_LAYOUTS", 3)
+    chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
+    batch, caches = (
+        layers.batch(chance),
+        [KVCache(*(make_layers.new_tensor(n, 16, 2, 128) for _ in "kv")) for n in (4, 5, 6, 7)],
+    )
+    q, out = layers.rows(batch, chance)
+    recorded = layers.attention._relaunch._cache
+    for cache in caches:
+        layers.attention.attend(q, cache, batch, out)
+    kept = list(recorded)
+    assert len(kept) == 3
+    layers.attention.attend(q, caches[0], batch, out)
+    assert list(recorded)[:2] == kept[1:] and len(recorded) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "dtype"), [("prefix_lens", "int64"), ("q_indptr", "int64"), ("page_table", "int64"), ("slots", "int32")]
+)
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
+def test_batch_tensor_of_another_dtype_is_refused(fake_gpu, make_layers, mode, field, dtype):
+    """A batch with a tensor that the kernels would misread raises an error that names the field and the conversion."""
+    chance, layers = random.Random(2), make_layers(mode, 16)
+    batch = layers.batch(chance)
+    shape = (batch.positions if field == "slots" else getattr(batch, field)).shape
+    wrong = make_layers.new_tensor(*shape, dtype=getattr(torch, dtype))
+    with pytest.raises(BatchError, match=rf"{field} has dtype torch.{dtype}, .* pass {field}.to"):
+        layers.attention.write_metadata(replace(batch, **{field: wrong}))
+
+
+def test_mask_of_another_dtype_is_refused(fake_gpu, make_layers):
+    """A tree mask of int64 raises an error, also if a mask of int32 and equal shape was attended before."""
+    chance, layers = random.Random(2), make_layers(Mode.VERIFY, 16)
+    batch = next(one for one in iter(lambda: layers.batch(chance), None) if isinstance(one.tail, Tree))
+    q, out = layers.rows(batch, chance)
+    for _ in range(2):
+        layers.attention.attend(q, layers.layer(chance), batch, out)
+    tail = Tree(make_layers.new_tensor(*batch.tail.mask.shape, dtype=torch.int64), batch.tail.depth)
+    with pytest.raises(BatchError, match=r"tail\.mask has dtype torch\.int64"):
+        layers.attention.attend(q, layers.layer(chance), replace(batch, tail=tail), out)
+
+
+def test_int32_slots_are_refused(fake_gpu, make_layers):
+    """write_kv raises an error for slots of int32, which its kernel would read as int64."""
+    chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
+    cache, (k, v, slots) = layers.layer(chance), layers.new_rows(3, chance)
+    with pytest.raises(BatchError, match=r"slot_mapping has dtype torch\.int32"):
+        kv_write.write_kv(k, v, cache.k, cache.v, None, None, make_layers.as_gpu(slots.int()))
+
+
+def test_launches_run_on_the_device_of_their_tensors(fake_gpu, make_layers, monkeypatch):
+    """Tensors on another device than the current one are launched with their device as the current one."""
+    current, entered = [0], []
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            entered.append(self.index)
+            self.before, current[0] = current[0], self.index
+
+        def __exit__(self, *_):
+            current[0] = self.before
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(fake_gpu, "get_current_device", lambda: current[0], raising=False)
+    chance, layers = random.Random(2), make_layers(Mode.DECODE, 16)
+    monkeypatch.setattr(type(layers.layer(chance).k), "get_device", lambda _: 1, raising=False)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    q, out = layers.rows(batch, chance)
+    seen = []
+    monkeypatch.setattr(fake_gpu, "get_current_stream", lambda _: seen.append(current[0]) or 0, raising=False)
+    for _ in range(3):
+        layers.attention.write_metadata(batch)
+        layers.attention.attend(q, cache, batch, out)
+    assert entered and set(entered) == {1} == set(seen) and current == [0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata as md
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .graphs import GraphState
     from .tree import TreeOps
 
+logger = logging.getLogger(__package__)
 INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
     ("device", str, "a string such as 'cuda'"),
     ("contract_minor", int, "an integer"),
@@ -241,7 +243,13 @@ class LoadedBackend:
         backend: AttentionBackend = self._call("open_backend", object, geometry=geometry, arena=arena)
         if not isinstance(backend, AttentionBackend):
             raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)
-        if not (arena.guarded if checked is None else checked):
+        is_checked, a = arena.guarded if checked is None else checked, geometry.attention
+        logger.info(
+            "backend %s serves %s/%s heads of %s on %s, modes %s%s",
+            self.name, a.num_qo_heads, a.num_kv_heads, a.head_dim, geometry.device.kind, ", ".join(geometry.modes),
+            "; every call is checked" if is_checked else "",
+        )  # fmt: skip
+        if not is_checked:
             return backend
         from .guard.backend import GuardedBackend
 
@@ -280,6 +288,7 @@ class LoadedBackend:
         state: GraphState = self._call("graph_state", object, geometry=geometry, device=device)
         if not isinstance(state, GraphState):
             raise self._wrong_return("graph_state", "a GraphState (capture, replay, keys, pool_bytes)", state)
+        logger.info("backend %s records graphs with %s on %s", self.name, type(state).__name__, device)
         return state
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:

@@ -78,7 +78,7 @@ class TritonPlugin(BackendPlugin):
         contract_minor=CONTRACT_MINOR,
         host_kernels=True,
         runtime=("triton",),
-        install="pip install 'triton>=3.6'",
+        install="pip install 'triton>=3.6,<3.10'",
         modes=tuple(Mode),
         forms=tuple(Form),
         sinks=True,
@@ -101,9 +101,9 @@ class TritonPlugin(BackendPlugin):
 
     def warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
         """Compile every kernel of the geometries that the store lacks, in parallel processes, without a GPU."""
-        from .compiled.loading import is_tested_triton
         from .compiled.prepare import store_kernels
         from .kernel_list import kernels_of
+        from .switches import is_tested_triton
 
         if not is_tested_triton():
             return None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import Geometry, Mode
+from draftmark import AttentionShape, Geometry, Mode
 from draftmark.runtime import Arena, ForwardBatch, KVCache
 
 from . import sizing
 from .decode_verify import DecodeVerify
+from .heuristics import select
 from .kv_write import write_kv_layer
+from .launch.cuda_driver import driver
 from .launch.layouts import IdentityCache
 from .prefill import Prefill
 from .prefill_fp8 import PrefillFp8
+from .switches import logger, uses_own_launch
 
 EXTEND = Mode.EXTEND
 """Module-level alias of the enum member: every layer reads it, and enum lookup is slow in Python 3.11."""
@@ -36,6 +39,7 @@ class TritonBackend:
             self._prefill = prefill(geometry, self._slots, arena[sizing.ROW_TILES], buffers)
         if sizing.decode_verify_modes(geometry):
             self._decode_verify = DecodeVerify(geometry, self._slots, buffers)
+        logger.info("%s for %s", *_summary(geometry, self._slots.is_cuda))
 
     def plan(self, batch: ForwardBatch) -> None:
         """Do nothing: the schedule is computed on the device by `write_metadata`."""
@@ -58,3 +62,14 @@ class TritonBackend:
     def _attention_of(self, batch: ForwardBatch) -> Prefill | PrefillFp8 | DecodeVerify:
         """Return the implementation that serves the batch's mode."""
         return self._prefill if batch.mode is EXTEND else self._decode_verify
+
+
+def _summary(geometry: Geometry, on_gpu: bool) -> tuple[str, AttentionShape]:
+    """Return the family of kernels that serves a geometry and how they are launched, then the attention shape."""
+    a = geometry.attention
+    if not on_gpu:
+        return "interpreted kernels", a
+    config = select.select_config(a, geometry.device, 1)
+    family = "Hopper kernels" if config.num_consumer_wgs else "portable kernels"
+    through = "the CUDA driver" if uses_own_launch() and driver() is not None else "Triton's launcher"
+    return f"{family}, launched through {through},", a

@@ -13,9 +13,9 @@ from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 from . import prefill, sizing
 from .heuristics import common, interpreted, select, split_kv
 from .launch import launches, tma
-from .launch.layouts import IdentityCache, layer_facts
+from .launch.layouts import IdentityCache, check_dtypes, layer_facts
 from .launch.operands import AttentionParams, BatchExtent
-from .launch.relaunch import MAX_LAYOUTS, RelaunchCache
+from .launch.relaunch import MAX_LAYOUTS, RelaunchCache, drop_oldest
 from .prefill import check_contiguous, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
 
 PER_CALL = (*prefill.PER_CALL, "tail_mask", "tail_depth")
@@ -71,7 +71,7 @@ class DecodeVerify:
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write the KV slot of every row and the split-KV schedule, in one launch."""
         slots, table = self._slots, batch.page_table
-        plan = self._plan_of(batch)
+        plan = self._facts(batch)[0][0]
         own = self._shape, plan.config, plan.extent, plan.num_splits
         tensors = batch.prefix_lens, table, slots, self._work, batch.q_indptr, batch.slots
         if slots.is_cuda:
@@ -100,6 +100,7 @@ class DecodeVerify:
         )  # fmt: skip
 
     def _batch_facts(self, batch: ForwardBatch) -> BatchFacts:
+        check_dtypes(batch)
         tail = batch.tail
         mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         pitches = batch.page_table.stride(0), None if mask is None else mask.stride(0)
@@ -151,8 +152,7 @@ class DecodeVerify:
         size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged, whole)
         plan = self._plans.get(size)
         if plan is None:
-            if len(self._plans) >= MAX_LAYOUTS:
-                self._plans.clear()
+            drop_oldest(self._plans, MAX_LAYOUTS)
             extent = BatchExtent(*size)
             plan = self._plans[size] = DecodePlan(extent, *self.choose_splits(extent))
         return plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +20,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from draftmark import DTYPE_BYTES, BufferSpec, Form, Geometry, Mode
+from draftmark import BufferSpec, Geometry, Mode
 
 from . import prefill_fp8, sizing, tree_ops
 from .decode_verify import DecodeVerify
-from .heuristics import common, select, split_kv, upcast
+from .heuristics import select, split_kv, upcast
 from .kv_write import launch_write_kv
 from .launch import launches
 from .launch.launcher import KernelCall, collect_calls
-from .launch.operands import AttentionParams, BatchExtent
+from .launch.operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent
 from .prefill import Prefill, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
 
 WARP_THREADS = 32
@@ -130,124 +131,130 @@ def _buffers(specs: list[BufferSpec]) -> dict[str, torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class CacheForm:
-    """Facts of an engine's KV cache that a geometry does not fix.
+class EngineUse:
+    """Facts of an engine that a geometry does not fix.
 
     Attributes:
-        adjacent_heads: the heads of a token are adjacent in memory; otherwise the tokens of a head are.
+        adjacent_heads: the heads of a token are adjacent in the KV cache; otherwise the tokens of a head are.
+        interleaved: the pages of K and V alternate in memory. None lists both; they differ only for the Triton kernels
+            on sm_90 and newer, which load contiguous pages by TMA.
         scaled: K and V have scales. None: if the cache is e4m3.
+        tree_tails: draft tokens are verified with a `Tree` tail, otherwise with a `Causal` one. None: if topk is above
+            1.
     """
 
     adjacent_heads: bool = True
+    interleaved: bool | None = None
     scaled: bool | None = None
+    tree_tails: bool | None = None
 
 
 def kernels_of(
-    geometry: Geometry, arch: int | None = None, form: CacheForm | None = None, trees: bool = True
+    geometry: Geometry,
+    arch: int | None = None,
+    use: EngineUse = EngineUse(),
+    trees: bool = True,
 ) -> list[KernelSpec]:
-    """Return every compiled kernel that a backend of this geometry can launch, without duplicates.
-
-    Arguments are those of `calls_of`.
-    """
-    return list(calls_of(geometry, arch, form, trees))
+    """Return every compiled kernel that a backend of this geometry can launch; arguments as in `calls_of`."""
+    return list(calls_of(geometry, arch, use, trees))
 
 
 def calls_of(
-    geometry: Geometry, arch: int | None = None, form: CacheForm | None = None, trees: bool = True
+    geometry: Geometry,
+    arch: int | None = None,
+    use: EngineUse = EngineUse(),
+    trees: bool = True,
 ) -> dict[KernelSpec, KernelCall]:
     """Return one call of `launcher.launch_kernel` for each compiled kernel of a geometry.
 
     Args:
         geometry: shape, limits and modes; a device of another kind counts as a GPU with its number of SMs.
         arch: compute capability times ten, for example 90; None takes the geometry's.
-        form: facts of the KV cache; the default has adjacent heads.
+        use: facts of the engine.
         trees: include the tree operations (`tree_ops`), which only the decoding loop launches.
     """
     device = replace(geometry.device, kind="cuda", arch=geometry.device.arch if arch is None else arch)
     geometry = replace(geometry, device=device)
     found: dict[KernelSpec, KernelCall] = {}
-
-    def collect(call: KernelCall) -> None:
-        found.setdefault(spec_of(call, device.arch), call)
-
-    with collect_calls(collect):
-        launch_all(geometry, CacheForm() if form is None else form, trees)
+    either = (False, True) if use.interleaved is None else (use.interleaved,)
+    with collect_calls(lambda call: found.setdefault(spec_of(call, device.arch), call)):
+        for interleaved in either:
+            launch_all(geometry, replace(use, interleaved=interleaved), trees)
     return found
 
 
-def launch_all(geometry: Geometry, form: CacheForm, trees: bool) -> None:
+def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
     """Call the launch code of every mode and batch size."""
     a = geometry.attention
-    has_scales = a.kv_dtype != a.q_dtype if form.scaled is None else form.scaled
+    has_scales = a.kv_dtype != a.q_dtype if use.scaled is None else use.scaled
     scale = _tensor(1, dtype="float32") if has_scales else None
-    k = v = _cache(a.page_size, a.num_kv_heads, a.head_dim, a.kv_dtype, form)
+    k = v = _cache(a.page_size, a.num_kv_heads, a.head_dim, a.kv_dtype, use)
     new = _tensor(1, a.num_kv_heads, a.head_dim, dtype=a.q_dtype)
     launch_write_kv(new, new, k, v, scale, scale, _tensor(1, dtype="int64"), geometry.device.arch >= 90)
     kv = _Operands(k, v, scale, scale, _tensor(a.num_qo_heads, dtype="float32") if a.sinks else None)
     slots = _tensor(int(geometry.max_rows_any), dtype="int64")
     if Mode.EXTEND in geometry.modes:
-        _launch_prefills(geometry, slots, kv, form)
+        _launch_prefills(geometry, slots, kv)
     if sizing.decode_verify_modes(geometry):
-        _launch_decodes(geometry, slots, kv)
+        _launch_decodes(geometry, slots, kv, geometry.draft.topk > 1 if use.tree_tails is None else use.tree_tails)
     if trees:
         _launch_tree_ops(geometry)
 
 
-def _cache(page_size: int, heads: int, dim: int, dtype: str, form: CacheForm) -> torch.Tensor:
-    if form.adjacent_heads:
-        return _tensor(PAGES, page_size, heads, dim, dtype=dtype)
-    return _tensor(PAGES, heads, page_size, dim, dtype=dtype).transpose(1, 2).as_subclass(_StandIn)
+def _cache(page_size: int, heads: int, dim: int, dtype: str, use: EngineUse) -> torch.Tensor:
+    """Return K of a stand-in cache, ``[pages, P, KV heads, head_dim]``."""
+    page = (page_size, heads, dim) if use.adjacent_heads else (heads, page_size, dim)
+    cache = _tensor(PAGES, 2, *page, dtype=dtype)[:, 0] if use.interleaved else _tensor(PAGES, *page, dtype=dtype)
+    return (cache if use.adjacent_heads else cache.transpose(1, 2)).as_subclass(_StandIn)
 
 
-def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands) -> None:
+def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree_tails: bool) -> None:
     """Call the launch code of metadata and attention for every mode except EXTEND."""
     a, device, modes = geometry.attention, geometry.device, sizing.decode_verify_modes(geometry)
-    k, v, k_scale, v_scale, sinks = kv
     own = _buffers(sizing.decode_verify_buffers(geometry, modes))
     shape, attention = AttentionParams.from_geometry(geometry, True), DecodeVerify(geometry, slots, own)
     work, partials = own[sizing.WORK], (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE])
-    adjacent, uniform = has_adjacent_heads(k, v), has_uniform_row_stride(k, v)
+    adjacent, uniform = has_adjacent_heads(kv.k, kv.v), has_uniform_row_stride(kv.k, kv.v)
     launched = set()
-    for mode in modes:
-        ragged, q_len = mode is Mode.RAGGED_VERIFY, int(geometry.extent(mode).q_len)
-        tails = _tails(geometry, mode)
-        for num_reqs in range(1, int(geometry.max_reqs) + 1):
-            whole = geometry.limits.batch_invariant
-            extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged, whole)
-            config, num_splits = attention.choose_splits(extent)
-            size = config, num_splits, common.next_power_of_two(num_reqs), q_len, ragged
-            if size in launched:
-                continue
-            launched.add(size)
-            lens, indptr = _tensor(num_reqs), _tensor(num_reqs + 1)
-            table, rows = _tensor(num_reqs, int(geometry.max_pages_per_req)), extent.num_rows
-            q = _tensor(rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
-            engine_slots = _tensor(rows, dtype="int64") if Form.ENGINE_SLOTS in geometry.forms else None
-            launches.write_metadata_decode_verify(
-                shape, config, extent, num_splits, lens, table, slots, work, indptr, engine_slots
-            )
-            boxes = has_tma_boxes(k, v, heads=config.kv_heads_per_tile if adjacent else 1)
-            for fast_memory in (True, False):
-                adapted = select.adapt_to_cache(a, device, config, uniform, boxes, adjacent, fast_memory)
-                for tree, block in tails:
-                    mask = _tensor(rows, int(geometry.mask_words)) if tree else None
-                    depth = _tensor(rows) if tree else None
-                    launches.attend_decode_verify(
-                        shape, adapted, extent, num_splits, q, k, v, k_scale, v_scale, lens, table, mask, depth, work,
-                        *partials, q, None, indptr, block, sinks,
-                    )  # fmt: skip
+    for mode, num_reqs in product(modes, range(1, int(geometry.max_reqs) + 1)):
+        q_len = int(geometry.extent(mode).q_len)
+        ragged, whole = mode is Mode.RAGGED_VERIFY, geometry.limits.batch_invariant
+        extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged, whole)
+        config, num_splits = attention.choose_splits(extent)
+        tail = _tail_kind(mode, q_len, tree_tails)
+        size = config, num_splits > 1, num_splits // num_reqs, q_len, ragged, tail
+        if size in launched:
+            continue
+        launched.add(size)
+        lens, indptr, table = _tensor(num_reqs), _tensor(num_reqs + 1), _table(geometry, num_reqs)
+        q = _tensor(extent.num_rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
+        launches.write_metadata_decode_verify(shape, config, extent, num_splits, lens, table, slots, work, indptr)
+        mask, depth = None, None
+        if tail == TREE:
+            mask, depth = _tensor(extent.num_rows, int(geometry.mask_words)), _tensor(extent.num_rows)
+        boxes = has_tma_boxes(kv.k, kv.v, heads=config.kv_heads_per_tile if adjacent else 1)
+        for fast_memory in (True, False):
+            adapted = select.adapt_to_cache(a, device, config, uniform, boxes, adjacent, fast_memory)
+            launches.attend_decode_verify(
+                shape, adapted, extent, num_splits, q, *kv[:4], lens, table, mask, depth, work, *partials, q, None,
+                indptr, tail == BLOCK, kv.sinks,
+            )  # fmt: skip
 
 
-def _tails(geometry: Geometry, mode: Mode) -> list[tuple[bool, bool]]:
-    """Return (tree, block) of each kind of tail that batches of a mode can have."""
+def _tail_kind(mode: Mode, q_len: int, tree_tails: bool) -> int:
+    """Return the kind of tail that batches of a mode have."""
     if mode is Mode.DRAFT_BLOCK:
-        return [(False, True)]
-    if mode in (Mode.DRAFT, Mode.VERIFY, Mode.RAGGED_VERIFY):
-        return [(False, False), (True, False)]
-    return [(False, False)]
+        return BLOCK
+    if mode is Mode.DRAFT:  # branches must see only their own ancestors
+        return TREE if q_len > 1 else CAUSAL
+    return TREE if tree_tails and mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) else CAUSAL
 
 
-def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, form: CacheForm) -> None:
+def _table(geometry: Geometry, num_reqs: int) -> torch.Tensor:
+    return _tensor(num_reqs, int(geometry.max_pages_per_req))
+
+
+def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands) -> None:
     """Call the launch code of metadata, upcast and attention for EXTEND."""
     a = geometry.attention
     own = _buffers(sizing.split_buffers(geometry, [], True) + sizing.upcast_buffers(geometry))
@@ -257,49 +264,37 @@ def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, for
         return
     for groups in upcast.head_group_counts(a):
         group = prefill_fp8.UpcastHeads(geometry, slots, row_tiles, own, groups)
-        heads = slice(0, group.heads)
-        part = [one[:, :, heads].as_subclass(_StandIn) for one in kv[:2]]
-        group.launch(2, *part, _tensor(1), _tensor(2), _tensor(1, int(geometry.max_pages_per_req)))
-        wide = replace(geometry, attention=upcast.upcast_shape(a, groups))
-        _launch_prefill(wide, group.prefill, kv._replace(k=group.k, v=group.v), a.page_size)
+        part = [one[:, :, : group.heads].as_subclass(_StandIn) for one in kv[:2]]
+        group.launch(2, *part, _tensor(1), _tensor(2), _table(geometry, 1))
+        own_geometry = replace(geometry, attention=upcast.upcast_shape(a, groups))
+        _launch_prefill(own_geometry, group.prefill, kv._replace(k=group.k, v=group.v), a.page_size)
 
 
 def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_size: int) -> None:
-    """Call the launch code of metadata and attention for EXTEND over given K and V."""
-    a, limits = geometry.attention, geometry.limits
+    """Call the launch code of metadata and attention for EXTEND over given K and V.
+
+    The kernels depend on the plan only. The combine also depends on the splits of a row tile, so batches have few or
+    many row tiles.
+    """
+    a = geometry.attention
     shape = replace(AttentionParams.from_geometry(geometry, True), page_size=page_size)
-    sizes = {1 << n for n in range(int(geometry.max_reqs).bit_length() + 1)}
-    for plan in prefill.plans():
+    lens, indptr, table, tiles = _tensor(1), _tensor(2), _table(geometry, 1), _tensor(64, 2)
+    for plan, num_tiles in product(prefill.plans(), (1, 8, 2 * split_kv.MAX_SPLIT_ROW_TILES)):
         schedule = () if plan.split is None else (plan.split.work, plan.split.num_splits, plan.split.num_ctas)
-        for num_reqs in sorted(sizes):
-            if plan.split is not None and num_reqs > split_kv.MAX_SPLIT_ROW_TILES:
-                continue
-            for rows in sorted({1, 33 * plan.config.block_m // a.group_size, int(limits.max_extend_tokens)}):
-                lens, indptr = _tensor(num_reqs), _tensor(num_reqs + 1)
-                table, tiles = _tensor(num_reqs, int(geometry.max_pages_per_req)), _tensor(64, 2)
-                q = _tensor(rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
-                engine_slots = _tensor(rows, dtype="int64") if Form.ENGINE_SLOTS in geometry.forms else None
-                launches.write_metadata_prefill(
-                    shape, plan.config, rows, lens, indptr, table, _tensor(rows, dtype="int64"), tiles, engine_slots,
-                    *schedule,
-                )  # fmt: skip
-                prefill.launch(rows, plan.config, plan.split, q, *kv, q, lens, indptr, table, tiles)
+        rows = max(1, (num_tiles - 1) * plan.config.block_m // a.group_size)
+        q = _tensor(rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
+        slots = _tensor(rows, dtype="int64")
+        launches.write_metadata_prefill(shape, plan.config, rows, lens, indptr, table, slots, tiles, None, *schedule)
+        prefill.launch(rows, plan.config, plan.split, q, *kv, q, lens, indptr, table, tiles)
 
 
 def _launch_tree_ops(geometry: Geometry) -> None:
     """Call the launch code of the tree operations."""
-    a, nodes = geometry.attention, int(geometry.draft.num_draft_tokens)
-    if not {Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY} & set(geometry.modes):
-        return
-    lens, table = _tensor(1), _tensor(1, int(geometry.max_pages_per_req))
-    positions, words = _tensor(nodes, dtype="int64"), int(geometry.mask_words)
-    parents, last = _tensor(1, nodes, dtype="int64"), geometry.limits.max_context_len - 1
-    tree_ops.launch_write_tail(
-        1, nodes, nodes, last, parents, lens, _tensor(nodes, words), _tensor(1, nodes), positions
-    )
-    tree_ops.launch_write_tail(1, nodes, nodes, last, None, lens, None, None, positions)
+    a, nodes, words = geometry.attention, int(geometry.draft.num_draft_tokens), int(geometry.mask_words)
+    lens, positions, parents = _tensor(1), _tensor(nodes, dtype="int64"), _tensor(1, nodes, dtype="int64")
+    mask, depth, last = _tensor(nodes, words), _tensor(1, nodes), geometry.limits.max_context_len - 1
+    tree_ops.launch_write_tail(1, nodes, nodes, last, words, parents, lens, mask, depth, positions)
     tree_ops.launch_verify_tree(parents, parents, parents, parents, _tensor(1, dtype="int64"), parents)
-    row_bytes = a.num_kv_heads * a.head_dim * DTYPE_BYTES[a.kv_dtype]
-    words, dtype = (row_bytes // 4, "int32") if row_bytes % 4 == 0 else (row_bytes, "uint8")
-    pool = _tensor(2, PAGES, a.page_size, words, dtype=dtype)
-    tree_ops.launch_compact(a.page_size, pool, pool, parents, _tensor(1, dtype="int64"), lens, table)
+    pool = _tensor(2, PAGES, a.page_size, a.num_kv_heads, a.head_dim, dtype=a.kv_dtype)
+    moved = tree_ops.words_of(pool).as_subclass(_StandIn)
+    tree_ops.launch_compact(a.page_size, moved, moved, parents, _tensor(1, dtype="int64"), lens, _table(geometry, 1))

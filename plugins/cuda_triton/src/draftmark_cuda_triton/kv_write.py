@@ -11,7 +11,7 @@ from .heuristics.common import next_power_of_two
 from .kernel_variants import kernels, select_variant
 from .launch.launcher import launch_kernel, pdl_option, supports_pdl
 from .launch.launches import scaled
-from .launch.layouts import cached_layout, kv_layout
+from .launch.layouts import cached_layout, check_dtype, kv_layout
 from .launch.relaunch import RelaunchCache
 
 PER_CALL = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")
@@ -35,7 +35,11 @@ def write_kv(
         k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, in the rows' dtype or e4m3.
         k_scale, v_scale: float32 ``[1]``; real value = stored e4m3 value times scale. None means 1.
         slot_mapping: int64 ``[rows]``; slot = page · P + offset. Rows with slot -1 are not stored.
+
+    Raises:
+        BatchError: slot_mapping is not int64.
     """
+    check_dtype("slot_mapping", slot_mapping, torch.int64)
     tensors = (k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
     if not k.is_cuda:
         launch_write_kv(*tensors)

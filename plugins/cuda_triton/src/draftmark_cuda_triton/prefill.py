@@ -13,7 +13,7 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 from . import sizing
 from .heuristics import common, interpreted, select, split_kv
 from .launch import launches, tma
-from .launch.layouts import IdentityCache, Layout, layer_facts
+from .launch.layouts import IdentityCache, Layout, check_dtypes, layer_facts
 from .launch.operands import AttentionParams, SplitBuffers
 from .launch.relaunch import RelaunchCache
 
@@ -177,6 +177,7 @@ class Prefill:
         slower on unsplit tiles and need a combine launch. So the host selects the unsplit plan if its length bounds
         show that splitting is slower.
         """
+        check_dtypes(batch)
         a, device = self._geometry.attention, self._geometry.device
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
         config = None if self._buffers is None else split_kv.split_config(a, device, self._config, rows, lens)

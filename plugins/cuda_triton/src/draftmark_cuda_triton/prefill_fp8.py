@@ -47,6 +47,7 @@ class UpcastHeads:
         a = geometry.attention
         own = upcast.upcast_shape(a, head_groups)
         self.heads, self._table = own.num_kv_heads, buffers[sizing.UPCAST_TABLE]
+        self._all_heads = a.num_kv_heads
         pages = upcast.UPCAST_PAGE_SIZE, own.num_kv_heads, own.head_dim
         self.k, self.v = (buffers[name].view(-1, *pages) for name in (sizing.UPCAST_K, sizing.UPCAST_V))
         self.prefill = Prefill(replace(geometry, attention=own), slots, row_tiles, buffers, page_size=a.page_size)
@@ -100,7 +101,7 @@ class UpcastHeads:
 
     def launch(self, pages_per_request: int, *tensors: torch.Tensor) -> None:
         """Launch the upcast of the tensors in PER_CALL into this group's buffers."""
-        launches.upcast_kv(self._shape, pages_per_request, *tensors, self.k, self.v, self._table)  # type: ignore[call-arg]  # as PER_CALL
+        launches.upcast_kv(self._shape, self._all_heads, pages_per_request, *tensors, self.k, self.v, self._table)  # type: ignore[call-arg]  # as PER_CALL
 
 
 @dataclass(frozen=True)

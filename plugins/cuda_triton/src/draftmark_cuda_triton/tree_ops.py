@@ -23,7 +23,7 @@ class TritonTreeOps:
 
     def __init__(self, geometry: Geometry) -> None:
         self._last_position = geometry.limits.max_context_len - 1
-        self._page_size = geometry.attention.page_size
+        self._page_size, self._mask_words = geometry.attention.page_size, int(geometry.mask_words)
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
         """Write mask, depths and positions of the tail (each request's draft tokens) in one launch."""
@@ -31,8 +31,8 @@ class TritonTreeOps:
         mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         written = (positions,) if mask is None or depth is None else (mask, depth, positions)
         record_call(
-            launch_write_tail, batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0], self._last_position, parents,
-            batch.prefix_lens, mask, depth, positions, mutates=written,
+            launch_write_tail, batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0], self._last_position,
+            self._mask_words, parents, batch.prefix_lens, mask, depth, positions, mutates=written,
         )  # fmt: skip
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
@@ -44,7 +44,7 @@ class TritonTreeOps:
 
     def compact(self, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
         """Move the accepted nodes' K and V to the front of the tail, for all layers in one launch."""
-        k, v = _words(pool.k), _words(pool.v)
+        k, v = words_of(pool.k), words_of(pool.v)
         record_call(
             launch_compact, self._page_size, k, v, kept.accept_index, kept.accept_lens, batch.prefix_lens,
             batch.page_table, mutates=(k, v),
@@ -56,23 +56,26 @@ def launch_write_tail(
     q_len: int,
     tail_len: int,
     last_position: int,
+    mask_words: int,
     parents: torch.Tensor | None,
     prefix_lens: torch.Tensor,
     mask: torch.Tensor | None,
     depth: torch.Tensor | None,
     positions: torch.Tensor,
 ) -> None:
-    """Launch `kernels.tree_tail.write_tree_tail`."""
+    """Launch `kernels.tree_tail.write_tree_tail`.
+
+    Args:
+        mask_words: int32 words of a mask row, in batches without a mask too: they launch the same compiled kernel.
+    """
     tree = mask is not None and parents is not None
-    words = 1 if mask is None else mask.shape[1]
-    columns = next_power_of_two(words)
-    block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
+    columns = next_power_of_two(mask_words)
+    block = max(16, min(64, TAIL_CELLS // columns))
     launch_kernel(
         select_variant(kernels.tree_tail.write_tree_tail, positions), (requests, triton.cdiv(tail_len, block)),
-        parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
-        positions, q_len, tail_len, words, last_position, 0 if parents is None else parents.stride(0),
-        0 if mask is None else mask.stride(0), TREE=tree, BLOCK=block, WORDS=columns,
-        num_warps=1 if columns <= 4 else 4,
+        parents if tree else positions, prefix_lens, mask if tree else prefix_lens, depth if tree else prefix_lens,
+        positions, int(tree), q_len, tail_len, mask_words, last_position, 0 if parents is None else parents.stride(0),
+        0 if mask is None else mask.stride(0), BLOCK=block, WORDS=columns, num_warps=1 if columns <= 4 else 4,
     )  # fmt: skip
 
 
@@ -116,7 +119,7 @@ def launch_compact(
     )  # fmt: skip
 
 
-def _words(pool: torch.Tensor) -> torch.Tensor:
+def words_of(pool: torch.Tensor) -> torch.Tensor:
     """View ``[layers, pages, P, heads, dim]`` as ``[layers, pages, P, words]``, of 4 bytes each if they fit, else 1."""
     rows = pool.flatten(3)
     return rows.view(torch.int32 if rows.shape[3] * rows.element_size() % 4 == 0 else torch.uint8)

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,11 @@ from triton.compiler.compiler import ASTSource, CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from ..switches import is_tested_triton, logger
 from .folder import kernel_store
 from .host_code import host_code_in
 from .source import KernelSource
 from .store import Entry
-
-logger = logging.getLogger(__name__.partition(".")[0])
-NEWEST_TRITON = (3, 9)
-"""Newest Triton with tests that compile, store and load kernels."""
 
 MAX_THREADS = 8
 """Maximum threads that load kernels at once."""
@@ -62,20 +58,6 @@ def use_store(kernel: JITFunction[Any], device: int) -> None:
     if is_tested_triton():
         kernel.device_caches[device]  # sets `compile`
         kernel.compile = load_or_compile
-
-
-@cache
-def is_tested_triton() -> bool:
-    """Check whether this Triton is one that the store was tested with; log a warning once if not."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version <= NEWEST_TRITON:
-        return True
-    newest = ".".join(map(str, NEWEST_TRITON))
-    logger.warning(
-        "Triton %s is newer than %s, the newest tested: kernels compile when they are first launched, into Triton's "
-        "own cache; install triton<=%s to have them ready at start", triton.__version__, newest, newest,
-    )  # fmt: skip
-    return False
 
 
 def load_or_compile(source: ASTSource, target: GPUTarget, options: dict[str, Any], **others: Any) -> CompiledKernel:

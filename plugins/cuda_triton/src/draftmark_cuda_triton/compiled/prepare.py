@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 
@@ -12,8 +11,9 @@ from draftmark import Geometry, Progress, WarmedKernels
 
 from ..kernel_list import KernelSpec, calls_of
 from ..launch.launcher import find_compiled
+from ..switches import is_tested_triton, logger
 from .folder import kernel_store
-from .loading import COUNTS, finish_loading, is_tested_triton
+from .loading import COUNTS, finish_loading
 from .pool import compile_all
 from .source import KernelSource
 from .store import Store
@@ -22,7 +22,6 @@ PREPARE_VARIABLE = "DRAFTMARK_PREPARE"
 """Environment variable: with 0, each kernel compiles when it is first launched, for tests of many geometries."""
 SLOWEST = ("attend_prefill", "attend", "")
 """Beginnings of kernel names, those that take longest to compile first."""
-logger = logging.getLogger(__name__.partition(".")[0])
 
 
 def prepare(geometry: Geometry, device: torch.device, trees: bool = False) -> None:

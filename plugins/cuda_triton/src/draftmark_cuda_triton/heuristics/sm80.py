@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile
 
+from ..switches import uses_generic_kernels
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
 
 SMALL_SMEM_ARCHS = frozenset({86, 89, 120, 121})
@@ -34,6 +35,7 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, config: KernelConfig)
     return (
         device.kind == "cuda"
         and device.arch >= 90
+        and not uses_generic_kernels()
         and shape.page_size % config.block_n == 0
         and shape.head_dim in (64, 128, 256)
         and shape.kv_dtype == shape.q_dtype

@@ -8,6 +8,7 @@ from typing import Any
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div
 
 from ..support import MAX_HEAD_DIM
+from ..switches import KERNELS, uses_generic_kernels
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
 
 BLOCK_M_3WG = 192
@@ -46,7 +47,7 @@ def has_sm90_kernels(shape: AttentionShape, device: DeviceProfile) -> bool:
 
 def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[str]:
     """Return why `kernels_sm90` does not serve this head_dim and these dtypes on the device; empty if it does."""
-    reasons = []
+    reasons = [f"{KERNELS} is generic"] if uses_generic_kernels() else []
     if device.kind != "cuda" or device.arch != SM90:
         reasons.append(f"they need sm_{SM90}, and the device is {device.kind} sm_{device.arch}")
     if shape.head_dim % 8 or not 32 < shape.head_dim <= 256:

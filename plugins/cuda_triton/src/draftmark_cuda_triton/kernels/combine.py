@@ -22,7 +22,10 @@ from .tile import sink_weight
 from .tile_schedule import HEADER_WORDS
 
 
-@triton.jit(do_not_specialize=["q_len", "num_splits"])
+@triton.jit(
+    do_not_specialize=["q_len", "group", "num_splits", "partial_rows", "split_kv"],
+    do_not_specialize_on_alignment=["work", "q_indptr", "row_tiles", "sinks", "lse"],
+)
 def combine_splits(
     partial_out,
     partial_lse,
@@ -38,12 +41,11 @@ def combine_splits(
     partial_rows,
     stride_out_row,
     stride_out_head,
+    split_kv,
     HEAD_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-    RAGGED: tl.constexpr,
-    SPLIT_KV: tl.constexpr,
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
@@ -51,10 +53,12 @@ def combine_splits(
     """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
 
     Args:
-        work: records of `tile_schedule.write_metadata_decode_verify`, or with SPLIT_KV of `write_metadata_prefill`.
+        work: records of `tile_schedule.write_metadata_decode_verify`, or with `split_kv` of `write_metadata_prefill`.
             program_id(2) is the index of a combine record; these follow the splits. Its item is a request, or with
-            SPLIT_KV a row tile.
-        row_tiles: output of `tile_schedule.write_metadata_prefill`; with SPLIT_KV only.
+            `split_kv` a row tile.
+        row_tiles: output of `tile_schedule.write_metadata_prefill`; with `split_kv` only.
+        q_len: rows of each request; 0 if they come from q_indptr, as in prefill.
+        split_kv: not 0 for prefill.
         partial_rows: packed rows of a partial result (row tiles · BLOCK_M).
     """
     COLS: tl.constexpr = (HEAD_DIM + BLOCK_COLS - 1) // BLOCK_COLS
@@ -65,16 +69,15 @@ def combine_splits(
     num_parts = tl.load(record + 2)
     # Half 0 of a split's partial results belongs to the first request in the split, half 1 to the last one.
     partial_half = tl.load(record + 3)
-    if RAGGED:
-        request = tl.where(num_parts > 0, request, 0)
-    first_packed = 0
-    if SPLIT_KV:
+    request = tl.where(num_parts > 0, request, 0)
+    first_packed = num_parts * 0
+    if split_kv != 0:
         # In prefill, the record's first word is the position of a row tile in the sequence that was divided into
         # splits.
         row_tile = row_tiles + HEADER_WORDS + split_order(request, tl.load(row_tiles + 1), tl.load(row_tiles + 3)) * 2
         first_packed = tl.load(row_tile + 1) * partial_rows
         request = tl.load(row_tile)
-    row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, RAGGED)
+    row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, q_len == 0)
     if PDL:  # noqa: SIM102
         # One program waits for the attention kernel even if nothing must be combined. The next grid waits only for this
         # grid, so this grid must not end before the attention kernel does.
@@ -83,11 +86,8 @@ def combine_splits(
             tl.extra.cuda.gdc_launch_dependents()
     if num_parts > 0:
         packed = tl.program_id(0) // COLS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        row_of_all = packed
-        live = packed < rows * group
-        if SPLIT_KV:
-            row_of_all = first_packed + packed
-            live = (row_of_all < rows * group) & (packed < partial_rows)
+        row_of_all = first_packed + packed
+        live = (row_of_all < rows * group) & (packed < partial_rows)
         col = tl.program_id(0) % COLS * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         column_live = col < HEAD_DIM
         row_max = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)

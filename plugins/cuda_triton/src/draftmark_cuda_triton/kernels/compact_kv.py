@@ -14,7 +14,10 @@ from .inline import bound
 from .reduce import largest
 
 
-@triton.jit(do_not_specialize=["stride_table"])
+@triton.jit(
+    do_not_specialize=["nodes", "stride_table"],
+    do_not_specialize_on_alignment=["path", "counts", "prefix_lens", "page_table"],
+)
 def compact_kv(
     k,
     v,
@@ -24,7 +27,7 @@ def compact_kv(
     page_table,
     nodes,
     row_words,
-    stride_layer,
+    stride_layer: tl.int64,
     stride_table,
     PAGE_SIZE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,

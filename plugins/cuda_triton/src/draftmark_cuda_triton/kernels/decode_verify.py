@@ -41,7 +41,27 @@ def zero_padding_rows(
             tl.store(at + col, tl.full([BLOCK_D], 0.0, out.dtype.element_ty), mask=col < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["tail_len", "num_reqs", "num_rows", "stride_table"])
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "tail_len",
+        "num_reqs",
+        "num_rows",
+        "stride_table",
+    ],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+        "tail_mask",
+        "tail_depth",
+    ],
+)
 def attend_decode_verify(
     q,
     k_source,
@@ -153,7 +173,7 @@ def attend_decode_verify(
             # These tensors are computed before the loop, because they do not change in it. Computing them inside would
             # cost large tiles registers.
             row_live, slot_of_row, cell_live, present = uniform_live, uniform_slot, uniform_cells, True
-        first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
+        first, end = kv_tile_range(prefix_len, tail_slots, window_left, BLOCK_N, WINDOW)
         # False if only the OVERHEAD_TILES of this request are left in the split, or if this row tile has no rows.
         if (tile < end) & present:
             stop = kv_tile_stop(
@@ -203,8 +223,8 @@ def attend_decode_verify(
                 tl.store(partial_lse + partial_row, log_sum, mask=row_live)
                 tl.store(partial_out + partial_row.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
         partial_half = 1
-        tiles_left -= end + request_overhead(tail_slots, OVERHEAD_TILES, RAGGED) - tile
+        tiles_left -= end + request_overhead(tail_slots, OVERHEAD_TILES) - tile
         request += 1
         if tiles_left > 0:
             _, _, tail_slots = request_rows(q_indptr, request, q_len, tail_len, RAGGED)
-            tile, _ = kv_tile_range(tl.load(prefix_lens + request), tail_slots, window_left, BLOCK_N, WINDOW, RAGGED)
+            tile, _ = kv_tile_range(tl.load(prefix_lens + request), tail_slots, window_left, BLOCK_N, WINDOW)

@@ -10,7 +10,7 @@ import triton.language as tl
 from .convert import convert
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["k_scale", "v_scale", "slot_mapping"])
 def write_kv_rows(
     k,
     v,

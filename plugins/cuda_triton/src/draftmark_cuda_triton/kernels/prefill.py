@@ -25,7 +25,20 @@ ALL_TILES = tl.constexpr(1 << 30)
 """Number of key tiles above that of any row tile: an unsplit row tile is processed to its end."""
 
 
-@triton.jit(do_not_specialize=["stride_table", "num_splits"])
+@triton.jit(
+    do_not_specialize=["num_kv_heads", "stride_table", "num_splits"],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "row_tiles",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+    ],
+)
 def attend_prefill(
     q,
     k_source,

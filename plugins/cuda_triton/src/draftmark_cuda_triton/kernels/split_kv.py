@@ -18,14 +18,12 @@ from .inline import inline
 
 
 @inline
-def kv_tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, RAGGED: tl.constexpr):
+def kv_tile_range(prefix_len, tail_len, window_left, block_n, WINDOW: tl.constexpr):
     """Return the key tiles [first, end) that any row of a request can see; (0, 0) if it has no rows."""
-    end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
-    if RAGGED:
-        end = tl.where(tail_len > 0, end, 0)
+    end = tl.where(tail_len > 0, (prefix_len + tail_len + block_n - 1) // block_n, 0)
     if WINDOW:
         # Every row is at position L (prefix_len) or later, so no row's window begins before L - window_left.
-        return tl.minimum(tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end), end
+        return tl.minimum(tl.maximum(prefix_len - window_left, 0) // block_n, end), end
     else:
         return end * 0, end
 
@@ -53,29 +51,27 @@ def kv_tile_stop(
 
 
 @inline
-def request_rows(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
+def request_rows(q_indptr, request, q_len, tail_len, is_ragged):
     """Return a request's first row, its number of rows and its number of tail tokens.
 
     In a ragged batch they come from q_indptr on the device, and the tail consists of the request's rows.
+
+    Args:
+        is_ragged: a constant, or a value that the device computes.
     """
-    if RAGGED:
-        begin = tl.load(q_indptr + request)
-        rows = tl.load(q_indptr + request + 1) - begin
-        return begin, rows, rows
-    else:
-        return request * q_len, q_len, tail_len
+    begin = tl.where(is_ragged, tl.load(q_indptr + request, mask=is_ragged, other=0), request * q_len)
+    rows = tl.where(is_ragged, tl.load(q_indptr + request + 1, mask=is_ragged, other=0) - begin, q_len)
+    return begin, rows, tl.where(is_ragged, rows, tail_len)
 
 
 @inline
-def row_tile_kv_range(
-    m, rows, prefix_len, group, window_left, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
-):
+def row_tile_kv_range(m, rows, prefix_len, group, window_left, block_m, block_n, WINDOW: tl.constexpr):
     """Return the key tiles [first, end) that row tile m of a ragged causal request sees."""
-    highest = tl.minimum((m * BLOCK_M + BLOCK_M - 1) // group, rows - 1)
+    highest = tl.minimum((m * block_m + block_m - 1) // group, rows - 1)
     first = highest * 0
     if WINDOW:
-        first = tl.maximum(prefix_len + m * BLOCK_M // group - window_left, 0) // BLOCK_N
-    return first, (prefix_len + highest + BLOCK_N) // BLOCK_N
+        first = tl.maximum(prefix_len + m * block_m // group - window_left, 0) // block_n
+    return first, (prefix_len + highest + block_n) // block_n
 
 
 @inline
@@ -95,12 +91,9 @@ def split_order(index, tiles, tiles_per_request):
 
 
 @inline
-def request_overhead(tail_len, OVERHEAD_TILES: tl.constexpr, RAGGED: tl.constexpr):
+def request_overhead(tail_len, OVERHEAD_TILES: tl.constexpr):
     """Return the fixed cost of a request in key tiles; 0 if it has no rows."""
-    if RAGGED:
-        return tl.where(tail_len > 0, OVERHEAD_TILES, 0)
-    else:
-        return OVERHEAD_TILES
+    return tl.where(tail_len > 0, OVERHEAD_TILES, 0)
 
 
 @inline

@@ -12,32 +12,44 @@ import triton.language as tl
 from .reduce import largest
 
 
-@triton.jit(do_not_specialize=["q_len", "tail_len"])
+@triton.jit(
+    do_not_specialize=[
+        "tree",
+        "q_len",
+        "tail_len",
+        "num_words",
+        "last_position",
+        "stride_parents",
+        "stride_mask",
+    ],
+    do_not_specialize_on_alignment=["parents", "prefix_lens", "mask", "depth", "positions"],
+)
 def write_tree_tail(
     parents,
     prefix_lens,
     mask,
     depth,
     positions,
+    tree,
     q_len,
     tail_len,
     num_words,
     last_position,
     stride_parents,
     stride_mask,
-    TREE: tl.constexpr,
     BLOCK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
     """Write mask, depths and positions of each request's tail_len tail tokens; the q_len rows are the last tail tokens.
 
     Args:
-        parents: int64 ``[R, tail_len]``: index of each token's parent, less than its own; -1 for a root. TREE only.
+        tree: 0 for chains, which have only positions.
+        parents: int64 ``[R, tail_len]``: index of each token's parent, less than its own; -1 for a root. Trees only.
         mask: int32 ``[R · q_len, num_words]``, out: bit i is set if tail token i is the row itself or an ancestor.
-            TREE only.
-        depth: int32 ``[R, tail_len]``, out: distance from the root. TREE only.
-        positions: int64 ``[R · q_len]``, out: prefix length + depth, at most last_position. Without TREE the depth of a
-            token is its index.
+            Trees only.
+        depth: int32 ``[R, tail_len]``, out: distance from the root. Trees only.
+        positions: int64 ``[R · q_len]``, out: prefix length + depth, at most last_position. Without a tree the
+            depth of a token is its index.
     """
     request = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -45,7 +57,7 @@ def write_tree_tail(
     row = slot - (tail_len - q_len)
     has_row = live & (row >= 0)
     height = slot
-    if TREE:
+    if tree != 0:
         word = tl.arange(0, WORDS)[None, :]
         bits = tl.full((BLOCK, WORDS), 0, tl.int32)
         climbed = tl.full((BLOCK,), 0, tl.int32)

@@ -27,7 +27,10 @@ def upcast_range(prefix_lens, q_indptr, request, live, window_left, WINDOW: tl.c
     return begin, stop
 
 
-@triton.jit(do_not_specialize=["pages_per_request", "stride_table"])
+@triton.jit(
+    do_not_specialize=["pages_per_request", "window_left", "stride_table", "num_heads"],
+    do_not_specialize_on_alignment=["prefix_lens", "q_indptr", "page_table", "upcast_table"],
+)
 def upcast_pages(
     k_source,
     v_source,
@@ -46,10 +49,10 @@ def upcast_pages(
     stride_v_page,
     stride_v_slot,
     stride_v_head,
+    num_heads,
     BLOCK_REQS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     UPCAST_PAGE_SIZE: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     ALIGN_KEYS: tl.constexpr,
@@ -65,6 +68,8 @@ def upcast_pages(
     Args:
         upcast_k, upcast_v: ``[pages, UPCAST_PAGE_SIZE, heads, dim]``, out.
         upcast_table: int32 ``[requests, pages_per_request]``, out.
+        num_heads: KV heads of the group to convert. BLOCK covers all KV heads of the geometry, so that one compiled
+            kernel serves every group.
     """
     request = tl.program_id(1)
     first = tl.program_id(0) * BLOCK_TOKENS
@@ -81,7 +86,7 @@ def upcast_pages(
             tl.store(upcast_table + request * pages_per_request + first // UPCAST_PAGE_SIZE, page)
         position = first + tl.arange(0, BLOCK_TOKENS)
         element = tl.arange(0, BLOCK)
-        live = (position < stop)[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
+        live = (position < stop)[:, None] & (element < num_heads * HEAD_DIM)[None, :]
         head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
         row = page_table + request.to(tl.int64) * stride_table
         stored = position < stop
@@ -90,7 +95,7 @@ def upcast_pages(
         source = tl.load(row + position // PAGE_SIZE, mask=stored, other=0).to(tl.int64)[:, None]
         slot = (position % PAGE_SIZE)[:, None]
         token = page.to(tl.int64) * UPCAST_PAGE_SIZE + (first % UPCAST_PAGE_SIZE) + tl.arange(0, BLOCK_TOKENS)
-        target = token[:, None] * (NUM_HEADS * HEAD_DIM) + element[None, :]
+        target = token[:, None] * (num_heads * HEAD_DIM) + element[None, :]
         k_at = source * stride_k_page + slot * stride_k_slot + head * stride_k_head + dim
         v_at = source * stride_v_page + slot * stride_v_slot + head * stride_v_head + dim
         loaded = live & stored[:, None]

@@ -11,7 +11,10 @@ import triton.language as tl
 from .reduce import smallest
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["nodes", "stride_drafts", "stride_parents"],
+    do_not_specialize_on_alignment=["drafts", "parents", "targets", "tokens", "counts", "path"],
+)
 def verify_tree(
     drafts,
     parents,

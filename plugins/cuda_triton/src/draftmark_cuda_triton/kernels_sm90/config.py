@@ -27,7 +27,6 @@ class KernelConstants:
         STAGES: pipeline stages of K and V tiles in q's dtype.
         FP8_STAGES: pipeline stages of e4m3 tiles, before they are upcast.
         TAIL_KIND: mask of the tail (the keys after the prefix): causal chain, tree or bidirectional block (`mask`).
-        RAGGED: requests have different numbers of rows.
         WINDOW, CAP, SINKS: True if the model has a sliding window, a soft cap, or a sink logit for each head.
         SCALED: bit 0: K has a scale; bit 1: V has one.
         WITH_LSE: the kernel also stores the log-sum-exp of each row.
@@ -54,7 +53,6 @@ class KernelConstants:
     SINKS: bool
     WITH_LSE: bool
     TAIL_KIND: int
-    RAGGED: bool
     OVERHEAD_TILES: int = 0
     INTRA_WG_OVERLAP: bool = False
     NUM_CONSUMER_WGS: int = 1

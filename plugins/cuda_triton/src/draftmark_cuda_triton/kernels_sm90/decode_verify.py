@@ -57,7 +57,7 @@ def produce_decode_verify(args, ROLE: gl.constexpr, CFG: gl.constexpr):
     state = (tiles_left * 0, tiles_left * 0, tiles_left * 0, tiles_left * 0)
     while tiles_left > 0:
         prefix_len = gl.load(prefix_lens + request)
-        _, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
+        _, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len)
         _, end = kv_tile_range(prefix_len, tail_slots, window_left, CFG)
         packed, first_row = row_tile_start(request, row_tiles, CFG)
         if (tile < end) & (packed < rows * group):
@@ -71,7 +71,7 @@ def produce_decode_verify(args, ROLE: gl.constexpr, CFG: gl.constexpr):
         tiles_left -= end + request_overhead(tail_slots, CFG) - tile
         request += 1
         if tiles_left > 0:
-            _, _, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
+            _, _, tail_slots = request_rows(q_indptr, request, q_len, tail_len)
             tile, end = kv_tile_range(gl.load(prefix_lens + request), tail_slots, window_left, CFG)
 
 
@@ -86,7 +86,7 @@ def load_next_request(
         exists: False if the split ends before this request; the result then has 0 rows.
     """
     request = gl.where(exists, request, 0)
-    begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
+    begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len)
     queries = ()
     if prefetches_q(CFG):
         packed, first_row = row_tile_start(request, row_tiles, CFG)
@@ -167,7 +167,7 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             slot_of_row = tail_slots - rows + row
             row_position = prefix_len + slot_of_row
             max_position = prefix_len + tail_slots - rows + gl.minimum(first_row + last_row_of_wg, rows - 1)
-            depths = tail_depth + (begin if CFG.RAGGED else request * tail_len)
+            depths = tail_depth + gl.where(q_len == 0, begin, request * tail_len)
             if CFG.TAIL_KIND == TREE and CFG.WINDOW:
                 row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
                 max_position = gl.max(row_position, 0)
@@ -228,16 +228,32 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         "group",
         "mask_words",
         "window_left",
+        "stride_q_row",
+        "stride_q_head",
+        "stride_out_row",
+        "stride_out_head",
         "stride_table",
         "num_pages",
-    ]
+    ],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+        "tail_mask",
+        "tail_depth",
+    ],
 )
 def attend_decode_verify(
     q, k_source, v_source, k_extra, v_extra, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
     prefix_lens, q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words,
     window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE_SIZE: gl.constexpr, NUM_CONSUMER_WGS: gl.constexpr, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_KIND: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_KIND: gl.constexpr, WINDOW: gl.constexpr,
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
     PDL: gl.constexpr, STAGES: gl.constexpr, FP8_STAGES: gl.constexpr, UPCAST_FP8: gl.constexpr,
     INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr,
@@ -255,7 +271,7 @@ def attend_decode_verify(
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM,
         BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=FP8_STAGES, TAIL_KIND=TAIL_KIND,
-        RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
+        WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
         OVERHEAD_TILES=OVERHEAD_TILES, INTRA_WG_OVERLAP=INTRA_WG_OVERLAP, NUM_CONSUMER_WGS=NUM_CONSUMER_WGS,
         KV_HEADS_PER_TILE=KV_HEADS_PER_TILE, STRIDE_ALIGN=STRIDE_ALIGN,
     )  # fmt: skip
@@ -271,7 +287,7 @@ def attend_decode_verify(
         # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
         # launch).
         grid_dependency_sync()
-    if RAGGED and gl.program_id(0) == 0:
+    if (q_len == 0) & (gl.program_id(0) == 0):
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
     producer_args = (
         work, prefix_lens, q_indptr, page_table, (k_source, k_extra), (v_source, v_extra), load_pipeline, pipeline,

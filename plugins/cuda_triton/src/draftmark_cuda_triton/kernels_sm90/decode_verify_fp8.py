@@ -74,7 +74,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     partial_half = tiles_left * 0
     while tiles_left > 0:
         prefix_len = gl.load(prefix_lens + request)
-        begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
+        begin, rows, tail_slots = request_rows(q_indptr, request, q_len, tail_len)
         first, end = kv_tile_range(prefix_len, tail_slots, window_left, CFG)
         tiles_left_after = tiles_left - (end + request_overhead(tail_slots, CFG) - tile)
         if (tile < end) & (rows > 0):
@@ -93,7 +93,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                 q_smem, q, begin, q_packed, q_packed < live, head, group, inv_group, stride_q_row, stride_q_head, CFG,
                 q_layout,
             )  # fmt: skip
-            depths = tail_depth + (begin if CFG.RAGGED else request * tail_len)
+            depths = tail_depth + gl.where(q_len == 0, begin, request * tail_len)
             even = gl.full([CFG.BLOCK_D // 2, CFG.BLOCK_M], 0.0, gl.float32, scores)
             odd = gl.full([CFG.BLOCK_D // 2, CFG.BLOCK_M], 0.0, gl.float32, scores)
             row_sum = partial_row_sums(gl.full([CFG.BLOCK_N, CFG.BLOCK_M], 0.0, gl.float32, scores))
@@ -177,7 +177,7 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         tiles_left = tiles_left_after
         request += 1
         if tiles_left > 0:
-            _, _, tail_slots = request_rows(q_indptr, request, q_len, tail_len, CFG.RAGGED)
+            _, _, tail_slots = request_rows(q_indptr, request, q_len, tail_len)
             tile, end = kv_tile_range(gl.load(prefix_lens + request), tail_slots, window_left, CFG)
 
 
@@ -190,16 +190,32 @@ def consumer_fp8(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         "group",
         "mask_words",
         "window_left",
+        "stride_q_row",
+        "stride_q_head",
+        "stride_out_row",
+        "stride_out_head",
         "stride_table",
         "num_pages",
-    ]
+    ],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+        "tail_mask",
+        "tail_depth",
+    ],
 )
 def attend_decode_verify_fp8(
     q, k_source, v_source, k_extra, v_extra, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
     prefix_lens, q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words,
     window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE_SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_KIND: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_KIND: gl.constexpr, WINDOW: gl.constexpr,
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
     PDL: gl.constexpr, STAGES: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
@@ -210,7 +226,7 @@ def attend_decode_verify_fp8(
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
-        STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=TAIL_KIND, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED,
+        STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=TAIL_KIND, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED,
         SINKS=SINKS, WITH_LSE=WITH_LSE, OVERHEAD_TILES=OVERHEAD_TILES, KV_HEADS_PER_TILE=KV_HEADS_PER_TILE,
         STRIDE_ALIGN=STRIDE_ALIGN,
     )  # fmt: skip
@@ -224,7 +240,7 @@ def attend_decode_verify_fp8(
         # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
         # launch).
         grid_dependency_sync()
-    if RAGGED and gl.program_id(0) == 0:
+    if (q_len == 0) & (gl.program_id(0) == 0):
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
     producer_args = (
         work, prefix_lens, q_indptr, page_table, (k_source, k_extra), (v_source, v_extra), pipeline, pipeline, q_len,

@@ -25,6 +25,10 @@ from .warp_specialize import start_gather
         "group",
         "mask_words",
         "window_left",
+        "stride_q_row",
+        "stride_q_head",
+        "stride_out_row",
+        "stride_out_head",
         "stride_table",
         "stride_k_page",
         "stride_k_slot",
@@ -32,14 +36,26 @@ from .warp_specialize import start_gather
         "stride_v_page",
         "stride_v_slot",
         "stride_v_head",
-    ]
+    ],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+        "tail_mask",
+        "tail_depth",
+    ],
 )
 def attend_decode_verify_gather(
     q, k, v, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, page_table,
     tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, stride_k_page, stride_k_slot,
     stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE_SIZE: gl.constexpr, NUM_CONSUMER_WGS: gl.constexpr,
-    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_KIND: gl.constexpr, RAGGED: gl.constexpr,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_KIND: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr,
     OVERHEAD_TILES: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, INTRA_WG_OVERLAP: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr, BLOCK_D_REST: gl.constexpr,
@@ -56,7 +72,7 @@ def attend_decode_verify_gather(
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BLOCK_N, HEAD_DIM=HEAD_DIM,
         BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=TAIL_KIND,
-        RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
+        WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
         OVERHEAD_TILES=OVERHEAD_TILES, INTRA_WG_OVERLAP=INTRA_WG_OVERLAP, NUM_CONSUMER_WGS=NUM_CONSUMER_WGS,
         KV_HEADS_PER_TILE=KV_HEADS_PER_TILE, STRIDE_ALIGN=STRIDE_ALIGN, GATHER_KV=True,
     )  # fmt: skip
@@ -68,7 +84,7 @@ def attend_decode_verify_gather(
         # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
         # launch).
         grid_dependency_sync()
-    if RAGGED and gl.program_id(0) == 0:
+    if (q_len == 0) & (gl.program_id(0) == 0):
         zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
     # The last argument is a placeholder: only the TMA producer reads num_pages.
     producer_args = (

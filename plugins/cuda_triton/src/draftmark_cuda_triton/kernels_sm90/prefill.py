@@ -175,7 +175,31 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             store_unsplit(result, CFG)
 
 
-@gluon.jit(do_not_specialize=["group", "num_kv_heads", "window_left", "stride_table", "num_pages", "num_splits"])
+@gluon.jit(
+    do_not_specialize=[
+        "group",
+        "num_kv_heads",
+        "window_left",
+        "stride_q_row",
+        "stride_q_head",
+        "stride_out_row",
+        "stride_out_head",
+        "stride_table",
+        "num_pages",
+        "num_splits",
+    ],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "row_tiles",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+    ],
+)
 def attend_prefill(
     q, k_source, v_source, k_extra, v_extra, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
     row_tiles, prefix_lens, q_indptr, page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row,
@@ -192,7 +216,7 @@ def attend_prefill(
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BOX_KEYS, HEAD_DIM=HEAD_DIM,
-        BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=FP8_STAGES, TAIL_KIND=CAUSAL, RAGGED=True,
+        BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=FP8_STAGES, TAIL_KIND=CAUSAL,
         WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE, OVERHEAD_TILES=OVERHEAD_TILES,
         INTRA_WG_OVERLAP=INTRA_WG_OVERLAP, NUM_CONSUMER_WGS=NUM_CONSUMER_WGS, STRIDE_ALIGN=STRIDE_ALIGN,
         SPLIT_KV=SPLIT_KV,

@@ -17,6 +17,10 @@ from .warp_specialize import start_gather
         "group",
         "num_kv_heads",
         "window_left",
+        "stride_q_row",
+        "stride_q_head",
+        "stride_out_row",
+        "stride_out_head",
         "stride_table",
         "stride_k_page",
         "stride_k_slot",
@@ -25,7 +29,18 @@ from .warp_specialize import start_gather
         "stride_v_slot",
         "stride_v_head",
         "num_splits",
-    ]
+    ],
+    do_not_specialize_on_alignment=[
+        "k_scale",
+        "v_scale",
+        "sinks",
+        "lse",
+        "work",
+        "row_tiles",
+        "prefix_lens",
+        "q_indptr",
+        "page_table",
+    ],
 )
 def attend_prefill_gather(
     q, k, v, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, row_tiles, prefix_lens, q_indptr,
@@ -47,7 +62,7 @@ def attend_prefill_gather(
     """
     CFG: gl.constexpr = make_constants(
         PAGE_SIZE=PAGE_SIZE, BLOCK_M=64 * NUM_CONSUMER_WGS, BLOCK_N=BLOCK_N, BOX_KEYS=BLOCK_N, HEAD_DIM=HEAD_DIM,
-        BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=CAUSAL, RAGGED=True,
+        BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=STAGES, TAIL_KIND=CAUSAL,
         WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE, OVERHEAD_TILES=OVERHEAD_TILES,
         INTRA_WG_OVERLAP=INTRA_WG_OVERLAP, NUM_CONSUMER_WGS=NUM_CONSUMER_WGS, STRIDE_ALIGN=STRIDE_ALIGN, GATHER_KV=True,
         SPLIT_KV=SPLIT_KV,

@@ -7,22 +7,21 @@ BLOCK = gl.constexpr(2)
 
 
 @gluon.jit
-def request_rows(q_indptr, request, q_len, tail_len, RAGGED: gl.constexpr):
-    """Return a request's first row and its numbers of rows and tail tokens (`kernels.split_kv.request_rows`)."""
-    begin, rows, tail_slots = request * q_len, q_len, tail_len
-    if RAGGED:
-        begin = gl.load(q_indptr + request)
-        rows = gl.load(q_indptr + request + 1) - begin
-        tail_slots = rows
-    return begin, rows, tail_slots
+def request_rows(q_indptr, request, q_len, tail_len):
+    """Return a request's first row and its numbers of rows and tail tokens (`kernels.split_kv.request_rows`).
+
+    One kernel serves uniform and ragged batches: q_len is 0 in a ragged batch. A uniform batch reads no memory here.
+    """
+    is_ragged = q_len == 0
+    begin = gl.where(is_ragged, gl.load(q_indptr + request, mask=is_ragged, other=0), request * q_len)
+    rows = gl.where(is_ragged, gl.load(q_indptr + request + 1, mask=is_ragged, other=0) - begin, q_len)
+    return begin, rows, gl.where(is_ragged, rows, tail_len)
 
 
 @gluon.jit
 def kv_tile_range(prefix_len, tail_len, window_left, CFG: gl.constexpr):
     """Return the key tiles [first, end) of a request (`kernels.split_kv.kv_tile_range`)."""
-    end = (prefix_len + tail_len + CFG.BLOCK_N - 1) // CFG.BLOCK_N
-    if CFG.RAGGED:
-        end = gl.where(tail_len > 0, end, 0)
+    end = gl.where(tail_len > 0, (prefix_len + tail_len + CFG.BLOCK_N - 1) // CFG.BLOCK_N, 0)
     first = end * 0
     if CFG.WINDOW:
         first = gl.minimum(gl.maximum(prefix_len - window_left, 0) // CFG.BLOCK_N, end)
@@ -51,7 +50,4 @@ def kv_tile_stop(tile, tiles_left, end, prefix_len, tail_len, rows, last_row, CF
 @gluon.jit
 def request_overhead(tail_len, CFG: gl.constexpr):
     """Return the fixed cost of a request, in key tiles (`kernels.split_kv.request_overhead`)."""
-    cost = CFG.OVERHEAD_TILES
-    if CFG.RAGGED:
-        cost = gl.where(tail_len > 0, CFG.OVERHEAD_TILES, 0)
-    return cost
+    return gl.where(tail_len > 0, CFG.OVERHEAD_TILES, 0)

@@ -19,6 +19,8 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
+from ..switches import logger
+
 NON_BLOCKING, RELAXED = 1, 2
 """CU_STREAM_NON_BLOCKING: no implicit synchronization. CU_STREAM_CAPTURE_MODE_RELAXED: no call is prohibited."""
 COOPERATIVE, CLUSTER, CLUSTER_POLICY, PROGRAMMATIC_DEPENDENT = 2, 4, 5, 6
@@ -212,8 +214,9 @@ class PreparedLaunch:
 
 @lru_cache(1)
 def driver() -> Driver | None:
-    """Return the CUDA driver, or None without libcuda."""
+    """Return the CUDA driver; without a usable libcuda log a warning and return None."""
     try:
         return Driver(ctypes.PyDLL("libcuda.so.1"))
-    except (OSError, AttributeError):
+    except (OSError, AttributeError) as error:
+        logger.warning("kernels are launched through Triton's launcher, which takes 10 to 20 µs longer: %s", error)
         return None

@@ -18,6 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ..compiled.loading import finish_loading, use_store
+from ..switches import uses_own_launch
 
 ALIGNMENT = 16
 """Triton compiles separate kernels for addresses and integers that are multiples of 16."""
@@ -31,7 +32,7 @@ LaunchRecord = tuple[Any, tuple[int, ...], tuple[Any, ...]]
 _RECORDING: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_recorded_launches", default=None)
 KernelCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A call of `launch_kernel` without its grid: kernel, arguments, constants and compiler options."""
-_COLLECTING: ContextVar[Callable[[KernelCall], None] | None] = ContextVar("draftmark_collected_calls", default=None)
+_COLLECTING: ContextVar[Callable[[KernelCall], object] | None] = ContextVar("draftmark_collected_calls", default=None)
 COMPILER_OPTIONS = {"enable_fp_fusion": True}
 """Compiler options of every kernel. Triton 3.10 no longer fuses multiplications and additions by default."""
 
@@ -41,7 +42,8 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
 
     Args:
         kernel: a function of `triton.jit` or `gluon.jit`. An interpreted kernel is called directly.
-        args: the kernel's first arguments, none of them a constant: tensors, descriptors, numbers, None.
+        args: the kernel's first arguments, none of them a constant: tensors, descriptors, numbers, None. The first is a
+            tensor, and the kernel runs on its device.
         constants: the remaining arguments, and the compiler options.
     """
     if not isinstance(kernel, JITFunction):
@@ -52,7 +54,16 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
     if collect is not None:
         collect((kernel, args, constants))
         return
-    key = _launch_key(kernel, args, constants)
+    current, device = driver.active.get_current_device(), args[0].get_device()
+    if device >= 0 and device != current:
+        with torch.cuda.device(device):
+            launch_kernel(kernel, grid, *args, **constants)
+        return
+    if not uses_own_launch():
+        use_store(kernel, current)
+        kernel[grid](*args, **constants)
+        return
+    key = _launch_key(kernel, current, args, constants)
     found = _COMPILED.get(key)
     if found is None:
         found = _load_or_compile(key, kernel, args, constants)
@@ -72,15 +83,17 @@ def find_compiled(kernel: JITFunction[Any], args: tuple[Any, ...], constants: di
     Args:
         kernel, args, constants: a `KernelCall`.
     """
-    key = _launch_key(kernel, args, constants)
+    key = _launch_key(kernel, driver.active.get_current_device(), args, constants)
     return (_COMPILED.get(key) or _load_or_compile(key, kernel, args, constants))[1]
 
 
-def _launch_key(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key of the compiled kernel that a call launches."""
+def _launch_key(
+    kernel: JITFunction[Any], device: int, args: tuple[Any, ...], constants: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Return the key of the compiled kernel that a call launches on a device."""
     specialized = _SPECIALIZED.get(id(kernel)) or _specialized(kernel)
-    specializations = [_specialization(value, specialize) for value, specialize in zip(args, specialized, strict=False)]
-    return (id(kernel), driver.active.get_current_device(), *specializations, *constants.items())
+    specializations = [_specialization(*one) for one in zip(args, specialized, strict=False)]
+    return (id(kernel), device, *specializations, *constants.items())
 
 
 def _load_or_compile(
@@ -117,7 +130,7 @@ def record_launches(launch: Callable[..., None], *args: Any) -> list[LaunchRecor
 
 
 @contextmanager
-def collect_calls(collect: Callable[[KernelCall], None]) -> Iterator[None]:
+def collect_calls(collect: Callable[[KernelCall], object]) -> Iterator[None]:
     """Pass each call of `launch_kernel` inside the context to `collect`, instead of launching a kernel."""
     token = _COLLECTING.set(collect)
     try:
@@ -127,8 +140,10 @@ def collect_calls(collect: Callable[[KernelCall], None]) -> Iterator[None]:
 
 
 def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:
-    """Return, for each parameter, whether Triton specializes the kernel on the parameter's integer value."""
-    return _SPECIALIZED.setdefault(id(kernel), tuple(not one.do_not_specialize for one in kernel.params))
+    """Return, for each parameter, whether the kernel is compiled for an integer's value or an address's alignment."""
+    return _SPECIALIZED.setdefault(
+        id(kernel), tuple(not (one.do_not_specialize or one.do_not_specialize_on_alignment) for one in kernel.params)
+    )
 
 
 def _specialization(value: Any, specialized: bool) -> Any:
@@ -140,6 +155,6 @@ def _specialization(value: Any, specialized: bool) -> Any:
     if value is None or kind is float:
         return kind
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % ALIGNMENT == 0
+        return value.dtype, specialized and value.data_ptr() % ALIGNMENT == 0
     # For a descriptor, its box, its dtype and (in Gluon) its shared-memory layout decide how TMA copies.
     return value.base.dtype, *value.block_shape, getattr(value, "layout", None)

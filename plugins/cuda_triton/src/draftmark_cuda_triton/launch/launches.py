@@ -19,12 +19,17 @@ from .launcher import launch_kernel, pdl_option
 from .operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent, SplitBuffers
 
 LOG2E = 1.4426950408889634
-SCHEDULE_CELLS = 8192
-"""Maximum cells of the (split, request) comparison in a write_metadata_decode_verify program's registers."""
-PREFILL_CELLS = 2048
-"""Maximum cells of each (row or row tile, request) comparison in a write_metadata_prefill program's registers."""
-SPLIT_TILE_SIZES = (32, 2 * MAX_SPLIT_ROW_TILES)
-"""Vector lengths for the row tiles of a split EXTEND batch: one for small batches, and the bound of `max_row_tiles`."""
+SCHEDULE_REQS, SCHEDULE_ROWS, SCHEDULE_SPLITS = 128, 64, 32
+"""Requests that a write_metadata_decode_verify program reads at a time, and the rows and splits that it writes.
+
+Its registers hold 4096 cells of the (split, request) comparison, and 8192 of the (row, request) comparison.
+"""
+PREFILL_REQS, PREFILL_ROWS = 32, 64
+"""Requests that a write_metadata_prefill program reads at a time, and the rows and row tiles that it writes."""
+SPLIT_TILES = 2 * MAX_SPLIT_ROW_TILES
+"""Vector length for the row tiles of a split EXTEND batch: the bound of `max_row_tiles`."""
+COMBINE_SPLITS = (4, 16, 64)
+"""Parts of a request that one step of a combine program reads, one compiled kernel each."""
 COMBINE_CELLS = 4096
 """Maximum fp32 values that one step of a combine program, a single warp, keeps in registers."""
 UPCAST_CELLS = 8192
@@ -52,20 +57,14 @@ def write_metadata_decode_verify(
         q_indptr: int32 ``[R + 1]``, first row of each request of a ragged batch; None for uniform batches.
         engine_slots: int64 slots of the engine, copied to slot_mapping; None to compute slots from the page table.
     """
-    block_r = max(16, next_power_of_two(extent.num_reqs))
-    block_splits = max(1, min(32, SCHEDULE_CELLS // block_r))
-    rows = extent.num_rows
-    # Each row of a ragged batch compares its index with every request, so a program with many requests takes fewer
-    # rows.
-    block_rows = max(1, min(256, SCHEDULE_CELLS // block_r)) if extent.ragged else 256
-    grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(num_splits, block_splits)),)
+    grid = (max(triton.cdiv(extent.num_rows, SCHEDULE_ROWS), triton.cdiv(num_splits, SCHEDULE_SPLITS)),)
     launch_kernel(
         select_variant(kernels.tile_schedule.write_metadata_decode_verify, work), grid,
-        prefix_lens, _or(q_indptr, prefix_lens), page_table, engine_slots, slot_mapping, work, extent.num_reqs, rows,
-        extent.q_len, extent.tail_len, num_splits, page_table.stride(0), shape.window_left, PAGE_SIZE=shape.page_size,
-        BLOCK_N=config.block_n, WINDOW=shape.window, RAGGED=extent.ragged, HAS_SLOTS=engine_slots is not None,
-        OVERHEAD_TILES=OVERHEAD_TILES, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_SPLITS=block_splits,
-        WHOLE_REQUESTS=extent.whole_requests,
+        prefix_lens, _or(q_indptr, prefix_lens), page_table, _or(engine_slots, slot_mapping), slot_mapping, work,
+        extent.num_reqs, extent.num_rows, extent.uniform_q_len, extent.tail_len, num_splits, page_table.stride(0),
+        shape.window_left, config.block_n, int(engine_slots is not None),
+        PAGE_SIZE=shape.page_size, WINDOW=shape.window, OVERHEAD_TILES=OVERHEAD_TILES, BLOCK_R=SCHEDULE_REQS,
+        BLOCK_ROWS=SCHEDULE_ROWS, BLOCK_SPLITS=SCHEDULE_SPLITS, WHOLE_REQUESTS=extent.whole_requests,
     )  # fmt: skip
 
 
@@ -93,23 +92,14 @@ def write_metadata_prefill(
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
-    block_r = max(16, next_power_of_two(num_reqs))
-    block = max(1, min(256, PREFILL_CELLS // block_r))
-    # Each program holds all row tiles in one vector. Only two vector lengths are used, so that few kernels are
-    # compiled.
-    block_tiles = (
-        next((size for size in SPLIT_TILE_SIZES if num_tiles <= size), SPLIT_TILE_SIZES[-1]) if num_splits > 1 else 1
-    )
-    block_splits = max(1, min(32, SCHEDULE_CELLS // block_tiles))
-    grid = (max(triton.cdiv(max(num_rows, num_tiles), block), triton.cdiv(num_splits, block_splits)),)
+    grid = (max(triton.cdiv(max(num_rows, num_tiles), PREFILL_ROWS), triton.cdiv(num_splits, SCHEDULE_SPLITS)),)
     launch_kernel(
         select_variant(kernels.tile_schedule.write_metadata_prefill, tiles), grid, prefix_lens, q_indptr, page_table,
-        engine_slots, slot_mapping, tiles, _or(work, tiles), num_reqs, num_rows, num_tiles, shape.group,
-        shape.num_kv_heads, shape.l2_keys, page_table.stride(0), num_splits, num_ctas, shape.window_left,
-        PAGE_SIZE=shape.page_size, HAS_SLOTS=engine_slots is not None, BLOCK_M=config.block_m, BLOCK_R=block_r,
-        BLOCK=block, SPLIT_KV=num_splits > 1, BLOCK_N=config.block_n, WINDOW=shape.window,
-        OVERHEAD_TILES=OVERHEAD_TILES, MIN_SPLIT_TILES=MIN_SPLIT_TILES, SPLIT_COST=split_costs(shape.head_dim)[0],
-        BLOCK_TILES=block_tiles, BLOCK_SPLITS=block_splits,
+        _or(engine_slots, slot_mapping), slot_mapping, tiles, _or(work, tiles), num_reqs, num_rows, num_tiles,
+        shape.group, shape.num_kv_heads, shape.l2_keys, page_table.stride(0), num_splits, num_ctas, shape.window_left,
+        config.block_m, config.block_n, int(engine_slots is not None), PAGE_SIZE=shape.page_size, BLOCK_R=PREFILL_REQS,
+        BLOCK=PREFILL_ROWS, WINDOW=shape.window, OVERHEAD_TILES=OVERHEAD_TILES, MIN_SPLIT_TILES=MIN_SPLIT_TILES,
+        SPLIT_COST=split_costs(shape.head_dim)[0], BLOCK_TILES=SPLIT_TILES, BLOCK_SPLITS=SCHEDULE_SPLITS,
     )  # fmt: skip
 
 
@@ -245,11 +235,12 @@ def _attend_sm90(
         kernel,
         (tiles, shape.num_kv_heads, num_splits), q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out,
         _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
-        mask if tree else prefix_lens, depth if tree else prefix_lens, extent.q_len, extent.tail_len, extent.num_reqs,
-        extent.num_rows, shape.group, 0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E,
-        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *kv_strides,
+        mask if tree else prefix_lens, depth if tree else prefix_lens, extent.uniform_q_len, extent.tail_len,
+        extent.num_reqs, extent.num_rows, shape.group, 0 if mask is None else mask.stride(0), shape.window_left,
+        shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
+        *kv_strides,
         PAGE_SIZE=shape.page_size, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim, TAIL_KIND=tail,
-        RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
+        WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
         SINKS=sinks is not None, WITH_LSE=lse is not None, OVERHEAD_TILES=OVERHEAD_TILES, PDL=shape.pdl,
         STAGES=config.num_stages, KV_HEADS_PER_TILE=config.kv_heads_per_tile, STRIDE_ALIGN=_stride_align(q, out),
         **tma.kernel_options(config, k, q, shape.page_size), **pdl_option(shape.pdl),
@@ -274,18 +265,20 @@ def _combine(
     kernel = select_variant(kernels.combine.combine_splits, out)
     rows = partial_rows if split else extent.q_len * shape.group
     # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
-    cells = COMBINE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * COMBINE_CELLS
-    block_splits = min(64, next_power_of_two(num_splits // extent.num_reqs + 2))
+    cells, most_rows = COMBINE_CELLS, partial_rows if split else shape.max_q_len * shape.group
+    if not isinstance(kernel, triton.JITFunction):
+        cells, most_rows = 16 * COMBINE_CELLS, rows
+    parts = num_splits // extent.num_reqs + 2
+    block_splits = next((size for size in COMBINE_SPLITS if parts <= size), COMBINE_SPLITS[-1])
     block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_splits))
-    block_rows = max(1, min(next_power_of_two(rows), cells // (block_splits * block_cols)))
+    block_rows = max(1, min(next_power_of_two(most_rows), cells // (block_splits * block_cols)))
     blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
     launch_kernel(
         kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
-        partial_out, partial_lse, work, q_indptr, _or(row_tiles, work), sinks, out, lse, extent.q_len, shape.group,
-        num_splits, partial_rows, out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim, BLOCK_ROWS=block_rows,
-        BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits, RAGGED=extent.ragged, SPLIT_KV=split, SINKS=sinks is not None,
-        WITH_LSE=lse is not None,
-        PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
+        partial_out, partial_lse, work, q_indptr, _or(row_tiles, work), sinks, out, lse, extent.uniform_q_len,
+        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), int(split), HEAD_DIM=shape.head_dim,
+        BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits, SINKS=sinks is not None,
+        WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
     )  # fmt: skip
 
 
@@ -390,6 +383,7 @@ def _attend_row_tiles(
 
 def upcast_kv(
     shape: AttentionParams,
+    all_heads: int,
     pages_per_request: int,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -403,20 +397,22 @@ def upcast_kv(
     """Launch `upcast_kv.upcast_pages`: write K and V of a ragged batch in q's dtype, with a page table.
 
     Args:
+        shape: attention of the group of KV heads to convert.
+        all_heads: KV heads of all groups.
         pages_per_request: pages of UPCAST_PAGE_SIZE keys of the longest request, the width of upcast_table.
         upcast_k, upcast_v: ``[pages, UPCAST_PAGE_SIZE, KV heads, head_dim]``, outputs.
         upcast_table: int32 ``[R, pages_per_request]``, output.
     """
     kernel = select_variant(kernels.upcast_kv.upcast_pages, k)
-    block = next_power_of_two(shape.num_kv_heads * shape.head_dim)
+    block = next_power_of_two(all_heads * shape.head_dim)
     # An interpreted program costs milliseconds for any size, so it converts a full page.
     max_tokens = max(1, UPCAST_CELLS // block) if isinstance(kernel, triton.JITFunction) else UPCAST_PAGE_SIZE
     tokens = min(max_tokens, UPCAST_PAGE_SIZE)
     launch_kernel(
         kernel, (pages_per_request * UPCAST_PAGE_SIZE // tokens, prefix_lens.shape[0]), k, v, prefix_lens, q_indptr,
         page_table, upcast_k, upcast_v, upcast_table, pages_per_request, shape.window_left, page_table.stride(0),
-        *k.stride()[:3], *v.stride()[:3], BLOCK_REQS=UPCAST_REQS, PAGE_SIZE=shape.page_size,
-        UPCAST_PAGE_SIZE=UPCAST_PAGE_SIZE, NUM_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
+        *k.stride()[:3], *v.stride()[:3], shape.num_kv_heads, BLOCK_REQS=UPCAST_REQS, PAGE_SIZE=shape.page_size,
+        UPCAST_PAGE_SIZE=UPCAST_PAGE_SIZE, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
         ALIGN_KEYS=INTERPRETED_KEYS, BLOCK=block, BLOCK_TOKENS=tokens,
     )  # fmt: skip
 

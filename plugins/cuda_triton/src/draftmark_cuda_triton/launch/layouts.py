@@ -1,4 +1,4 @@
-"""A cache keyed by object identity, and the interned layout of a layer's KV cache (equal layouts are one object)."""
+"""A cache keyed by object identity, checks of dtypes, and interned layouts of KV caches (equal ones are one object)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from weakref import ref
 
 import torch
 
-from draftmark import Geometry
-from draftmark.runtime import KVCache, sinks_of
+from draftmark import BatchError, Geometry
+from draftmark.runtime import ForwardBatch, KVCache, Tree, sinks_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,6 +34,23 @@ class IdentityCache(Generic[T, R]):
             # Python can reuse the id of a deleted object, so the entry is dropped together with the object.
             found = cache[number] = ref(one, lambda _: cache.pop(number, None)), self._function(one)
         return found[1]
+
+
+def check_dtypes(batch: ForwardBatch) -> None:
+    """Raise BatchError unless the kernels can read the batch's tensors: recorded launches assume these dtypes."""
+    int32 = {"prefix_lens": batch.prefix_lens, "q_indptr": batch.q_indptr, "page_table": batch.page_table}
+    if isinstance(batch.tail, Tree):
+        int32 |= {"tail.mask": batch.tail.mask, "tail.depth": batch.tail.depth}
+    for name, tensor in int32.items():
+        check_dtype(name, tensor, torch.int32)
+    if batch.slots is not None:
+        check_dtype("slots", batch.slots, torch.int64)
+
+
+def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise BatchError unless a tensor has the dtype that the kernels read."""
+    if tensor.dtype is not dtype:
+        raise BatchError(f"{name} has dtype {tensor.dtype}, but the kernels read {dtype}; pass {name}.to({dtype})")
 
 
 class Layout:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark import DTYPE_BYTES, Geometry
+from draftmark import DTYPE_BYTES, Geometry, Mode
 
 from ..heuristics.common import next_power_of_two
 
@@ -32,6 +32,7 @@ class AttentionParams:
         l2_keys: number of keys of one KV head (K and V) that fit into L2_BYTES.
         kv_heads_per_tile: KV heads of the cache that count as one of `num_kv_heads`. `group` then counts the query
             heads of all of them (`merge_heads`).
+        max_q_len: rows of the longest request in any mode except EXTEND. The combine's blocks follow it, not a batch.
     """
 
     num_kv_heads: int
@@ -44,6 +45,7 @@ class AttentionParams:
     pdl: bool = False
     l2_keys: int = 1 << 30
     kv_heads_per_tile: int = 1
+    max_q_len: int = 1 << 16
 
     @classmethod
     def from_geometry(cls, geometry: Geometry, on_gpu: bool) -> AttentionParams:
@@ -51,6 +53,7 @@ class AttentionParams:
         a = geometry.attention
         # A window that covers every page of a request hides nothing, so its code is not compiled in.
         hides = a.window_left < geometry.max_pages_per_req * a.page_size - 1
+        q_lens = [geometry.extent(mode).q_len for mode in geometry.modes if mode is not Mode.EXTEND]
         return cls(
             num_kv_heads=a.num_kv_heads,
             group=a.group_size,
@@ -61,6 +64,7 @@ class AttentionParams:
             window_left=a.window_left if hides else -1,
             pdl=on_gpu and geometry.device.arch >= 90,
             l2_keys=L2_BYTES // (2 * a.head_dim * DTYPE_BYTES[a.kv_dtype]),
+            max_q_len=max(q_lens, default=1),
         )
 
     def merge_heads(self, kv_heads_per_tile: int) -> AttentionParams:
@@ -101,6 +105,11 @@ class BatchExtent:
     num_rows: int
     ragged: bool = False
     whole_requests: bool = False
+
+    @property
+    def uniform_q_len(self) -> int:
+        """Rows of each request as kernels take them: 0 in a ragged batch, where q_indptr has the row ranges."""
+        return 0 if self.ragged else self.q_len
 
 
 class SplitBuffers(NamedTuple):

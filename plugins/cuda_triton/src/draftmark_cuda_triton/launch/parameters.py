@@ -69,13 +69,9 @@ class LaunchTemplate:
         self._captured_launch = captured = self._capture(values)
         self._grid_factor = captured.grid[0] // grid[0]
         self._param_of_arg = self._find_params([self._marker(arg, one) for arg, one in enumerate(values)])
-        self._descriptor_args = [arg for arg, one in enumerate(values) if is_descriptor(one)]
-        longer = [arg for arg, one in enumerate(captured.params) if len(one) > 8]
-        if len(longer) != len(self._descriptor_args):
-            raise DriverError(f"{len(self._descriptor_args)} descriptors, but {len(longer)} parameters above 8 bytes")
-        self._descriptor_params = dict(zip(self._descriptor_args, longer, strict=True))
-        self._encoded: dict[int, dict[int, int]] = {arg: {} for arg in self._descriptor_args}
-        self._buffers: dict[int, list[Any]] = {arg: [] for arg in self._descriptor_args}
+        self._descriptor_params = self._find_descriptor_params(values)
+        self._encoded: dict[int, dict[int, int]] = {arg: {} for arg in self._descriptor_params}
+        self._buffers: dict[int, dict[int, Any]] = {arg: {} for arg in self._descriptor_params}
         if self._pack(values) != list(captured.params):
             raise DriverError("the located arguments do not reproduce the captured parameters")
 
@@ -93,18 +89,22 @@ class LaunchTemplate:
     def encode_descriptors(self, addresses: dict[int, int]) -> None:
         """Encode the descriptor arguments for tensors at other addresses, and store them for `encoded_descriptors`.
 
+        A descriptor that is already stored stays where it is. Of MAX_DESCRIPTORS of an argument the oldest leaves.
+
         Args:
             addresses: tensor address of each descriptor argument, by argument index.
         """
         args = [with_address(one, addresses[n]) if n in addresses else one for n, one in enumerate(self._args)]
         params = self._capture(args).params
         for arg, address in addresses.items():
-            encoded_descriptors, bits = self._encoded[arg], params[self._descriptor_params[arg]]
-            if len(encoded_descriptors) >= MAX_DESCRIPTORS:
-                encoded_descriptors.clear()
-                self._buffers[arg].clear()
-            self._buffers[arg].append((ctypes.c_char * len(bits)).from_buffer_copy(bits))
-            encoded_descriptors[address] = ctypes.addressof(self._buffers[arg][-1])
+            encoded, buffers, bits = self._encoded[arg], self._buffers[arg], params[self._descriptor_params[arg]]
+            if address in encoded:
+                continue
+            if len(encoded) >= MAX_DESCRIPTORS:
+                oldest = next(iter(encoded))
+                del encoded[oldest], buffers[oldest]
+            buffers[address] = (ctypes.c_char * len(bits)).from_buffer_copy(bits)
+            encoded[address] = ctypes.addressof(buffers[address])
 
     def encoded_descriptors(self, arg: int) -> dict[int, int]:
         """Return the host addresses of an argument's encoded descriptors, by the address of the tensor."""
@@ -126,6 +126,29 @@ class LaunchTemplate:
             if len(param) > 1 or (type(value) is float and not param):
                 raise DriverError(f"argument {arg} matches {len(param)} parameters instead of one")
             found.update((arg, n) for n in param)
+        return found
+
+    def _find_descriptor_params(self, values: Sequence[Any]) -> dict[int, int]:
+        """Return each descriptor argument's driver parameter index, found by moving one descriptor at a time.
+
+        The first captured launch shows the descriptors at their own addresses. A further capture for each descriptor
+        moves only that one. It must change exactly one parameter of more than 8 bytes.
+        """
+        longer = [n for n, one in enumerate(self._captured_launch.params) if len(one) > 8]
+        # Nothing is read at this address, but it is one of the launch, so it is as valid as the others.
+        address = next(one for one in values if type(one) is int)
+        found: dict[int, int] = {}
+        for arg, value in enumerate(values):
+            if not is_descriptor(value):
+                continue
+            moved = [with_address(one, address) if n == arg else one for n, one in enumerate(values)]
+            params = self._capture(moved).params
+            changed = [n for n in longer if params[n] != self._captured_launch.params[n]]
+            if len(changed) != 1:
+                raise DriverError(f"argument {arg}, a descriptor, changes {len(changed)} parameters instead of one")
+            found[arg] = changed[0]
+        if sorted(found.values()) != longer:
+            raise DriverError(f"{len(found)} descriptors, but {len(longer)} parameters above 8 bytes")
         return found
 
     def _pack(self, args: Sequence[Any]) -> list[bytes]:

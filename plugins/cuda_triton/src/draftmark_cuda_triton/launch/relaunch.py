@@ -17,6 +17,9 @@ from typing import Any, Protocol
 import torch
 from triton.runtime.driver import driver
 
+from draftmark import BackendError
+
+from ..switches import LAUNCH, launch_mode, logger, uses_own_launch
 from . import cuda_driver
 from .cuda_driver import DriverError
 from .launcher import ALIGNMENT, LaunchRecord, record_launches
@@ -24,6 +27,14 @@ from .parameters import LaunchTemplate, is_descriptor, with_address
 
 MAX_LAYOUTS = 1024
 """Maximum recorded layouts of a cache, and maximum cached descriptors of a launch argument."""
+ALIGNED = frozenset({"q", "out", "k", "v", "k_source", "v_source", "k_cache", "v_cache"})
+"""Kernel parameters for which Triton compiles a separate kernel if their address is not a multiple of 16."""
+
+
+def drop_oldest(cache: dict[Any, Any], most: int) -> None:
+    """Remove the oldest entry of a cache that holds `most` entries, so that one more fits."""
+    if len(cache) >= most:
+        del cache[next(iter(cache))]
 
 
 class RecordedLaunch(Protocol):
@@ -65,8 +76,10 @@ class RelaunchCache:
     ) -> None:
         self._tensor_index = {name: tensor for tensor, name in enumerate(names)}
         self._tensor_index |= {other: self._tensor_index[name] for other, name in (aliases or {}).items()}
+        self._aligned = [tensor for tensor, name in enumerate(names) if name in ALIGNED]
         self._cache: dict[tuple[Any, ...], RecordedLaunches] = {}
-        self._seen_once: set[tuple[Any, ...]] | None = set() if on_second_use else None
+        self._seen_once: dict[tuple[Any, ...], None] | None = {} if on_second_use else None
+        # Templates stay: there is one for each compiled kernel and cache shape, and a new one takes several captures.
         self._templates: dict[tuple[Any, ...], LaunchTemplate | None] = {}
         self._lock = Lock()
 
@@ -84,11 +97,16 @@ class RelaunchCache:
         first = tensors[0]
         assert first is not None
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        # Triton compiles separate kernels for addresses that are not multiples of 16, so the alignment is part of the
-        # key.
+        # Triton compiles separate kernels for addresses of ALIGNED that are not multiples of 16, so their alignment is
+        # part of the key.
         odd = reduce(or_, addresses) % ALIGNMENT
-        alignment = tuple([address % ALIGNMENT == 0 for address in addresses]) if odd else None
+        alignment = tuple([addresses[n] % ALIGNMENT == 0 for n in self._aligned]) if odd else None
+        alignment = None if alignment is None or all(alignment) else alignment
         device = first.get_device()
+        if device >= 0 and device != driver.active.get_current_device():
+            with torch.cuda.device(device):
+                self(layout, tensors, launch, *args)
+            return
         key = (layout, alignment, device)
         recorded = self._cache.get(key)
         if recorded is None:
@@ -108,15 +126,12 @@ class RelaunchCache:
         args: tuple[Any, ...],
     ) -> None:
         device, found = key[-1], cuda_driver.driver()
-        if found is not None and found.is_capturing(driver.active.get_current_stream(device)):
-            launch(*args, *tensors)  # not recorded: recording is itself a capture, and captures cannot nest
-            return
-        if self._is_first_use(key):
+        is_capturing = found is not None and found.is_capturing(driver.active.get_current_stream(device))
+        # During graph capture nothing is recorded: recording is itself a capture, and captures cannot nest.
+        if is_capturing or not uses_own_launch() or self._is_first_use(key):
             launch(*args, *tensors)
             return
-        if len(self._cache) >= MAX_LAYOUTS:
-            self._cache.clear()
-            self._templates.clear()
+        drop_oldest(self._cache, MAX_LAYOUTS)
         # Launches with a grid extent of 0 are dropped, because they launch nothing.
         launched = [one for one in record_launches(launch, *args, *tensors) if all(one[1])]
         recorded = RecordedLaunches(len(tensors))
@@ -127,9 +142,8 @@ class RelaunchCache:
         """Check whether recording waits for a layout's second use, and this is the first use."""
         if self._seen_once is None or key in self._seen_once:
             return False
-        if len(self._seen_once) >= MAX_LAYOUTS:
-            self._seen_once.clear()
-        self._seen_once.add(key)
+        drop_oldest(self._seen_once, MAX_LAYOUTS)
+        self._seen_once[key] = None
         return True
 
     def _make_launch(
@@ -160,14 +174,23 @@ class RelaunchCache:
         return DriverLaunch(template, (compiled, grid, args), tensor_args, recorded)
 
     def _template(self, device: int, compiled: Any, grid: Any, args: tuple[Any, ...]) -> LaunchTemplate | None:
-        found = cuda_driver.driver()
+        found, must = cuda_driver.driver(), launch_mode() == "driver"
         if found is None:
+            if must:
+                raise BackendError(f"{LAUNCH} is driver, but there is no libcuda.so.1; unset it for Triton's launcher")
             return None
         key = (compiled, device, *[(tuple(one.shape), tuple(one.strides)) for one in args if is_descriptor(one)])
         if key not in self._templates:
             try:
                 self._templates[key] = LaunchTemplate(found, compiled, grid, args, device)
-            except DriverError:
+            except DriverError as error:
+                if must:
+                    raise
+                logger.warning(
+                    "kernel %s is launched through Triton's launcher, which takes 10 to 20 µs longer: %s",
+                    compiled.src.fn.__name__,
+                    error,
+                )
                 self._templates[key] = None
         return self._templates[key]
 
@@ -201,8 +224,7 @@ class TritonLaunch:
         for arg, tensor, cache in self._descriptors:
             address = addresses[tensor]
             if address not in cache:
-                if len(cache) >= MAX_LAYOUTS:
-                    cache.clear()
+                drop_oldest(cache, MAX_LAYOUTS)
                 cache[address] = with_address(call_args[arg], address)
             call_args[arg] = cache[address]
         self._run(*call_args, stream=stream)
