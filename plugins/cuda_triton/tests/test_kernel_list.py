@@ -245,7 +245,7 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     seed = sum(map(ord, name))
     forms = (Form.ENGINE_SLOTS,) if seed % 2 else ()
     geometry = replace(geometry, device=replace(geometry.device, arch=arch), forms=forms)
-    listed = kernel_list.kernels_of(geometry)
+    listed = kernel_list.calls_of(geometry)
     monkeypatch.setattr(
         relaunch.RelaunchCache, "__call__", lambda _, layout, tensors, launch, *own: launch(*own, *tensors)
     )
@@ -256,6 +256,11 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
         for _ in range(200):
             traffic.step()
     assert not [one.name for one in launched if one not in listed]
+    # A listed call also loads the kernel under the key with which a launch looks it up.
+    ready, looked_up = (
+        {launcher._launch_key(call[0], 0, *call[1:]) for call in found.values()} for found in (listed, launched)
+    )
+    assert looked_up <= ready
     attention = [one for one in listed if one.kernel.__name__ not in TREE_KERNELS]
     trees = len(listed) - len(attention)
     print(f"{name}: {len(attention)} kernels and {trees} tree operations listed, {len(launched)} launched")
