@@ -16,6 +16,8 @@ from .launcher import ALIGNMENT
 
 MAX_DESCRIPTORS = 1024
 """Maximum cached TMA descriptors of a kernel argument, by tensor address."""
+LEAST_ADDRESS = 2**32
+"""Integers above this are addresses: a launch has no size, stride or count as large."""
 FLOAT_FORMATS = {4: "f", 8: "d"}
 """`struct` format of a floating-point parameter, by its size in bytes."""
 
@@ -135,8 +137,11 @@ class LaunchTemplate:
         moves only that one. It must change exactly one parameter of more than 8 bytes.
         """
         longer = [n for n, one in enumerate(self._captured_launch.params) if len(one) > 8]
-        # Nothing is read at this address, but it is one of the launch, so it is as valid as the others.
-        address = next(one for one in values if type(one) is int)
+        # The address of another tensor of the launch: nothing is read there, and TMA accepts it, because it is aligned.
+        addresses = [one for one in values if type(one) is int and one > LEAST_ADDRESS and one % ALIGNMENT == 0]
+        if not addresses:
+            raise DriverError("no tensor of the launch has an address that a descriptor can take")
+        address = addresses[0]
         found: dict[int, int] = {}
         for arg, value in enumerate(values):
             if not is_descriptor(value):
