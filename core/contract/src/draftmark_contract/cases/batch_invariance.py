@@ -24,7 +24,7 @@ from .graph_rounds import programs_of, sizes_of
 from .trees import beams, verify_tree
 
 SINCE = (1, 5)
-SIZES = (((3, 12), (600, 1800)), ((16, 40), (200, 600)), ((3, 12), (300, 1200)))
+SIZES = (((3, 12), (600, 1800)), ((12, 28), (200, 600)), ((3, 12), (300, 1200)))
 """(lowest, highest) number of requests and context length of each geometry that is drawn for a mode.
 
 The first geometry has the core's attention shape.
@@ -198,7 +198,7 @@ def _draw(mode: Mode, number: int) -> Draw:
     draft = DraftShape(dice.randint(2, 4), dice.randint(2, 4), dice.randint(2, 16), block_size=dice.randint(2, 9))
     budgets = (2 * draft.num_draft_tokens, reqs * draft.num_draft_tokens)
     limits = Limits(
-        *(reqs, context, dice.randint(60, 300), (2, reqs, reqs + dice.randint(0, 3))),
+        *(reqs, context, dice.randint(60, 300), (2, reqs + dice.randint(0, 3))),
         row_budgets=budgets if mode is Mode.RAGGED_VERIFY else (),
         batch_invariant=True,
     )
