@@ -264,14 +264,15 @@ def of_mode(
     *,
     step: int = 0,
     seed: int = 0,
+    first_page: int = 0,
 ) -> ForwardCase:
     """Return a forward of any mode on its largest budget; `rows` count in EXTEND and RAGGED_VERIFY only."""
     if mode is Mode.EXTEND:
-        return ragged(name, geometry, prefixes, rows, padded=padded - len(prefixes), seed=seed)
+        return ragged(name, geometry, prefixes, rows, padded=padded - len(prefixes), seed=seed, first_page=first_page)
     if mode is Mode.RAGGED_VERIFY:
         budget = geometry.max_rows(mode)
-        return device_rows(name, geometry, prefixes, rows, budget, padded=padded, seed=seed)
-    return uniform(name, geometry, mode, prefixes, padded, step=step, seed=seed)
+        return device_rows(name, geometry, prefixes, rows, budget, padded=padded, seed=seed, first_page=first_page)
+    return uniform(name, geometry, mode, prefixes, padded, step=step, seed=seed, first_page=first_page)
 
 
 def device_tree(tree: str, rows: int, seed: int) -> tuple[int, ...]:

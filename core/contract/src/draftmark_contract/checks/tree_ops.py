@@ -35,6 +35,10 @@ MANY_LAYERS = 13
 """Number of layers of a large pool: more than the first powers of two."""
 
 
+LARGE_MODELS = (80, 126)
+"""Numbers of layers of large models."""
+
+
 def _trees() -> list[Shape]:
     """Return trees of 2 to 101 nodes with masks of one to four words. A mask may be wider than its tree needs."""
     tokens = replace(SMALL, page_size=1, q_dtype="float32", kv_dtype="float32")
@@ -117,6 +121,14 @@ def every_pool_is_served(trees: TreeHarness, geometry: Geometry) -> None:
     own, larger = trees.tensors, trees.more_tensors(MANY_LAYERS, a.num_kv_heads + 1, a.head_dim + 32)
     for seed, tensors in enumerate((own, larger, trees.more_tensors(1, 1, 32), own)):
         trees.tensors = tensors
+        _compacts(trees, seed)
+
+
+@behaviour(Fixture.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 5))
+def every_layer_of_a_large_model_is_moved(trees: TreeHarness, geometry: Geometry) -> None:
+    """`compact` moves KV in each of 80 and of 126 layers of one pool, as many as large models have."""
+    for seed, layers in enumerate(LARGE_MODELS):
+        trees.tensors = trees.more_tensors(layers, 1, 32)
         _compacts(trees, seed)
 
 

@@ -11,7 +11,8 @@ from ..cases.forwards import ForwardCase
 from ..oracle.attention import real_values
 from ..oracle.history import kv_slots
 from .expected import quantised, stored_pools
-from .tensors import CaseTensors, raw, used_slots
+from .pools import raw
+from .tensors import CaseTensors, used_slots
 
 
 def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: int = 0) -> None:

@@ -9,7 +9,8 @@ import torch
 from ..cases.forwards import ForwardCase
 from ..oracle import attention
 from ..oracle.truth import Row, Truth
-from .tensors import CaseTensors, raw
+from .pools import at_slots, raw
+from .tensors import CaseTensors
 
 
 @dataclass
@@ -52,13 +53,17 @@ def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCas
     """Store a forward's k and v at KV slots, quantised as in the cache. Rows missing from `writes` are not stored.
 
     Rows that the forward does not store (`ForwardCase.kept`) are left out.
+
+    Args:
+        pools: K and V, each ``[slots, kv_heads, head_dim]`` or ``[pages, P, kv_heads, head_dim]``.
     """
     _, k, v, _ = tensors.rows(forward)
     kept = forward.kept
     numbers = [number for number, row in enumerate(forward.rows) if row in writes and row not in kept]
     slots = torch.tensor([writes[forward.rows[number]] for number in numbers], dtype=torch.int64, device=k.device)
     for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
-        raw(pool)[slots] = raw(quantised(rows[numbers], scale, pool.dtype))
+        where = (slots,) if pool.dim() == 3 else (slots // pool.shape[1], slots % pool.shape[1])
+        raw(pool)[where] = raw(quantised(rows[numbers], scale, pool.dtype))
 
 
 def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -73,6 +78,18 @@ def answer_of(
     q, cache, shape = tensors.rows(forward)[0], tensors.cache, forward.geometry.attention
     scales = cache.k_scale, cache.v_scale
     return attention.attend(q, pools[0], pools[1], visible, forward.rows, shape, scales, cache.sinks)
+
+
+def answer_from_cache(
+    forward: ForwardCase, tensors: CaseTensors, visible: dict[Row, tuple[int, ...]]
+) -> attention.Answer:
+    """Return `answer_of` over the layer's cache as it is now. Only visible slots are read, from a pool of any size."""
+    union = sorted(set().union(*visible.values()))
+    index = {slot: at for at, slot in enumerate(union)}
+    slots = torch.tensor(union, dtype=torch.int64)
+    pools = [at_slots(pool, slots) for pool in (tensors.cache.k, tensors.cache.v)]
+    seen = {row: tuple(index[slot] for slot in named) for row, named in visible.items()}
+    return answer_of(forward, tensors, pools, seen)
 
 
 def truth_of(forward: ForwardCase) -> Truth:

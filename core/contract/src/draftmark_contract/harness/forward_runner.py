@@ -18,8 +18,9 @@ from ..layouts import MetadataSpec
 from ..oracle import formulas
 from ..oracle.decode import Decoded, Shape, decode
 from .contents import fill
-from .expected import Expected, answer_of, expected_of, store, truth_of
-from .tensors import CaseTensors, raw
+from .expected import Expected, answer_from_cache, expected_of, store, truth_of
+from .pools import Pool
+from .tensors import CaseTensors
 
 
 class ForwardRunner:
@@ -27,7 +28,7 @@ class ForwardRunner:
 
     Args:
         num_pages: pages of the pool, one null page included. Further null pages are added for unique slots.
-        pool: k and v ``[2, num_pages, P, kv_heads, head_dim]``; a new pool by default.
+        pool: pool of several layers for k and v; a new pool by default.
 
     Attributes:
         backend, arena: results of `BackendUnderTest.open`.
@@ -35,9 +36,7 @@ class ForwardRunner:
         kernels: True when write_kv and attend run in this tier; otherwise `interpret` computes their results.
     """
 
-    def __init__(
-        self, subject: BackendUnderTest, geometry: Geometry, num_pages: int, pool: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, subject: BackendUnderTest, geometry: Geometry, num_pages: int, pool: Pool | None = None) -> None:
         self.subject, self.geometry = subject, geometry
         self.backend, self.arena = subject.open(geometry)
         self.specs = subject.layouts(geometry)
@@ -134,14 +133,10 @@ class ForwardRunner:
         """Compute in the suite the KV and output that correct kernels would produce from the backend's metadata."""
         self.subject.interpreted()
         found, truth = self.decoded(forward, batch, arena), truth_of(forward)
-        caches = tensors.cache.k, tensors.cache.v
-        pools = [pool.reshape(-1, *pool.shape[2:]) for pool in caches]
         stored = forward.rows if forward.stores_padding else forward.rows[: forward.live_rows]
         writes = found.writes or truth.writes
-        store(pools, {row: writes[row] for row in stored if row in writes}, forward, tensors)
-        for cache, pool in zip(caches, pools, strict=True):
-            if not cache.is_contiguous():  # Then reshape made a copy.
-                raw(cache).copy_(raw(pool).view(cache.shape))
+        caches = [tensors.cache.k, tensors.cache.v]
+        store(caches, {row: writes[row] for row in stored if row in writes}, forward, tensors)
         visible = truth.visible if found.opaque else found.visible
         live = {row: slots for row, slots in visible.items() if forward.requests[row[0]].live}
-        tensors.rows(forward)[3].copy_(answer_of(forward, tensors, pools, live).out)
+        tensors.rows(forward)[3].copy_(answer_from_cache(forward, tensors, live).out)

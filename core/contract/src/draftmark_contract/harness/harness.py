@@ -20,13 +20,14 @@ from ..oracle.decode import Decoded
 from ..oracle.problem import DecodeProblem
 from ..oracle.truth import Row
 from . import assertions
-from .expected import Expected, answer_of, truth_of
+from .expected import Expected, answer_from_cache, truth_of
 from .forward_runner import ForwardRunner
 from .host_reads import host_reads
 from .poison import poison_in
 from .poisoned_memory import PoisonedMemory
+from .pools import raw
 from .reachable import reachable_storages
-from .tensors import CaseTensors, raw
+from .tensors import CaseTensors
 from .watch import Watch, batch_tensors
 
 
@@ -110,6 +111,16 @@ class Harness(ForwardRunner):
                 )
             if not bool(torch.isfinite(got[:null_slots].float()).all()):
                 raise _violation(f"a null page of {name} is not finite", forward, "NaN or infinity", "finite values")
+        others = (tensors or self.tensors).changed_layers
+        if others:
+            raise _violation(
+                "a forward writes to other layers of the KV pool",
+                forward,
+                f"changes in layers {others} of the pool",
+                "changes only in the layer that write_kv received",
+                formula="k and v of KVCache are views of a pool, with a storage offset",
+                bug="TRT-LLM#16801",
+            )
 
     def assert_output(
         self, forward: ForwardCase, expected: Expected, what: str = "the output", out: torch.Tensor | None = None
@@ -131,15 +142,15 @@ class Harness(ForwardRunner):
         """Check the cache and the output only at the slots that the forward touches, for a pool too large to copy."""
         truth, cache = truth_of(forward), self.tensors.cache
         _, k, v, _ = self.tensors.rows(forward)
-        flat = [pool.view(-1, *pool.shape[2:]) for pool in (cache.k, cache.v)]
         for number, row in enumerate(forward.rows[: forward.live_rows]):
-            for name, pool, rows in zip("kv", flat, (k, v), strict=True):
-                if not torch.equal(pool[truth.writes[row]], rows[number].to(pool.dtype)):
+            at = divmod(truth.writes[row], cache.k.shape[1])
+            for name, pool, rows in zip("kv", (cache.k, cache.v), (k, v), strict=True):
+                if not torch.equal(pool[at], rows[number].to(pool.dtype)):
                     what = f"row {row[1]} of request {row[0]} was not stored in the {name} cache at its slot"
                     want = f"its {name} at slot {truth.writes[row]}"
                     raise _violation(what, forward, "other values", want, wrong=Wrong("store", (row,)))
         live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
-        self.assert_output(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
+        self.assert_output(forward, Expected(truth, cache.k, cache.v, answer_from_cache(forward, self.tensors, live)))
 
     def more_tensors(self) -> CaseTensors:
         """Return another set of tensors with the shapes of the harness's own, pool included."""

@@ -32,7 +32,7 @@ class Layer:
 
 
 class LayerHarness:
-    """Runs the layers of a model. Layers of one shape share a backend and its metadata. All layers share the batch.
+    """Runs the layers of a model. Layers of one shape share a backend, its metadata and a KV pool; all share the batch.
 
     Attributes:
         harnesses: one per distinct shape.
@@ -46,8 +46,10 @@ class LayerHarness:
         pages = [harness.tensors.cache.k.shape[0] for harness in self.harnesses]
         for number in range(each):
             for harness, count in zip(self.harnesses, pages, strict=True):
-                made = CaseTensors(harness.geometry, subject.device, count, layer=number) if number else harness.tensors
-                self.layers.append(Layer(harness, made))
+                own = harness.tensors
+                if number:
+                    own = CaseTensors(harness.geometry, subject.device, count, layer=number, beside=own)
+                self.layers.append(Layer(harness, own))
         self._state = subject.graph_state(shapes[0])
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> tuple[ForwardBatch, list[Expected]]:

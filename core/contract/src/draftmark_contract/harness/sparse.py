@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
+from draftmark.geometry import Form
+
 from ..cases.forwards import ForwardCase
+from .pools import LAYERS, Pool
+from .tensor_forms import KVForm, kv_pages
 
 
 @contextmanager
-def sparse_pool(forward: ForwardCase, device: str) -> Iterator[torch.Tensor]:
-    """Yield zeros ``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype: k and v for `CaseTensors`."""
-    a = forward.geometry.attention
-    shape = (2, forward.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
-    with sparse_memory(shape, getattr(torch, a.kv_dtype), device) as memory:
-        yield memory
+def sparse_pool(forward: ForwardCase, device: str) -> Iterator[Pool]:
+    """Yield a pool of zeros: one contiguous layer, or for Form.STRIDED_KV several layers in KVForm.BY_PAGE."""
+    geometry, strided = forward.geometry, Form.STRIDED_KV in forward.geometry.forms
+    form, layers = (KVForm.BY_PAGE, LAYERS) if strided else (KVForm.CONTIGUOUS, 1)
+    with ExitStack() as kept:
+
+        def empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+            return kept.enter_context(sparse_memory(shape, dtype, device))
+
+        yield Pool(kv_pages(geometry, forward.num_pages, form, device, layers, empty), forward.name)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -10,6 +11,9 @@ import torch
 
 from draftmark.geometry import Form, Geometry
 
+from .pools import LAYERS
+
+Empty = Callable[..., torch.Tensor]
 NOWHERE = -1
 """Entry of a page table's surplus columns, and of the memory between its rows: no page."""
 
@@ -36,11 +40,12 @@ class KVForm(StrEnum):
     CONTIGUOUS = "k and v contiguous"
     BY_HEAD = "k and v of a page adjacent, heads before tokens"
     BY_TOKEN = "k and v of a token adjacent"
+    BY_PAGE = "a page of all layers adjacent, with its heads before its tokens"
 
 
 TABLES = (TableForm(), TableForm(0, 0), TableForm(11, 0), TableForm(0, 7))
 """Layouts of a page table that a history draws from. The first one is the layout of single forwards."""
-KV_FORMS = (KVForm.BY_HEAD, KVForm.CONTIGUOUS, KVForm.BY_TOKEN)
+KV_FORMS = (KVForm.BY_HEAD, KVForm.CONTIGUOUS, KVForm.BY_TOKEN, KVForm.BY_PAGE)
 """Layouts of KV pages that a history draws from. The first one is the layout of single forwards."""
 
 
@@ -72,12 +77,23 @@ def kv_form_of(geometry: Geometry, form: KVForm) -> KVForm:
     return form if Form.STRIDED_KV in geometry.forms else KVForm.CONTIGUOUS
 
 
-def kv_pages(geometry: Geometry, num_pages: int, form: KVForm, device: str) -> torch.Tensor:
-    """Return uninitialized k and v pages ``[2, num_pages, P, kv_heads, head_dim]`` in this layout."""
+def kv_pages(
+    geometry: Geometry, num_pages: int, form: KVForm, device: str, layers: int = LAYERS, empty: Empty = torch.empty
+) -> torch.Tensor:
+    """Return uninitialized k and v pages of several layers in this layout.
+
+    Args:
+        empty: function (shape, dtype=, device=) that allocates the memory.
+
+    Returns:
+        ``[layers, 2, num_pages, P, kv_heads, head_dim]``, a view of one memory.
+    """
     a = geometry.attention
-    heads, dim, size, dtype = a.num_kv_heads, a.head_dim, a.page_size, getattr(torch, a.kv_dtype)
-    if form is KVForm.BY_HEAD:
-        return torch.empty(num_pages, 2, heads, size, dim, dtype=dtype, device=device).permute(1, 0, 3, 2, 4)
-    if form is KVForm.BY_TOKEN:
-        return torch.empty(num_pages, size, heads, 2, dim, dtype=dtype, device=device).permute(3, 0, 1, 2, 4)
-    return torch.empty(2, num_pages, size, heads, dim, dtype=dtype, device=device)
+    heads, dim, size = a.num_kv_heads, a.head_dim, a.page_size
+    shape, order = {
+        KVForm.CONTIGUOUS: ((2, layers, num_pages, size, heads, dim), (1, 0, 2, 3, 4, 5)),
+        KVForm.BY_HEAD: ((layers, num_pages, 2, heads, size, dim), (0, 2, 1, 4, 3, 5)),
+        KVForm.BY_TOKEN: ((layers, num_pages, size, heads, 2, dim), (0, 4, 1, 2, 3, 5)),
+        KVForm.BY_PAGE: ((num_pages, layers, 2, heads, size, dim), (1, 2, 0, 4, 3, 5)),
+    }[form]
+    return empty(shape, dtype=getattr(torch, a.kv_dtype), device=device).permute(order)

@@ -16,10 +16,9 @@ from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import Request, filled_slots
+from .pools import SPARSE, Pool, raw
 from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages
 
-SPARSE = 2**28
-"""Number of elements from which a pool is not filled. Only the slots that a forward uses are then written."""
 SCALES = (0.5, 2.0)
 """Scales of k and v in the first layer: the stored value times the scale is the real value. Each further layer doubles
 the k scale and halves the v scale. Powers of two make quantisation round only once."""
@@ -33,13 +32,24 @@ class CaseTensors:
     """Holds all tensors that a backend receives, at fixed addresses. Parts that a forward does not use are stale.
 
     Attributes:
-        cache: one layer's pages, with its own scales and sinks.
+        cache: one layer's pages, with its own scales and sinks. They are a view of a pool of several layers.
         page_table: the static page table, or an engine's own one with Form.ENGINE_TABLE.
         q, k, v, out: rows of the largest forward. A forward uses the leading ones.
+
+    Args:
+        pool: pool of the layer; by default a new one, in the geometry's form.
+        layer: number of the layer in its model. It decides the scales, and the place in the pool.
+        beside: tensors of another layer of the model, in the same pools.
     """
 
     def __init__(
-        self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None, layer: int = 0
+        self,
+        geometry: Geometry,
+        device: str,
+        num_pages: int,
+        pool: Pool | None = None,
+        layer: int = 0,
+        beside: CaseTensors | None = None,
     ) -> None:
         a = geometry.attention
         self.geometry = geometry
@@ -48,13 +58,12 @@ class CaseTensors:
         reqs, columns = self.page_table.shape
         self._table = EngineTable(reqs, columns, device) if Form.ENGINE_TABLE in geometry.forms else None
         form = kv_form_of(geometry, TensorForm().kv)
-        self._pools: dict[KVForm, torch.Tensor] = {}
+        self._pools: dict[KVForm, Pool] = {} if beside is None else beside._pools
         if pool is not None:
             self._pools[form] = pool
-        self._num_pages = num_pages
+        self._num_pages, self._layer = num_pages, layer
         sinks = torch.zeros(a.num_qo_heads, dtype=torch.float32, device=device) if a.sinks else None
-        kv = self._pool(form)
-        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device, layer), sinks)
+        self.cache = KVCache(*self._pool(form).take(layer), *_scales(a.kv_dtype, device, layer), sinks)
         self.take(TensorForm())
         rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
@@ -70,16 +79,23 @@ class CaseTensors:
         """
         if self._table is not None:
             self.page_table = self._table.view(form.table)
-        kv = self._pool(kv_form_of(self.geometry, form.kv))
-        self.cache = replace(self.cache, k=kv[0], v=kv[1])
+        k, v = self._pool(kv_form_of(self.geometry, form.kv)).take(self._layer)
+        self.cache = replace(self.cache, k=k, v=v)
 
     def share_pages(self, other: CaseTensors) -> None:
         """Use the KV pages of other tensors. Scales and sinks stay separate."""
-        self._pools, self.cache = other._pools, replace(self.cache, k=other.cache.k, v=other.cache.v)
+        self._pools, self._layer = other._pools, other._layer
+        self.cache = replace(self.cache, k=other.cache.k, v=other.cache.v)
 
-    def _pool(self, form: KVForm) -> torch.Tensor:
+    @property
+    def changed_layers(self) -> list[int]:
+        """Places of layers in the pools that no cache uses and that have changed."""
+        return [layer for pool in self._pools.values() for layer in pool.changed()]
+
+    def _pool(self, form: KVForm) -> Pool:
         if form not in self._pools:
-            self._pools[form] = kv_pages(self.geometry, self._num_pages, form, str(self.buffers.prefix_lens.device))
+            memory = kv_pages(self.geometry, self._num_pages, form, str(self.buffers.prefix_lens.device))
+            self._pools[form] = Pool(memory, (self.geometry, form))
         return self._pools[form]
 
     def set_row_form(self, form: RowForm) -> None:
@@ -196,11 +212,6 @@ def used_slots(forward: ForwardCase) -> list[int]:
     size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
     kept = {forward.truth.writes[row] for row in forward.kept}
     return sorted(kept | {slot for one in live for slot in filled_slots(one, size)})
-
-
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of the tensor's memory as integers. NaN then equals itself, and every dtype can be indexed."""
-    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def _scales(kv_dtype: str, device: str, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -14,7 +14,7 @@ from draftmark.lengths import Unknown
 from ..cases.tree_rounds import Round
 from ..oracle.formulas import max_pages, max_prefix, max_requests
 from ..oracle.history import Request
-from .tensors import raw
+from .pools import raw
 
 LAYERS = 3
 JUNK = 10**6

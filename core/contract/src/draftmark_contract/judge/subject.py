@@ -14,7 +14,8 @@ from ..failing_batch import Wrong
 from ..harness import assertions
 from ..harness.contents import fill
 from ..harness.expected import store
-from ..harness.tensors import CaseTensors, raw
+from ..harness.pools import raw
+from ..harness.tensors import CaseTensors
 from ..oracle import attention
 from . import eight_bits
 from .driver import Driver, EngineCapabilities

@@ -9,8 +9,8 @@ import torch
 
 from ...cases.forward_sets import extends
 from ...check import ContractViolation
+from ...harness.pools import raw
 from ...harness.tensor_forms import RowForm
-from ...harness.tensors import raw
 from ..driver import EngineCapabilities
 from ..item import Item
 from ..step import Step, step_of

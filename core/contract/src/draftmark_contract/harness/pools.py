@@ -1,0 +1,49 @@
+"""KV pools of several layers, as engines allocate them: a layer's cache is a view with a storage offset."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+LAYERS = 3
+SPARSE = 2**28
+"""Number of elements of a layer from which it is not filled. Only the slots that a forward uses are then written."""
+
+
+class Pool:
+    """Holds K and V of several layers in one memory. Layers that no cache uses contain NaN and must not change.
+
+    Args:
+        memory: ``[layers, 2, num_pages, P, kv_heads, head_dim]``, a view of any strides; index 0 is K, 1 is V.
+        draw: any value, from which the place of the model's first layer in the pool is drawn.
+    """
+
+    def __init__(self, memory: torch.Tensor, draw: object = 0) -> None:
+        self._memory, self._taken = memory, set[int]()
+        self._first = random.Random(f"layer {draw}").randrange(len(memory))
+        self._is_sparse = memory[0, 0].numel() >= SPARSE
+        if not self._is_sparse:
+            raw(memory).fill_(-1)  # All bits set is NaN in every floating-point dtype.
+
+    def take(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V ``[num_pages, P, kv_heads, head_dim]`` of a model's layer, which may change from now on."""
+        at = (self._first + layer) % len(self._memory)
+        self._taken.add(at)
+        return self._memory[at, 0], self._memory[at, 1]
+
+    def changed(self) -> list[int]:
+        """Return the places of layers that no cache uses and that have changed; [] for a pool that is not filled."""
+        others = [] if self._is_sparse else sorted(set(range(len(self._memory))) - self._taken)
+        return [layer for layer in others if bool((raw(self._memory[layer]) != -1).any())]
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of the tensor's memory as integers. NaN then equals itself, and every dtype can be indexed."""
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def at_slots(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Return a copy of K or V ``[pages, P, kv_heads, head_dim]`` at some KV slots, ``[slots, kv_heads, head_dim]``."""
+    slots = slots.to(pool.device)
+    return raw(pool)[slots // pool.shape[1], slots % pool.shape[1]].view(pool.dtype)
