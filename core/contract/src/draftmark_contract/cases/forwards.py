@@ -123,13 +123,27 @@ class ForwardCase:
         A common system prompt looks like this. A request with a shorter prefix shares fewer pages. Pages with new
         tokens are never shared.
         """
-        first, size = self.requests[0], self.geometry.attention.page_size
+        shared = self.forked([range(self.live)], count)
+        return replace(shared, name=f"{self.name}-common")
 
-        def shared(one: Request) -> Request:
-            most = min(count, one.prefix // size, len(first.pages), first.prefix // size) if one.live else 0
-            return replace(one, pages=(*first.pages[:most], *one.pages[most:]))
+    def forked(self, groups: Sequence[Sequence[int]], most: int = 2**31) -> ForwardCase:
+        """Return the forward with requests that are forks: n samples of one prompt, or answers that were branched.
 
-        return replace(self, name=f"{self.name}-common", requests=tuple(map(shared, self.requests)))
+        The requests of a group share their full prefix pages with the group's first request, as far as the shorter
+        prefix reaches. The page with the end of a prefix, and pages with new tokens, are each request's own.
+
+        Args:
+            groups: indices of live requests.
+            most: largest number of pages that two requests share.
+        """
+        requests, size = list(self.requests), self.geometry.attention.page_size
+        for first, *others in groups:
+            source = requests[first]
+            for other in others:
+                one = requests[other]
+                shared = min(most, one.prefix // size, source.prefix // size)
+                requests[other] = replace(one, pages=(*source.pages[:shared], *one.pages[shared:]))
+        return replace(self, name=f"{self.name}-forked", requests=tuple(requests))
 
     def with_returned_pages(self, holds: str, seed: int = 0) -> ForwardCase:
         """Return the forward after every live request gave back its pages left of the window, as engines do.

@@ -1,4 +1,4 @@
-"""Forwards on pages far into a KV pool of several layers, all of whose pages of one id are adjacent. No torch."""
+"""Forwards on pages far into a KV pool of several layers, in which all layers of a page are adjacent. No torch."""
 
 from __future__ import annotations
 

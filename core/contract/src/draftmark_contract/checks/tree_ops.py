@@ -126,7 +126,7 @@ def every_pool_is_served(trees: TreeHarness, geometry: Geometry) -> None:
 
 @behaviour(Fixture.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 5))
 def every_layer_of_a_large_model_is_moved(trees: TreeHarness, geometry: Geometry) -> None:
-    """`compact` moves KV in each of 80 and of 126 layers of one pool, as many as large models have."""
+    """`compact` moves KV in every layer of a pool of 80 layers, and of 126 layers, the numbers of large models."""
     for seed, layers in enumerate(LARGE_MODELS):
         trees.tensors = trees.more_tensors(layers, 1, 32)
         _compacts(trees, seed)

@@ -48,7 +48,7 @@ class LayerHarness:
             for harness, count in zip(self.harnesses, pages, strict=True):
                 own = harness.tensors
                 if number:
-                    own = CaseTensors(harness.geometry, subject.device, count, layer=number, beside=own)
+                    own = CaseTensors(harness.geometry, subject.device, count, layer=number, sibling=own)
                 self.layers.append(Layer(harness, own))
         self._state = subject.graph_state(shapes[0])
 

@@ -39,7 +39,7 @@ class CaseTensors:
     Args:
         pool: pool of the layer; by default a new one, in the geometry's form.
         layer: number of the layer in its model. It decides the scales, and the place in the pool.
-        beside: tensors of another layer of the model, in the same pools.
+        sibling: tensors of another layer of the model, in the same pools.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CaseTensors:
         num_pages: int,
         pool: Pool | None = None,
         layer: int = 0,
-        beside: CaseTensors | None = None,
+        sibling: CaseTensors | None = None,
     ) -> None:
         a = geometry.attention
         self.geometry = geometry
@@ -58,7 +58,7 @@ class CaseTensors:
         reqs, columns = self.page_table.shape
         self._table = EngineTable(reqs, columns, device) if Form.ENGINE_TABLE in geometry.forms else None
         form = kv_form_of(geometry, TensorForm().kv)
-        self._pools: dict[KVForm, Pool] = {} if beside is None else beside._pools
+        self._pools: dict[KVForm, Pool] = {} if sibling is None else sibling._pools
         if pool is not None:
             self._pools[form] = pool
         self._num_pages, self._layer = num_pages, layer
