@@ -94,5 +94,5 @@ def drawn(geometry: Geometry, mode: Mode, step: int, seed: int, padded: int = 0)
     rows = [dice.randrange(1, 6 if mode is Mode.EXTEND else geometry.draft.num_draft_tokens + 1) for _ in range(live)]
     made = of_mode(f"forks-{seed}", geometry, mode, lens, rows, padded or live + seed % 2, step=step, seed=seed)
     forked = made.forked(groups)
-    # A fork of a fork: the last request of a group is forked from the one before it, from whose own pages it reads.
+    # A fork of a fork: the last request of a group is forked from the one before it, and also reads its pages.
     return forked.forked([group[-2:] for group in groups]) if seed % 2 else forked

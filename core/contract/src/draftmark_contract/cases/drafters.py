@@ -1,0 +1,86 @@
+"""Rounds of a target and a drafter that read one KV: drafts, verification, rejection. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from draftmark.geometry import AttentionShape, DraftShape, Geometry, GeometryPair, Limits, Mode
+
+from ..check import Case
+from ..oracle.formulas import draft_steps, rows_and_tail
+from ..oracle.history import chain
+from .forwards import ForwardCase, block_masks, uniform
+from .geometries import PAGE128, SMALL
+
+SINCE = (1, 5)
+LIMITS = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=16, capture_batch_sizes=(1, 4))
+CHAIN = DraftShape(topk=1, num_steps=4, num_draft_tokens=4, block_size=4)
+LENS, ACCEPTED = (140, 37, 16), ((1, 4, 2), (3, 1, 1))
+"""Prefix lengths before the first round, and the tokens that each round accepts. The others are rejected."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of one pair of a target and a draft model, each a list of forwards in order.
+
+    Attributes:
+        pair: the two geometries.
+        forwards: ``[rounds][forwards]``. The target's forward is the one in VERIFY.
+    """
+
+    pair: GeometryPair
+    forwards: tuple[tuple[ForwardCase, ...], ...]
+
+    @property
+    def geometry(self) -> Geometry:
+        """The drafter's geometry, which has the more special modes."""
+        return self.pair.draft
+
+
+def rounds() -> list[Case]:
+    """Return rounds for drafters of two kinds, draft steps and draft blocks, with each kind of layer."""
+    half = replace(SMALL, q_dtype="float16", kv_dtype="float16")
+    shapes = {
+        "page16": half,
+        "window": replace(half, page_size=8, window_left=21),
+        "kv8": replace(SMALL, kv_dtype="float8_e4m3fn"),
+        "kv8-window": replace(SMALL, kv_dtype="float8_e4m3fn", window_left=30),
+        "page128": PAGE128,
+    }
+    kinds = {"steps": (Mode.DRAFT, Mode.DRAFT_EXTEND), "block": (Mode.DRAFT_BLOCK,)}
+    return [
+        Case(f"{name}-{kind}", _rounds(shape, modes), SINCE)
+        for name, shape in shapes.items()
+        for kind, modes in kinds.items()
+    ]
+
+
+def _rounds(shape: AttentionShape, modes: tuple[Mode, ...]) -> Rounds:
+    target = Geometry.create(shape, LIMITS, CHAIN, modes=(Mode.EXTEND, Mode.DECODE, Mode.VERIFY))
+    draft = Geometry.create(shape, LIMITS, CHAIN, modes=modes)
+    ends = [length + sum(counts) for length, *counts in zip(LENS, *ACCEPTED, strict=True)]
+    whole = uniform("round", target, Mode.VERIFY, ends, len(LENS) + 1, tree="chain")
+    steps = [(Mode.DRAFT, step) for step in range(draft_steps(draft))] if Mode.DRAFT in modes else []
+    before = steps or [(Mode.DRAFT_BLOCK, 0)]
+    after = [(Mode.DRAFT_EXTEND, 0)] if Mode.DRAFT_EXTEND in modes else []
+    lens, found = list(LENS), []
+    for counts in ACCEPTED:
+        drafted = [_at(whole, draft, mode, step, lens) for mode, step in before]
+        verified = _at(whole, target, Mode.VERIFY, 0, lens)
+        # The target has stored the accepted tokens, so the drafter's own forward over them stores nothing.
+        read = [replace(_at(whole, draft, mode, step, lens), shares_kv=True) for mode, step in after]
+        found.append((*drafted, verified, *read))
+        lens = [length + count for length, count in zip(lens, counts, strict=True)]
+    return Rounds(GeometryPair(target, draft), tuple(found))
+
+
+def _at(whole: ForwardCase, geometry: Geometry, mode: Mode, step: int, lens: list[int]) -> ForwardCase:
+    """Return a forward of these requests, with these prefix lengths, in the pages that they have at the end."""
+    rows, tail = rows_and_tail(geometry, mode, step)
+    prefixes = [*lens, *[0] * (len(whole.requests) - len(lens))]
+    requests = tuple(
+        replace(one, prefix=length, parents=chain(tail), rows=rows, masks=block_masks(mode, tail) if one.live else ())
+        for one, length in zip(whole.requests, prefixes, strict=True)
+    )
+    label = f"{mode.value}{step or ''}-{lens[0]}"
+    return replace(whole, name=label, geometry=geometry, mode=mode, step=step, requests=requests, causal=True)
