@@ -22,6 +22,7 @@ from draftmark.runtime import (
     Exact,
     ForwardBatch,
     HostLengths,
+    KVCache,
     KVPool,
     Unknown,
     VerifyResult,
@@ -152,6 +153,10 @@ class AttentionLayers:
         group.backend.write_kv(k.contiguous(), v.contiguous(), cache, self._batch)
         group.backend.attend(q, cache, self._batch, out)
         return out
+
+    def of_layers(self) -> list[tuple[LayerGroup, KVCache]]:
+        """Return the group and the KV cache of each decoder layer."""
+        return list(zip(self._homes, self._caches, strict=True))
 
     def check_guards(self) -> None:
         """Raise `GuardError` if a step wrote past a buffer. Reads the device, and only in guard mode."""
