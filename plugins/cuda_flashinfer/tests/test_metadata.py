@@ -86,6 +86,20 @@ def test_masked_keys_are_stored_slots(make_geometry, make_batch):
         assert set(arena[sizing.TAIL_SLOTS][starts[r] : starts[r + 1]].tolist()) <= stored
 
 
+def test_causal_pass_reads_null_pages_left_of_the_window(make_geometry, make_batch):
+    """FA2 also loads keys left of the window, so pages that the request may have given back are the null page 0."""
+    geometry = make_geometry(page_size=16, window_left=9, max_context_len=90)
+    backend, arena = opened(geometry)
+    lens = (0, 25, 26, 90)
+    batch = make_batch(geometry, Mode.DECODE, lens)
+    backend.plan(batch)
+    backend.write_metadata(batch)
+    starts, ids = arena[sizing.INDPTR].tolist(), arena[sizing.PAGES].tolist()
+    for r, length in enumerate(lens):
+        hidden, table = max(0, length - 9) // 16, batch.page_table[r].tolist()
+        assert ids[starts[r] : starts[r + 1]] == [0] * hidden + table[hidden : length // 16 + 1]
+
+
 def test_host_page_counts_match_the_device(make_geometry, make_batch):
     """The page counts that the host passes to FlashInfer's plan equal the device's page counts for every length."""
     for window in (-1, 13, 70):

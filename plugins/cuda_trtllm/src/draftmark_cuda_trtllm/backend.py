@@ -75,6 +75,10 @@ class XqaBackend:
         )  # fmt: skip
         if batch.slots is not None:
             slots.copy_(batch.slots)
+        launch.hide_pages(self.geometry, batch, self._table(batch))
+
+    def _table(self, batch: ForwardBatch) -> torch.Tensor:
+        return launch.visible_table(self.geometry, self._buffer, batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Store K and V of the batch's rows in one launch; quantise them if the cache is fp8."""
@@ -96,7 +100,7 @@ class XqaBackend:
             raise BatchError("XQA runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
         self._check(cache, batch, out)
         q, scales, sinks = q.contiguous(), self._scales(cache), sinks_of(cache, self.geometry)
-        lens, table = self._buffer[sizing.LENS][: batch.padded_reqs], batch.page_table
+        lens, table = self._buffer[sizing.LENS][: batch.padded_reqs], self._table(batch)
         q_len, tail_len = batch.q_lens[0], batch.tail_lens[0]
         if q_len == 1 and not forms.is_fp8(self.geometry):
             self._xqa.decode(q, cache, table, lens, out, scales, sinks)

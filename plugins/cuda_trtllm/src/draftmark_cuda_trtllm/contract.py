@@ -18,14 +18,19 @@ if TYPE_CHECKING:
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
     """Describe each mode's metadata: one masked pass over the batch's page table; KV lengths include the new tokens."""
     if forms.uses_gen(geometry):
-        return over_page_table(geometry, kv_lens=gen_sizing.LENS, slot_mapping=gen_sizing.SLOTS)
+        return over_page_table(geometry, kv_lens=gen_sizing.LENS, slot_mapping=gen_sizing.SLOTS, **_own_table(geometry))
     return {mode: _meaning(geometry, mode) for mode in geometry.modes}
+
+
+def _own_table(geometry: Geometry) -> dict[str, str]:
+    """Return the role and name of the plugin's page table, which layers with a window have."""
+    return {spec.role.value: spec.name for spec in sizing.visible_table(geometry)}
 
 
 def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
     named = {"slot_mapping": sizing.SLOTS}
     if mode not in (Mode.EXTEND, *forms.SIBLING_MODES):
-        named["kv_lens"] = sizing.LENS
+        named |= {"kv_lens": sizing.LENS, **_own_table(geometry)}
     if mode not in forms.masked_modes(geometry):
         level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
         return MetadataSpec((level,), mask_stride=geometry.mask_words)

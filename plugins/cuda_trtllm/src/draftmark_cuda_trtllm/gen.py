@@ -37,6 +37,7 @@ class GenBackend:
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write KV lengths (committed and new tokens) and slots, in one launch."""
+        launch.hide_pages(self.geometry, batch, self._table(batch))
         page, slots = self.geometry.attention.page_size, self._buffer[sizing.SLOTS][: batch.num_rows]
         lens = self._buffer[sizing.LENS][: batch.padded_reqs]
         if batch.uniform is None:
@@ -51,6 +52,9 @@ class GenBackend:
             launch.write_uniform, page, (extent.q_len, extent.tail_len, extent.q_len), batch.prefix_lens,
             batch.page_table, None, lens, slots, None, None, 1, mutates=(lens, slots),
         )  # fmt: skip
+
+    def _table(self, batch: ForwardBatch) -> torch.Tensor:
+        return launch.visible_table(self.geometry, self._buffer, batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Store K and V of the batch's rows at their slots, in one launch."""
@@ -73,7 +77,7 @@ class GenBackend:
             "bmm1_scale": self._scale, "bmm2_scale": 1.0, "window_left": a.window_left, "out": out, "kv_layout": "NHD",
             "multi_ctas_kv_counter_buffer": self._buffer[sizing.COUNTERS],
         }  # fmt: skip
-        front = (q.contiguous(), (cache.k, cache.v), self._buffer[sizing.WORKSPACE], batch.page_table, lens)
+        front = (q.contiguous(), (cache.k, cache.v), self._buffer[sizing.WORKSPACE], self._table(batch), lens)
         if batch.uniform is None:
             sums = self._buffer[sizing.KV_INDPTR][: batch.padded_reqs + 1]
             self._context(

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 
+from draftmark import Geometry
+from draftmark.runtime import ForwardBatch, record_call
 from draftmark_cuda_triton.shared import compiled_or_interpreted
+
+from .sizing import PAGES
 
 KERNELS = f"{__package__}.kernels"
 BLOCK = 256
 SCAN_CELLS = 16384
 """Most cells of one program's (rows, requests) comparison."""
+
+
+def visible_table(geometry: Geometry, buffers: Mapping[str, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
+    """Return the page table that the vendor's kernels read: a buffer for a layer with a window, else the batch's."""
+    if geometry.attention.window_left < 0:
+        return batch.page_table
+    return buffers[PAGES][: batch.padded_reqs]
+
+
+def hide_pages(geometry: Geometry, batch: ForwardBatch, out: torch.Tensor) -> None:
+    """Write `visible_table` of a batch, if the layer has a window."""
+    a = geometry.attention
+    if a.window_left >= 0:
+        record_call(
+            write_visible_table, a.page_size, a.window_left, batch.prefix_lens, batch.page_table, out, mutates=(out,)
+        )
 
 
 def next_power_of_two(n: int) -> int:
@@ -46,6 +68,16 @@ def write_uniform(
         q_len, tail_len, lanes, words, page_table.stride(0), 0 if tree is None else tree.stride(0),
         PAGE=page_size, TREE=tree is not None, MASKED=masked, BLOCK=BLOCK,
     )  # fmt: skip
+
+
+def write_visible_table(
+    page_size: int, window_left: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Write the page table of a layer with a window. See `kernels.table.write_visible_table`."""
+    requests, columns = out.shape
+    compiled_or_interpreted(out, KERNELS).table.write_visible_table[(triton.cdiv(columns, BLOCK), requests)](
+        prefix_lens, page_table, out, columns, window_left, page_table.stride(0), PAGE=page_size, BLOCK=BLOCK
+    )
 
 
 def write_context(

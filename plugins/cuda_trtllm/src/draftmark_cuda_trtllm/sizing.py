@@ -13,7 +13,7 @@ from draftmark import BufferSpec, Geometry, Init, Mode, Role, Unit, ceil_div, ma
 
 from . import forms, gen_sizing
 
-LENS, SLOTS, MASK, INDPTR = "kv_lens", "slot_mapping", "tail_mask", "row_indptr"
+LENS, SLOTS, MASK, INDPTR, PAGES = "kv_lens", "slot_mapping", "tail_mask", "row_indptr", "page_table"
 QUERIES, OUTPUTS = "staged_queries", "staged_outputs"
 ROW_TILES = "row_tiles"
 SCRATCH, SEMAPHORES, Q_SCALE = "scratch", "semaphores", "q_scale"
@@ -25,7 +25,7 @@ STATISTICS = 256
 def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers of one geometry, for the modes that it serves."""
     if forms.uses_gen(geometry):
-        return gen_sizing.buffers(geometry)
+        return gen_sizing.buffers(geometry) + visible_table(geometry)
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
         specs.append(_row_tiles(geometry))
@@ -33,10 +33,18 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     if not forms.uniform_modes(geometry):
         return specs
     specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
-    specs += _tree_form(geometry)
+    specs += visible_table(geometry) + _tree_form(geometry)
     if forms.stages(geometry):
         specs += _staging(geometry)
     return specs + workspace(geometry)
+
+
+def visible_table(geometry: Geometry) -> list[BufferSpec]:
+    """Return the buffer for the page table of a layer with a window; none without a window."""
+    if geometry.attention.window_left < 0:
+        return []
+    shape, formula = (geometry.max_reqs, geometry.max_pages_per_req), "max_reqs × max_pages_per_req"
+    return [BufferSpec(PAGES, Role.PAGE_TABLE, shape, "int32", Unit.PAGES, formula)]
 
 
 def _sibling_buffers(geometry: Geometry) -> list[BufferSpec]:

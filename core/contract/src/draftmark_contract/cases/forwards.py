@@ -280,13 +280,20 @@ def of_mode(
     seed: int = 0,
     first_page: int = 0,
 ) -> ForwardCase:
-    """Return a forward of any mode on its largest budget; `rows` count in EXTEND and RAGGED_VERIFY only."""
+    """Return a forward of any mode on its largest budget: chains if topk is 1, else trees.
+
+    Args:
+        rows: new tokens of each request, in EXTEND and RAGGED_VERIFY only.
+    """
+    tree = "chain" if geometry.draft.topk == 1 else "random"
     if mode is Mode.EXTEND:
         return ragged(name, geometry, prefixes, rows, padded=padded - len(prefixes), seed=seed, first_page=first_page)
     if mode is Mode.RAGGED_VERIFY:
         budget = geometry.max_rows(mode)
-        return device_rows(name, geometry, prefixes, rows, budget, padded=padded, seed=seed, first_page=first_page)
-    return uniform(name, geometry, mode, prefixes, padded, step=step, seed=seed, first_page=first_page)
+        return device_rows(
+            name, geometry, prefixes, rows, budget, tree=tree, padded=padded, seed=seed, first_page=first_page
+        )
+    return uniform(name, geometry, mode, prefixes, padded, step=step, tree=tree, seed=seed, first_page=first_page)
 
 
 def device_tree(tree: str, rows: int, seed: int) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ LIMITS = Limits(
     max_num_reqs=4, max_context_len=400, max_extend_tokens=48, capture_batch_sizes=(1, 5), row_budgets=(16,)
 )
 TREE = DraftShape(topk=2, num_steps=3, num_draft_tokens=5)
+CHAIN = DraftShape(topk=1, num_steps=3, num_draft_tokens=4)
+"""Chains, because some kernels support windows with chains only."""
 BLOCK = DraftShape(topk=1, num_steps=1, num_draft_tokens=3, block_size=7)
 HOLDS = ("nan", "null", "written", "mixed")
 """Kinds of pages that a column left of the window names; see `ForwardCase.with_returned_pages`."""
@@ -42,6 +44,7 @@ def _attentions() -> dict[str, AttentionShape]:
 def _shapes(*names: str) -> list[Shape]:
     """Return geometries with the core modes, and one geometry for each other mode, which a backend may not serve."""
     sets = {"": (CORE_MODES, TREE), "ragged_verify": ((Mode.EXTEND, Mode.RAGGED_VERIFY), TREE)}
+    sets["chain"] = CORE_MODES, CHAIN
     sets["draft_block"] = (Mode.EXTEND, Mode.DRAFT_BLOCK), BLOCK
     found = []
     for name, attention in _attentions().items():
