@@ -18,7 +18,7 @@ from ..oracle.history import kv_slots
 from .expected import Expected
 from .graph_harness import no_sync
 from .harness import Harness
-from .tensors import raw
+from .pools import raw
 
 SMALL = 2.0**-8
 """Size of the values that the compared rows see besides large ones that cancel."""

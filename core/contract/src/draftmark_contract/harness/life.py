@@ -18,7 +18,8 @@ from ..check import ContractViolation
 from ..failing_batch import Wrong
 from ..oracle.formulas import max_prefix
 from .harness import Harness
-from .tensors import CaseTensors, raw
+from .pools import raw
+from .tensors import CaseTensors
 
 _RUNS = itertools.count()
 """Seeds of `new_batches`. A second run in this process draws other lengths, which a cache does not hold yet."""
