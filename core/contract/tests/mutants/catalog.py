@@ -10,6 +10,8 @@ from . import (
     boundaries,
     conditions,
     declarations,
+    drafters,
+    forks,
     invariance,
     kernels,
     late,
@@ -17,6 +19,7 @@ from . import (
     museum,
     places,
     plans,
+    pools,
     processes,
     rare_sizes,
     scales_and_strides,
@@ -32,6 +35,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
+    *(pools, forks, drafters),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -49,6 +53,9 @@ KILLER = (
     | processes.KILLER
     | invariance.KILLER
     | black_boxes.KILLER
+    | pools.KILLER
+    | forks.KILLER
+    | drafters.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 INAPPLICABLE = {
