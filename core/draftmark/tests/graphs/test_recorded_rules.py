@@ -45,6 +45,29 @@ def test_unwritten_memory_stays_poison() -> None:
     assert graph.outputs.isnan().all()
 
 
+def test_memory_of_a_dropped_graph_is_poison() -> None:
+    """A tensor that a graph allocated is useless after the graph is dropped: a device gives its memory to others."""
+    x, kept = torch.ones(3), []
+    graph = RecordedGraph(lambda: kept.append(x + 1))
+    graph.replay()
+    assert kept[0].tolist() == [2, 2, 2]
+    del graph
+    assert kept[0].isnan().all()
+
+
+def test_memory_of_a_failed_capture_is_poison() -> None:
+    """A tensor that a failed capture allocated is useless afterwards."""
+    x, kept = torch.ones(3), []
+
+    def step() -> None:
+        kept.append(x + 1)
+        raise ValueError("the step fails")
+
+    with pytest.raises(ValueError, match="the step fails"):
+        RecordedGraph(step)
+    assert kept[0].isnan().all()
+
+
 def test_a_python_number_keeps_its_captured_value() -> None:
     """A number read from Python at capture keeps its value in every replay."""
     x, scale = torch.ones(2), {"value": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -117,10 +118,9 @@ class StorageLedger:
             storage_bytes(alias).copy_(saved)
         self._before.clear()
 
-    def poison(self) -> None:
-        """Fill the pool with NaN and large integers, so that data that no replay wrote is recognizable."""
-        for tensor in self._inside.values():
-            storage_bytes(tensor).fill_(poison_byte(tensor.dtype))
+    def inside(self) -> list[Tensor]:
+        """Return an alias of every storage that the capture allocated: the graph's memory pool."""
+        return list(self._inside.values())
 
     @property
     def pool_bytes(self) -> int:
@@ -134,6 +134,12 @@ class StorageLedger:
     def watches(self) -> list[tuple[OutsideStorage, int]]:
         """Return each outside storage and the graph's number of references to it; call it after the last `alias`."""
         return [(outside, self._own[key]) for key, outside in self._outside.items() if outside.address]
+
+
+def poison(tensors: Iterable[Tensor]) -> None:
+    """Fill whole storages with NaN and large integers, so that data that no replay wrote is recognizable."""
+    for tensor in tensors:
+        storage_bytes(tensor).fill_(poison_byte(tensor.dtype))
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:

@@ -23,15 +23,18 @@ The random numbers differ from a device's random numbers.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CaptureError, GraphError
 from .active import is_recording, late_device
 from .keyed import KeyedGraphState
+from .ledger import poison
 from .recorder import Recorder
 
 
@@ -41,7 +44,8 @@ class RecordedGraph:
     Attributes:
         outputs: return value of the step, poisoned until the first replay (NaN; 0x7A bytes in integers; True in bool).
             Each replay overwrites it in place.
-        pool_bytes: bytes of every tensor that the step allocated; they live as long as the graph.
+        pool_bytes: bytes of every tensor that the step allocated; they live as long as the graph, and then become
+            poison.
 
     Raises:
         CaptureError: the step contains an operation that a graph cannot contain; the message names the operator and
@@ -53,13 +57,17 @@ class RecordedGraph:
             raise CaptureError("a graph cannot be captured inside another capture; capture them one after the other")
         with _on_time():
             recorder = Recorder()
-            with recorder.watching():
-                self.outputs = step()
-            recorder.ledger.poison()
+            try:
+                with recorder.watching():
+                    self.outputs = step()
+            finally:  # A capture that failed leaves no contents either.
+                poison(recorder.ledger.inside())
         self.pool_bytes = recorder.ledger.pool_bytes
         self._tape = recorder.tape
         self._touched = recorder.ledger.storages()
         self._watches = recorder.ledger.watches()
+        # A device reuses the memory of a dropped graph, so no later graph may read it.
+        weakref.finalize(self, _reuse, recorder.ledger.inside()).atexit = False
 
     def __len__(self) -> int:
         """Return the number of recorded calls; views and allocations do not count."""
@@ -86,6 +94,12 @@ class RecordedGraph:
         # A static tensor made in inference mode can be written only in inference mode; other tensors in either mode.
         with torch.inference_mode():
             self._tape.run()
+
+
+def _reuse(tensors: list[torch.Tensor]) -> None:
+    """Poison the memory of a dropped graph. An active capture does not record this."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        poison(tensors)
 
 
 def _on_time() -> AbstractContextManager[None]:
