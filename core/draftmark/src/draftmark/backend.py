@@ -58,6 +58,8 @@ class AttentionBackend(Protocol):
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Compute attention of each query row over its prefix and its visible tail slots. Capturable.
 
+        For a layer that shares another layer's KV, the engine calls `attend` without `write_kv`.
+
         Args:
             q: ``[num_rows, num_qo_heads, head_dim]`` in q_dtype, with RoPE applied, rows grouped by request. Read-only,
                 strided like k and v.

@@ -1,30 +1,46 @@
 """Builds sequences of forwards like an engine's from random numbers. Any number is valid; 0 is the simplest step.
 
 Requests join, grow, leave, wait without pages, and return on other pages. Each step is a `ForwardCase` on the pages
-that its requests have at that time. A list of small numbers is therefore a sequence, and a shrunk list is a simpler
+that its requests have at that time, in any mode and engine form. An engine also sleeps, which drops its graphs, and
+some forwards and captures fail. A list of small numbers is therefore a sequence, and a shrunk list is a simpler
 sequence. No torch.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from draftmark.geometry import CORE_MODES, DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.geometry import (
+    CORE_MODES,
+    DRAFT_MODES,
+    TARGET_MODES,
+    AttentionShape,
+    DraftShape,
+    Form,
+    Geometry,
+    Limits,
+    Mode,
+)
 from draftmark.graphs import Program, padded_batch_size
 
 from ..oracle.formulas import draft_steps, max_pages, max_prefix, max_requests, pages, rows_and_tail
 from ..oracle.history import Request, chain
-from .forwards import TRAPS, ForwardCase
+from .forwards import TRAPS, ForwardCase, block_masks, device_tree
 from .geometries import PAGE128, PAGE128_TREE, SMALL, TREE, mandatory
 from .graph_rounds import MODES, programs_of
 from .trees import beams, verify_tree
 
 Draw = tuple[int, ...]
-"""(action, a, b, c, d), all small. An action uses the numbers that it needs, modulo the number of its choices."""
+"""(action, a, b, c, d) and perhaps e. An action uses the numbers that it needs, modulo the number of its choices."""
+ACTIONS = 12
+"""Number of actions of `Engine`. The last three repeat, fail and sleep."""
 SEED = "DRAFTMARK_CONTRACT_SEED"
 """Environment variable with the seed of all drawn sequences."""
 TREES = ("chain", "random", "star", "deep", "unused")
+CALLS = ("plan", "write_metadata", "write_kv", "attend")
+"""Calls of one forward, in order."""
 HOSTS = ("exact", "tight_bound", "upper_bound", "unknown")
 TOTALS = (8, 12, 20)
 """Total rows of an EXTEND. There are few values, so that splits differ more often than totals."""
@@ -36,6 +52,12 @@ def profiles() -> dict[str, Geometry]:
     wide = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     large = replace(limits, max_context_len=300)
     make = Geometry.create
+    every, bounded = tuple(Mode), replace(limits, row_budgets=(6, 12))
+    half = replace(SMALL, q_dtype="float16", kv_dtype="float16")
+
+    def seven(attention: AttentionShape, *forms: Form, limits: Limits = bounded) -> Geometry:
+        return make(attention, limits, replace(TREE, block_size=4), modes=every, forms=forms)
+
     return {
         "plain": mandatory(),
         "verifying": make(SMALL, limits, TREE, modes=TARGET_MODES),
@@ -46,7 +68,36 @@ def profiles() -> dict[str, Geometry]:
         "all-no-graphs": make(
             AttentionShape(6, 2, 64, 16), replace(limits, capture_batch_sizes=()), TREE, modes=CORE_MODES
         ),
+        "seven": seven(half),
+        "seven-forms": seven(replace(half, page_size=8), *Form),
+        "seven-slots-window": seven(replace(half, window_left=5, logits_soft_cap=30.0), Form.ENGINE_SLOTS),
+        "seven-table": seven(replace(half, num_kv_heads=1), Form.ENGINE_TABLE),
+        "seven-strided-fp32": seven(replace(SMALL, q_dtype="float32", kv_dtype="float32"), Form.STRIDED_KV),
+        "seven-forms-page128": seven(PAGE128, *Form, limits=replace(large, row_budgets=(9,))),
+        "seven-sinks": seven(replace(half, sinks=True)),
+        "seven-kv8-overlap": seven(replace(half, kv_dtype="float8_e4m3fn"), limits=replace(bounded, overlap=True)),
     }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """States where a forward fails: an engine's own error after a call, or an error in the call.
+
+    Attributes:
+        call: index of the call in `CALLS`.
+        operator: number of torch operators of that call that run before one of them raises; None to finish the call.
+        refused: True if attend receives sinks that contradict the geometry, which a backend refuses.
+    """
+
+    call: int
+    operator: int | None = None
+    refused: bool = False
+
+    def __str__(self) -> str:
+        if self.refused:
+            return "is refused in attend, because its sinks contradict the geometry"
+        where = "after" if self.operator is None else f"at operator {self.operator} of"
+        return f"raises {where} {CALLS[self.call]}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +110,10 @@ class Step:
         host: kind of host lengths.
         poison: True to overwrite the arena before the step.
         moved: changes of requests and pages since the previous step, as text for messages.
+        table, kv: index of the layout of an engine's page table and of strided KV.
+        shared: True if a second layer then attends to the same KV with other queries.
+        failure: an eager forward fails there and is dropped; a capture fails there and is repeated. None: no failure.
+        sleeps: True if the engine drops all graphs before this step.
     """
 
     forward: ForwardCase
@@ -66,6 +121,11 @@ class Step:
     host: str
     poison: bool
     moved: str = ""
+    table: int = 0
+    kv: int = 0
+    shared: bool = False
+    failure: Failure | None = None
+    sleeps: bool = False
 
     def __str__(self) -> str:
         one = self.forward
@@ -73,9 +133,20 @@ class Step:
         how = "eager" if self.program is None else f"replay of {self.program.value}"
         tail = f" step {one.step}" if one.mode is Mode.DRAFT else ""
         moved = f"{self.moved}; " if self.moved else ""
-        return (
+        said = (
             f"{moved}{one.mode.value}{tail}, {how}, {one.live} live of {len(one.requests)} ({live}), host {self.host}"
         )
+        return ", ".join([said, *self._details()])
+
+    def _details(self) -> list[str]:
+        """Return the parts of the step that most steps do not have."""
+        one, forms = self.forward, self.forward.geometry.forms
+        found = [f"budget {one.budget}"] * bool(one.budget) + [f"row bounds {one.bounds}"] * bool(one.bounds)
+        found += [f"table layout {self.table}"] * (Form.ENGINE_TABLE in forms)
+        found += [f"KV layout {self.kv}"] * (Form.STRIDED_KV in forms)
+        found += [f"{len(one.unstored)} rows with slot -1"] * bool(one.unstored) + ["without write_kv"] * one.shares_kv
+        found += ["then a layer that shares its KV"] * self.shared + ["after a sleep"] * self.sleeps
+        return found + ([str(self.failure)] if self.failure else [])
 
 
 @dataclass
@@ -97,19 +168,23 @@ class Engine:
         self._rows: list[Row] = []
         self._moved: list[str] = []
         self._last: tuple[list[Row], list[int]] = ([], [])
+        self._drawn: tuple[int, int, int] | None = None
+        self._sleeps = False
 
     def steps(self, draws: Sequence[Draw]) -> list[Step]:
         """Return the forwards of a sequence. `moved` of a forward lists the changes of requests before it."""
         actions: list[Callable[[Draw], Step | None]] = [
             *(self._round, self._extend, self._round, self._extend_again, self._other_mode),
             *(self._leave, self._wait, self._jump, self._move),
+            *(self._same_bounds, self._fail, self._sleep),
         ]
         found = []
         for action, *numbers in draws:
-            step = actions[action % len(actions)](tuple(numbers))
+            four, e = tuple(numbers[:4]), (*numbers, 0)[4]
+            step = actions[action % len(actions)](four)
             if step is not None:
-                found.append(replace(step, moved=", ".join(self._moved)))
-                self._moved = []
+                found.append(replace(_in_forms(step, e), moved=", ".join(self._moved), sleeps=self._sleeps))
+                self._moved, self._sleeps = [], False
         return found
 
     # -- draws that run a forward -------------------------------------------------------------------------
@@ -155,10 +230,24 @@ class Engine:
         """Make a forward of all running requests in any mode. Their committed lengths do not change."""
         return self._uniform(draw[0], self._rows, draw[2], draw[3], advance=False)
 
+    def _same_bounds(self, draw: Draw) -> Step:
+        """Repeat the last round on the same host numbers, but with other rows, lengths or trees on the device."""
+        a, c, d = self._drawn or (draw[0], draw[2], draw[3])
+        step = self._uniform(a, self._rows, c, d + 1 + draw[3], advance=True)
+        return replace(step, host="unknown", forward=replace(step.forward, bounds=()))
+
+    def _fail(self, draw: Draw) -> Step:
+        """Make a forward that fails in one of its calls. A capture that fails is repeated."""
+        step = self._uniform(draw[0], self._rows, draw[2], draw[3], advance=False)
+        return replace(step, failure=Failure(draw[1] % len(CALLS), None if draw[1] % 3 == 0 else draw[1] // 2))
+
     def _uniform(self, a: int, live: list[Row], c: int, d: int, advance: bool) -> Step:
         geometry, steps = self.geometry, draft_steps(self.geometry)
+        self._drawn = (a, c, d)
         modes = [mode for mode in geometry.modes if mode is not Mode.EXTEND and (mode is not Mode.DRAFT or steps)]
         mode = modes[a % len(modes)]
+        if mode is Mode.RAGGED_VERIFY:
+            return self._of_the_device(live, c, d, advance)
         size = padded_batch_size(max(1, len(live)), geometry.limits.capture_batch_sizes)
         program = None if size is None or c % 3 == 0 else {MODES[one]: one for one in programs_of(geometry)}[mode]
         padded = max(1, len(live)) if size is None or c % 3 == 0 else size
@@ -166,15 +255,38 @@ class Engine:
         rows, tail = rows_and_tail(geometry, mode, step)
         tree = TREES[d % len(TREES)]
         # A graph's batch has a mask whenever the geometry drafts trees, even if this batch's tree is a chain.
-        causal = mode in (Mode.DECODE, Mode.DRAFT_EXTEND) or (mode is Mode.VERIFY and tree == "chain" and not program)
+        causal = mode in (Mode.DECODE, Mode.DRAFT_EXTEND, Mode.DRAFT_BLOCK)
+        causal |= mode is Mode.VERIFY and tree == "chain" and not program
+        masks = block_masks(mode, tail)
         requests = []
         for n, row in enumerate(live):
             drafted = beams(geometry.draft.topk, step, d + n) if mode is Mode.DRAFT else verify_tree(tree, rows, d + n)
-            requests.append(self._request(row, chain(tail) if causal else drafted, rows))
+            made = self._request(row, chain(tail) if causal else drafted, rows)
+            requests.append(replace(made, masks=masks))
         requests += [Request(0, (), chain(tail), rows, live=False)] * (padded - len(live))
         for n, row in enumerate(live if advance and mode is not Mode.DRAFT else []):
             row.length = min(row.length + 1 + (d + n) % rows, max_prefix(geometry))
         return self._step(mode, step, requests, causal, program, d)
+
+    def _of_the_device(self, live: list[Row], c: int, d: int, advance: bool) -> Step:
+        """Make a RAGGED_VERIFY of some running requests with other row counts each time: eager or a replay."""
+        geometry, most = self.geometry, self.geometry.draft.num_draft_tokens
+        budgets = geometry.limits.row_budgets
+        budget = next((one for one in budgets if one >= len(live)), budgets[-1]) if c % 2 else budgets[-1]
+        room, tree = min(max_requests(geometry), budget), TREES[d % len(TREES)]
+        live, program = live[:room], Program.RAGGED_VERIFY if c % 3 and geometry.limits.capture_batch_sizes else None
+        counts: list[int] = []
+        for n, row in enumerate(live):
+            counts.append(min((d + c * n + row.length) % (most + 1), budget - sum(counts)))
+        kind = "deep" if tree == "chain" and program else tree
+        requests = [self._request(row, device_tree(kind, q, d), q) for row, q in zip(live, counts, strict=True)]
+        padded = room - len(live) if program or c % 2 else not live
+        requests += [Request(0, (), (), 0, live=False)] * padded
+        for row, count in zip(live if advance else [], counts, strict=False):
+            row.length = min(row.length + min(count, 1 + d % most), max_prefix(geometry))
+        step = self._step(Mode.RAGGED_VERIFY, 0, requests, tree == "chain" and not program, program, d)
+        bounds = ((), tuple(counts), tuple(min(most, q + 1) for q in counts), ())[c % 4]
+        return replace(step, forward=replace(step.forward, budget=budget, bounds=bounds))
 
     def _step(
         self, mode: Mode, step: int, requests: list[Request], causal: bool, program: Program | None, d: int
@@ -191,7 +303,11 @@ class Engine:
             row.pages.append(self._free.pop())
         return Request(row.length, tuple(row.pages[:need]), parents, rows)
 
-    # -- draws that change requests between forwards ------------------------------------------------------
+    # -- draws that change requests or graphs between forwards --------------------------------------------
+
+    def _sleep(self, draw: Draw) -> None:
+        """Drop all graphs. The next replay of each graph needs a new capture, in a new graph state."""
+        self._sleeps = True
 
     def _leave(self, draw: Draw) -> None:
         """End a request. The next request that joins gets the freed pages first."""
@@ -226,6 +342,24 @@ class Engine:
     def _give_back(self, row: Row) -> None:
         self._free += row.pages
         row.pages = []
+
+
+def drawn(
+    dice: random.Random, length: int, actions: int = ACTIONS, numbers: Sequence[int] = (12, 12, 12, 12, 96)
+) -> list[Draw]:
+    """Return the random numbers of a sequence of the first `actions` actions. `numbers` are the numbers of values."""
+    return [(dice.randrange(actions), *map(dice.randrange, numbers)) for _ in range(length)]
+
+
+def _in_forms(step: Step, e: int) -> Step:
+    """Return a step in which an engine's forms and layers are drawn from one number; 0 is the plain form."""
+    forward, stores = step.forward, e // 12 % 4
+    rows = forward.rows[: forward.live_rows]
+    if Form.ENGINE_SLOTS in forward.geometry.forms and stores in (1, 2):
+        forward = replace(forward, unstored=frozenset(rows[e % 2 :: 3] if stores == 1 else rows))
+    if stores == 3 and step.program is None:
+        forward = replace(forward, shares_kv=True)
+    return replace(step, forward=forward, table=e % 4, kv=e // 4 % 3, shared=e // 48 % 2 == 1 and step.program is None)
 
 
 def _split(total: int, count: int, c: int) -> list[int]:

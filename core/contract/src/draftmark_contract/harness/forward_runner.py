@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -92,6 +92,22 @@ class ForwardRunner:
             self.backend.attend(q, tensors.cache, batch, out)
         else:
             self.interpret(forward, batch, tensors, self.buffers())
+
+    def calls(
+        self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors | None = None
+    ) -> dict[str, Callable[[], None]]:
+        """Return the calls of a forward that run in this tier, by name and in order."""
+        tensors, backend = tensors or self.tensors, self.backend
+        q, k, v, out = tensors.rows(forward)
+        calls: dict[str, Callable[[], None]] = {
+            "plan": lambda: backend.plan(batch),
+            "write_metadata": lambda: backend.write_metadata(batch),
+        }
+        if self.kernels and not forward.shares_kv:
+            calls["write_kv"] = lambda: backend.write_kv(k, v, tensors.cache, batch)
+        if self.kernels:
+            calls["attend"] = lambda: backend.attend(q, tensors.cache, batch, out)
+        return calls
 
     def run(self, forward: ForwardCase, batch: ForwardBatch) -> torch.Tensor:
         """Run one eager forward, and return a copy of its output."""

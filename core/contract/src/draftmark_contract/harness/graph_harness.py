@@ -17,11 +17,13 @@ from draftmark.graphs import GraphKey, GraphState, Program
 
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured, key_of
+from ..cases.histories import Failure
 from ..check import ContractViolation
 from ..oracle.formulas import draft_steps
 from .eagerly import notes_eager_result
 from .expected import Expected
 from .harness import Harness
+from .interruption import expect_interruption, run_until
 from .tensor_forms import TensorForm
 from .tensors import CaseTensors
 from .watch import bits_of
@@ -106,6 +108,39 @@ class GraphHarness:
             self.copies[key] = self.state.capture(key, step)
         self.forms[key] = self._form
         return self.copies[key]
+
+    def fail_to_capture(self, key: GraphKey, failure: Failure, short: bool = False) -> None:
+        """Capture a step that fails, and check that the graph state has no graph of its key."""
+        loaded, _ = self.warm_up(key, short)
+        self.plan(loaded)
+
+        def step() -> None:
+            steps = zip(loaded.forwards, loaded.batches, self.step_tensors, strict=False)
+            *earlier, last = (self.harness.calls(*one) for one in steps)
+            for calls in (*earlier, last):
+                del calls["plan"]
+            for calls in earlier:
+                for call in calls.values():
+                    call()
+            run_until(failure, last)
+
+        with expect_interruption(), no_sync(self.harness.subject.device):
+            self.state.capture(key, step)
+        if key in self.state.keys:
+            raise ContractViolation(
+                f"the graph state keeps {key} although the capture failed",
+                batch=loaded.forwards[-1],
+                got=sorted(map(str, self.state.keys)),
+                expected=f"no graph {key}",
+                formula="draftmark.graphs.GraphState.capture",
+            )
+
+    def sleep(self) -> None:
+        """Drop all graphs with their state, poison the arena, and continue with a new graph state."""
+        self.copies.clear()
+        self.forms.clear()
+        self.state = self.harness.subject.graph_state(self.harness.geometry)
+        self.harness.arena.poison()
 
     def capture_cold(self, key: GraphKey) -> Loaded:
         """Capture a key's graph without an eager run before it, and return the round."""

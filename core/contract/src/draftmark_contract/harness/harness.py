@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
+from dataclasses import replace
 
 import torch
 
 from draftmark.batch import ForwardBatch
+from draftmark.errors import DraftmarkError
 
 from ..cases.forwards import ForwardCase
+from ..cases.histories import Failure
 from ..check import ContractViolation
 from ..failing_batch import Wrong
 from ..oracle.decode import Decoded
@@ -23,6 +27,7 @@ from . import assertions
 from .expected import Expected, answer_from_cache, truth_of
 from .forward_runner import ForwardRunner
 from .host_reads import host_reads
+from .interruption import expect_interruption, run_until
 from .poison import poison_in
 from .poisoned_memory import PoisonedMemory
 from .pools import raw
@@ -54,6 +59,26 @@ class Harness(ForwardRunner):
         self.assert_cache(forward, expected)
         self.assert_output(forward, expected, what)
         self.assert_guards(forward)
+
+    def assert_sharing_layer(self, forward: ForwardCase, batch: ForwardBatch, seed: int) -> None:
+        """Attend with other queries to the KV that a forward stored, as a layer that shares it. Check the output."""
+        sharing = replace(forward, shares_kv=True)
+        self.tensors.fill_rows(sharing, seed)
+        expected = self.expected(sharing)
+        self.layer(sharing, batch)
+        self.assert_cache(sharing, expected)
+        self.assert_output(sharing, expected, "the output of a layer that shares the KV")
+        self.assert_guards(sharing)
+
+    def fail(self, forward: ForwardCase, batch: ForwardBatch, failure: Failure) -> None:
+        """Run an eager forward until it fails, and drop it."""
+        tensors = copy(self.tensors)
+        if failure.refused:
+            cache, device = tensors.cache, tensors.cache.k.device
+            wrong = None if cache.sinks is not None else torch.zeros(tensors.q.shape[1], device=device)
+            tensors.cache = replace(cache, sinks=wrong)
+        with expect_interruption(), suppress(DraftmarkError):
+            run_until(failure, self.calls(forward, batch, tensors))
 
     def assert_metadata(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None

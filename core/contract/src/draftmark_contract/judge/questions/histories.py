@@ -11,7 +11,7 @@ from functools import partial
 from draftmark.geometry import Geometry, Limits, Mode
 
 from ...cases.forwards import uniform
-from ...cases.histories import SEED, Draw, Engine
+from ...cases.histories import SEED, Draw, Engine, drawn
 from ...cases.histories import Step as Drawn
 from ...check import ContractViolation
 from ..driver import EngineCapabilities
@@ -24,7 +24,7 @@ from .numerics import SMALL, of_each_mode
 FRESH, RANDOM = "history.equals_a_fresh_state", "random_history.equals_the_oracle"
 LIMITS = Limits(max_num_reqs=5, max_context_len=200, max_extend_tokens=40, capture_batch_sizes=(1, 3))
 ACTIONS = 9
-"""Number of actions of `Engine`; the fifth runs all requests in one mode."""
+"""Number of actions of `Engine` that the judge draws from; the fifth runs all requests in one mode."""
 LENGTH = 14
 HISTORIES = 4
 LOOSE = {"exact": 0, "tight_bound": 0, "upper_bound": 33, "unknown": 1000}
@@ -53,7 +53,7 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 def draws(name: str) -> list[Draw]:
     """Return the random numbers of the history with this name. The environment variable `SEED` is their seed."""
     dice = random.Random(f"{os.environ.get(SEED, '0')} {name}")
-    return [(dice.randrange(ACTIONS), *(dice.randrange(12) for _ in range(4))) for _ in range(LENGTH)]
+    return drawn(dice, LENGTH, ACTIONS, (12,) * 4)
 
 
 def _uneven(caps: EngineCapabilities, geometry: Geometry) -> list[Step]:
