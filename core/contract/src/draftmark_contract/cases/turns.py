@@ -1,0 +1,136 @@
+"""Three geometries that are open at one time, as a model's full and window layers and its draft model are. No torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
+
+from ..check import Case
+from ..oracle.formulas import draft_steps, max_prefix, max_requests
+from .forwards import ForwardCase, device_rows, ragged, uniform
+from .histories import CALLS
+
+SINCE = (1, 5)
+ROUNDS = 5
+"""Number of rounds of one item. In each of them every geometry runs one forward."""
+Triple = tuple[Geometry, Geometry, Geometry]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Holds three geometries, and the name from which their forwards and the order of the calls are drawn."""
+
+    name: str
+    geometries: Triple
+
+    @property
+    def dice(self) -> random.Random:
+        """A new generator; equal for equal names."""
+        return random.Random(f"turns {self.name}")
+
+
+def triples() -> list[Case]:
+    """Return drawn triples of geometries: in core modes on two page sizes, and in seven modes with forms or without."""
+    kinds = {
+        "chain": (CORE_MODES, 16, (), 1, 0.0),
+        "core": (CORE_MODES, 16, (), 3, 20.0),
+        "core-page128": (CORE_MODES, 128, (), 2, 0.0),
+        "seven": (tuple(Mode), 16, (), 1, 0.0),
+        "seven-forms": (tuple(Mode), 16, tuple(Form), 3, 20.0),
+    }
+    return [Case(name, Turns(name, _triple(name, *kind)), SINCE) for name, kind in kinds.items()]
+
+
+def _triple(
+    name: str, modes: tuple[Mode, ...], page_size: int, forms: tuple[Form, ...], topk: int, cap: float
+) -> Triple:
+    """Return a full layer, a window layer of the same model, and a layer of a draft model of another shape.
+
+    Args:
+        topk: most branches of a draft step.
+        cap: soft cap of the window layer and of the draft model; 0 for none.
+    """
+    dice = random.Random(f"geometries {name}")
+    wall = 60 if page_size < 128 else 150
+
+    def limits() -> Limits:
+        most = dice.randint(3, 5)
+        return Limits(most, wall + dice.randrange(20), 24, capture_batch_sizes=(1, most), row_budgets=(6, 11))
+
+    def attention() -> AttentionShape:
+        heads, kv_heads = dice.choice(((4, 2), (4, 4), (8, 2), (4, 1)))
+        scale = dice.choice((None, 0.3))
+        return AttentionShape(heads, kv_heads, 64, page_size, "float16", "float16", softmax_scale=scale)
+
+    def draft() -> DraftShape:
+        return DraftShape(dice.randint(1, topk), dice.randint(3, 4), dice.randint(3, 6), dice.randint(2, 5))
+
+    full, trees, model = attention(), draft(), limits()
+    window = replace(full, window_left=dice.randint(3, 30), logits_soft_cap=cap)
+    other = replace(attention(), window_left=dice.choice((-1, 11)), logits_soft_cap=cap / 4)
+    first, second = (Geometry.create(one, model, trees, modes=modes, forms=forms) for one in (full, window))
+    return first, second, Geometry.create(other, limits(), draft(), modes=modes, forms=forms)
+
+
+def forward_of(
+    geometry: Geometry, dice: random.Random, mode: Mode | None = None, most: int | None = None
+) -> ForwardCase:
+    """Return a drawn forward of a geometry: lengths, rows, padding, tree and pages vary.
+
+    Args:
+        mode: drawn by default.
+        most: longest prefix; the geometry's limit by default.
+    """
+    wall = max_prefix(geometry) if most is None else min(most, max_prefix(geometry))
+    mode = dice.choice(geometry.modes) if mode is None else mode
+    live, seed = dice.randint(1, geometry.limits.max_num_reqs), dice.randrange(1000)
+    lens = [dice.randint(0, wall) for _ in range(live)]
+    if mode is Mode.EXTEND:
+        rows = [dice.randint(n == 0, geometry.limits.max_extend_tokens // live) for n in range(live)]
+        cut = [min(n, geometry.limits.max_context_len - q) for n, q in zip(lens, rows, strict=True)]
+        return ragged("extend", geometry, cut, rows, padded=dice.randint(0, max_requests(geometry) - live), seed=seed)
+    tree = dice.choice(("random", "deep", "star"))
+    if mode is Mode.RAGGED_VERIFY:
+        budget = geometry.limits.row_budgets[-1]
+        counts: list[int] = []
+        for _ in lens:
+            counts.append(min(dice.randint(0, geometry.draft.num_draft_tokens), budget - sum(counts)))
+        return device_rows(mode.value, geometry, lens, counts, budget, tree=tree, seed=seed)
+    step = dice.randrange(draft_steps(geometry)) if mode is Mode.DRAFT else 0
+    padded = dice.randint(live, max_requests(geometry))
+    return uniform(mode.value, geometry, mode, lens, padded, step=step, tree=tree, seed=seed)
+
+
+def orders(counts: Sequence[int], dice: random.Random) -> Iterator[list[int]]:
+    """Yield orders in which geometries make their calls: entry i is the geometry of the i-th call. Endless.
+
+    The first orders are the regular ones: one call of each in turn, forward and backward; then one geometry's whole
+    forward between the first call and the other calls of each other geometry. The orders after them are drawn.
+
+    Args:
+        counts: number of calls of each geometry.
+    """
+    numbers = list(range(len(counts)))
+    by_turns = [n for call in range(max(counts)) for n in numbers if call < counts[n]]
+    yield by_turns
+    yield by_turns[::-1]
+    for inner in numbers:
+        outer = [n for n in numbers if n != inner]
+        yield [*outer, *[inner] * counts[inner], *(n for n in outer for _ in range(counts[n] - 1))]
+    while True:
+        drawn = [n for n in numbers for _ in range(counts[n])]
+        dice.shuffle(drawn)
+        yield drawn
+
+
+def shown(order: Sequence[int]) -> str:
+    """Return an order of calls as text, for messages: the geometry's number and the call."""
+    done = dict.fromkeys(order, 0)
+    words = []
+    for n in order:
+        words.append(f"{n}.{done[n]}")
+        done[n] += 1
+    return f"geometry.call in order: {' '.join(words)} (calls {', '.join(CALLS)})"
