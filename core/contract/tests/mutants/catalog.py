@@ -16,6 +16,7 @@ from . import (
     kernels,
     late,
     limits_and_logits,
+    lives,
     museum,
     places,
     plans,
@@ -35,7 +36,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters),
+    *(pools, forks, drafters, lives),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -56,6 +57,7 @@ KILLER = (
     | pools.KILLER
     | forks.KILLER
     | drafters.KILLER
+    | lives.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 INAPPLICABLE = {
