@@ -7,10 +7,11 @@ import random
 import pytest
 import torch
 
-from draftmark import AttentionShape, BatchSize, DeviceProfile, DraftShape, Geometry, Limits, Mode, load
+from draftmark import AttentionShape, BatchSize, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, load
 from draftmark_cuda_triton import sizing
 from draftmark_cuda_triton.decode_verify import DecodeVerify
 from draftmark_cuda_triton.explain import _describe
+from draftmark_cuda_triton.kernel_list import kernels_of
 from draftmark_cuda_triton.launch.operands import BatchExtent
 
 HOPPER, GENERIC = "kernels_sm90 (Hopper, Gluon)", "kernels (any GPU, Triton)"
@@ -64,6 +65,25 @@ def test_explained_tile_and_splits_are_those_of_a_launch(fields):
         found = explained(geometry, Mode.VERIFY, num_reqs, q_len)
         assert found["tile"].chosen == _describe(config) and found["splits of the keys"].chosen == str(num_splits)
         assert (found["combine"].chosen == "none") == (num_splits == 1)
+
+
+@pytest.mark.parametrize(
+    ("draft", "arch", "kv_dtype"),
+    [(1, 90, "bfloat16"), (5, 90, "bfloat16"), (5, 90, "float8_e4m3fn"), (5, 80, "bfloat16")],
+)
+def test_warming_one_geometry_covers_an_engines_two(draft, arch, kv_dtype):
+    """`draftmark warm` with default limits has every kernel of vLLM's builders, which have other limits and forms."""
+    shape, device = AttentionShape(32, 8, 128, 16, kv_dtype=kv_dtype), DeviceProfile("cuda", arch, 132)
+    verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if draft > 1 else ()
+
+    def kernels(modes, limits, forms):
+        tree = DraftShape(num_draft_tokens=draft)
+        return set(kernels_of(Geometry.create(shape, limits, tree, device, modes, forms), trees=False))
+
+    warmed = kernels((Mode.EXTEND, Mode.DECODE, *verify), Limits(64, 8192), ())
+    limits = Limits(256, 32768, 8192, overshoot=False, max_kv_len=32768)
+    assert warmed >= kernels((Mode.DECODE, *verify), limits, tuple(Form)) | kernels((Mode.EXTEND,), limits, tuple(Form))
+    assert len(warmed) <= 14
 
 
 def test_prefill_names_what_lengths_decide():

@@ -59,4 +59,5 @@ def sentence(info: BackendInfo, found: WarmedKernels | None, seconds: float) -> 
     shipped = f", {found.shipped} in installed packages" if found.shipped else ""
     stored = found.kernels - found.compiled - found.shipped
     failed = f"; {found.failed} could not be compiled" if found.failed else ""
-    return f"{ready}: {found.compiled} compiled in {seconds:.1f} s, {stored} found in {found.folder}{shipped}{failed}"
+    compiled = f"{found.compiled} compiled" + (f" in {seconds:.1f} s" if found.compiled else "")
+    return f"{ready}: {compiled}, {stored} found in {found.folder}{shipped}{failed}"
