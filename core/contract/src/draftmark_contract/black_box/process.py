@@ -15,14 +15,14 @@ from draftmark.batch import ForwardBatch
 from draftmark.geometry import Geometry, Mode
 
 from ..backend_under_test import BackendUnderTest
-from ..check import ContractViolation
+from ..check import ContractViolation, Tier
 from ..harness import process_state
 from ..harness.tensors import CaseTensors
 from ..runner.fresh import fresh
 
 PROGRAM = Path(__file__).with_name("program.py")
 Life = tuple[str, list[dict[str, Any]]]
-"""Where a life ran, and for each forward its buffers, output, and K and V after it."""
+"""Description of a life, and for each forward its buffers, output, and K and V after it."""
 
 
 def given_of(batch: ForwardBatch, tensors: CaseTensors, rows: int) -> dict[str, Any]:
@@ -56,6 +56,7 @@ def run_black_box(
         inputs, results = Path(folder, "given.pt"), Path(folder, "results.pt")
         torch.save(given, inputs)
         command = [sys.executable, str(PROGRAM), str(inputs), str(results), str(process_state.__file__)]
+        command += [subject.backend.name, *([subject.device] if subject.tier is Tier.DEVICE else [])]
         done = subprocess.run(
             command, env=fresh(), cwd=folder, capture_output=True, text=True, errors="replace", check=False
         )

@@ -1,9 +1,10 @@
 """Runs forwards on a backend in a process that never imports the suite. It is started as a file, not as a module.
 
-    python program.py GIVEN RESULTS PROCESS_STATE
+    python program.py GIVEN RESULTS PROCESS_STATE NAME [DEVICE]
 
 GIVEN is a file of `torch.save` with the backend's name, the geometry, the device and the inputs. RESULTS receives the
-outputs, caches and buffers of each life, and the changes of the process. PROCESS_STATE is the path of that module.
+outputs, caches and buffers of each life, and the changes of the process. PROCESS_STATE is the path of that module. With
+a DEVICE the vendor's runtime of backend NAME is imported first, because GIVEN then has tensors on that device.
 """
 
 from __future__ import annotations
@@ -148,14 +149,14 @@ def _module(path: str) -> Any:
     return made
 
 
-def _main(given_path: str, results_path: str, process_state: str) -> None:
+def _main(given_path: str, results_path: str, process_state: str, name: str, device: str = "") -> None:
     sys.meta_path.insert(0, _Absent())
+    if device:
+        load(name).require_runtime(device)
     given = torch.load(given_path, weights_only=False)
     state = _module(process_state)
     torch.set_num_threads(1)
     before = state.process_state(modules=False)
-    backend = load(given["name"])
-    backend.require_runtime(given["device"]) if given["kernels"] else None
     lives = [(what, _live(given, byte, threads)) for what, byte, threads in LIVES]
     changes = {name: repr(values) for name, values in state.changed(before, state.process_state(modules=False)).items()}
     torch.save({"lives": lives, "changes": changes}, results_path)

@@ -20,7 +20,7 @@ Patch = Callable[[Any], None]
 
 
 def _patched(name: str, layout: str, patch: Patch) -> type[BackendPlugin]:
-    """Return a correct plugin with another name, whose opened backends are patched."""
+    """Return a correct plugin with another name that patches the backends it opens."""
     base: Any = named(name, BASES[layout])
 
     class Patched(base):  # type: ignore[misc]
