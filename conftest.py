@@ -29,6 +29,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Abstract
     return entered
 
 
+@pytest.fixture(autouse=True)
+def few_compilations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile only launched kernels in a test on a device. A test launches few of its geometry's kernels."""
+    if request.node.get_closest_marker("device") and "DRAFTMARK_PREPARE" not in os.environ:
+        monkeypatch.setenv("DRAFTMARK_PREPARE", "0")
+
+
 @pytest.fixture
 def opening_order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Record a backend's calls in order: (prepare, geometries), (allocate or bind, geometry), (capture, key)."""
