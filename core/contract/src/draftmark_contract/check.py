@@ -166,10 +166,17 @@ def check(
         def on_case(subject: BackendUnderTest, case: Case) -> None:
             run(subject, case.value)
 
-        _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc, details.strip())
+        built = functools.partial(_built, cases)
+        _REGISTRY[name] = Check(name, tier, built, on_case, since, tuple(bugs), doc, details.strip())
         return run
 
     return register
+
+
+@functools.cache
+def _built(cases: Callable[[], Sequence[Case]]) -> Sequence[Case]:
+    """Return the cases of a function, built once although both tiers, and often several checks, use the function."""
+    return cases()
 
 
 def all_checks() -> list[Check]:

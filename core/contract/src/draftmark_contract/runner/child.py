@@ -170,6 +170,8 @@ def command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
     line += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts=", "--import-mode=importlib"]
     # The suite prints the failures itself, on one screen and in its own order, so pytest prints none.
     line += ["-q", "-q", "--tb=no", "-rN", "--no-header", "-p", "no:cacheprovider", "--assert=plain"]
+    # Its plugin imports all of Hypothesis to print a summary. The checks that use Hypothesis import it themselves.
+    line += ["-p", "no:hypothesispytest"]
     outputs = {"json": options.json_path, "record": options.record_path, "html": options.html_path}
     line += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
     line += [f"--attn-device={options.device}"] if options.device else []
