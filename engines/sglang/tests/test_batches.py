@@ -96,6 +96,13 @@ def test_tree_with_padding() -> None:
     assert batch.positions[:8].tolist() == [20, 21, 22, 22, 23, 24, 25, 26]
 
 
+@pytest.mark.parametrize(("algorithm", "topk", "stated"), [("NGRAM", 1, 2), ("EAGLE", 1, 1), ("EAGLE", 4, 4)])
+def test_geometry_states_trees(algorithm: str, topk: int, stated: int) -> None:
+    """A backend learns from topk that tails are trees. NGRAM verifies trees, although SGLang gives it no topk."""
+    facts = replace(FACTS, algorithm=algorithm, topk=topk)
+    assert _attention(facts).geometry.draft.topk == stated
+
+
 def test_padded_draft_extend_has_no_prefix() -> None:
     """In DRAFT_EXTEND, a padding request has committed length 0, not its `seq_lens` of 1 minus its D rows."""
     attention = _attention(replace(FACTS, is_draft=True))

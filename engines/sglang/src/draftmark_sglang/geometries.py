@@ -54,7 +54,9 @@ def geometry_of(
         overshoot=True,
         host_lag=False,
     )
-    drafts = DraftShape(facts.topk, facts.num_steps, facts.num_draft_tokens)
+    # Trees of NGRAM branch too, although it has no topk: a backend must know that tails have a mask.
+    topk = max(facts.topk, 2) if facts.verifies_trees else facts.topk
+    drafts = DraftShape(topk, facts.num_steps, facts.num_draft_tokens)
     try:
         geometry = Geometry.create(shape, limits, drafts, device, modes)
         loaded.require(geometry)
