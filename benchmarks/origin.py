@@ -33,6 +33,15 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
 
 
+def visible_device() -> str:
+    """Return the name of the first GPU without initializing it in this process, or "cpu"."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "cpu"
+
+
 def versions(*names: str) -> dict[str, str]:
     """Return versions: Python, torch's CUDA ("" on a CPU build), and each distribution ("absent" if not installed)."""
     found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}

@@ -241,8 +241,7 @@ def _called(row: Row, named: bool = True) -> str:
 
 def page(text: str, record: Row) -> str:
     """Return a page's text with the summary between its marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{summary(record)}\n{END}{rest.split(END)[1]}"
+    return runs.between(text, BEGIN, END, summary(record))
 
 
 def main() -> None:

@@ -36,12 +36,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # On two GPUs that took half of each step (docs/vllm.md).
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
+from benchmarks.origin import visible_device
+from benchmarks.runs import resumed
+
 from .cores import on_core
 from .drafting import drafted
 from .engines import Engine, say
 from .equality import compare, texts
 from .fleet import Fleet, idle
-from .plan import LISTS, PHASES, Plan, alike, asked, resumed, same
+from .plan import KEPT, LISTS, PHASES, Plan, alike, asked, same
 from .profile import profiles
 from .shapes import SHAPES
 from .starts import prepare
@@ -72,7 +75,7 @@ class Benchmark:
         self.given = Plan(asked.plan, asked.kv_bytes, asked.engines, asked.page_size)
         self.plan, self.out, self.folder = self.given.read, asked.out, asked.models
         self.device, self.repeat, self.until = asked.device, asked.repeat, time.monotonic() + asked.seconds
-        self.result = resumed(_head(), asked.resume)
+        self.result = resumed(_head(), asked.resume, KEPT)
         self._training = self._train()
 
     def _train(self) -> subprocess.Popen[bytes] | None:
@@ -270,16 +273,8 @@ def _head() -> dict[str, Any]:
             versions[name] = md.version(name)
         except md.PackageNotFoundError:
             continue
-    head = {"schema": 1, "device": _device(), "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown")}
+    head = {"schema": 1, "device": visible_device(), "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown")}
     return {**head, "versions": versions, **{name: [] for name in LISTS}}
-
-
-def _device() -> str:
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "cpu"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Reads the plan of a benchmark run (engines and cases), applies device limits, and resumes an earlier run."""
+"""Reads the plan of a benchmark run (engines and cases), and applies device limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 from .engines import Engine
 from .throughput import Case, phases
 
-LISTS = ("equality", "rows", "drafting", "profiles", "failed", "not_run")
+KEPT = ("equality", "rows", "drafting", "profiles")
+"""Lists of a result that a resumed run begins with; what failed or did not run is tried again."""
+LISTS = (*KEPT, "failed", "not_run")
 PHASES = ("decode", "verify", "prefill", "mixed")
 
 
@@ -81,16 +83,3 @@ def same(row: dict[str, Any], phase: str, case: Case, engine: Engine) -> bool:
     """Return whether a row is the one of this engine, phase and case."""
     about = {"phase": phase, "case": case.name, "backend": engine.backend, "page_size": engine.page_size}
     return about | engine.unusual == {name: row[name] for name in (*about, "drafter", "kv_dtype") if name in row}
-
-
-def resumed(result: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Return a result that begins with the rows of an earlier run, if there is one. Failed cases are run again."""
-    if path is None or not path.exists():
-        return result
-    before = json.loads(path.read_text())
-    if before["device"] != result["device"] or before["commit"] != result["commit"]:
-        raise SystemExit(
-            f"{path} was measured on {before['device']} at commit {before['commit']}, but this run is on "
-            f"{result['device']} at {result['commit']}; leave --resume out"
-        )
-    return {**result, **{name: before[name] for name in ("equality", "rows", "drafting", "profiles")}}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import origin
+from benchmarks.runs import between, origin
 
 from .turns import case_of
 
@@ -170,16 +170,8 @@ def _drafts(row: dict[str, Any]) -> str:
 
 
 def write(page: str, made: str) -> str:
-    """Return a page's text with `made` between its markers.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
-    before, begun, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not begun or not ended:
-        raise ValueError(f"the page has no {BEGIN!r} … {END!r}; add these two lines where the table belongs")
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+    """Return a page's text with `made` between its markers; a page without them raises ValueError."""
+    return between(page, BEGIN, END, made)
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.runs import resumed
 from benchmarks.spans import covered
 from benchmarks.vllm import cores, fleet, judged, ranks
 from benchmarks.vllm.engines import Engine, head
@@ -26,7 +27,7 @@ from benchmarks.vllm.equality import compare
 from benchmarks.vllm.fleet import _kv_dtype
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import HANDLES, Mapped, Memory, make
-from benchmarks.vllm.plan import Plan, alike, asked, resumed, same
+from benchmarks.vllm.plan import KEPT, Plan, alike, asked, same
 from benchmarks.vllm.profile import Functions, OnRanks, profiles
 from benchmarks.vllm.ranks import Rank
 from benchmarks.vllm.shapes import SHAPES
@@ -300,12 +301,12 @@ def test_run_resumes_on_the_same_device_and_commit(tmp_path: Path) -> None:
     engine = a_plan(tmp_path).timed[0]
     row = {"phase": "decode", "case": "1x1k", "backend": "A", "page_size": 16}
     (tmp_path / "before.json").write_text(json.dumps({**head, "rows": [row], "failed": [{"why": "time"}]}))
-    found = resumed(head, tmp_path / "before.json")
+    found = resumed(head, tmp_path / "before.json", KEPT)
     assert found["rows"] == [row] and found["failed"] == []
     assert same(row, "decode", Case(1, 1024, 8), engine) and not same(row, "decode", Case(2, 1024, 8), engine)
-    assert resumed(head, None) == head
+    assert resumed(head, None, KEPT) == head
     with pytest.raises(SystemExit, match="on H at commit c, but this run is on H at d"):
-        resumed({**head, "commit": "d"}, tmp_path / "before.json")
+        resumed({**head, "commit": "d"}, tmp_path / "before.json", KEPT)
 
 
 def serve(engine: Engine, *given: Any) -> None:
