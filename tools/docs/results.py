@@ -130,7 +130,8 @@ def vllm() -> str:
 
 def sglang() -> str:
     """Return the results page of SGLang."""
-    return _anchored(SGLANG + sglang_tables.tables(_read(RECORDS / "sglang-h200.json")), "sglang-h200")
+    page = SGLANG + sglang_tables.tables(_read(RECORDS / "sglang-h200.json"))
+    return _anchored(page, "sglang-h200") + _sections("results-sglang.md", without="sglang-h200")
 
 
 def attention() -> str:

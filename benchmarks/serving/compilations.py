@@ -1,0 +1,88 @@
+"""Compilations of a server: counted by Triton's listener, by new libraries in its caches, and by its log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .hook.sitecustomize import FILE
+
+HOOK = Path(__file__).parent / "hook"
+"""Folder that PYTHONPATH of a server begins with."""
+MONITOR = re.compile(r"during inference: ([\w.<>-]+)")
+"""Line of vLLM's monitor of compilations, and the name of the kernel."""
+OURS = "compiles while a request waits"
+"""Words of draftmark's own warning about a compilation after the start."""
+NAMES = 12
+"""Largest number of kernel names in a row."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """State of a server's files at one time: sizes in bytes of `events` and `log`, and the libraries."""
+
+    events: int = 0
+    log: int = 0
+    libraries: frozenset[Path] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Files of a server that show compilations.
+
+    Attributes:
+        events: file that the hook writes.
+        log: output of the server.
+        caches: folder of all its caches.
+    """
+
+    events: Path
+    log: Path
+    caches: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variable that names the file of events, for the server's process."""
+        return {FILE: str(self.events)}
+
+    def mark(self) -> Mark:
+        """Return the state of now."""
+        return Mark(_size(self.events), _size(self.log), frozenset(self.caches.rglob("*.so")))
+
+    def since(self, mark: Mark) -> dict[str, Any]:
+        """Count the compilations after a mark.
+
+        Returns:
+            ``compiled`` and ``compile_s``: Triton kernels and their time. ``loaded``: kernels from Triton's cache.
+            ``libraries``: new shared libraries, such as launchers and FlashInfer's modules. ``monitor``: lines of
+            vLLM's monitor. ``warned``: draftmark's warnings. ``kernels``: names of the compiled kernels, and how often.
+        """
+        lines = [json.loads(line) for line in _after(self.events, mark.events).splitlines() if line.endswith("}")]
+        compiled = [line for line in lines if not line["loaded"]]
+        log = _after(self.log, mark.log)
+        names = Counter(line["kernel"] for line in compiled) or Counter(MONITOR.findall(log))
+        return {
+            "compiled": len(compiled),
+            "compile_s": round(sum(line["ms"] for line in compiled) / 1000, 2),
+            "loaded": len(lines) - len(compiled),
+            "libraries": len(frozenset(self.caches.rglob("*.so")) - mark.libraries),
+            "monitor": len(MONITOR.findall(log)),
+            "warned": log.count(OURS),
+            "kernels": [f"{name} x{count}" for name, count in names.most_common(NAMES)],
+        }
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _after(path: Path, start: int) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")

@@ -1,0 +1,50 @@
+"""Plan of a run: workloads, and waves of servers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .servers import Server
+from .workload import Workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Workloads and servers of a run, as read from a JSON file.
+
+    The file has ``engine``, ``workloads`` (fields of `Workload`), ``servers`` (fields that all servers share) and
+    ``waves`` (lists of the fields of each `Server`). The servers of a wave start together. Only a wave of one server
+    gives start times that can be compared, and a server with ``restart`` must be the only one of its wave.
+
+    Attributes:
+        start_s, pass_s: seconds that a start and a pass are expected to take; none begins with less time left.
+    """
+
+    engine: str
+    workloads: tuple[Workload, ...]
+    waves: tuple[tuple[Server, ...], ...]
+    start_s: float
+    pass_s: float
+
+
+def read(path: Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+        ValueError: a server that starts twice shares its wave.
+    """
+    given: dict[str, Any] = json.loads(path.read_text())
+    shared = {"engine": given["engine"], **given.get("servers", {})}
+    waves = tuple(tuple(Server(**shared | one) for one in wave) for wave in given["waves"])
+    for wave in waves:
+        if len(wave) > 1 and any(one.restart for one in wave):
+            named = next(one.backend for one in wave if one.restart)
+            raise ValueError(f"{path.name}: {named} has restart in a wave of {len(wave)}; give it a wave of its own")
+    workloads = (
+        Workload(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()})
+        for fields in given["workloads"]
+    )
+    return Plan(given["engine"], tuple(workloads), waves, given.get("start_s", 60.0), given.get("pass_s", 12.0))

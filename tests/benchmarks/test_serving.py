@@ -1,0 +1,349 @@
+"""Tests of the serving benchmark without an engine: workloads, measures, processes, compilations, plans, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.serving import tables
+from benchmarks.serving.__main__ import Run, Served
+from benchmarks.serving.client import ServerError, body, tokens_so_far
+from benchmarks.serving.compilations import HOOK, OURS, Watch
+from benchmarks.serving.measures import measured, percentile
+from benchmarks.serving.plan import read
+from benchmarks.serving.processes import Process, free_port, wait_for
+from benchmarks.serving.servers import Server, engine_of, options
+from benchmarks.serving.workload import FIRST_ID, PERIOD, Workload, draw
+from benchmarks.vllm.__main__ import elements
+from benchmarks.vllm.throughput import token_bytes
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "serving"
+PLANS = sorted(FOLDER.glob("*-plan.json"))
+H200 = 150e9
+BESIDES = 5e9
+"""Bytes of a server except weights and KV: the CUDA context, graphs and activations."""
+WORKLOAD = Workload("a", 1, requests=200, prompt=(50, 900), new=(8, 16))
+
+
+def test_workload_is_reproducible() -> None:
+    """The same seed gives the same requests, another seed gives others."""
+    assert draw(WORKLOAD, 512) == draw(WORKLOAD, 512) != draw(replace(WORKLOAD, seed=2), 512)
+
+
+def test_requests_are_within_their_limits() -> None:
+    """Arrivals increase with the given mean; lengths and token ids are in their ranges and log-uniform."""
+    requests = draw(WORKLOAD, 512)
+    arrivals = [one.at_s for one in requests]
+    assert arrivals == sorted(arrivals) and 0.7 < arrivals[-1] / (WORKLOAD.gap_s * len(requests)) < 1.3
+    lengths = sorted(len(one.prompt) for one in requests)
+    assert lengths[0] >= 50 and lengths[-1] <= 900
+    assert 150 < lengths[100] < 300, "the median of a log-uniform length is the geometric mean of its limits"
+    assert all(8 <= one.new_tokens <= 16 for one in requests)
+    assert {token for one in requests for token in one.prompt} <= set(range(FIRST_ID, 512))
+
+
+def test_repetitive_prompt_repeats_its_first_tokens() -> None:
+    """A repetitive prompt has period `PERIOD`, and only there new tokens are restricted to those of the prompt."""
+    requests = draw(WORKLOAD, 1 << 20)
+    kinds = {one.repeats: one for one in requests if len(one.prompt) > 2 * PERIOD}
+    assert all((one.prompt[PERIOD:] == one.prompt[:-PERIOD]) == one.repeats for one in kinds.values())
+    assert set(body(kinds[True], True)["allowed_token_ids"]) == set(kinds[True].prompt)
+    assert "allowed_token_ids" not in body(kinds[False], True) and "allowed_token_ids" not in body(kinds[True], False)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 5), (0.51, 6), (0.99, 10), (1.0, 10)])
+def test_percentile_is_the_nearest_rank(share: float, value: int) -> None:
+    """A percentile is a value that occurred: the smallest that the share of all values does not exceed."""
+    assert percentile(range(10, 0, -1), share) == value
+
+
+def an_answer(at_s: float, chunks: list[tuple[float, int]], **more: Any) -> dict[str, Any]:
+    """Return a client's answer to a request of 100 prompt tokens and 4 new ones."""
+    return {"at_s": at_s, "prompt_tokens": 100, "new_tokens": 4, "chunks": chunks, **more}
+
+
+def test_measures_of_two_answers() -> None:
+    """A time to first token starts at the arrival; the worst step is the longest time between two chunks."""
+    found = measured([an_answer(1.0, [(1.5, 1), (1.6, 4)]), an_answer(2.0, [(2.1, 2), (2.9, 3), (3.0, 4)])])
+    assert found == {
+        "requests": 2, "failed": 0, "prompt_tokens": 200, "tokens": 8, "seconds": 2.0, "tokens_per_s": 4.0,
+        "tokens_per_chunk": 1.6, "first_token_p50_ms": 100.0, "first_token_p99_ms": 500.0,
+        "first_token_worst_ms": 500.0, "between_p50_ms": 100.0, "between_p99_ms": 800.0, "between_worst_ms": 800.0,
+    }  # fmt: skip
+
+
+def test_failed_and_short_answers_are_not_measured() -> None:
+    """An answer that failed or lacks tokens is counted with its reason, and its tokens count for nothing."""
+    good = an_answer(0.0, [(1.0, 4)])
+    bad = [an_answer(0.0, [(9.0, 4)], failed="ServerError: gone"), an_answer(0.0, [(9.0, 3)]), an_answer(0.0, [])]
+    found = measured([good, *bad])
+    assert found["failed"] == 3 and found["why"] == "ServerError: gone" and found["tokens"] == 4 == found["seconds"] * 4
+    assert measured(bad[1:]) == {"requests": 2, "failed": 2, "why": "an answer has fewer tokens than requested"}
+
+
+def test_lines_of_an_event_stream() -> None:
+    """Only an event with a usage counts tokens; an event with an error raises."""
+    event = {"choices": [{"text": "t3"}], "usage": {"completion_tokens": 7}}
+    assert tokens_so_far(f"data: {json.dumps(event)}\n".encode()) == 7
+    assert [tokens_so_far(line) for line in (b"\n", b": ping\n", b"data: [DONE]\n", b'data: {"usage": null}\n')] == [
+        0
+    ] * 4
+    with pytest.raises(ServerError, match="engine is dead"):
+        tokens_so_far(b'data: {"error": {"message": "engine is dead"}}\n')
+
+
+def test_options_of_a_command_line() -> None:
+    """Booleans are options without a value, dicts are JSON, and None is left out."""
+    given = {"a_b": True, "c": False, "d": {"e": 1}, "f": 2, "g": None}
+    assert options(given) == ["--a-b", "--no-c", "--d", '{"e": 1}', "--f", "2"]
+
+
+def a_watch(folder: Path) -> Watch:
+    """Return a watch of an existing folder of caches."""
+    (folder / "caches").mkdir()
+    return Watch(folder / "events", folder / "log", folder / "caches")
+
+
+def test_compilations_after_a_mark(tmp_path: Path) -> None:
+    """Events, libraries and log lines before a mark do not count; those after it do."""
+    watch = a_watch(tmp_path)
+    line = json.dumps({"kernel": "attend", "module": "m", "loaded": False, "ms": 1500.0}) + "\n"
+    watch.events.write_text(line)
+    (watch.caches / "old.so").touch()
+    mark = watch.mark()
+    assert watch.since(mark)["compiled"] == watch.since(mark)["libraries"] == 0
+    with watch.events.open("a") as file:
+        file.write(2 * line + line.replace("false", "true"))
+    watch.log.write_text(f"WARNING Triton kernel JIT compilation during inference: attend. x\nkernel attend {OURS}\n")
+    (watch.caches / "new.so").touch()
+    assert watch.since(mark) == {
+        "compiled": 2, "compile_s": 3.0, "loaded": 1, "libraries": 1, "monitor": 1, "warned": 1,
+        "kernels": ["attend x2"],
+    }  # fmt: skip
+
+
+COMPILES = """
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def store_one(out_ptr):
+    tl.store(out_ptr, 1)
+
+for _ in range(2):
+    triton.compile(ASTSource(store_one, {"out_ptr": "*i32"}), target=GPUTarget("cuda", 90, 32))
+"""
+
+
+def test_hook_counts_a_process_that_compiles(tmp_path: Path) -> None:
+    """A process with the hook on its path reports a compiled kernel, then the same kernel as loaded."""
+    watch = a_watch(tmp_path)
+    (tmp_path / "compiles.py").write_text(COMPILES)
+    variables = Server("vllm", "CUSTOM:cuda_triton").variables(watch.caches, HOOK) | watch.environment
+    subprocess.run([sys.executable, str(tmp_path / "compiles.py")], env=variables, check=True)
+    found = watch.since(watch.mark().__class__())
+    assert found["compiled"] == found["loaded"] == 1 and found["compile_s"] > 0 and found["kernels"] == ["store_one x1"]
+    assert list(watch.caches.glob("home/.triton/cache/*/store_one.json")), "the kernel lies in the server's own folder"
+
+
+def test_hook_runs_the_module_that_it_hides(tmp_path: Path) -> None:
+    """Another `sitecustomize` on the path still runs."""
+    (tmp_path / "sitecustomize.py").write_text("print('hidden module runs')\n")
+    variables = {"PYTHONPATH": os.pathsep.join([str(HOOK), str(tmp_path)]), **a_watch(tmp_path).environment}
+    done = subprocess.run([sys.executable, "-c", ""], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "hidden module runs\n"
+
+
+def test_environment_of_a_server_has_no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that name a cache are replaced or left out, so that a first start finds every cache empty."""
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "HF_HOME", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, "/shared")
+    made = Server("vllm", "FLASH_ATTN").variables(tmp_path, HOOK)
+    assert "/shared" not in made.values() and "TRITON_CACHE_DIR" not in made
+    assert made["PYTHONPATH"].split(os.pathsep)[0] == str(HOOK)
+
+
+def values(command: list[str]) -> dict[str, str]:
+    """Return the options with a value of a command line."""
+    return {name: value for name, value in pairwise(command) if name.startswith("--")}
+
+
+def test_command_of_a_vllm_server(tmp_path: Path) -> None:
+    """A vLLM server gets drafts with synthetic acceptance, the plan's pages and monitor, and default graphs."""
+    server = Server("vllm", "CUSTOM:cuda_triton", "eagle3", shape="small-shape", monitor="error")
+    found = values(server.command(tmp_path, 8000))
+    drafts = json.loads(found["--speculative-config"])
+    assert drafts["method"] == "eagle3" and drafts["attention_backend"] == found["--attention-backend"] == "CUSTOM"
+    assert drafts["synthetic_acceptance_rates"][1] == pytest.approx(0.49)
+    assert found["--jit-monitor-mode"] == "error" and found["--port"] == "8000" and found["--load-format"] == "dummy"
+    assert int(found["--kv-cache-memory-bytes"]) == server.kv_tokens * token_bytes(engine_of(server))
+    assert "--compilation-config" not in found and "--skip-tokenizer-init" not in server.command(tmp_path, 8000)
+
+
+@pytest.mark.parametrize(("drafter", "algorithm", "drafts"), [("eagle3", "EAGLE3", "5"), ("ngram", "NGRAM", "4")])
+def test_command_of_an_sglang_server(tmp_path: Path, drafter: str, algorithm: str, drafts: str) -> None:
+    """An SGLang server gets a chain of four drafts after the verified token, or an n-gram tree of four nodes."""
+    server = Server("sglang", "fa3", drafter, shape="small-shape")
+    found = values(server.command(tmp_path, 8000))
+    assert found["--speculative-algorithm"] == algorithm and found["--speculative-num-draft-tokens"] == drafts
+    assert found["--max-total-tokens"] == str(server.kv_tokens)
+    assert server.variables(tmp_path, HOOK)["SGLANG_SIMULATE_ACC_LEN"] == "2.77"
+
+
+def test_tokenizer_names_every_token(tmp_path: Path) -> None:
+    """Token n of a model's tokenizer is the word tN, in both directions."""
+    from transformers import AutoTokenizer
+
+    model = tmp_path / "small-shape-bfloat16"
+    Server("vllm", "FLASH_ATTN", shape="small-shape").command(tmp_path, 8000)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert tokenizer.decode([3, 511]) == "t3 t511" and tokenizer("t511 t3")["input_ids"] == [511, 3]
+
+
+@pytest.mark.parametrize("field", ["engine", "drafter", "monitor"])
+def test_server_rejects_an_unknown_choice(field: str) -> None:
+    """An unknown value of a field is an error that names the field and the choices."""
+    with pytest.raises(ValueError, match=f"{field} is 'no'; write one of"):
+        Server(**{"engine": "vllm", "backend": "FLASH_ATTN"} | {field: "no"})
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_plan_can_run(path: Path) -> None:
+    """Every plan has a server of draftmark and one of the engine; requests fit a server, and a wave fits an H200."""
+    plan = read(path)
+    assert {one.is_ours for wave in plan.waves for one in wave} == {True, False}
+    for server in (one for wave in plan.waves for one in wave):
+        assert all(one.prompt[1] + one.new[1] + server.drafts < server.max_model_len for one in plan.workloads)
+        assert all(one.at_once <= server.max_num_seqs for one in plan.workloads)
+        assert all(one.prompt[1] > server.max_num_batched_tokens for one in plan.workloads), (
+            "no prompt is cut in chunks"
+        )
+    for wave in plan.waves:
+        engines = [engine_of(one) for one in wave]
+        kv = sum(one.kv_tokens * token_bytes(engine) for one, engine in zip(wave, engines, strict=True))
+        assert sum(2 * elements(one) + BESIDES for one in engines) + kv < H200
+
+
+def test_plan_rejects_a_second_start_beside_others(tmp_path: Path) -> None:
+    """A server that starts twice must be the only one of its wave, because its start times are compared."""
+    wave = [{"backend": "FLASH_ATTN", "restart": True}, {"backend": "TRITON_ATTN"}]
+    (tmp_path / "plan.json").write_text(json.dumps({"engine": "vllm", "workloads": [], "waves": [wave]}))
+    with pytest.raises(ValueError, match="FLASH_ATTN has restart in a wave of 2"):
+        read(tmp_path / "plan.json")
+
+
+def test_run_without_time_names_what_did_not_run(tmp_path: Path) -> None:
+    """A run without time starts nothing; its record has device, commit, versions, and a reason for each server."""
+    plan = read(FOLDER / "cpu-vllm-plan.json")
+    first = replace(plan.waves[0][0], needs="no_such_package")
+    plan = replace(plan, waves=((first,), *plan.waves[1:]))
+    Run(plan, tmp_path / "out.json", tmp_path / "folder", 0).run([0, 1])
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["rows"] == record["starts"] == record["failed"] == []
+    assert [one["why"] for one in record["not_run"]] == [
+        "package no_such_package is not installed", "no time left", "no time left",
+    ]  # fmt: skip
+    assert {"device", "commit", "engine", "schema"} <= set(record) and record["versions"]["torch"] != "absent"
+    assert record["workloads"][0] == json.loads(json.dumps(asdict(plan.workloads[0])))
+
+
+SERVES = """
+import http.server, sys
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+def test_process_is_ready_then_ended(tmp_path: Path) -> None:
+    """A server that answers its health check is ready after some seconds, and after its end the process is gone."""
+    port = free_port()
+    process = Process([sys.executable, "-c", SERVES, str(port)], os.environ, tmp_path / "log", port)
+    try:
+        assert wait_for({3: process}, 30).keys() == {3}
+    finally:
+        process.end()
+    assert process.state() == "ended"
+
+
+def test_reason_of_a_failed_start_is_its_error(tmp_path: Path) -> None:
+    """A server that ends is not ready. The reason is the first error of its log, without names of folders."""
+    (tmp_path / "log").write_text("ValueError: of an earlier start\n")
+    error = "(EngineCore pid=7) ERROR 11-29 10:00:00 [core.py:7] RuntimeError: no file /root/x/model.bin"
+    code = f"import sys; print('part x is disabled (ImportError: y)'); sys.exit({error!r} + '\\nlater line')"
+    process = Process([sys.executable, "-c", code], os.environ, tmp_path / "log", free_port())
+    assert wait_for({0: process}, 30) == {} and process.state() == "ended"
+    assert process.reason() == error.replace("/root/x", "…")
+
+
+def a_record() -> dict[str, Any]:
+    """Return a record of two backends with n-gram drafts, one of them also under the monitor's error mode."""
+
+    def row(backend: str, which: str, **more: Any) -> dict[str, Any]:
+        times = {f"{what}_{name}_ms": 12.0 for what in ("first_token", "between") for name in ("p50", "p99", "worst")}
+        about = {"backend": backend, "drafter": "ngram", "page_size": 16, "workload": "a", "pass": which}
+        return about | times | {"failed": 0, "tokens_per_s": 1234.5, "compiled": 0, "compile_s": 0.0} | more
+
+    ours, theirs = "CUSTOM:cuda_triton", "FLASH_ATTN"
+    start = {"backend": theirs, "drafter": "ngram", "page_size": 16, "start": "first", "alone": True, "seconds": 41.23}
+    return {
+        "engine": "vllm", "device": "H200", "commit": "0123456789", "versions": {"vllm": "0.26.0"},
+        "workloads": [asdict(WORKLOAD)], "starts": [start, {**start, "backend": ours, "alone": False}],
+        "rows": [
+            row(ours, "cold", compiled=3, compile_s=7.25), row(ours, "again", between_worst_ms=99.96),
+            row(theirs, "cold"), row(ours, "cold", monitor_mode="error", workload="a"),
+        ],
+        "failed": [{"backend": theirs, "drafter": "ngram", "what": "a, again", "why": "RuntimeError: x"}],
+        "not_run": [{"backend": "FLASHINFER", "drafter": "none", "what": "all", "why": "no time left"}],
+    }  # fmt: skip
+
+
+def test_table_of_a_record() -> None:
+    """A line has both starts, cold and later passes, and the compilations; starts in a group are left out."""
+    lines = tables.summary(a_record()).splitlines()
+    assert lines[2:4] == [
+        "| n-gram | FLASH_ATTN | 41.2 | – | 1,234 | – | 12.0/12.0 | 12.0/12.0/12.0 | – | 0 |",
+        "| n-gram | `cuda_triton` | – | – | 1,234 | 1,234 | 12.0/12.0 | 12.0/12.0/12.0 | 100.0 | 3 (7.2 s) |",
+    ]
+    assert "*H200 · vLLM 0.26.0 · commit 01234567*" in lines
+    assert lines[-3:] == [
+        "* `--jit-monitor-mode error`, CUSTOM:cuda_triton with n-gram drafts, monitor error, cold: no compilation.",
+        "* FLASH_ATTN with n-gram drafts, a, again: RuntimeError: x",
+        "* Not run: FLASHINFER with no drafts, all: no time left.",
+    ]
+
+
+def test_table_stands_between_the_marks_of_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both engine pages have the marks before their first heading; a page without a record keeps its text."""
+    for page in tables.PAGES.values():
+        text = page.read_text()
+        assert text.index(tables.BEGIN) < text.index(tables.END) < text.index("## Install")
+    pages = {engine: tmp_path / f"{engine}.md" for engine in tables.PAGES}
+    for page in pages.values():
+        page.write_text(f"a\n{tables.BEGIN}\nkept\n{tables.END}\nb\n")
+    (tmp_path / "record.json").write_text(json.dumps(a_record()))
+    records = {"vllm": tmp_path / "record.json", "sglang": tmp_path / "none.json"}
+    monkeypatch.setattr(tables, "PAGES", pages)
+    monkeypatch.setattr(tables, "RECORDS", records)
+    monkeypatch.setattr(sys, "argv", ["tables"])
+    tables.main()
+    assert "kept" in pages["sglang"].read_text()
+    assert pages["vllm"].read_text() == f"a\n{tables.BEGIN}\n{tables.summary(a_record())}\n{tables.END}\nb\n"
+
+
+def test_folder_of_a_server_is_its_own(tmp_path: Path) -> None:
+    """Two servers of a run have different folders of caches, and both are empty."""
+    first, second = (Served(Server("vllm", "FLASH_ATTN"), tmp_path / name, tmp_path) for name in "ab")
+    assert first.watch.caches != second.watch.caches
+    assert not [one for one in first.watch.caches.rglob("*") if not one.is_dir()]
