@@ -45,7 +45,7 @@ class Case:
         id: short stable slug. Results, known failures and ``-k`` use it.
         value: the input that the check receives.
         since: contract (major, minor) that added this input to its check.
-        geometry: geometry that `profiles.needs` reads when `value` contains no geometry.
+        geometry: geometry, or tuple of geometries, that `profiles.needs` reads when `value` contains none.
     """
 
     id: str

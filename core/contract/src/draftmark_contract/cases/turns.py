@@ -41,7 +41,8 @@ def triples() -> list[Case]:
         "seven": (tuple(Mode), 16, (), 1, 0.0),
         "seven-forms": (tuple(Mode), 16, tuple(Form), 3, 20.0),
     }
-    return [Case(name, Turns(name, _triple(name, *kind)), SINCE) for name, kind in kinds.items()]
+    drawn = [Turns(name, _triple(name, *kind)) for name, kind in kinds.items()]
+    return [Case(one.name, one, SINCE, one.geometries) for one in drawn]
 
 
 def _triple(
