@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
-from draftmark_contract.profiles import Profile, needs, profiles_of, served_in_full
+from draftmark_contract.check import Tier
+from draftmark_contract.profiles import (
+    SHAPES,
+    Profile,
+    needs,
+    profiles_of,
+    served_in_full,
+    shown_in_core_shape,
+)
 from draftmark_contract.runner.item import all_items
 from draftmark_contract.sizing.geometries import MANDATORY, mandatory
 
@@ -116,6 +124,18 @@ def test_no_unmet_item_needs_only_named_profiles(
     named = set(served_in_full(met, unmet)) - {Profile.CORE}
     assert not [one for one in unmet if one and one <= named]
     assert all(any(profile in one and one <= named for one in met) for profile in named)
+
+
+def test_every_profile_but_shapes_is_proved_in_the_core_shape() -> None:
+    """A profile is named only with a passed host item in the core's own shape, which needs no other special feature."""
+    host = [item.needs for item in all_items((Tier.HOST,))]
+    wanted = set(Profile) - SHAPES - {Profile.CORE}
+    assert shown_in_core_shape(host) == wanted
+    alone = {one for one in host if len(one) == 1}
+    assert {profile for profile in wanted if {profile} not in alone} == {Profile.WIDE_TAILS}
+    small_only = [frozenset({profile, Profile.MODEL_SHAPES}) for profile in wanted]
+    named = served_in_full([CORE, frozenset({Profile.MODEL_SHAPES}), *small_only], [], shown_in_core_shape(host))
+    assert named == [Profile.CORE, Profile.MODEL_SHAPES]
 
 
 def test_modes_are_compared_by_value() -> None:

@@ -2,8 +2,8 @@
 
 An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full under two
 conditions (`served_in_full`). Every item that needs nothing outside the set passed. At least one item of each profile
-passed, in the core's own shape if there is such an item. No backend may refuse the core profile: EXTEND and DECODE,
-bfloat16, 8 query heads and 2 KV heads of 128, pages of 128 tokens.
+passed, in the core's own shape for every profile except MODEL_SHAPES and ODD_SHAPES. No backend may refuse the core
+profile: EXTEND and DECODE, bfloat16, 8 query heads and 2 KV heads of 128, pages of 128 tokens.
 """
 
 from __future__ import annotations
@@ -58,6 +58,15 @@ MOST_REQUESTS, MOST_TOKENS = 1024, 2**18
 """Limits above which a geometry counts as odd."""
 TAILED = frozenset({Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK})
 """Modes with tails that may need several mask words."""
+MODES_OF: dict[Profile, tuple[Mode, ...]] = {
+    Profile.CORE: (Mode.EXTEND, Mode.DECODE),
+    Profile.TREE: (Mode.VERIFY,),
+    Profile.DRAFT_STEPS: (Mode.DRAFT, Mode.DRAFT_EXTEND),
+    Profile.RAGGED_VERIFY: (Mode.RAGGED_VERIFY,),
+    Profile.DRAFT_BLOCKS: (Mode.DRAFT_BLOCK,),
+    Profile.WIDE_TAILS: tuple(mode for mode in Mode if mode in TAILED),
+}
+"""Modes that belong to a profile. A profile that is not listed can occur in every mode."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
 SHAPES = frozenset({Profile.MODEL_SHAPES, Profile.ODD_SHAPES})
 """Profiles of geometries with another shape than the core's."""
@@ -80,17 +89,18 @@ def _odd(geometry: Geometry) -> bool:
     return bool(shape or dtypes or large)
 
 
+def _has_mode_of(profile: Profile) -> Callable[[Geometry], bool]:
+    return lambda g: not set(MODES_OF[profile]).isdisjoint(g.modes)
+
+
 NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.MODEL_SHAPES: lambda g: not _odd(g) and not _has_core_shape(g),
     Profile.ODD_SHAPES: _odd,
-    Profile.TREE: lambda g: Mode.VERIFY in g.modes,
-    Profile.DRAFT_STEPS: lambda g: Mode.DRAFT in g.modes or Mode.DRAFT_EXTEND in g.modes,
+    **{profile: _has_mode_of(profile) for profile in (*MODES, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS)},
     Profile.WINDOW: lambda g: g.attention.window_left >= 0,
     Profile.SOFT_CAP: lambda g: g.attention.logits_soft_cap > 0,
     Profile.SINKS: lambda g: g.attention.sinks,
     Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE,
-    Profile.RAGGED_VERIFY: lambda g: Mode.RAGGED_VERIFY in g.modes,
-    Profile.DRAFT_BLOCKS: lambda g: Mode.DRAFT_BLOCK in g.modes,
     Profile.WIDE_TAILS: lambda g: g.mask_words > 1 and not TAILED.isdisjoint(g.modes),
     Profile.OVERLAP: lambda g: g.limits.overshoots or g.limits.host_lags,
     Profile.ENGINE_FORMS: lambda g: bool(g.forms),

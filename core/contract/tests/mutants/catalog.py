@@ -22,6 +22,7 @@ from . import (
     plans,
     pools,
     processes,
+    production_sizes,
     rare_sizes,
     scales_and_strides,
     sinks,
@@ -36,7 +37,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters, lives),
+    *(pools, forks, drafters, lives, production_sizes),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
@@ -58,6 +59,7 @@ KILLER = (
     | forks.KILLER
     | drafters.KILLER
     | lives.KILLER
+    | production_sizes.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 INAPPLICABLE = {

@@ -40,7 +40,7 @@ NOTES = ("layouts", "usage")
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
 KINDS = {
     "M": "known bugs",
-    **dict.fromkeys("VWXYZLNPBJQGIUKH", "the suite's authors"),
+    **dict.fromkeys("VWXYZLNPBJQGIUKHF", "the suite's authors"),
     **dict.fromkeys("RST", "outside authors"),
 }
 """Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""

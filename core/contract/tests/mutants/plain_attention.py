@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftmark import AttentionShape, Mode
-from draftmark.batch import ForwardBatch, Tree
+from draftmark.batch import Block, ForwardBatch, Tree
 from draftmark.cache import KVCache
 
 from . import csr_attention as kernel
@@ -81,22 +81,26 @@ def attending(parts: Parts) -> Callable[[Any], None]:
 def attend_plainly(
     shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor
 ) -> None:
-    """Attend all requests of a uniform batch at once, and EXTEND request by request."""
-    if batch.mode is not Mode.EXTEND:
+    """Attend all requests of a uniform batch at once, and those of EXTEND and RAGGED_VERIFY one by one."""
+    if batch.mode not in (Mode.EXTEND, Mode.RAGGED_VERIFY):
         r, n, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         if isinstance(batch.tail, Tree):
             bits, depth = kernel.mask_bits(batch.tail.mask.view(r, n, -1), t), batch.tail.depth
         else:
             bits, depth = kernel.causal_bits(n, t, q.device).expand(r, n, t), torch.arange(t).expand(r, t)
+            bits = bits | isinstance(batch.tail, Block)
         block = q.view(r, n, *q.shape[1:])
         found = _block(shape, parts, block, cache, (batch.page_table, batch.prefix_lens), bits, depth)
         out.copy_(found.reshape(out.shape))
         return
     first = 0
-    for one, n in enumerate(batch.q_lens):
+    out.zero_()
+    for one, n in enumerate(batch.q_indptr.diff().tolist()):
         if n:
             rows, here = slice(first, first + n), slice(one, one + 1)
             bits, depth = kernel.causal_bits(n, n, q.device), torch.arange(n)[None]
+            if isinstance(batch.tail, Tree):
+                bits, depth = kernel.mask_bits(batch.tail.mask[rows], n)[None], batch.tail.depth[rows][None]
             where = batch.page_table[here], batch.prefix_lens[here]
             out[rows].copy_(_block(shape, parts, q[rows][None], cache, where, bits, depth)[0])
         first += n

@@ -46,10 +46,26 @@ class Contents(StrEnum):
     """Each row and head points at one key, often next to a power of two, so one missing key loses the whole output."""
     LEVELS = "levels"
     """Logits of 1e5 or -5e4: all keys of a row are on two levels, and some rows have a best logit of -3e4."""
+    COUNTED = "counted"
+    """Every key has the same weight, and a value of 1 in one dimension and 0 in the others. One key too few or too many
+    changes an output by more than the tolerance of bfloat16, in rows of thousands of keys."""
+    WEIGHED = "weighed"
+    """Values as in `COUNTED`. Every third pair of row and head weighs all keys equally; the other pairs have logits of
+    several units or of dozens. So a missing key, scale, cap, sink or mask shows in rows of thousands of keys."""
 
 
-CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Contents.LARGE: LARGE}
+CONTRAST = {
+    Contents.USUAL: 0.5,
+    Contents.FLAT: 0.0,
+    Contents.SPREAD: 2.0,
+    Contents.LARGE: LARGE,
+    Contents.COUNTED: 0.0,
+}
 """Scale of the random queries for the kinds that need no other treatment."""
+COUNTABLE = (Contents.COUNTED, Contents.WEIGHED)
+"""Kinds in which each value vector has one entry that is not zero."""
+CONTRASTS = (0.0, 3.0, 12.0)
+"""Scales of the random queries of neighboring heads with `WEIGHED` contents."""
 
 
 class Needles:

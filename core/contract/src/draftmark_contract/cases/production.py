@@ -177,18 +177,19 @@ def columns(geometry: Geometry) -> list[ForwardCase]:
 
 
 def thousands_of_rows() -> list[Shape]:
-    """Return a geometry for a prefill of 4,128 rows. A float16 counter skips integers above 2,048."""
-    limits = Limits(max_num_reqs=48, max_context_len=128, max_extend_tokens=4200, capture_batch_sizes=(1,))
+    """Return a geometry for a prefill of 8,256 rows. A float16 counter skips integers above 2,048."""
+    limits = Limits(max_num_reqs=96, max_context_len=128, max_extend_tokens=8300, capture_batch_sizes=(1,))
     geometry = Geometry.create(AttentionShape(1, 1, 64, 16), limits, modes=(Mode.EXTEND, Mode.DECODE))
-    return [Shape("rows4128", geometry, SINCE)]
+    return [Shape("rows8256", geometry, (1, 5))]
 
 
 def long_prefill(geometry: Geometry) -> list[ForwardCase]:
-    """Return a prefill of 48 requests with 85 to 87 rows each.
+    """Return a prefill of 96 requests with 85 to 87 rows each.
 
-    In float16, row offsets above 2,048 can only be even, and those above 4,096 only multiples of four.
+    In float16, row offsets above 2,048 can only be even, those above 4,096 only multiples of four, and so on.
     """
-    return [ragged("rows4128-extend", geometry, [n % 40 for n in range(48)], [85 + n % 3 for n in range(48)], seed=1)]
+    rows_of = [85 + n % 3 for n in range(96)]
+    return [ragged("rows8256-extend", geometry, [n % 8 for n in range(96)], rows_of, seed=1)]
 
 
 def many_rows() -> list[Shape]:

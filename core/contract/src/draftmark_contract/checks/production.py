@@ -9,6 +9,7 @@ from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import GraphKey, Program
 
 from ..behaviour import Fixture, behaviour, on_device_only
+from ..cases import features
 from ..cases.contents import Contents
 from ..cases.forward_sets import last_steps
 from ..cases.forwards import ForwardCase, uniform
@@ -56,34 +57,50 @@ def every_head_shape_is_right(harness: Harness, forwards: list[ForwardCase]) -> 
     A group is the number of query heads per KV head.
     """
     for forward in forwards:
-        _assert_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
+        assert_forward(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
-def _each_mode(make: Callable[[Geometry, Mode, int], ForwardCase]) -> Callable[[], list[Case]]:
+@behaviour(
+    Fixture.FORWARD,
+    cases=features.alone,
+    since=SINCE,
+    bugs=("llm-scaler#368", "sglang#28569", "TRT-LLM#16319", "flashinfer#3864"),
+)
+def a_crowd_is_right(harness: Harness, forward: ForwardCase) -> None:
+    """A batch of 24 requests or more, the longest with over 2,048 keys, is right in every mode with each feature.
+
+    Head shapes, groups, pages, trees and padding differ from item to item. Some requests share a common prefix.
+    """
+    assert_forward(harness, forward, Contents.WEIGHED)
+
+
+@behaviour(Fixture.FORWARD, cases=features.products, since=features.SINCE)
+def profiles_are_right_together(harness: Harness, forward: ForwardCase) -> None:
+    """Outputs are right for crowds with thousands of keys when several features meet; each two meet in some item."""
+    assert_forward(harness, forward, Contents.WEIGHED)
+
+
+def _each_mode(make: Callable[[Geometry, Mode, int], ForwardCase], *names: str) -> Callable[[], list[Case]]:
     return lambda: [
         shape.case(make(shape.geometry, mode, step), mode.value)
         for shape in crowds()
         for mode, step in last_steps(shape.geometry).items()
+        if shape.name in names
     ]
 
 
-@behaviour(
-    Fixture.FORWARD, cases=_each_mode(crowd), since=SINCE, bugs=("llm-scaler#368", "sglang#28569", "TRT-LLM#16319")
-)
-def a_crowd_is_right(harness: Harness, forward: ForwardCase) -> None:
-    """A batch of 24 requests with up to 2,600 keys each is right. It is larger than any captured graph."""
-    for one in (Contents.FLAT, Contents.USUAL, Contents.NEEDLES):
-        harness.arena.poison()
-        harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")
-
-
-@behaviour(Fixture.FORWARD, cases=_each_mode(common_prefix), since=SINCE)
+@behaviour(Fixture.FORWARD, cases=_each_mode(common_prefix, "crowd-window", "crowd-page128"), since=SINCE)
 def a_common_prefix_is_right(harness: Harness, forward: ForwardCase) -> None:
     """Ten requests that share the pages of a common prefix give right outputs."""
-    _assert_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
+    assert_forward(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
-@behaviour(Fixture.FORWARD, cases=_each_mode(mostly_padding), since=SINCE, bugs=("sglang#24743", "vllm#57094"))
+@behaviour(
+    Fixture.FORWARD,
+    cases=_each_mode(mostly_padding, "crowd", "crowd-page128"),
+    since=SINCE,
+    bugs=("sglang#24743", "vllm#57094"),
+)
 def padding_may_be_most(harness: Harness, forward: ForwardCase) -> None:
     """A batch of 24 requests is right when only two of them are live and one of the two is long."""
     harness.assert_forward(forward, harness.load(forward, contents=Contents.NEEDLES))
@@ -101,7 +118,7 @@ def wide_tails_are_right(harness: Harness, forward: ForwardCase) -> None:
 
     A batch of a dozen requests with masks of two words a row is right too.
     """
-    _assert_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
+    assert_forward(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
 def _columns() -> list[Case]:
@@ -111,7 +128,7 @@ def _columns() -> list[Case]:
 @behaviour(Fixture.FORWARD, cases=_columns, since=SINCE)
 def every_page_column_is_read(harness: Harness, forward: ForwardCase) -> None:
     """A request attends to every column of its page table: thousands of one-token pages, or hundreds of pages of 16."""
-    _assert_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
+    assert_forward(harness, forward, Contents.FLAT, Contents.NEEDLES)
 
 
 def _rows() -> list[Case]:
@@ -155,20 +172,25 @@ def large_graphs_and_larger_batches(graphs: GraphHarness, program: Program) -> N
 
 
 def _full() -> list[Case]:
-    return [
+    models = [
         shape.case(full(shape.geometry, mode, step), mode.value)
         for shape in full_size()
         for mode, step in last_steps(shape.geometry).items()
     ]
+    return [*models, *features.full_size()]
 
 
 @on_device_only(Fixture.FORWARD, cases=_full, since=SINCE, bugs=("vllm#50065", "sglang#14173", "vllm#40383"))
 def full_size_is_right_on_device(harness: Harness, forward: ForwardCase) -> None:
-    """Outputs are right on the device for 33 requests of up to 8,192 tokens, with model head shapes in bfloat16."""
-    _assert_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
+    """Outputs are right on the device for 33 requests of up to 8,192 tokens, in model head shapes, modes and features.
+
+    The features are those of the profiles, each in every mode that it has.
+    """
+    assert_forward(harness, forward, Contents.WEIGHED, Contents.NEEDLES)
 
 
-def _assert_with(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
-    """Check the forward once with each of these kinds of values in rows and cache."""
+def assert_forward(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
+    """Check the forward once with each of these kinds of values in rows and cache, on poisoned buffers."""
     for one in contents:
+        harness.arena.poison()
         harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")

@@ -6,7 +6,17 @@ import random
 
 import torch
 
-from ..cases.contents import BELOW, CONTRAST, LEVELS, NEEDLE, Contents, Needles, level_query
+from ..cases.contents import (
+    BELOW,
+    CONTRAST,
+    CONTRASTS,
+    COUNTABLE,
+    LEVELS,
+    NEEDLE,
+    Contents,
+    Needles,
+    level_query,
+)
 from ..cases.forwards import ForwardCase
 from ..oracle.attention import real_values
 from ..oracle.history import kv_slots
@@ -19,10 +29,29 @@ def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: i
     """Fill the rows of a forward, and the KV that is stored before it. Equal seeds give equal contents."""
     tensors.fill_rows(forward, seed, CONTRAST.get(contents, 1.0))
     tensors.fill_cache(forward, seed)
+    if contents in COUNTABLE:
+        _count(tensors, forward, seed)
+    if contents is Contents.WEIGHED:
+        q = tensors.rows(forward)[0]
+        pair = torch.arange(q.shape[0])[:, None] + torch.arange(q.shape[1])
+        q.mul_(torch.tensor(CONTRASTS)[pair % len(CONTRASTS)].to(q)[..., None])
     if contents is Contents.NEEDLES:
         _aim(tensors, forward, seed)
     if contents is Contents.LEVELS:
         _level(tensors, forward, seed)
+
+
+def _count(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
+    """Give each value vector of the rows and of the cache a 1 in one random dimension, and zeros elsewhere."""
+    dice, cache, v = torch.Generator().manual_seed(seed + 5), tensors.cache, tensors.rows(forward)[2]
+
+    def values(shape: torch.Size) -> torch.Tensor:
+        return torch.zeros(shape).scatter_(-1, torch.randint(0, shape[-1], (*shape[:-1], 1), generator=dice), 1.0)
+
+    v.copy_(values(v.shape))
+    slots, size = torch.tensor(used_slots(forward), dtype=torch.int64, device=cache.v.device), cache.v.shape[1]
+    stored = values(torch.Size((len(slots), *cache.v.shape[2:]))).to(cache.v.device)
+    raw(cache.v)[slots // size, slots % size] = raw(quantised(stored, cache.v_scale, cache.v.dtype))
 
 
 def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:

@@ -1,0 +1,148 @@
+"""Forwards of production size for every profile, in every mode that the profile has, and for products of profiles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from draftmark.geometry import AttentionShape, Form, Mode
+
+from ..check import Case
+from ..production_sizes import GROUPS, HEAD_DIMS, KEYS, PAGES, REQUESTS, modes_of
+from ..profiles import FP8_DTYPE, Profile
+from ..sizing.geometries import MANDATORY
+from . import production
+from .drawn import Sizes
+from .space import Point, covering, log_uniform
+
+SINCE = (1, 5)
+PLAIN = "plain"
+"""Name of a forward that needs only the profiles of its mode and shape."""
+MOST_KEYS = KEYS + 200
+CROWDS = ((REQUESTS, 26), (27, 33))
+WORK = 2**23
+"""Most values of K if every request were as long as the longest one. Plain backends pad a batch to that length."""
+ODD_DIMS, ODD_PAGES = (48, 80, 96, 112, 160, 192, 224), (5, 48, 100, 256, 784)
+"""Head dimensions and page sizes that engines list, apart from those of most models."""
+CORE_SHAPE: Point = {
+    "head_dim": MANDATORY.head_dim,
+    "page": MANDATORY.page_size,
+    "group": (MANDATORY.group_size, MANDATORY.group_size),
+    "kv_heads": MANDATORY.num_kv_heads,
+    "requests": CROWDS[0],
+    "dtype": MANDATORY.q_dtype,
+}
+SHAPE_AXES = {"head_dim": HEAD_DIMS, "page": PAGES, "group": GROUPS, "dtype": ("bfloat16", "float16")}
+BY_DEVICE = (Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK)
+"""Modes outside of the core, which `production.full` does not have."""
+FULL_REQUESTS, FULL_KEYS = 33, 8192
+"""Requests and keys of forwards that only a device runs."""
+Change = Callable[[Sizes, random.Random], Sizes]
+
+
+def _shaped(draw: Callable[[random.Random], dict[str, Any]]) -> Change:
+    return lambda sizes, dice: replace(sizes, attention=replace(sizes.attention, **draw(dice)))
+
+
+def _with_forms(sizes: Sizes, dice: random.Random) -> Sizes:
+    chosen = dice.sample(tuple(Form), dice.randint(1, len(Form)))
+    return replace(sizes, forms=tuple(form for form in Form if form in chosen))
+
+
+def _odd(dice: random.Random) -> dict[str, Any]:
+    odd = {"head_dim": dice.choice(ODD_DIMS), "page_size": dice.choice(ODD_PAGES)}
+    kept = dice.choice((("head_dim",), ("page_size",), tuple(odd), ()))
+    return {name: odd[name] for name in kept} or {"q_dtype": "float32", "kv_dtype": "float32"}
+
+
+FEATURES: dict[str, Change] = {
+    PLAIN: lambda sizes, dice: sizes,
+    Profile.ODD_SHAPES: _shaped(_odd),
+    Profile.WINDOW: _shaped(lambda dice: {"window_left": log_uniform(dice, 100, KEYS - 1)}),
+    Profile.SOFT_CAP: _shaped(lambda dice: {"logits_soft_cap": dice.choice((5.0, 20.0, 50.0))}),
+    Profile.SINKS: _shaped(lambda dice: {"sinks": True}),
+    Profile.FP8: _shaped(lambda dice: {"kv_dtype": FP8_DTYPE}),
+    Profile.WIDE_TAILS: lambda sizes, dice: replace(sizes, wide=True),
+    Profile.OVERLAP: lambda sizes, dice: replace(sizes, overlap=True),
+    Profile.ENGINE_FORMS: _with_forms,
+    Profile.BATCH_INVARIANCE: lambda sizes, dice: replace(sizes, batch_invariant=True),
+}
+"""Change that makes a forward need a profile. Profiles that are not listed follow from the mode and the shape."""
+FREE = tuple(name for name in FEATURES if name not in (PLAIN, Profile.ODD_SHAPES, Profile.FP8))
+"""Features of products. fp8 KV is fixed there, because a backend without it must meet all other products too."""
+
+
+def alone() -> list[Case]:
+    """Return a forward for each profile in each of its modes that needs no profile beyond those of its mode and shape.
+
+    The shape is the core's own for plain forwards, and in the first mode of each feature.
+    """
+    rows = [{"feature": PLAIN, "mode": mode, **CORE_SHAPE} for mode in Mode]
+    for feature in FEATURES:
+        first = next(mode for mode in (Mode.DECODE, *Mode) if _possible({"feature": feature, "mode": mode}))
+        core = {} if feature in (PLAIN, Profile.ODD_SHAPES) else CORE_SHAPE
+        modes = [mode for mode in Mode if _possible({"feature": feature, "mode": mode})]
+        rows += [{"feature": feature, "mode": mode, **(core if mode is first else {})} for mode in modes]
+    axes = {"feature": tuple(FEATURES), "mode": tuple(Mode), **SHAPE_AXES, "requests": CROWDS}
+    points = covering(axes, random.Random("alone"), rows, _possible)
+    return [_case(str(point["feature"]), point, n) for n, point in enumerate(points)]
+
+
+def products() -> list[Case]:
+    """Return forwards in which every two features meet, and every feature meets every mode, with and without fp8 KV."""
+    axes = {"mode": tuple(Mode), **dict.fromkeys(FREE, (False, True))}
+    found = []
+    for stored in ("as-q", Profile.FP8):
+        points = covering(axes, random.Random(f"products {stored}"), possible=_possible)
+        for n, point in enumerate(points):
+            dice = random.Random(f"product {stored} {n}")
+            shape = {name: dice.choice(values) for name, values in SHAPE_AXES.items()}
+            found.append(_case(f"together-{stored}", {**point, **shape, "requests": CROWDS[0], stored: True}, n))
+    return found
+
+
+def full_size() -> list[Case]:
+    """Return forwards of 33 requests with up to 8,192 keys in the shapes of models, for a device.
+
+    They cover every feature in each of its modes, and the two modes outside of the core.
+    """
+    found: list[Case] = []
+    models = [shape.geometry.attention for shape in production.full_size()]
+    for number, (feature, mode) in enumerate(product(FEATURES, Mode)):
+        if not _possible({"feature": feature, "mode": mode}) or (feature == PLAIN and mode not in BY_DEVICE):
+            continue
+        for attention in models if feature == PLAIN else models[number % len(models) :][:1]:
+            name = _slug(f"full-{feature}", mode, len(found))
+            sizes = FEATURES[feature](Sizes(attention, mode, FULL_REQUESTS, FULL_KEYS), random.Random(name))
+            found.append(Case(name, sizes.draw(name), SINCE))
+    return found
+
+
+def _possible(point: Point) -> bool:
+    """Return False for a wide tail in a mode in which the tail has no mask."""
+    wide = point.get(Profile.WIDE_TAILS) is True or point.get("feature") == Profile.WIDE_TAILS
+    return not wide or point.get("mode", Mode.VERIFY) in modes_of(Profile.WIDE_TAILS)
+
+
+def _slug(begin: str, mode: Mode, number: int) -> str:
+    return f"{begin}-{mode.value}-{number}".replace(" ", "-").replace("_", "-")
+
+
+def _case(begin: str, point: Point, number: int) -> Case:
+    values: dict[str, Any] = point
+    mode: Mode = values["mode"]
+    name = _slug(begin, mode, number)
+    dice = random.Random(name)
+    requests, group = dice.randint(*values["requests"]), dice.randint(*values["group"])
+    keys = dice.randint(KEYS, MOST_KEYS)
+    heads = values.get("kv_heads") or log_uniform(dice, 1, max(1, WORK // (requests * keys * values["head_dim"])))
+    dtype = values["dtype"]
+    attention = AttentionShape(group * heads, heads, values["head_dim"], values["page"], dtype, dtype)
+    sizes = Sizes(attention, mode, requests, keys)
+    for feature, change in FEATURES.items():
+        if values.get("feature") == feature or values.get(feature):
+            sizes = change(sizes, dice)
+    return Case(name, sizes.draw(name), SINCE)

@@ -1,0 +1,94 @@
+"""Sizes that every profile must meet in some item, and the profiles that do not. Does not import torch.
+
+A feature that is tested only at the sizes at which it joined the suite can be wrong at every other size. So each
+profile must meet thousands of keys and a crowd of requests in every mode that it has, and every range of GQA groups,
+head dimensions and pages. A test of the suite computes this from the cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from draftmark.geometry import AttentionShape, Mode
+
+from .cases.forwards import ForwardCase
+from .profiles import MODEL_HEAD_DIMS, MODEL_PAGES, MODES_OF, SHAPES, Features, Profile
+
+KEYS = 2048
+"""Keys of the longest request of a forward: more than any tile, page or split of a small case."""
+REQUESTS = 24
+"""Live requests of one forward."""
+GROUPS = ((1, 1), (2, 4), (5, 8), (9, 16))
+"""Ranges of query heads per KV head, both ends included."""
+HEAD_DIMS, PAGES = MODEL_HEAD_DIMS, MODEL_PAGES
+"""Head dimensions and page sizes of models."""
+WITH_MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS})
+"""Profiles that follow from the mode of a forward."""
+FEATURES = frozenset(Profile) - WITH_MODES - SHAPES - {Profile.CORE}
+"""Profiles that any forward may need, in addition to those of its mode and its shape."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Holds the sizes of one forward, and the profiles that its item needs."""
+
+    needs: Features
+    mode: Mode
+    keys: int
+    requests: int
+    attention: AttentionShape
+
+
+def modes_of(profile: Profile) -> tuple[Mode, ...]:
+    """Return the modes in which a geometry can need a profile."""
+    return MODES_OF.get(profile, tuple(Mode))
+
+
+def shown_by(needs: Features, value: Any) -> Iterator[Shown]:
+    """Yield the sizes of every forward in a case value. A geometry from which a check builds forwards shows none."""
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from shown_by(needs, one)
+        return
+    live = [one for one in value.requests if one.live] if isinstance(value, ForwardCase) else []
+    if live:
+        keys = max(one.prefix + one.tail for one in live)
+        yield Shown(needs, value.mode, keys, len(live), value.geometry.attention)
+
+
+def gaps(shown: Iterable[Shown]) -> list[str]:
+    """Return a sentence for each size that a profile never meets, and for each pair of features that never meet."""
+    large = [one for one in shown if one.keys >= KEYS and one.requests >= REQUESTS]
+    found = [
+        f"{profile} in {mode}: no item of {REQUESTS} requests and {KEYS} keys without another feature"
+        for profile in Profile
+        for mode in modes_of(profile)
+        if not any(one.mode is mode and _needs_only(one, profile) for one in large)
+    ]
+    for profile in sorted(set(Profile) - {Profile.CORE}):
+        mine = [one.attention for one in large if profile in one.needs]
+        found += [f"{profile}: no item with {what}" for what, holds in _ranges(profile) if not any(map(holds, mine))]
+    pairs = combinations(sorted(FEATURES), 2)
+    return found + [f"{a} with {b}: no large item" for a, b in pairs if not any({a, b} <= one.needs for one in large)]
+
+
+def _needs_only(shown: Shown, profile: Profile) -> bool:
+    """Return True if the item needs the profile and no feature except it. CORE and SHAPES need an exact shape."""
+    own = set() if profile is Profile.CORE else {profile}
+    shapes = set() if profile in (Profile.CORE, *SHAPES) else SHAPES
+    return own <= shown.needs <= own | WITH_MODES | shapes
+
+
+def _ranges(profile: Profile) -> list[tuple[str, Callable[[AttentionShape], bool]]]:
+    """Return each range that a profile must meet, with its name. Odd shapes have dimensions and pages of their own."""
+    found: list[tuple[str, Callable[[AttentionShape], bool]]] = [
+        (f"groups of {least} to {most}", lambda a, least=least, most=most: least <= a.group_size <= most)  # type: ignore[misc]
+        for least, most in GROUPS
+    ]
+    if profile is Profile.ODD_SHAPES:
+        return found
+    found += [(f"head_dim {dim}", lambda a, dim=dim: a.head_dim == dim) for dim in HEAD_DIMS]  # type: ignore[misc]
+    return found + [(f"pages of {size}", lambda a, size=size: a.page_size == size) for size in PAGES]

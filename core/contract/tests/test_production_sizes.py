@@ -1,0 +1,35 @@
+"""Tests that every profile meets production sizes. The sizes are computed from the cases of all host items."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftmark_contract.check import Tier
+from draftmark_contract.production_sizes import FEATURES, WITH_MODES, Shown, gaps, shown_by
+from draftmark_contract.profiles import SHAPES, Profile
+from draftmark_contract.runner.item import all_items
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Shown]:
+    """Return the sizes of every forward in the cases of the host tier."""
+    return [one for item in all_items((Tier.HOST,)) for one in shown_by(item.needs, item.case.value)]
+
+
+def test_every_profile_meets_production_sizes(shown: list[Shown]) -> None:
+    """Each profile has a large item in each of its modes, and meets each range of groups, head dimensions and pages."""
+    assert not gaps(shown)
+
+
+@pytest.mark.parametrize("profile", [one for one in Profile if one is not Profile.CORE])
+def test_a_profile_without_large_items_is_a_gap(profile: Profile, shown: list[Shown]) -> None:
+    """The gaps name a profile without items, and a profile with small items only."""
+    rest = [one for one in shown if profile not in one.needs]
+    small = [Shown(one.needs, one.mode, 133, 6, one.attention) for one in shown if profile in one.needs]
+    for items in (rest, rest + small):
+        assert any(gap.startswith(profile) for gap in gaps(items))
+
+
+def test_every_profile_is_of_a_known_kind() -> None:
+    """A new profile must be a feature, a shape or of a mode, so that the sizes that it must meet are defined."""
+    assert FEATURES | SHAPES | WITH_MODES | {Profile.CORE} == set(Profile)
