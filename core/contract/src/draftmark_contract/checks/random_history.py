@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SLOTS = 3
 """Number of items per profile of core modes. Profiles of all modes have one less, with longer sequences."""
-EXAMPLES = 3
+EXAMPLES = 2
 """Number of sequences that one item runs."""
 LENGTH, LONG = 12, 16
 """Number of draws in one sequence: of core modes, and of all modes."""
