@@ -7,6 +7,11 @@ from . import (
     attention_parts,
     batches,
     black_boxes,
+    blind_histories,
+    blind_invariance,
+    blind_pools,
+    blind_process,
+    blind_sizes,
     boundaries,
     conditions,
     declarations,
@@ -39,6 +44,7 @@ MODULES = (
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
     *(pools, forks, drafters, lives, production_sizes),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
+    *(blind_histories, blind_invariance, blind_pools, blind_process, blind_sizes),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))

@@ -18,6 +18,7 @@ from draftmark.plugin import BackendPlugin
 from draftmark.reference import ReferencePlugin
 from draftmark.registry import load
 from draftmark.tree import TorchTreeOps
+from draftmark_cuda_triton import TritonPlugin
 
 from . import tutorial
 from .csr_plugin import CsrPlugin
@@ -27,11 +28,12 @@ LAYOUTS: dict[str, BackendPlugin] = {
     "reference": ReferencePlugin(),
     "csr": CsrPlugin(),
     "tutorial": tutorial.Plugin(),
+    "cuda_triton": TritonPlugin(),
 }
 """Correct backends to mutate, by layout.
 
 ``reference`` reads the batch's page table in place, ``csr`` copies it to an indptr and indices, ``tutorial`` is the
-backend of the tutorial.
+backend of the tutorial, ``cuda_triton`` schedules tiles on the device and runs in Triton's interpreter here.
 """
 USUAL = ("reference", "csr")
 ONLY = "a subclass of the tutorial's backend"
@@ -41,7 +43,7 @@ METHODS = ("plan", "write_metadata", "write_kv", "attend")
 KINDS = {
     "M": "known bugs",
     **dict.fromkeys("VWXYZLNPBJQGIUKHF", "the suite's authors"),
-    **dict.fromkeys("RST", "outside authors"),
+    **dict.fromkeys("ORST", "outside authors"),
 }
 """Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""
 BY_CLASS = "ST"

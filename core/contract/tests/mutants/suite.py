@@ -38,7 +38,7 @@ Failure = tuple[str, str, BaseException]
 
 def original(layout: str) -> LoadedBackend:
     """Return the loaded correct backend of a metadata layout."""
-    return LoadedBackend(layout, LAYOUTS[layout])
+    return LoadedBackend(LAYOUTS[layout].info.name, LAYOUTS[layout])
 
 
 def checks_for(mutant: Mutant | None = None) -> list[Check]:

@@ -8,6 +8,7 @@ from draftmark_tugboat import Plugin as TutorialPlugin
 
 from draftmark import BackendPlugin
 from draftmark.reference import ReferencePlugin
+from draftmark_cuda_triton import TritonPlugin
 
 from ..csr_plugin import CsrPlugin
 
@@ -15,8 +16,9 @@ BASES: dict[str, type[BackendPlugin]] = {
     "reference": ReferencePlugin,
     "csr": CsrPlugin,
     "tutorial": TutorialPlugin,
+    "cuda_triton": TritonPlugin,
 }
-"""Plugin by layout. `tutorial` writes the package of the last one to a folder on the path."""
+"""Plugin by layout. The module `tutorial` writes the tutorial's package to a folder on the path."""
 
 
 def named(name: str, base: type[BackendPlugin]) -> type[BackendPlugin]:
@@ -27,3 +29,4 @@ def named(name: str, base: type[BackendPlugin]) -> type[BackendPlugin]:
 twin_reference = named("twin_reference", ReferencePlugin)
 twin_csr = named("twin_csr", CsrPlugin)
 twin_tutorial = named("twin_tutorial", TutorialPlugin)
+twin_cuda_triton = named("twin_cuda_triton", TritonPlugin)

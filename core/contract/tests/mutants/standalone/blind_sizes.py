@@ -1,0 +1,62 @@
+"""Mutants OJ1 … OJ4, by an author who had not read the checks: sizes that depend on the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from draftmark import BufferSpec, Geometry, Requirements, Role, Unit
+
+from .bases import BASES, named
+
+
+def threads() -> int:
+    """Return the threads that OpenMP may use in this process."""
+    return max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
+
+
+class OJ1(named("oj1", BASES["csr"])):  # type: ignore[misc]
+    """Declares scratch for each thread of this process, not for each core of the geometry's device."""
+
+    def buffers(self, geometry: Geometry) -> list[BufferSpec]:
+        shape = (threads(), geometry.attention.head_dim)
+        scratch = BufferSpec("scratch", Role.WORKSPACE, shape, "float32", Unit.ROWS, "threads × head_dim")
+        return [*super().buffers(geometry), scratch]
+
+    def contract_notes(self) -> object:
+        def usage(geometry: Geometry, batch: Any) -> dict[str, int]:
+            return {"scratch": 4 * threads() * geometry.attention.head_dim}
+
+        return SimpleNamespace(**{**vars(super().contract_notes()), "usage": usage})
+
+
+class OJ2(named("oj2", BASES["tutorial"])):  # type: ignore[misc]
+    """Rounds its buffer up to the vector width of torch's kernels, which it knows only after torch is imported."""
+
+    def buffers(self, geometry: Geometry) -> list[BufferSpec]:
+        width = 8 if "torch" in sys.modules else 1
+        return [replace(one, shape=(-(-one.shape[0] // width) * width,)) for one in super().buffers(geometry)]
+
+
+class OJ3(named("oj3", BASES["reference"])):  # type: ignore[misc]
+    """Needs unique slots when the process sees several GPUs, whatever the geometry."""
+
+    def requirements(self, geometry: Geometry) -> Requirements:
+        return Requirements(unique_slots="," in os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+
+
+class OJ4(named("oj4", BASES["cuda_triton"])):  # type: ignore[misc]
+    """Doubles its split buffers where an earlier process of this user left a tuning file in the cache folder."""
+
+    def buffers(self, geometry: Geometry) -> list[BufferSpec]:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        times = 2 if (cache / "draftmark_qj4.json").is_file() else 1
+        roles = (Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE)
+        return [
+            replace(one, shape=(times * one.shape[0], *one.shape[1:])) if one.role in roles else one
+            for one in super().buffers(geometry)
+        ]

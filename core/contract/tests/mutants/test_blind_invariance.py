@@ -1,0 +1,37 @@
+"""Tests that a row's bits depend on the other requests in OH…, and not in the backends that they change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftmark import Mode
+from draftmark.loaded import LoadedBackend
+
+from .blind_invariance import MUTANTS
+from .blind_world import CLOSE, Forward, geometry, pools, requests, right
+from .mutant import Mutant
+
+torch.set_num_threads(1)
+SHAPE = geometry((8, 2), 64, 16, reqs=40, context=512)
+MINE = requests(SHAPE, (230,))
+OTHERS = requests(SHAPE, [3 + 11 * i % 97 for i in range(39)], first=40)
+
+
+def bits(loaded: LoadedBackend, others: int) -> torch.Tensor:
+    """Return one request's output with some other requests in the batch."""
+    forward = Forward(SHAPE, Mode.DECODE, [*MINE, *OTHERS[:others]], pools(SHAPE, 400))
+    dice = torch.Generator().manual_seed(5)
+    for rows in forward.rows[0][:3]:
+        rows[0].copy_(torch.randn(rows[0].shape, generator=dice))
+    assert forward.run(loaded.open(SHAPE, "cpu", guard=False)) < CLOSE
+    return forward.rows[0][3][0]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.id)
+def test_bits_depend_on_other_requests_only_in_the_mutant(mutant: Mutant) -> None:
+    """One request's output has the same bits with 0, 7 and 39 others; in the mutant it has other bits."""
+    for layout in mutant.layouts:
+        for loaded, same in ((right(layout), True), (mutant.build(layout), False)):
+            alone, *crowded = (bits(loaded, others) for others in (0, 7, 39))
+            assert all(torch.equal(alone, one) for one in crowded) is same

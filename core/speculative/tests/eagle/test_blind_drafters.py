@@ -1,0 +1,34 @@
+"""Tests that the drafters OP1 … OP5 are wrong: they change the trees and not the text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.speculative.tests.eagle.blind_drafters import DRAFTERS
+from core.speculative.tests.eagle.test_trees import attentive, compare, texts
+from draftmark_speculative import HostKind
+
+SHAPE = (4, 4, 12)
+HOST = {"host_lengths": HostKind.UPPER_BOUND}
+"""With exact host lengths the guards refuse OP5, because its device lengths are not the host's."""
+
+
+@pytest.fixture(scope="module")
+def runs(make_model, random_head, prompts):
+    """Model, head with strong attention, and prompts; the trees of the right drafter equal the dense trees."""
+    found = make_model("llama"), attentive(random_head()), prompts(3, 20)
+    wrong, trees, _ = compare(*found, SHAPE, **HOST)
+    assert (wrong, trees > 20) == (0, True)
+    return found
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda one: one.id)
+@torch.no_grad()
+def test_wrong_drafter_changes_trees_but_no_text(runs, drafter, monkeypatch):
+    """Trees differ from the dense trees in several rounds, and every text equals the text without drafts."""
+    plain = texts(runs[0], None, runs[2], SHAPE)
+    monkeypatch.setattr(drafter.owner, drafter.name, drafter.change(getattr(drafter.owner, drafter.name)))
+    wrong, trees, _ = compare(*runs, SHAPE, **HOST)
+    assert wrong >= 4, f"{wrong} of {trees} trees differ"
+    assert texts(*runs, SHAPE) == plain
