@@ -1,7 +1,7 @@
 """Mutants OH…, by an author who had not read the checks: a row's bits depend on the other requests of the batch.
 
-Every output is right within rounding. Their source is public: kernels chosen by batch size, and split-KV bounds that
-depend on all requests.
+Every output is right within rounding, and every plugin declares `BackendInfo.batch_invariant`. Their source is public:
+kernels chosen by batch size, and split-KV bounds that depend on all requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from draftmark.runtime import KVCache
 
 from .mutant import ONLY, Mutant, around
 from .state_and_order import plugin
-from .tutorial import Backend
+from .tutorial import Backend, Plugin
 
 MANY = 32
 """Largest padded batch that runs the kernel of small batches."""
@@ -86,11 +86,16 @@ def _tiles_by_requests(backend: Any) -> None:
     around(backend._decode_verify, "choose_splits", choose)
 
 
+def declared(backend: type[Backend]) -> type[Plugin]:
+    """Return the tutorial's plugin with this backend; it declares batch invariance."""
+    return type("Plugin", (plugin(backend),), {"info": replace(Plugin.info, batch_invariant=True)})
+
+
 MUTANTS = (
     Mutant("OH1", "Runs another kernel for batches padded to more than 32 requests", "pegainfer#613",
-           plugin=plugin(OtherKernelForMany), layouts=("tutorial",), absent=ONLY),
+           plugin=declared(OtherKernelForMany), layouts=("tutorial",), absent=ONLY),
     Mutant("OH2", "Splits keys by the sum of the lengths of the batch", "flash-attention#1897",
-           plugin=plugin(SplitByTotal), layouts=("tutorial",), absent=ONLY),
+           plugin=declared(SplitByTotal), layouts=("tutorial",), absent=ONLY),
     Mutant("OH3", "Chooses the key tile by the number of requests", "FlashMLA#212",
            patch=_tiles_by_requests, layouts=("cuda_triton",), absent="a plan of cuda_triton's host code"),
 )  # fmt: skip

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 
+from core.speculative.tests.judging.test_judge_drafter import OtherShape
 from draftmark import Mode
+from draftmark.runtime import ForwardBatch
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.eagle.drafter import HeadDrafter
+from draftmark_speculative.judging import DraftAttention
 
-TARGETS_HEAD_DIM, TARGETS_WINDOW, TARGETS_SCALE = 16, 8, 4.0
-"""Head size of the tiny Llama (the draft head has 12); a window and a K scale of a target."""
+TARGETS_HEAD_DIM, HEADS_HEAD_DIM, TARGETS_WINDOW, TARGETS_SCALE = 16, 12, 8, 4.0
+"""Head sizes of the tiny Llama and of the draft head; a window and a K scale of a target."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class DrafterMutant:
         what: one sentence that says what the wrong code does, without a full stop.
         owner, name: the class and its attribute.
         change: original attribute → changed attribute.
+        imitation: attention with the same defect, for a target that drafts for itself.
+        difference: what `judge_drafter` must name; "" if the defect does not exist in the judge's chains.
     """
 
     id: str
@@ -34,6 +39,8 @@ class DrafterMutant:
     owner: type
     name: str
     change: Any
+    imitation: type[DraftAttention]
+    difference: str
 
 
 def _layers(**fields: Any) -> Any:
@@ -47,12 +54,19 @@ def _positions_by_slot(run: Any) -> Any:
     def changed(self: Any, tokens: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         batch = self._layers._batch
         if batch.mode is Mode.DRAFT:
-            tail, rows = batch.tail_lens[0], batch.q_lens[0]
-            slot = torch.arange(tail - rows, tail, device=positions.device)
-            positions = (batch.prefix_lens[:, None] + slot).flatten()
+            positions = _slot_positions(batch, positions.device)
         return run(self, tokens, fused, positions)
 
     return changed
+
+
+def _slot_positions(batch: ForwardBatch, device: torch.device) -> torch.Tensor:
+    tail, rows = batch.tail_lens[0], batch.q_lens[0]
+    return (batch.prefix_lens[:, None] + torch.arange(tail - rows, tail, device=device)).long().flatten()
+
+
+def _by_targets_scale(k: torch.Tensor) -> torch.Tensor:
+    return (k / TARGETS_SCALE).to(torch.float8_e4m3fn).to(k.dtype)
 
 
 def _scales_of_target(run: Any) -> Any:
@@ -62,7 +76,7 @@ def _scales_of_target(run: Any) -> Any:
         right = self._attend
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return right(q, (k / TARGETS_SCALE).to(torch.float8_e4m3fn).to(k.dtype), v)
+            return right(q, _by_targets_scale(k), v)
 
         self._attend = attend
         hidden = run(self, tokens, fused, positions)
@@ -82,15 +96,56 @@ def _skips_newest(gather: Any) -> Any:
     return changed
 
 
+class ScaleOfHead(OtherShape):
+    """OP1 in a target that drafts for itself: it takes the scale of the other model's head size."""
+
+    change = {"softmax_scale": lambda shape: HEADS_HEAD_DIM**-0.5}  # noqa: RUF012
+
+
+class OtherWindow(OtherShape):
+    """OP2 in a target without a window."""
+
+    change = {"window_left": lambda shape: TARGETS_WINDOW}  # noqa: RUF012
+
+
+class SlotPositions(DraftAttention):
+    """OP3: the position of a row is the prefix length plus its tail slot. In a chain this is the right position."""
+
+    def positions(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the positions of the tail slots."""
+        return _slot_positions(batch, batch.prefix_lens.device)
+
+
+class KeysByTargetsScale(DraftAttention):
+    """OP4: stored keys are a quarter of what the drafter reads them as."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store the keys in e4m3 by the target's scale, and attend."""
+        return super().attend(layer, q, _by_targets_scale(k), v)
+
+
+class ShortLengths(DraftAttention):
+    """OP5: draft steps get a length that is one too small, so the tail's positions are one too small as well."""
+
+    def positions(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the positions that follow from the short lengths."""
+        return (batch.positions - 1).clamp(min=0)
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Plan and begin with the short lengths."""
+        batch.prefix_lens.sub_(1).clamp_(min=0)
+        super().begin(batch)
+
+
 DRAFTERS = (
     DrafterMutant("OP1", "Attends with the softmax scale of the target's head size", DraftHead, "layers",
-                  _layers(softmax_scale=TARGETS_HEAD_DIM**-0.5)),
+                  _layers(softmax_scale=TARGETS_HEAD_DIM**-0.5), ScaleOfHead, "scale"),
     DrafterMutant("OP2", "Attends within the target's window", DraftHead, "layers",
-                  _layers(window_left=TARGETS_WINDOW)),
+                  _layers(window_left=TARGETS_WINDOW), OtherWindow, "window"),
     DrafterMutant("OP3", "Counts positions of drafts by tail slot instead of depth", HeadDrafter, "_run",
-                  _positions_by_slot),
+                  _positions_by_slot, SlotPositions, ""),
     DrafterMutant("OP4", "Stores keys by the target's scale and reads them by its own", HeadDrafter, "_run",
-                  _scales_of_target),
+                  _scales_of_target, KeysByTargetsScale, "KV"),
     DrafterMutant("OP5", "Overwrites the KV of the newest committed token in draft steps", HeadDrafter, "_gather",
-                  _skips_newest),
+                  _skips_newest, ShortLengths, "position"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tests that the drafters OP1 … OP5 are wrong: they change the trees and not the text."""
+"""Tests that the drafters OP1 … OP5 change the trees and not the text, and that the judge names each difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import torch
 
 from core.speculative.tests.eagle.blind_drafters import DRAFTERS
 from core.speculative.tests.eagle.test_trees import attentive, compare, texts
+from core.speculative.tests.judging.test_judge_drafter import CONFIG, NEW_TOKENS
 from draftmark_speculative import HostKind
+from draftmark_speculative.judging import judge_drafter
 
 SHAPE = (4, 4, 12)
 HOST = {"host_lengths": HostKind.UPPER_BOUND}
@@ -32,3 +34,11 @@ def test_wrong_drafter_changes_trees_but_no_text(runs, drafter, monkeypatch):
     wrong, trees, _ = compare(*runs, SHAPE, **HOST)
     assert wrong >= 4, f"{wrong} of {trees} trees differ"
     assert texts(*runs, SHAPE) == plain
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda one: one.id)
+@torch.no_grad()
+def test_judge_names_the_difference(make_model, prompts, drafter):
+    """Every lost draft names the difference. OP3 loses none: in a chain, depth and tail slot are equal."""
+    lost = judge_drafter(make_model("llama"), CONFIG, prompts(4, 20), NEW_TOKENS, attention=drafter.imitation)
+    assert {one.difference for one in lost} == ({drafter.difference} if drafter.difference else set())
