@@ -151,7 +151,6 @@ class Run:
         try:
             for one in self._started(served, "first"):
                 self._passes(one)
-            for one in served:
                 if one.server.restart:
                     self._restart(one)
         finally:

@@ -43,7 +43,8 @@ class Server:
         drafter: "ngram", "eagle3", or "" for no drafts.
         drafts: drafts of a step: a chain, but a tree for SGLang's n-gram drafts.
         acceptance: probability that a draft is accepted if the drafts before it are. vLLM's synthetic sampler draws it;
-            SGLang commits `committed` tokens a step on average.
+            SGLang commits `committed` tokens a step on average. None for the engine's real sampler; vLLM's synthetic
+            one does not run on a CPU.
         max_num_batched_tokens: most tokens of a step. Longer prompts are computed in chunks.
         kv_tokens: size of the KV pages in tokens.
         monitor: mode of vLLM's monitor of compilations: "warn" counts them, "error" ends the server at the first.
@@ -59,7 +60,7 @@ class Server:
     drafter: str = ""
     page_size: int = 16
     drafts: int = 4
-    acceptance: float = 0.7
+    acceptance: float | None = 0.7
     shape: str = "Llama-3-8B-shape"
     dtype: str = "bfloat16"
     max_model_len: int = 8192
@@ -96,8 +97,10 @@ class Server:
         return int(SHAPES[self.shape]["vocab_size"])
 
     @property
-    def committed(self) -> float:
-        """Mean number of tokens that a step of a chain with these drafts commits."""
+    def committed(self) -> float | None:
+        """Mean number of tokens that a step of a chain with these drafts commits; None with the real sampler."""
+        if self.acceptance is None or not self.drafter:
+            return None
         return round(sum(self.acceptance**n for n in range(self.drafts + 1)), 2)
 
     @property
@@ -117,13 +120,13 @@ class Server:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(CACHE_PREFIXES)}
         paths = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH", "")]))
         made = kept | caches_in(caches) | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        if self.engine == "sglang" and self.drafter:
+        if self.engine == "sglang" and self.committed is not None:
             # The mean of a chain with this acceptance, also for n-gram trees.
             made |= {"SGLANG_SIMULATE_ACC_LEN": str(self.committed), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
-            if self.drafter == "ngram":
-                from benchmarks.sglang.arguments import NGRAM_COMPILER
+        if self.engine == "sglang" and self.drafter == "ngram":
+            from benchmarks.sglang.arguments import NGRAM_COMPILER
 
-                made |= NGRAM_COMPILER
+            made |= NGRAM_COMPILER
         return made | dict(self.environment)
 
 

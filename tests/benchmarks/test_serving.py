@@ -173,6 +173,13 @@ def test_environment_of_a_server_has_no_shared_cache(tmp_path: Path, monkeypatch
     assert made["PYTHONPATH"].split(os.pathsep)[0] == str(HOOK)
 
 
+def test_real_sampler_is_not_simulated(tmp_path: Path) -> None:
+    """Without an acceptance rate both engines keep their real sampler."""
+    theirs, other = (Server(one, "a", "eagle3", shape="small-shape", acceptance=None) for one in ("vllm", "sglang"))
+    assert "synthetic_acceptance_rates" not in values(theirs.command(tmp_path, 8000))["--speculative-config"]
+    assert not [name for name in other.variables(tmp_path, HOOK) if name.startswith("SGLANG_SIMULATE")]
+
+
 def values(command: list[str]) -> dict[str, str]:
     """Return the options with a value of a command line."""
     return {name: value for name, value in pairwise(command) if name.startswith("--")}
