@@ -223,7 +223,12 @@ def assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_lef
             item, half = item + 1, 1
             start = firsts[line[item]] if item < count else 0
     assert met == [(item, t) for item in range(count) for t in range(firsts[line[item]], ends[line[item]])]
-    expected = [(item, of[0][0], len(of), of[0][1]) for item, of in parts_of.items() if len(of) > 1]
+    row_tile = [tiles[2 + one].tolist() for one in line]  # request and index
+    expected = [
+        (row_tile[item][0], of[0][0], len(of), 2 * row_tile[item][1] + of[0][1])
+        for item, of in parts_of.items()
+        if len(of) > 1
+    ]
     records = work[num_splits : num_splits + min(count, num_splits - 1)].tolist()
     assert [tuple(one) for one in records[: len(expected)]] == expected
     assert not any(parts for _, _, parts, _ in records[len(expected) :])

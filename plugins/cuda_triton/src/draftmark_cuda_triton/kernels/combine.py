@@ -17,21 +17,19 @@ import triton.language as tl
 
 from .convert import convert
 from .reduce import largest, total
-from .split_kv import request_rows, split_order
+from .split_kv import request_rows
 from .tile import sink_weight
-from .tile_schedule import HEADER_WORDS
 
 
 @triton.jit(
-    do_not_specialize=["q_len", "group", "num_splits", "partial_rows", "split_kv"],
-    do_not_specialize_on_alignment=["work", "q_indptr", "row_tiles", "sinks", "lse"],
+    do_not_specialize=["q_len", "group", "num_splits"],
+    do_not_specialize_on_alignment=["work", "q_indptr", "sinks", "lse"],
 )
 def combine_splits(
     partial_out,
     partial_lse,
     work,
     q_indptr,
-    row_tiles,
     sinks,
     out,
     lse,
@@ -41,7 +39,6 @@ def combine_splits(
     partial_rows,
     stride_out_row,
     stride_out_head,
-    split_kv,
     HEAD_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -53,13 +50,10 @@ def combine_splits(
     """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
 
     Args:
-        work: records of `tile_schedule.write_metadata_decode_verify`, or with `split_kv` of `write_metadata_prefill`.
-            program_id(2) is the index of a combine record; these follow the splits. Its item is a request, or with
-            `split_kv` a row tile.
-        row_tiles: output of `tile_schedule.write_metadata_prefill`; with `split_kv` only.
+        work: records of `tile_schedule.write_metadata_decode_verify` or `write_metadata_prefill`. program_id(2) is the
+            index of a combine record; these follow the splits.
         q_len: rows of each request; 0 if they come from q_indptr, as in prefill.
-        split_kv: not 0 for prefill.
-        partial_rows: packed rows of a partial result (row tiles · BLOCK_M).
+        partial_rows: packed rows of a partial result (row tiles · BLOCK_M), a multiple of 16.
     """
     COLS: tl.constexpr = (HEAD_DIM + BLOCK_COLS - 1) // BLOCK_COLS
     head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
@@ -67,27 +61,26 @@ def combine_splits(
     request = tl.load(record)
     first_split = tl.load(record + 1)
     num_parts = tl.load(record + 2)
+    place = tl.load(record + 3)
     # Half 0 of a split's partial results belongs to the first request in the split, half 1 to the last one.
-    partial_half = tl.load(record + 3)
+    partial_half = place % 2
     request = tl.where(num_parts > 0, request, 0)
-    first_packed = num_parts * 0
-    if split_kv != 0:
-        # In prefill, the record's first word is the position of a row tile in the sequence that was divided into
-        # splits.
-        row_tile = row_tiles + HEADER_WORDS + split_order(request, tl.load(row_tiles + 1), tl.load(row_tiles + 3)) * 2
-        first_packed = tl.load(row_tile + 1) * partial_rows
-        request = tl.load(row_tile)
     row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, q_len == 0)
+    first_packed = place // 2 * partial_rows
+    begin = tl.program_id(0) // COLS * BLOCK_ROWS
     if PDL:  # noqa: SIM102
         # One program waits for the attention kernel even if nothing must be combined. The next grid waits only for this
         # grid, so this grid must not end before the attention kernel does.
         if (num_parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-    if num_parts > 0:
-        packed = tl.program_id(0) // COLS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    if (num_parts > 0) & (first_packed + begin < rows * group):
+        packed = begin + tl.arange(0, BLOCK_ROWS)
+        # Partial results of the block's rows after the last one are read, but not stored: a mask for each row would
+        # cost more than it saves.
+        allocated = packed < partial_rows
         row_of_all = first_packed + packed
-        live = (row_of_all < rows * group) & (packed < partial_rows)
+        live = allocated & (row_of_all < rows * group)
         col = tl.program_id(0) % COLS * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         column_live = col < HEAD_DIM
         row_max = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
@@ -98,7 +91,7 @@ def combine_splits(
         while done < num_parts:
             partial = (first_split + part) * 2 + tl.where(part == 0, partial_half, 0)
             cell = (partial * num_kv_heads + head)[:, None] * partial_rows + packed[None, :]
-            cell_live = (part < num_parts)[:, None] & live[None, :]
+            cell_live = (part < num_parts)[:, None] & allocated[None, :]
             weight = tl.load(partial_lse + cell, mask=cell_live, other=float("-inf"))
             values = tl.load(
                 partial_out + cell.to(tl.int64)[:, :, None] * HEAD_DIM + col[None, None, :],

@@ -48,20 +48,20 @@ def write_splits(work, split, owner, tile, split_length, num_splits):
 
 
 @inline
-def write_combine_records(work, num_splits, used, is_split, index, first_split, num_parts, is_second):
+def write_combine_records(work, num_splits, used, is_split, request, first_split, num_parts, place):
     """Write one record for each item that lies in several splits; return the number of records so far.
 
-    A record has four words: index of the item; its first split; its number of parts; 1 if another item comes first in
-    that split, else 0.
+    A record has four words: the item's request; its first split; its number of parts; twice the index of its row tile,
+    plus 1 if another item comes first in that split. A request is one item with row tile 0.
 
     Args:
         used: records that are already written.
     """
     record = work + (num_splits + used + running_total(is_split.to(tl.int32)) - 1) * 4
-    tl.store(record, index, mask=is_split)
+    tl.store(record, request, mask=is_split)
     tl.store(record + 1, first_split, mask=is_split)
     tl.store(record + 2, num_parts, mask=is_split)
-    tl.store(record + 3, is_second.to(tl.int32), mask=is_split)
+    tl.store(record + 3, place, mask=is_split)
     return used + total(is_split.to(tl.int32), 0)
 
 
@@ -242,9 +242,8 @@ def write_metadata_decode_verify(
                 num_parts = splits_started_before(begin + end - first, line, num_splits) - first_split
                 first_split_start, _ = split_range(line, first_split, num_splits)
                 is_split = exists & (end > first) & (num_parts > 1)
-                used = write_combine_records(
-                    work, num_splits, used, is_split, one, first_split, num_parts, first_split_start < begin
-                )
+                is_second = (first_split_start < begin).to(tl.int32)
+                used = write_combine_records(work, num_splits, used, is_split, one, first_split, num_parts, is_second)
         owner = tl.minimum(owner, num_reqs - 1)
         first, _, _ = request_tiles(
             prefix_lens,
@@ -513,8 +512,9 @@ def write_metadata_prefill(
             first_split = ((offset + 1) * splits_made + line - 1) // line - 1
             num_parts = ((offset + stop - first) * splits_made + line - 1) // line - first_split
             is_split = is_tile & (num_parts > 1) & use_splits
-            is_second = first_split * line // splits_made < offset
-            used = write_combine_records(work, num_splits, 0, is_split, item, first_split, num_parts, is_second)
+            is_second = (first_split * line // splits_made < offset).to(tl.int32)
+            place = which * 2 + is_second
+            used = write_combine_records(work, num_splits, 0, is_split, of, first_split, num_parts, place)
             clear_combine_records(work, num_splits, used, item)
     if pid == 0:
         heads_in_l2 = tl.maximum(l2_keys // tl.maximum(most_keys, 1), 1)

@@ -28,10 +28,11 @@ PREFILL_REQS, PREFILL_ROWS = 32, 64
 """Requests that a write_metadata_prefill program reads at a time, and the rows and row tiles that it writes."""
 SPLIT_TILES = 2 * MAX_SPLIT_ROW_TILES
 """Vector length for the row tiles of a split EXTEND batch: the bound of `max_row_tiles`."""
-COMBINE_SPLITS = (4, 16, 64)
-"""Parts of a request that one step of a combine program reads, one compiled kernel each."""
-COMBINE_CELLS = 4096
-"""Maximum fp32 values that one step of a combine program, a single warp, keeps in registers."""
+COMBINE_CELLS = {4: 2048, 16: 4096, 64: 2048}
+"""Parts of a request that one step of a combine program reads → maximum fp32 values of the step; one kernel each.
+
+A program is one warp and holds the values in registers. Its latency, not bandwidth, takes most of the time.
+"""
 UPCAST_CELLS = 8192
 """Maximum elements of K, and of V, that one program of `upcast_kv.upcast_pages` keeps in registers."""
 UPCAST_REQS = 64
@@ -151,7 +152,7 @@ def attend_decode_verify(
         )  # fmt: skip
     if num_splits > 1 and not extent.whole_requests:
         _combine(
-            shape, extent, num_splits, tiles * config.block_m, _or(q_indptr, prefix_lens), None, work, partial_out,
+            shape, extent, num_splits, tiles * config.block_m, _or(q_indptr, prefix_lens), work, partial_out,
             partial_lse, out, lse, sinks,
         )  # fmt: skip
 
@@ -253,7 +254,6 @@ def _combine(
     num_splits: int,
     partial_rows: int,
     q_indptr: torch.Tensor,
-    row_tiles: torch.Tensor | None,
     work: torch.Tensor,
     partial_out: torch.Tensor,
     partial_lse: torch.Tensor,
@@ -261,22 +261,22 @@ def _combine(
     lse: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    split = row_tiles is not None
     kernel = select_variant(kernels.combine.combine_splits, out)
-    rows = partial_rows if split else extent.q_len * shape.group
-    # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
-    cells, most_rows = COMBINE_CELLS, partial_rows if split else shape.max_q_len * shape.group
-    if not isinstance(kernel, triton.JITFunction):
-        cells, most_rows = 16 * COMBINE_CELLS, rows
+    # In prefill, an item is one row tile.
+    rows = extent.q_len * shape.group or partial_rows
     parts = num_splits // extent.num_reqs + 2
-    block_splits = next((size for size in COMBINE_SPLITS if parts <= size), COMBINE_SPLITS[-1])
+    block_splits = next((size for size in COMBINE_CELLS if parts <= size), max(COMBINE_CELLS))
+    cells, most_rows = COMBINE_CELLS[block_splits], shape.max_q_len * shape.group if extent.q_len else partial_rows
+    if not isinstance(kernel, triton.JITFunction):
+        # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
+        cells, most_rows = 16 * cells, rows
     block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_splits))
     block_rows = max(1, min(next_power_of_two(most_rows), cells // (block_splits * block_cols)))
     blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
     launch_kernel(
         kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
-        partial_out, partial_lse, work, q_indptr, _or(row_tiles, work), sinks, out, lse, extent.uniform_q_len,
-        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), int(split), HEAD_DIM=shape.head_dim,
+        partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.uniform_q_len,
+        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim,
         BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits, SINKS=sinks is not None,
         WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
     )  # fmt: skip
@@ -314,7 +314,7 @@ def attend_prefill(
         )  # fmt: skip
         batch = BatchExtent(count, 0, 0, num_rows, ragged=True)
         _combine(
-            shape, batch, split.num_splits, config.block_m, q_indptr, tiles, split.work, split.partial_out,
+            shape, batch, split.num_splits, config.block_m, q_indptr, split.work, split.partial_out,
             split.partial_lse, out, lse, sinks,
         )  # fmt: skip
         return
