@@ -52,11 +52,13 @@ def profiles() -> dict[str, Geometry]:
     wide = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     large = replace(limits, max_context_len=300)
     make = Geometry.create
-    every, bounded = tuple(Mode), replace(limits, row_budgets=(6, 12))
+    every, bounded = tuple(Mode), replace(limits, row_budgets=(6, 30))
     half = replace(SMALL, q_dtype="float16", kv_dtype="float16")
 
     def seven(attention: AttentionShape, *forms: Form, limits: Limits = bounded) -> Geometry:
-        return make(attention, limits, replace(TREE, block_size=4), modes=every, forms=forms)
+        # With forms a block has the rows of a verify tail, so that batches of both modes have equal sizes.
+        block = TREE.num_draft_tokens if forms else 4
+        return make(attention, limits, replace(TREE, block_size=block), modes=every, forms=forms)
 
     return {
         "plain": mandatory(),
@@ -271,16 +273,19 @@ class Engine:
     def _of_the_device(self, live: list[Row], c: int, d: int, advance: bool) -> Step:
         """Make a RAGGED_VERIFY of some running requests with other row counts each time: eager or a replay."""
         geometry, most = self.geometry, self.geometry.draft.num_draft_tokens
-        budgets = geometry.limits.row_budgets
-        budget = next((one for one in budgets if one >= len(live)), budgets[-1]) if c % 2 else budgets[-1]
-        room, tree = min(max_requests(geometry), budget), TREES[d % len(TREES)]
-        live, program = live[:room], Program.RAGGED_VERIFY if c % 3 and geometry.limits.capture_batch_sizes else None
+        budgets, tree = geometry.limits.row_budgets, TREES[d % len(TREES)]
+        program = Program.RAGGED_VERIFY if c % 3 and geometry.limits.capture_batch_sizes else None
+        # Eager batches often have the size of a batch in another mode: a plan that is kept by size then shows.
+        sizes = budgets if program else (*budgets, *(max(1, len(live)) * q for q in (1, most, most)))
+        budget = min(sizes[(c + d) % len(sizes)], budgets[-1])
+        room = min(max_requests(geometry), budget)
+        live = live[:room]
         counts: list[int] = []
         for n, row in enumerate(live):
             counts.append(min((d + c * n + row.length) % (most + 1), budget - sum(counts)))
         kind = "deep" if tree == "chain" and program else tree
         requests = [self._request(row, device_tree(kind, q, d), q) for row, q in zip(live, counts, strict=True)]
-        padded = room - len(live) if program or c % 2 else not live
+        padded = room - len(live) if program or d % 4 == 3 else not live
         requests += [Request(0, (), (), 0, live=False)] * padded
         for row, count in zip(live if advance else [], counts, strict=False):
             row.length = min(row.length + min(count, 1 + d % most), max_prefix(geometry))

@@ -32,7 +32,7 @@ FAILURES = (
     Failure(CALLS.index("attend"), refused=True),
 )
 """Failures of a forward: the engine fails after each call, an operator of each call raises, or attend refuses."""
-OF_A_CAPTURE = tuple(one for one in FAILURES if CALLS[one.call] != "plan" and not one.refused)
+OF_A_CAPTURE = tuple(one for one in FAILURES if CALLS[one.call] != "plan" and not one.operator and not one.refused)
 """Failures of a captured step. It does not contain plan."""
 LIVES = 2
 """Number of times that all graphs are dropped and captured again."""
