@@ -16,9 +16,51 @@ import triton
 import triton.language as tl
 
 from .convert import convert
+from .inline import inline
 from .reduce import largest, total
 from .split_kv import request_rows
 from .tile import sink_weight
+
+
+@inline
+def add_parts(
+    sums,
+    partial_out,
+    partial_lse,
+    done,
+    first_split,
+    num_parts,
+    partial_half,
+    num_kv_heads,
+    head,
+    partial_rows,
+    packed,
+    allocated,
+    live,
+    col,
+    HEAD_DIM: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Add the parts [done, done + COUNT) of a request to the sums of its rows: acc, row_max, row_sum."""
+    acc, row_max, row_sum = sums
+    part = done + tl.arange(0, COUNT)
+    partial = (first_split + part) * 2 + tl.where(part == 0, partial_half, 0)
+    cell = (partial * num_kv_heads + head)[:, None] * partial_rows + packed[None, :]
+    exists = (part < num_parts)[:, None]
+    cell_live = exists & allocated[None, :]
+    weight = tl.load(partial_lse + cell, mask=exists & live[None, :], other=float("-inf"))
+    values = tl.load(
+        partial_out + cell.to(tl.int64)[:, :, None] * HEAD_DIM + col[None, None, :],
+        mask=cell_live[:, :, None] & (col < HEAD_DIM)[None, None, :],
+        other=0.0,
+    )
+    new_row_max = tl.maximum(row_max, largest(weight, 0))
+    pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
+    weight = tl.exp2(weight - pivot[None, :])
+    old_scale = tl.exp2(row_max - pivot)
+    row_sum = row_sum * old_scale + total(weight, 0)
+    acc = acc * old_scale[:, None] + total(weight[:, :, None] * values, 0)
+    return acc, new_row_max, row_sum
 
 
 @triton.jit(
@@ -86,27 +128,22 @@ def combine_splits(
         row_max = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
         row_sum = tl.full([BLOCK_ROWS], 0.0, tl.float32)
         acc = tl.full([BLOCK_ROWS, BLOCK_COLS], 0.0, tl.float32)
-        part = tl.arange(0, BLOCK_SPLITS)
+        sums = (acc, row_max, row_sum)
         done = 0
         while done < num_parts:
-            partial = (first_split + part) * 2 + tl.where(part == 0, partial_half, 0)
-            cell = (partial * num_kv_heads + head)[:, None] * partial_rows + packed[None, :]
-            cell_live = (part < num_parts)[:, None] & allocated[None, :]
-            weight = tl.load(partial_lse + cell, mask=cell_live, other=float("-inf"))
-            values = tl.load(
-                partial_out + cell.to(tl.int64)[:, :, None] * HEAD_DIM + col[None, None, :],
-                mask=cell_live[:, :, None] & column_live[None, None, :],
-                other=0.0,
-            )
-            new_row_max = tl.maximum(row_max, largest(weight, 0))
-            pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
-            weight = tl.exp2(weight - pivot[None, :])
-            old_scale = tl.exp2(row_max - pivot)
-            row_sum = row_sum * old_scale + total(weight, 0)
-            acc = acc * old_scale[:, None] + total(weight[:, :, None] * values, 0)
-            row_max = new_row_max
+            # Most requests of a batch have few parts, and a program is as slow as the instructions of its largest step.
+            if num_parts - done > BLOCK_SPLITS // 2:
+                sums = add_parts(
+                    sums, partial_out, partial_lse, done, first_split, num_parts, partial_half, num_kv_heads, head,
+                    partial_rows, packed, allocated, live, col, HEAD_DIM, BLOCK_SPLITS,
+                )  # fmt: skip
+            else:
+                sums = add_parts(
+                    sums, partial_out, partial_lse, done, first_split, num_parts, partial_half, num_kv_heads, head,
+                    partial_rows, packed, allocated, live, col, HEAD_DIM, BLOCK_SPLITS // 2,
+                )  # fmt: skip
             done += BLOCK_SPLITS
-            part += BLOCK_SPLITS
+        acc, row_max, row_sum = sums
         row_index = row_begin + row_of_all // group
         head_of_row = head * group + row_of_all % group
         total_weight = row_sum
