@@ -16,7 +16,7 @@ from typing import Any
 from draftmark.geometry import AttentionShape, DraftShape, Form, Geometry, Limits, Mode
 
 from ..check import Case
-from ..oracle.formulas import draft_steps, rows_and_tail
+from ..oracle.formulas import draft_steps, max_requests, rows_and_tail
 from ..oracle.history import Request, chain
 from ..sizing.geometries import MANDATORY
 from .forwards import ForwardCase, block_masks, with_pages
@@ -139,8 +139,8 @@ class Draw:
         """
         limits, ragged = self.geometry.limits, self.mode is Mode.RAGGED_VERIFY
         budget = (size or max(limits.row_budgets)) if ragged else 0
-        reqs = size or drawn_size(dice, 1, self.geometry.max_reqs)
-        reqs = min(self.geometry.max_reqs, budget) if ragged else reqs
+        reqs = size or drawn_size(dice, 1, max_requests(self.geometry))
+        reqs = min(max_requests(self.geometry), budget) if ragged else reqs
         live = min(reqs, limits.max_num_reqs, dice.randint(1, reqs) if size else dice.choice((reqs, (reqs + 1) // 2)))
         room = budget or (limits.max_extend_tokens if self.mode is Mode.EXTEND else 1 << 30)
         present: list[int] = []

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from draftmark.geometry import CORE_MODES, Form, Geometry, Mode
 
-from ..oracle.formulas import max_requests, pages, rows_and_tail
+from ..oracle.formulas import max_budget, max_requests, pages, rows_and_tail
 from ..oracle.history import Request, chain
 from ..oracle.truth import Row, Truth, enumerate_truth
 from .geometries import describe
@@ -289,7 +289,7 @@ def of_mode(
     if mode is Mode.EXTEND:
         return ragged(name, geometry, prefixes, rows, padded=padded - len(prefixes), seed=seed, first_page=first_page)
     if mode is Mode.RAGGED_VERIFY:
-        budget = geometry.max_rows(mode)
+        budget = max_budget(geometry)
         return device_rows(
             name, geometry, prefixes, rows, budget, tree=tree, padded=padded, seed=seed, first_page=first_page
         )

@@ -50,6 +50,12 @@ def max_rows(geometry: Geometry) -> Any:
     return maximum(geometry.limits.max_extend_tokens, max_requests(geometry) * each, *budgets)
 
 
+def max_budget(geometry: Geometry) -> Any:
+    """Return the query rows of the largest RAGGED_VERIFY forward: a stated budget, or D rows for every request."""
+    budgets = geometry.limits.row_budgets or (max_requests(geometry) * geometry.draft.num_draft_tokens,)
+    return maximum(*budgets)
+
+
 def pages(tokens: Any, page_size: Any) -> Any:
     """Return the number of pages that hold `tokens` tokens."""
     return (tokens + page_size - 1) // page_size
