@@ -39,6 +39,16 @@ MODULES = {
     "turns": "Several geometries by turns",
     "production": "Production shapes",
     "random_history": "Random histories",
+    "second_lives": "Second lives of a backend",
+    "turns": "Three geometries by turns",
+    "process": "The process",
+    "black_box": "A process without the suite",
+    "sizes": "Drawn sizes",
+    "pools": "Pools of an engine",
+    "forks": "Forked requests",
+    "windows": "Pages left of a window",
+    "batch_invariance": "Batch invariance",
+    "drafters": "Drafters",
     "repeats": "Repeated forwards",
 }
 """Titles, in the order of the page. A module without a title here comes last, under its own name."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from draftmark import DraftmarkError, __version__
+from draftmark import CONTRACT_MAJOR, CONTRACT_MINOR, DraftmarkError, __version__
 from draftmark.cli.commands import PARTS, command, installed
 from draftmark.cli.commands import list as list_command
 from draftmark.cli.errors import sentence
@@ -22,7 +22,7 @@ COMMANDS = installed()
 def test_version_includes_the_contract(draftmark: Run) -> None:
     """`--version` prints the release and the contract, and succeeds."""
     done = draftmark("--version")
-    assert (done.code, done.out) == (0, f"draftmark {__version__} (contract v1.4)\n")
+    assert (done.code, done.out) == (0, f"draftmark {__version__} (contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR})\n")
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
