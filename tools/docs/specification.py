@@ -39,8 +39,6 @@ MODULES = {
     "turns": "Several geometries by turns",
     "production": "Production shapes",
     "random_history": "Random histories",
-    "second_lives": "Second lives of a backend",
-    "turns": "Three geometries by turns",
     "process": "The process",
     "black_box": "A process without the suite",
     "sizes": "Drawn sizes",
