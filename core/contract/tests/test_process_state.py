@@ -131,3 +131,10 @@ def test_memory_that_is_freed_is_none() -> None:
 
     assert_keeps_no_memory("a call", 1000, "cpu", call)
     assert len(cache) == 7
+
+
+def test_tensors_of_others_are_no_memory_of_the_calls() -> None:
+    """Tensors of many shapes that lived before the calls are not counted as memory that the calls leave."""
+    alive = [torch.zeros(size) for size in range(1500)]
+    assert_keeps_no_memory("a call", 30, "cpu", lambda number: None)
+    assert len(alive) == 1500
