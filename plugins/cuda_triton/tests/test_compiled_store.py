@@ -210,6 +210,7 @@ def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypat
 
 def test_key_follows_the_functions_that_a_kernel_calls(tmp_path, monkeypatch):
     """A changed constant of a function that the kernel calls changes the key; the order of hashing does not."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # tests of engines on the CPU set it for the whole process
     monkeypatch.syspath_prepend(str(tmp_path))
     keys = []
     for factor in ("0.5", "0.25", "0.5"):
