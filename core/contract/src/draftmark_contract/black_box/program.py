@@ -63,6 +63,7 @@ def _caller(threads: bool, device: str) -> Callable[[Callable[[], Any]], Any]:
     """Return a function that makes a call here, or on a new thread that has the engine's device."""
     if not threads:
         return lambda call: call()
+    current = torch.device(device).index or 0  # A new thread's device; torch accepts no "cuda" without an index.
 
     def on_a_thread(call: Callable[[], Any]) -> Any:
         found: list[Any] = []
@@ -70,7 +71,7 @@ def _caller(threads: bool, device: str) -> Callable[[Callable[[], Any]], Any]:
         def run() -> None:
             try:
                 if torch.device(device).type == "cuda":
-                    torch.cuda.set_device(torch.device(device))
+                    torch.cuda.set_device(current)
                 found.append(call())
             except BaseException as error:  # The main thread raises it.
                 found.append(error)
