@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftmark import AttentionShape, BackendError, DeviceProfile, Geometry, Limits, Mode, load
+from draftmark_contract.sizing.elsewhere import Place, RefusedVariables, answers_in
 from draftmark_cuda_triton import kernel_list, switches
 
 
@@ -57,3 +58,10 @@ def test_newest_triton_is_the_bound_of_the_package():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     major, minor = switches.NEWEST_TRITON
     assert f"triton>=3.6,<{major}.{minor + 1}" in tomllib.loads(text)["project"]["dependencies"]
+
+
+def test_contract_recognizes_a_refused_value():
+    """A sizing hook in another process refuses an unknown value in words that the contract's suite understands."""
+    with pytest.raises(RefusedVariables) as refusal:
+        answers_in(Place("", {switches.KERNELS: "1"}, bare=True), "cuda_triton", DeviceProfile("cuda", 90, 132))
+    assert refusal.value.names == (switches.KERNELS,)

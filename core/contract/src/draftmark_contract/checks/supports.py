@@ -13,7 +13,7 @@ from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.answers import Answers, answers_of, difference, questions
 from ..sizing.batches import brief
 from ..sizing.claims import claim, ways_to_serve
-from ..sizing.elsewhere import KEPT, Place, answers_in, installed
+from ..sizing.elsewhere import KEPT, Place, RefusedVariables, answers_in, installed
 from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def answers_alike_elsewhere(subject: BackendUnderTest, places: Sequence[Place]) 
     supports, requirements, buffers, layouts and usage answer for hundreds of geometries. The processes differ in
     imported modules, hash seed, processors, memory size, host name, environment variables, locale, current folder,
     optimization, thread, and order of the questions. Every variable that a process reads is also set to other values.
+    A backend may refuse a value in a BackendError that names the variable: no size is then wrong.
     """
     if not installed(subject.backend.name, subject.backend.plugin):
         return  # Another process cannot load a backend object that a test registered.
@@ -139,10 +140,18 @@ def answers_alike_elsewhere(subject: BackendUnderTest, places: Sequence[Place]) 
     for place in places:
         read = _compared(subject, place, here)
         for value in ("1", "0") if place.bare else ():
-            given = {name: value for name in read if name not in KEPT}
-            if given:
-                where = f"with the environment variables {', '.join(given)} set to {value}"
-                _compared(subject, Place(where, given, bare=True), here)
+            _compare_with(subject, {name: value for name in read if name not in KEPT}, here)
+
+
+def _compare_with(subject: BackendUnderTest, given: dict[str, str], here: list[Answers]) -> None:
+    """Compare the answers with these variables set, except those that the backend refuses."""
+    while given:
+        where = f"with the environment variables {', '.join(given)} set to {next(iter(given.values()))}"
+        try:
+            _compared(subject, Place(where, given, bare=True), here)
+            return
+        except RefusedVariables as refusal:
+            given = {name: value for name, value in given.items() if name not in refusal.names}
 
 
 def _compared(subject: BackendUnderTest, place: Place, here: list[Answers]) -> list[str]:

@@ -2,13 +2,15 @@
 
     python -m draftmark_contract.sizing.elsewhere NAME KIND ARCH SMS PLACE
 
-The last output line is JSON: the answers, and the environment variables that the process has read. No torch.
+The last output line is JSON: the answers, the environment variables that the process has read, and the message of an
+error that refuses the value of one of them. No torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from draftmark.errors import BackendError
 from draftmark.geometry import DeviceProfile
 from draftmark.registry import available, load
 
@@ -55,10 +58,19 @@ class Place:
     hooks: tuple[str, ...] | None = None
 
 
+class RefusedVariables(Exception):
+    """A backend has refused the values of environment variables, in an error that names each of them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
+
+
 def answers_in(place: Place, name: str, device: DeviceProfile) -> tuple[list[Answers], list[str]]:
     """Return an installed backend's answers to `questions` in a new process, and the variables that it has read.
 
     Raises:
+        RefusedVariables: the backend raises a `BackendError` that names variables of the place which it has read.
         ContractViolation: the process ended without an answer.
     """
     command = [sys.executable, *place.options, "-m", __name__, name, device.kind, str(device.arch), str(device.num_sms)]
@@ -84,6 +96,8 @@ def answers_in(place: Place, name: str, device: DeviceProfile) -> tuple[list[Ans
             expected="the answers that they give here",
             remedy="decide by the geometry only",
         ) from None
+    if found["refused"]:
+        raise RefusedVariables(found["refused"])
     return found["answers"], found["read"]
 
 
@@ -136,9 +150,17 @@ def _main(name: str, kind: str, arch: str, sms: str, given: str) -> None:
     turn, found = -1 if place["backwards"] else 1, list[Answers]()
     hooks = ("usage", "layouts", "buffers", "requirements") if place["backwards"] else place["hooks"]
 
+    refused = list[str]()
+
     def ask() -> None:
         device = DeviceProfile(kind, int(arch), int(sms))
-        found.extend(answers_of(load(name), device, questions()[::turn], hooks)[::turn])
+        try:
+            found.extend(answers_of(load(name), device, questions()[::turn], hooks)[::turn])
+        except BackendError as error:
+            words = set(re.findall(r"\w+", str(error)))
+            refused.extend(words & _Recorded.read & set(place["environment"] or ()))
+            if not refused:
+                raise
 
     if place["backwards"]:
         thread = threading.Thread(target=ask)
@@ -146,7 +168,7 @@ def _main(name: str, kind: str, arch: str, sms: str, given: str) -> None:
         thread.join()
     else:
         ask()
-    print("\n" + json.dumps({"answers": found, "read": sorted(_Recorded.read)}), end="")
+    print("\n" + json.dumps({"answers": found, "read": sorted(_Recorded.read), "refused": sorted(refused)}), end="")
 
 
 if __name__ == "__main__":
