@@ -13,6 +13,8 @@ from draftmark.geometry import AttentionShape
 
 from .truth import Row
 
+MOST_LOGITS = 2**24
+"""Logits that are computed at once, 128 MiB in float64. A long prefill of many heads has 400 million."""
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of a dtype: half the spacing of its numbers at 1."""
 Scales = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -89,10 +91,18 @@ class _Block:
         # KV that was never written is NaN. It must reach only rows that see it, also if other rows give it weight zero.
         broken = ~(values.isfinite().flatten(1).all(1) & keys.isfinite().flatten(1).all(1))
         self.poisoned = (self.counts[:, broken] > 0).any(1)
-        self.keys, self.values = (one.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for one in (keys, values))
+        self.keys, values = (one.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for one in (keys, values))
+        self.both_values = torch.cat((values, values.abs()), -1)
 
     def attend(self, q: torch.Tensor, answer: Answer) -> None:
-        """Write the output of rows q ``[n, heads, dim]`` into `answer`."""
+        """Write the output of rows q ``[n, heads, dim]`` into `answer`, with at most `MOST_LOGITS` logits at once."""
+        size = max(1, MOST_LOGITS // (q.shape[1] * self.counts.shape[1]))
+        for first in range(0, len(q), size):
+            here = slice(first, first + size)
+            self._attend(q[here], here, Answer(answer.out[here], answer.reach[here], answer.strain[here]))
+
+    def _attend(self, q: torch.Tensor, here: slice, answer: Answer) -> None:
+        """Write the output of rows q, which are the rows `here` of the request."""
         shape, (n, heads, dim) = self.shape, q.shape
         scale = dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale
         group = heads // shape.num_kv_heads
@@ -100,14 +110,14 @@ class _Block:
         logits = grouped @ self.keys.transpose(1, 2)
         if shape.logits_soft_cap > 0:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
-        times = self.counts.repeat_interleave(group, 0)
+        times = self.counts[here].repeat_interleave(group, 0)
         # If the metadata names a key twice, its weight counts twice. A key that a row does not see has weight zero.
         weights, strain_of_sinks = self._weights(logits + times.log(), n, group)
-        both = weights @ torch.cat((self.values, self.values.abs()), -1)
+        both = weights @ self.both_values
         longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
         strain = grouped.norm(dim=-1, keepdim=True) * longest + strain_of_sinks
         found = torch.cat((both, strain), -1).view(-1, n, group, 2 * dim + 1).permute(1, 0, 2, 3).reshape(n, heads, -1)
-        found[self.poisoned] = float("nan")
+        found[self.poisoned[here]] = float("nan")
         parts = (found[..., :dim], found[..., dim : 2 * dim], found[..., 2 * dim :])
         for target, part in zip((answer.out, answer.reach, answer.strain), parts, strict=True):
             target.copy_(part)

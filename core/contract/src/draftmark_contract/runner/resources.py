@@ -1,15 +1,35 @@
-"""Recognises errors that the machine causes in an item: a full disk, or no memory left."""
+"""Recognises errors that the machine causes in an item, such as no memory left, and returns memory of the device."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_CPU = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 """Error of torch's CPU allocator, which is a plain RuntimeError."""
+
+KEPT_BYTES = 2**30
+"""Freed device memory that a process keeps for its next item."""
+
+
+def release_memory(device: str) -> None:
+    """Return memory that an item has freed to the device, because the other workers share it."""
+    import torch
+
+    module: Any = getattr(torch, device.partition(":")[0], None)
+    if not hasattr(module, "empty_cache") or not hasattr(module, "memory_reserved"):
+        return
+    # An error of earlier work can surface here. The next item meets it again.
+    with suppress(RuntimeError):
+        if module.memory_reserved() > KEPT_BYTES:
+            gc.collect()
+            module.empty_cache()
 
 
 def exhausted(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from .known import KnownFailure, known_failures
 from .limits import LIMIT_S, TimeLimit, time_limit
 from .machine import machine_of
 from .outcome import Outcome, Result
+from .resources import release_memory
 from .source import CLEAN
 from .verdict import Verdict
 
@@ -121,6 +122,8 @@ class ContractSession:
         if lost:
             result = replace(result, message=f"{result.message}\n{LOST}")
         self._note(result.as_json())
+        if item.tier is Tier.DEVICE and self.device and not lost:
+            release_memory(self.device)
         if lost and self.journal:
             os._exit(DEVICE_LOST)
         return result
