@@ -264,3 +264,12 @@ MUTANTS = (
     Mutant("OE3", "Reads scale, cap and window from two places that backends take in turn", "constant memory",
            patch=_two_constants, layouts=("cuda_triton",), absent=ONLY_TRITON),
 )  # fmt: skip
+
+KILLER = {
+    **dict.fromkeys(("OA1", "OA2", "OA3", "OA4"), "random_history.equals_the_oracle"),
+    "OD1": "second_lives.of_a_graph_is_right",
+    **dict.fromkeys(("OD2", "OD3"), "second_lives.of_a_forward_is_right"),
+    "OD4": "second_lives.of_a_capture_is_right",
+    **dict.fromkeys(("OE1", "OE2", "OE3"), "turns.of_three_geometries_are_right"),
+}
+"""Check that must kill each mutant."""

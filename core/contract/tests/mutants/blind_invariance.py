@@ -99,3 +99,6 @@ MUTANTS = (
     Mutant("OH3", "Chooses the key tile by the number of requests", "FlashMLA#212",
            patch=_tiles_by_requests, layouts=("cuda_triton",), absent="a plan of cuda_triton's host code"),
 )  # fmt: skip
+
+KILLER = dict.fromkeys((one.id for one in MUTANTS), "batch_invariance.holds_in_any_batch")
+"""Check that must kill each mutant."""

@@ -11,6 +11,7 @@ from draftmark import AttentionShape, Geometry
 from draftmark.batch import ForwardBatch
 from draftmark.runtime import KVCache, KVPool, TorchTreeOps, VerifyResult
 
+from . import csr_attention as kernel
 from .mutant import ONLY, Mutant, around, on_batch
 from .plain_attention import Parts, attending
 from .state_and_order import Mapped, plugin
@@ -187,7 +188,10 @@ def _with_early_maximum(backend: Any) -> None:
         mass = (scores - scores.amax(-1, keepdim=True)).exp() * kept[0][:, None]
         return mass / mass.sum(-1, keepdim=True)
 
-    attending(Parts(seen=seen, weights=weights))(backend)
+    def used(prefix: torch.Tensor, lens: torch.Tensor, width: int, window_left: int) -> torch.Tensor:
+        return kernel.used(prefix, lens, width, -1)
+
+    attending(Parts(seen=seen, weights=weights, used=used))(backend)
 
 
 def _compacts_in_blocks(geometry: Geometry, found: Any) -> InBlocksOfLayers:
@@ -220,3 +224,12 @@ MUTANTS = (
     Mutant("OW4", "Subtracts a row maximum that includes keys left of the window", "stale KV left of a window",
            patch=_with_early_maximum, layouts=("csr",), absent="tried in csr"),
 )  # fmt: skip
+
+KILLER = {
+    "OG2": "tree_ops.every_layer_of_a_large_model_is_moved",
+    "OG3": "random_history.equals_the_oracle",
+    "OG4": "metadata.decodes_to_the_token_history",
+    **dict.fromkeys(("OI1", "OI2", "OI3"), "forks.are_requests_of_their_own"),
+    **dict.fromkeys(("OW1", "OW2", "OW3", "OW4"), "windows.hide_what_pages_left_of_them_hold"),
+}
+"""Check that must kill each mutant."""

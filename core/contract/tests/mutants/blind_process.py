@@ -152,3 +152,9 @@ MUTANTS = (
     Mutant("OJ4", "Doubles split buffers where a tuning file lies in the user's cache", "tuning tables in a cache",
            **standalone("blind_sizes:OJ4", "cuda_triton")),
 )  # fmt: skip
+
+KILLER = {
+    **dict.fromkeys(("OB1", "OB2", "OB3", "OB4", "OB5"), "process.is_left_as_it_was"),
+    **dict.fromkeys(("OJ1", "OJ2", "OJ3", "OJ4"), "supports.answers_alike_elsewhere"),
+}
+"""Check that must kill each mutant."""

@@ -196,3 +196,12 @@ MUTANTS = (
            patch=shaped(logits_soft_cap=lambda a: a.logits_soft_cap if a.group_size < 8 else 0.0),
            layouts=("csr",), absent="tried in csr"),
 )  # fmt: skip
+
+KILLER = {
+    "OF1": "sizes.may_be_every_length",
+    "OF3": "sizes.may_pass_small_integers",
+    "OF4": "sizes.may_be_any",
+    "OF5": "purity.steps_read_no_device_memory",
+    **dict.fromkeys(("OK1", "OK2", "OK3", "OK4", "OK5"), "production.profiles_are_right_together"),
+}
+"""Check that must kill each mutant."""

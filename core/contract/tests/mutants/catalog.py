@@ -66,6 +66,11 @@ KILLER = (
     | drafters.KILLER
     | lives.KILLER
     | production_sizes.KILLER
+    | blind_histories.KILLER
+    | blind_invariance.KILLER
+    | blind_pools.KILLER
+    | blind_process.KILLER
+    | blind_sizes.KILLER
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 INAPPLICABLE = {
