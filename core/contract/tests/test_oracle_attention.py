@@ -11,7 +11,7 @@ from draftmark_contract.oracle import attention
 
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 1, 8)])
 def test_parts_of_a_request_give_the_whole_answer(monkeypatch: pytest.MonkeyPatch, sinks: torch.Tensor | None) -> None:
-    """A request whose logits are computed a few rows at a time has the answer of one pass, NaN included."""
+    """Logits that are computed a few rows at a time give the answer of one pass, NaN included."""
     dice = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(n, heads, 16, generator=dice) for n, heads in ((40, 8), (90, 2), (90, 2)))
     k[60] = float("nan")

@@ -45,10 +45,10 @@ def one_of_each_mode(geometry: Geometry) -> list[ForwardCase]:
 def is_left_as_it_was(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
     """No call of a backend changes the state of its process, whatever that state is.
 
-    The state is all that other code of the process shares: torch's settings, modes and random generators, those of
-    Python and numpy, environment variables, signal handlers, warnings filters, loggers, import paths, locale, current
-    folder, limits, threads, and the functions of torch and Python. Hooks, open, plan, steps, captures and replays run
-    under two sets of settings, so a setting that a backend writes once shows in one of them.
+    Other code of the process shares this state: settings, modes and random generators of torch, Python and numpy;
+    environment variables, signal handlers and warnings filters. Loggers, import paths, locale, current folder, limits,
+    threads, and the functions of torch and Python belong to it too. Every call of a backend runs under two sets of
+    settings. So a setting that a backend writes once shows in one of them.
     """
     from ..harness.calls import calls_of
     from ..harness.process_state import changed, process_state
