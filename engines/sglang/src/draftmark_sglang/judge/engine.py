@@ -43,6 +43,16 @@ LEFT_OUT = {
     "sinks": "no scene has a layer with attention sinks yet",
     "production": "interpreted kernels are too slow for long contexts",
     "metadata": "the triton target is judged by its output, the others by their own metadata in sizing.covers",
+    "batch_invariance": "only plugins declare batch invariance",
+    "black_box": "a rule about a plugin in a process without the suite",
+    "process": "SGLang itself changes settings of its process, so a backend's changes cannot be told apart",
+    "second_lives": "a rule about captures that draftmark makes itself",
+    "turns": "a rule about several opened backends of one plugin",
+    "sizes": "runs with plugins only; the judge draws its own sizes",
+    "pools": "SGLang allocates one buffer for each layer",
+    "forks": "no scene has requests that share a prefix yet",
+    "windows": "SGLang frees pages left of a window itself",
+    "drafters": "no scene has a draft model yet",
 }
 
 

@@ -44,6 +44,16 @@ LEFT_OUT = {
     "production": "runs on a device only",
     "numerics": "needs a KV pool without reserved pages, which vLLM's shapes do not allow here",
     "sinks": "no case has a layer with attention sinks yet",
+    "batch_invariance": "only plugins declare batch invariance",
+    "black_box": "a rule about a plugin in a process without the suite",
+    "process": "vLLM itself changes settings of its process, so a backend's changes cannot be told apart",
+    "second_lives": "a rule about captures that draftmark makes itself",
+    "turns": "a rule about several opened backends of one plugin",
+    "sizes": "runs with plugins only; the judge draws its own sizes",
+    "pools": "vLLM allocates one pool for each layer",
+    "forks": "no case has requests that share a prefix yet",
+    "windows": "vLLM frees pages left of a window itself",
+    "drafters": "no case has a draft model yet",
 }
 
 
