@@ -127,6 +127,9 @@ class Server:
             from benchmarks.sglang.arguments import NGRAM_COMPILER
 
             made |= NGRAM_COMPILER
+        if self.engine == "vllm" and importlib.util.find_spec("flashinfer") is None:
+            # vLLM's sampler imports FlashInfer on a GPU, because vLLM's own requirements install it there.
+            made["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
         return made | dict(self.environment)
 
 

@@ -164,6 +164,15 @@ def test_hook_runs_the_module_that_it_hides(tmp_path: Path) -> None:
     assert done.stdout == "hidden module runs\n"
 
 
+@pytest.mark.parametrize(("installed", "sampler"), [(None, "0"), (object(), None)])
+def test_vllm_samples_without_flashinfer_where_it_is_absent(tmp_path, monkeypatch, installed, sampler):
+    """vLLM on a GPU imports FlashInfer's sampler at its start, unless a variable says otherwise."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: installed)
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    made = Server("vllm", "FLASH_ATTN").variables(tmp_path, HOOK)
+    assert made.get("VLLM_USE_FLASHINFER_SAMPLER") == sampler
+
+
 def test_environment_of_a_server_has_no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables that name a cache are replaced or left out, so that a first start finds every cache empty."""
     for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "HF_HOME", "XDG_CACHE_HOME", "HOME"):
