@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from vllm.v1.attention import backend as theirs
 
 from draftmark_engines import EngineError
-from draftmark_vllm import builder, impl
+from draftmark_vllm import builder, impl, parts
 from draftmark_vllm.backend import DraftmarkBackend
 from draftmark_vllm.versions import VLLM
 
@@ -152,7 +152,7 @@ def test_chunked_layers_are_accepted() -> None:
 def test_non_causal_step_is_refused(causal: object) -> None:
     """A step with attention that is not causal is refused, because its result would be wrong."""
     with pytest.raises(EngineError, match="attention that is not causal, which is not served"):
-        builder._step(SimpleNamespace(causal=causal), without_lengths=True, exact=False)
+        parts.step_of(SimpleNamespace(causal=causal), without_lengths=True, exact=False)
 
 
 def test_k_and_v_have_heads_of_one_size() -> None:

@@ -1,0 +1,206 @@
+"""Batches of a step's runs, shared by the builders of vLLM's attention metadata."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.v1.attention.backend import AttentionCGSupport
+
+from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
+from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_digest
+from draftmark_engines import EngineError, EngineLimits
+
+from . import reservation
+from .batch_runs import BatchRun, split_decodes_prefills
+from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
+from .checking import check_batch
+from .limits import chosen_backend, engine_limits, profile_of
+from .metadata_graphs import MetadataGraphs
+from .settings import Settings
+from .step import Step, StepBuffers, part, refresh
+from .trees.step_trees import current_trees
+from .trees.tails import TreeTails
+
+Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
+"""One run of a step: its first row, its batch, and its backends by the layer's shape."""
+
+
+class PartsBuilder:
+    """Base of the metadata builders: it opens the backends of a KV group, and builds the batch of each run of a step.
+
+    A derived class also derives from one of vLLM's builders, which sets `layer_names`, `kv_cache_spec`, `vllm_config`
+    and `device`.
+    """
+
+    supports_draft_decode_metadata_update: bool = False
+    layer_names: list[str]
+    kv_cache_spec: Any
+    vllm_config: Any
+    device: torch.device
+
+    def _open(self, limits: EngineLimits, chunk: int | None, tails: bool) -> None:
+        """Open the backends, and allocate the static tensors of all steps.
+
+        Args:
+            limits: limits of the runs of one step.
+            chunk: positions in a chunk of the layers; None for layers without chunks.
+            tails: whether drafts are trees.
+        """
+        reservation.release()
+        self._debug = Settings.read(self.vllm_config.additional_config).debug
+        self._chunk, self._limits = chunk, limits
+        self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
+        self._backend = chosen_backend(self.vllm_config, self.device.type)
+        self._bind(self._layers())
+        geometry = self._bound.any.decode_verify
+        columns = 0 if Form.ENGINE_TABLE in geometry.forms else geometry.max_pages_per_req
+        self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, self.device, columns)
+        self._tails = TreeTails(geometry, self.device) if tails else None
+        self._guard = _rank_guard() if self._debug else None
+        self._graphs = self._new_graphs()
+
+    def _bind(self, layers: list[Any]) -> None:
+        """Open the backends for the layers that the KV group has now. A draft model may add layers later."""
+        self._num_layers = len(self.layer_names)
+        backend = self._backend
+        self._bound = BoundBackends(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
+        # vLLM captures this update in a graph, which cannot run `plan`. So the backend must need no host lengths.
+        self.supports_draft_decode_metadata_update = self._bound.need is HostLengthsNeed.NONE
+        # A backend that needs no host lengths gets none: computing them takes longer than the rest of a step. Prompts
+        # are an exception: they run far longer, and a backend can choose kernels by their lengths. Chunked layers get
+        # none either: up to 0.29 vLLM passes the bounds of whole requests with them.
+        self._host_lengths = self._chunk is None and (self._debug or self._bound.need is not HostLengthsNeed.NONE)
+        if self._chunk is not None and self._bound.need is HostLengthsNeed.EXACT:
+            raise EngineError(
+                f"backend {backend.info.name} plans from exact lengths, but vLLM has none for layers with chunks of "
+                f"{self._chunk} positions; choose another backend"
+            )
+        # If no layer stores KV (Gemma 4's assistant), slots are not checked: runner V1 passes another group's slots.
+        self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
+
+    def _new_graphs(self) -> MetadataGraphs | None:
+        """Return metadata graphs; None with host lengths, chunks, trees or debug checks, which no replay can update."""
+        has_more_inputs = self._host_lengths or self._debug or self._chunk is not None or self._tails is not None
+        return None if has_more_inputs else MetadataGraphs(self._bound, self._buffers, self.device)
+
+    def _parts(self, step: Step, cam: Any, capture: bool) -> tuple[Part, ...]:
+        """Split a step into runs, build a batch for each run, plan, and write metadata on the device.
+
+        Args:
+            cam: vLLM's `CommonAttentionMetadata`, whose first requests are the step's.
+            capture: whether vLLM captures the step, so that its plan must be valid in every replay.
+        """
+        runs = split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._bound.any.ragged)
+        parts = []
+        for run in runs:
+            if run.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
+                step = replace(step, seq_bounds=bounds_of(cam))  # only for EXTEND, a step's last run
+            batch = None if self._graphs is None else self._graphs.prepare(step, run)
+            if batch is None:
+                batch = self._launch(step, run, capture)
+            parts.append((run.first_row, batch, self._bound.of(run.mode)))
+        return tuple(parts)
+
+    def _follow_layers(self) -> None:
+        """Bind again if runner V1 has added a draft model's layers since."""
+        if len(self.layer_names) != self._num_layers:
+            self._bind(self._layers())
+            self._graphs = self._new_graphs()
+
+    def _launch(self, step: Step, run: BatchRun, capture: bool) -> ForwardBatch:
+        """Prepare a run by separate kernel launches. If vLLM captures the step, capture these launches as well."""
+        batch = self._buffers.forward(step, run, self._bound.geometry(run.mode))
+        if self._tails is not None and run.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
+            batch = replace(batch, tail=self._tails.write(run, current_trees()))
+        if self._debug and not capture:
+            self._check(batch, part(step.slots, run.first_row, run.num_rows))
+        self._bound.prepare(batch)
+        if capture and self._graphs is not None:
+            self._graphs.capture(step, run, batch)
+        return batch
+
+    def _check(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
+        geometry = self._bound.geometry(batch.mode)
+        check_batch(batch, geometry, slots if self._writes else slots[:0])
+        if self._guard is not None:
+            self._guard.observe(step_digest(batch, geometry.attention.page_size))
+
+    def _layers(self) -> list[Any]:
+        from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+        return list(get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.layer_names).values())
+
+    def _shapes(self, layers: list[Any]) -> set[AttentionShape]:
+        model_dtype = self.vllm_config.model_config.dtype
+        page_size = self.kv_cache_spec.block_size
+        return {one.impl.shape(page_size, getattr(one, "dtype", model_dtype)) for one in layers}
+
+
+def refresh_parts(parts: tuple[Part, ...], seq_lens: torch.Tensor) -> None:
+    """Recompute the metadata of a draft step on the device from vLLM's lengths. Capturable.
+
+    Args:
+        seq_lens: int32 ``[R]``, KV tokens of each request, including its row of this step.
+    """
+    for first, batch, backends in parts:
+        assert batch.mode is Mode.DECODE and not first, "a draft step has one part, and its mode is DECODE"
+        refresh(batch, seq_lens[: batch.padded_reqs])
+        for backend in backends.values():
+            backend.write_metadata(batch)
+
+
+def step_of(cam: Any, without_lengths: bool, exact: bool) -> Step:
+    """Convert vLLM's `CommonAttentionMetadata` to a `Step`. If `without_lengths`, leave out the host's lengths.
+
+    Raises:
+        EngineError: attention is not causal, or the device decides which rows are causal.
+    """
+    if cam.causal is not True:
+        raise EngineError("a step has attention that is not causal, which is not served; " + OTHER_BACKEND)
+    return Step(
+        query_start=cam.query_start_loc,
+        query_start_host=tuple(cam.query_start_loc_cpu.tolist()),
+        seq_lens=cam.seq_lens,
+        page_table=cam.block_table_tensor,
+        slots=cam.slot_mapping,
+        num_rows=cam.num_actual_tokens,
+        seq_bounds=None if without_lengths else bounds_of(cam),
+        exact=exact,
+    )
+
+
+def bounds_of(cam: Any) -> tuple[int, ...] | None:
+    """Return the host's upper bounds of the KV lengths, one for each request; None if the host has no bounds."""
+    bounds = cam.seq_lens_cpu_upper_bound
+    return None if bounds is None else tuple(bounds.tolist())
+
+
+def graph_support(config: Any, shape: AttentionShape) -> Any:
+    """Return UNIFORM_BATCH: graphs for batches with equal rows per request.
+
+    Return NEVER for a backend that plans from exact lengths.
+
+    Args:
+        shape: a layer with the model's configured heads, for facts that depend only on the backend.
+    """
+    from vllm.platforms import current_platform
+
+    device = current_platform.device_type
+    backend = chosen_backend(config, device)
+    made = Geometries.of(backend, shape, engine_limits(config), profile_of(device))
+    exact = HostLengthsNeed.EXACT in {backend.requirements(one).host_lengths for one in made.each()}
+    return AttentionCGSupport.NEVER if exact else AttentionCGSupport.UNIFORM_BATCH
+
+
+def _rank_guard() -> RankGuard | None:
+    """Return a guard that compares the steps of tensor-parallel ranks; None with one rank."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    try:
+        group = get_tp_group()
+    except AssertionError:  # a test made the builder without tensor-parallel process groups
+        return None
+    return RankGuard(group.device_group) if group.world_size > 1 else None
