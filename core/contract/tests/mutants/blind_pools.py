@@ -226,6 +226,7 @@ MUTANTS = (
 )  # fmt: skip
 
 KILLER = {
+    "OG1": "layers.have_their_own_caches",
     "OG2": "tree_ops.every_layer_of_a_large_model_is_moved",
     "OG3": "random_history.equals_the_oracle",
     "OG4": "metadata.decodes_to_the_token_history",

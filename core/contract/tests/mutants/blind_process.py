@@ -155,6 +155,6 @@ MUTANTS = (
 
 KILLER = {
     **dict.fromkeys(("OB1", "OB2", "OB3", "OB4", "OB5"), "process.is_left_as_it_was"),
-    **dict.fromkeys(("OJ2", "OJ4"), "supports.answers_alike_elsewhere"),
+    **dict.fromkeys(("OJ1", "OJ2", "OJ3", "OJ4"), "supports.answers_alike_elsewhere"),
 }
 """Check that must kill each mutant, except survivors."""

@@ -78,10 +78,7 @@ SURVIVORS = {
     "OC2": "a plan belongs to its thread, and no other check than the black box uses two threads",
     "OC3": "NaN times zero is kept only without guard words around the buffer",
     "OF2": "a float32 reciprocal is wrong for a few row counts, such as 41",
-    "OG1": "a pool whose layers 0, 1 and 3 are used: the pitch of layers is taken from the first two",
     "OH1": "another kernel serves more than 32 requests, and drawn batches have at most 28",
-    "OJ1": "sizes follow OMP_NUM_THREADS; the check sets variables to 1 and 0, which give equal sizes",
-    "OJ3": "sizes follow CUDA_VISIBLE_DEVICES with two devices; the check sets variables to 1 and 0",
     "OK6": "a soft cap is dropped for groups of eight or more at length",
 }
 """Mutants that no check is known to kill, each with the gap of the suite. A new check removes its entry."""

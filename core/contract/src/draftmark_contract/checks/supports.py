@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from draftmark.geometry import DraftShape, Form, Geometry, Limits, Mode
@@ -13,11 +15,16 @@ from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.answers import Answers, answers_of, difference, questions
 from ..sizing.batches import brief
 from ..sizing.claims import claim, ways_to_serve
-from ..sizing.elsewhere import KEPT, Place, RefusedVariables, answers_in, installed
+from ..sizing.elsewhere import KEPT, NoAnswers, Place, RefusedVariables, answers_in, installed
 from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
+
+NUMBERS = ("1", "0", "7", "64")
+"""Values to which all variables that a process reads are set at once."""
+OTHER_VALUES = ("", "0,1", "auto")
+"""Values to which each of these variables is set by itself."""
 
 
 def _profiles() -> Sequence[Case]:
@@ -107,13 +114,18 @@ def _places() -> Sequence[Case]:
     since = (1, 5)
     seeds = [Place(f"under PYTHONHASHSEED={seed}", {"PYTHONHASHSEED": str(seed)}) for seed in range(4)]
     machines = [
-        Place(f"on a machine with another name, memory size and {n} processors", processors=n) for n in (1, 384)
+        Place(
+            f"on a machine with another name, memory size, {n} processors and threads",
+            {"OMP_NUM_THREADS": str(n)},
+            processors=n,
+        )
+        for n in (1, 384)
     ]
     bare = Place("in an empty environment", {"LC_ALL": "C"}, bare=True)
     order = Place(
         "on a thread, with hooks and geometries in reverse order, under -OO", options=("-OO",), backwards=True
     )
-    after = Place("after torch and the other installed backends", imports=("torch", "numpy", "*"))
+    after = Place("after torch, with 5 threads, and the other backends", imports=("torch", "numpy", "*"), threads=5)
     return [
         Case("odd-geometries", [Place("in a process without torch and the backend's runtime", hooks=())], (1, 3)),
         Case("hash-seeds", seeds, since),
@@ -130,17 +142,21 @@ def answers_alike_elsewhere(subject: BackendUnderTest, places: Sequence[Place]) 
 
     supports, requirements, buffers, layouts and usage answer for hundreds of geometries. The processes differ in
     imported modules, hash seed, processors, memory size, host name, environment variables, locale, current folder,
-    optimization, thread, and order of the questions. Every variable that a process reads is also set to other values.
-    A backend may refuse a value in a BackendError that names the variable: no size is then wrong.
+    optimization, threads, and order of the questions. Every variable that a process reads is also set to several
+    numbers, to a list and to a word. A backend may refuse a value in a BackendError that names the variable: no size is
+    then wrong. Any error may refuse a list or a word.
     """
     if not installed(subject.backend.name, subject.backend.plugin):
         return  # Another process cannot load a backend object that a test registered.
     subject.open(mandatory())
     here = answers_of(subject.backend, subject.profile, questions(), places[0].hooks)
     for place in places:
-        read = _compared(subject, place, here)
-        for value in ("1", "0") if place.bare else ():
-            _compare_with(subject, {name: value for name in read if name not in KEPT}, here)
+        read = [name for name in _compared(subject, place, here) if name not in KEPT]
+        for value in NUMBERS if place.bare else ():
+            _compare_with(subject, dict.fromkeys(read, value), here)
+        for name, value in product(read, OTHER_VALUES) if place.bare else ():
+            with suppress(NoAnswers):
+                _compare_with(subject, {name: value}, here)
 
 
 def _compare_with(subject: BackendUnderTest, given: dict[str, str], here: list[Answers]) -> None:

@@ -105,7 +105,8 @@ def _layers(
     subject: BackendUnderTest, value: tuple[Sequence[Geometry], Sequence[ForwardCase]]
 ) -> AbstractContextManager[Opened]:
     shapes, forwards = value
-    layers = LayerHarness(subject, shapes, max(forward.num_pages for forward in forwards))
+    draw = [(forward.mode, forward.name) for forward in forwards]
+    layers = LayerHarness(subject, shapes, max(forward.num_pages for forward in forwards), draw)
     return nullcontext((layers, [layers.place(forward) for forward in forwards]))
 
 

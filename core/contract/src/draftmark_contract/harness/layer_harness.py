@@ -18,6 +18,9 @@ from .graph_harness import no_sync
 from .harness import Harness
 from .tensors import CaseTensors
 
+ROOM = 6
+"""Layers of a pool. A model's layers lie at drawn places, as where some layers are of another kind."""
+
 
 @dataclass
 class Layer:
@@ -34,21 +37,27 @@ class Layer:
 class LayerHarness:
     """Runs the layers of a model. Layers of one shape share a backend, its metadata and a KV pool; all share the batch.
 
+    A model of one shape has three layers, any other one two layers of each shape.
+
+    Args:
+        draw: value from which the places of the layers in their pools are drawn.
+
     Attributes:
         harnesses: one per distinct shape.
         layers: in order of execution. Shapes alternate, so that each layer finds stale buffers of another shape.
     """
 
-    def __init__(self, subject: BackendUnderTest, shapes: Sequence[Geometry], num_pages: int, each: int = 2) -> None:
+    def __init__(self, subject: BackendUnderTest, shapes: Sequence[Geometry], num_pages: int, draw: object = 0) -> None:
         self.subject = subject
         self.harnesses = [Harness(subject, shape, num_pages) for shape in shapes]
         self.layers: list[Layer] = []
         pages = [harness.tensors.cache.k.shape[0] for harness in self.harnesses]
-        for number in range(each):
+        for number in range(3 if len(shapes) == 1 else 2):
             for harness, count in zip(self.harnesses, pages, strict=True):
-                own = harness.tensors
-                if number:
-                    own = CaseTensors(harness.geometry, subject.device, count, layer=number, sibling=own)
+                first = harness.tensors if number else None
+                own = CaseTensors(harness.geometry, subject.device, count, None, number, first, ROOM, draw)
+                if not number:
+                    harness.tensors = own
                 self.layers.append(Layer(harness, own))
         self._state = subject.graph_state(shapes[0])
 

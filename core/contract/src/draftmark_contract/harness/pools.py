@@ -16,19 +16,19 @@ class Pool:
 
     Args:
         memory: ``[layers, 2, num_pages, P, kv_heads, head_dim]``, a view of any strides; index 0 is K, 1 is V.
-        draw: any value, from which the place of the model's first layer in the pool is drawn.
+        draw: any value, from which the place of each of the model's layers in the pool is drawn.
     """
 
     def __init__(self, memory: torch.Tensor, draw: object = 0) -> None:
         self._memory, self._taken = memory, set[int]()
-        self._first = random.Random(f"layer {draw}").randrange(len(memory))
+        self._places = random.Random(f"layer {draw}").sample(range(len(memory)), len(memory))
         self._is_sparse = memory[0, 0].numel() >= SPARSE
         if not self._is_sparse:
             raw(memory).fill_(-1)  # All bits set is NaN in every floating-point dtype.
 
     def take(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V ``[num_pages, P, kv_heads, head_dim]`` of a model's layer, which may change from now on."""
-        at = (self._first + layer) % len(self._memory)
+        at = self._places[layer % len(self._memory)]
         self._taken.add(at)
         return self._memory[at, 0], self._memory[at, 1]
 

@@ -16,7 +16,7 @@ from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import Request, filled_slots
-from .pools import SPARSE, Pool, raw
+from .pools import LAYERS, SPARSE, Pool, raw
 from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages
 
 SCALES = (0.5, 2.0)
@@ -40,6 +40,8 @@ class CaseTensors:
         pool: pool of the layer; by default a new one, in the geometry's form.
         layer: number of the layer in its model. It decides the scales, and the place in the pool.
         sibling: tensors of another layer of the model, in the same pools.
+        room: layers of a new pool.
+        draw: value from which the places of a model's layers in a new pool are drawn.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class CaseTensors:
         pool: Pool | None = None,
         layer: int = 0,
         sibling: CaseTensors | None = None,
+        room: int = LAYERS,
+        draw: object = 0,
     ) -> None:
         a = geometry.attention
         self.geometry = geometry
@@ -61,7 +65,7 @@ class CaseTensors:
         self._pools: dict[KVForm, Pool] = {} if sibling is None else sibling._pools
         if pool is not None:
             self._pools[form] = pool
-        self._num_pages, self._layer = num_pages, layer
+        self._num_pages, self._layer, self._room, self._draw = num_pages, layer, room, draw
         sinks = torch.zeros(a.num_qo_heads, dtype=torch.float32, device=device) if a.sinks else None
         self.cache = KVCache(*self._pool(form).take(layer), *_scales(a.kv_dtype, device, layer), sinks)
         self.take(TensorForm())
@@ -94,8 +98,8 @@ class CaseTensors:
 
     def _pool(self, form: KVForm) -> Pool:
         if form not in self._pools:
-            memory = kv_pages(self.geometry, self._num_pages, form, str(self.buffers.prefix_lens.device))
-            self._pools[form] = Pool(memory, (self.geometry, form))
+            memory = kv_pages(self.geometry, self._num_pages, form, str(self.buffers.prefix_lens.device), self._room)
+            self._pools[form] = Pool(memory, (self.geometry, form, self._draw))
         return self._pools[form]
 
     def set_row_form(self, form: RowForm) -> None:

@@ -44,6 +44,7 @@ class Place:
         processors: number of processors that Python reports, with another host name and memory size; 0 for the real
             ones.
         imports: modules to import before the backend. ``"*"`` loads all other installed backends.
+        threads: threads of torch, which must be among the imports; 0 leaves them.
         backwards: True asks the last geometry first, on a thread, with the hooks in reverse order.
         hooks: hooks to ask, without supports; None for all.
     """
@@ -54,6 +55,7 @@ class Place:
     options: tuple[str, ...] = ()
     processors: int = 0
     imports: tuple[str, ...] = ()
+    threads: int = 0
     backwards: bool = False
     hooks: tuple[str, ...] | None = None
 
@@ -66,12 +68,16 @@ class RefusedVariables(Exception):
         self.names = tuple(names)
 
 
+class NoAnswers(ContractViolation):
+    """A process ended without answers."""
+
+
 def answers_in(place: Place, name: str, device: DeviceProfile) -> tuple[list[Answers], list[str]]:
     """Return an installed backend's answers to `questions` in a new process, and the variables that it has read.
 
     Raises:
         RefusedVariables: the backend raises a `BackendError` that names variables of the place which it has read.
-        ContractViolation: the process ended without an answer.
+        NoAnswers: the process ended without an answer.
     """
     command = [sys.executable, *place.options, "-m", __name__, name, device.kind, str(device.arch), str(device.num_sms)]
     environment = fresh(place.environment)
@@ -90,7 +96,7 @@ def answers_in(place: Place, name: str, device: DeviceProfile) -> tuple[list[Ans
     try:
         found: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
     except json.JSONDecodeError:
-        raise ContractViolation(
+        raise NoAnswers(
             f"the sizing hooks do not answer {place.where}",
             got=done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}",
             expected="the answers that they give here",
@@ -147,6 +153,8 @@ def _main(name: str, kind: str, arch: str, sms: str, given: str) -> None:
     place = json.loads(given)
     _be_in(place)
     _import(place["imports"], name)
+    if place["threads"]:
+        sys.modules["torch"].set_num_threads(place["threads"])
     turn, found = -1 if place["backwards"] else 1, list[Answers]()
     hooks = ("usage", "layouts", "buffers", "requirements") if place["backwards"] else place["hooks"]
 
