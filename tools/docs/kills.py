@@ -50,7 +50,7 @@ class Rule:
     @property
     def link(self) -> str:
         """Markdown link to the rule on the specification's page."""
-        return f"[{self.number} `{self.check.name}`]({page_of_specification()}#rule-{self.number})"
+        return f"[`{self.check.name}`]({page_of_specification()}#rule-{self.number})"
 
 
 def page_of_specification() -> str:

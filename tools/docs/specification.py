@@ -50,7 +50,7 @@ MODULES = {
     "repeats": "Repeated forwards",
 }
 """Titles, in the order of the page. A module without a title here comes last, under its own name."""
-MOST = 4
+MOST = 2
 """Maximum number of mutants that a rule lists."""
 
 
