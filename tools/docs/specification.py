@@ -50,6 +50,8 @@ MODULES = {
     "repeats": "Repeated forwards",
 }
 """Titles, in the order of the page. A module without a title here comes last, under its own name."""
+BOTH = "host and device"
+"""Tiers of most rules, which the page does not repeat."""
 MOST = 2
 """Maximum number of mutants that a rule lists."""
 
@@ -64,7 +66,8 @@ def page(collection: Museum) -> str:
         "",
         f"{len(known)} rules. Each rule is one check of `draftmark contract`. "
         "[The contract](contract.md) explains tiers, verdicts and profiles. A rule keeps its number for ever. "
-        "`draftmark contract NAME -k CHECK` runs one rule. *Since* is the minor version that added the rule; its items "
+        "`draftmark contract NAME -k CHECK` runs one rule. A rule belongs to the host and device tiers and to contract "
+        "1.0, unless the line of its check says otherwise. *Since* is the minor version that added the rule; its items "
         "count as upcoming for a backend that targets an older minor. *Known from* lists public bugs that break the "
         "rule. *Mutants* lists defects, built into correct backends, that the rule finds (`make kills` writes their "
         "table).",
@@ -90,10 +93,11 @@ def main() -> None:
 
 def _entry(rule: Rule, collection: Museum, killed: list[str]) -> list[str]:
     check = rule.check
-    since = f"{check.since[0]}.{check.since[1]}"
+    tiers = f" · {rule.tiers}" if rule.tiers != BOTH else ""
+    since = f" · since {check.since[0]}.{check.since[1]}" if check.since != (1, 0) else ""
     lines = [f'<a id="rule-{rule.number}"></a>', "", f"**{rule.number}. {check.doc}**", ""]
     lines += [check.details, ""] if check.details else []
-    lines += [f"`{check.name}` · {rule.tiers} · since {since}", ""]
+    lines += [f"`{check.name}`{tiers}{since}", ""]
     shown = {bug.threads[0]: bug for bug in collection.bugs if set(bug.threads) & set(check.bugs)}
     threads = [thread for thread in check.bugs if not any(thread in bug.threads for bug in shown.values())]
     known = [*(_exhibit(bug) for bug in shown.values()), *(collection.link(thread) for thread in threads)]
