@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("vllm")
 
 from draftmark import AttentionShape
+from draftmark_vllm import reservation
 from draftmark_vllm.impl import DraftmarkImpl
 
 SHAPE = AttentionShape(4, 2, 32, 16, "float32", "float32", softmax_scale=0.25)
@@ -40,3 +41,21 @@ def test_layer_linked_to_other_kv_stores_none() -> None:
     """A layer that reads another layer's KV stores no KV. In Gemma 4's assistant its own keys are invalid or absent."""
     assert set(calls_of_the_backend(0.25)) == {"write_kv", "attend"}
     assert set(calls_of_the_backend(0.25, "model.layers.2.self_attn.attn")) == {"attend"}
+
+
+def test_only_the_first_forward_without_metadata_reserves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM captures graphs by forwards without metadata; those cost no sizing and take no memory."""
+    asked: list[str] = []
+
+    def geometries(dtype: torch.dtype, device: str) -> tuple[Any, ...]:
+        asked.append(device)
+        return None, SHAPE, None
+
+    monkeypatch.setattr("draftmark_vllm.impl.arena_bytes", lambda *_: 64)
+    made = SimpleNamespace(_reserved=False, _geometries=geometries)
+    made._reserve = lambda query: DraftmarkImpl._reserve(made, query)
+    rows = torch.empty(3, 4, 32, device="meta")
+    DraftmarkImpl.forward(made, None, rows, rows, rows, rows, None, torch.empty_like(rows))
+    reservation.release()
+    DraftmarkImpl.forward(made, None, rows, rows, rows, rows, None, torch.empty_like(rows))
+    assert asked == ["meta"] and not reservation._held

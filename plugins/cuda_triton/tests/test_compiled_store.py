@@ -208,6 +208,16 @@ def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypat
     assert source_of(spec).key == key
 
 
+def test_libdevice_of_this_process_does_not_change_machine_code(empty_store, quick_specs, monkeypatch, tmp_path):
+    """torch sets another libdevice in a process that it compiles in; kernels keep Triton's own."""
+    key, other = source_of(quick_specs[0]).key, tmp_path / "libdevice.10.bc"
+    other.write_bytes(b"another library")
+    monkeypatch.setattr(triton.knobs.nvidia, "libdevice_path", str(other))
+    source = source_of(quick_specs[0])
+    assert source.key == key
+    assert pool.compile_all([source], empty_store, lambda *_: None, processes=1)[0].error == ""
+
+
 def test_key_follows_the_functions_that_a_kernel_calls(tmp_path, monkeypatch):
     """A changed constant of a function that the kernel calls changes the key; the order of hashing does not."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # tests of engines on the CPU set it for the whole process
@@ -311,7 +321,7 @@ def test_newer_triton_keeps_its_own_cache(started, monkeypatch, caplog):
 def test_kernel_that_cannot_be_compiled_is_reported(empty_store, quick_specs, caplog):
     """An error of one kernel names the kernel and does not stop the others."""
     sources = [source_of(spec) for spec in quick_specs]
-    broken = KernelSource(**vars(sources[0]) | {"options": {"num_warps": 3}, "key": "00"})
+    broken = replace(sources[0], options={"num_warps": 3})
     results = pool.compile_all([broken, sources[1]], empty_store, lambda *_: None, processes=1)
     assert [bool(one.error) for one in results] == [True, False]
     assert empty_store.find(sources[1]) is not None
@@ -319,12 +329,14 @@ def test_kernel_that_cannot_be_compiled_is_reported(empty_store, quick_specs, ca
 
 def test_kernels_that_fail_are_counted(empty_store, quick_specs, monkeypatch, caplog):
     """The report of `store_kernels` has the kernels that are ready, and the number of those that are not."""
-    monkeypatch.setattr(
-        prepare, "_missing", lambda store, sources: [replace(one, key="00") for one in sources.values()]
-    )
+
+    def changed(_, sources):
+        return [replace(one, parts=one.parts | {"source": "another"}) for one in sources.values()]
+
+    monkeypatch.setattr(prepare, "_missing", changed)
     found = prepare.store_kernels(quick_specs)
     assert (found.kernels, found.compiled, found.failed) == (0, 0, 2)
-    assert caplog.text.count("was not compiled ahead of time: RuntimeError: the kernel's source or Triton changed") == 2
+    assert caplog.text.count("was not compiled ahead of time: RuntimeError: source: not the same in the process") == 2
 
 
 def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_specs, monkeypatch, tmp_path):
@@ -332,7 +344,7 @@ def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_sp
     (tmp_path / "crashing_module.py").write_text("import os; os._exit(7)")
     monkeypatch.syspath_prepend(str(tmp_path))
     sources = [source_of(spec) for spec in quick_specs]
-    crash = KernelSource(**vars(sources[0]) | {"module": "crashing_module"})
+    crash = replace(sources[0], module="crashing_module")
     results = pool.compile_all([crash, sources[1]], empty_store, lambda *_: None, processes=1)
     assert "ended with exit code 7" in results[0].error and results[1].error == ""
 

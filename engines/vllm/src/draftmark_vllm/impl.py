@@ -58,6 +58,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._pages: torch.Tensor | None = None
         self._cache: KVCache | None = None
         self._shape: AttentionShape | None = None
+        self._reserved = False
         self._geometries(torch.get_default_dtype(), current_platform.device_type)
 
     def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
@@ -142,9 +143,13 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         return self._cache
 
     def _reserve(self, query: torch.Tensor) -> None:
-        """Reserve the bytes that the backends will allocate, so that vLLM's measurement includes them."""
-        if query.device.type == "cpu":
+        """Reserve the bytes that the backends will allocate, so that vLLM's measurement includes them.
+
+        vLLM also runs forwards without metadata when it captures graphs; only the layer's first one reserves.
+        """
+        if self._reserved or query.device.type == "cpu":
             return
+        self._reserved = True
         backend, shape, made = self._geometries(query.dtype, query.device.type)
         reservation.hold(shape, arena_bytes(backend, made), query.device)
 

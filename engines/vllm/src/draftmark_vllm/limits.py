@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,7 +65,13 @@ def chosen_backend(config: Any, device: str) -> LoadedBackend:
     Raises:
         EngineError: there is no such backend, or a setting is wrong.
     """
-    return choose(Settings.read(config.additional_config).backend, device)
+    return _chosen(Settings.read(config.additional_config).backend, device)
+
+
+@cache
+def _chosen(named: Any, device: str) -> LoadedBackend:
+    # Each layer asks, and finding the installed backends reads the metadata of all installed packages.
+    return choose(named, device)
 
 
 def profile_of(device: torch.device | str) -> DeviceProfile:

@@ -6,15 +6,17 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import DependenciesFinder
 
-FORMAT = 1
+FORMAT = 2
 """Version of the keys and of the files of an entry."""
 LINE_INFO = "TRITON_DISABLE_LINE_INFO"
 """Environment variable that changes debug sections only, so it is not part of a key."""
@@ -48,8 +50,7 @@ class KernelSource:
         signature, constants, attributes: types, compile-time constants and alignments of the arguments, from Triton.
         backend, arch, warp_size: fields of `GPUTarget`.
         options: compiler options.
-        key: hexadecimal digest of Triton's version, the target, the source with every function that it calls, and the
-            options. Equal keys have equal machine code.
+        parts: digests of what determines the machine code, by name; see `key_parts`.
     """
 
     module: str
@@ -62,7 +63,7 @@ class KernelSource:
     arch: int
     warp_size: int
     options: dict[str, Any]
-    key: str
+    parts: dict[str, str]
 
     @classmethod
     def of(cls, source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> KernelSource:
@@ -71,8 +72,13 @@ class KernelSource:
         return cls(
             function.module, function.__name__, type(source), dict(source.signature), dict(source.constants),
             dict(source.attrs), target.backend, target.arch, target.warp_size, dict(options),
-            kernel_key(source, target, options),
+            key_parts(source, target, options),
         )  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """Hexadecimal digest of `parts`. Equal keys have equal machine code."""
+        return hashlib.sha256(repr((FORMAT, *sorted(self.parts.items()))).encode()).hexdigest()
 
     @property
     def target(self) -> GPUTarget:
@@ -102,16 +108,26 @@ class Compiled:
     error: str = ""
 
 
-def kernel_key(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> str:
-    """Return the key of a kernel; see `KernelSource.key`.
+def libdevice_path() -> str:
+    """Return the path of Triton's own libdevice, the library of mathematical functions that kernels link."""
+    return str(Path(nvidia.__file__).parent / "lib" / "libdevice.10.bc")
 
-    Triton's own key also contains the digest of its libraries, which differ between Python versions. This key contains
+
+def key_parts(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what determines a kernel's machine code.
+
+    The source includes every function that the kernel calls, the assembler includes the architecture, and the
+    environment holds the variables that change the compiler.
+
+    Triton's own key also contains the digest of its libraries, which differ between Python versions. This one contains
     Triton's version instead, so that one wheel of machine code serves all of them.
     """
     backend = make_backend(target)
     variables = {name: value for name, value in get_cache_invalidating_env_vars().items() if name != LINE_INFO}
-    parts = (
-        FORMAT, triton.__version__, source.hash(), backend.hash(), backend.parse_options(dict(options)).hash(),
-        sorted(variables.items()),
-    )  # fmt: skip
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return {
+        "Triton": triton.__version__,
+        "source": source.hash(),
+        "assembler": backend.hash(),
+        "options": backend.parse_options(dict(options)).hash(),
+        "environment": repr(sorted(variables.items())),
+    }

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import triton
 
-from .source import Compiled, KernelSource, kernel_key
+from .source import Compiled, KernelSource, key_parts
 from .store import Store
 
 
@@ -32,8 +32,10 @@ def main() -> NoReturn:
         start, error = time.perf_counter(), ""
         try:
             parsed = source.triton_source()
-            if kernel_key(parsed, source.target, source.options) != source.key:
-                raise RuntimeError("the kernel's source or Triton changed while the process ran; restart it")
+            found = key_parts(parsed, source.target, source.options)
+            if found != source.parts:
+                names = ", ".join(name for name, value in found.items() if value != source.parts[name])
+                raise RuntimeError(f"{names}: not the same in the process that compiles as in the one that starts it")
             compiled = triton.compile(parsed, target=source.target, options=source.options)
             store.put(source, compiled.metadata_group)
         except Exception as caught:  # one kernel must not end the compilation of the others

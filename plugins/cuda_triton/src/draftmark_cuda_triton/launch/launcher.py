@@ -18,6 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ..compiled.loading import finish_loading, use_store
+from ..compiled.source import libdevice_path
 from ..switches import uses_own_launch
 
 ALIGNMENT = 16
@@ -33,8 +34,9 @@ _RECORDING: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_record
 KernelCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A call of `launch_kernel` without its grid: kernel, arguments, constants and compiler options."""
 _COLLECTING: ContextVar[Callable[[KernelCall], object] | None] = ContextVar("draftmark_collected_calls", default=None)
-COMPILER_OPTIONS = {"enable_fp_fusion": True}
-"""Compiler options of every kernel. Triton 3.10 no longer fuses multiplications and additions by default."""
+COMPILER_OPTIONS = {"enable_fp_fusion": True, "extern_libs": (("libdevice", libdevice_path()),)}
+"""Compiler options of every kernel. Triton 3.10 no longer fuses multiplications and additions by default. torch
+replaces Triton's libdevice in a process that it compiles in, but a kernel must be equal in every process."""
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
