@@ -28,9 +28,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import draftmark
-from draftmark import CORE_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark import CORE_MODES, AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
 from draftmark.arena import Arena
-from draftmark.backend import AttentionBackend
+from draftmark.backend import AttentionBackend, BoundBackend
 from draftmark.batch import BatchBuffers, ForwardBatch, ragged, validate
 from draftmark.cache import KVCache
 from draftmark.cli import main
@@ -62,9 +62,9 @@ def _make_geometry(**fields: Any) -> Geometry:
         kind(**{name: flat.pop(name) for name in kind.__dataclass_fields__ if name in flat})
         for kind in (AttentionShape, Limits, DraftShape, DeviceProfile)
     ]
-    modes = flat.pop("modes", ALL_MODES)
+    modes, forms = flat.pop("modes", ALL_MODES), flat.pop("forms", ())
     assert not flat, f"unknown geometry fields {sorted(flat)}"
-    return Geometry.create(*parts, modes=modes)
+    return Geometry.create(*parts, modes=modes, forms=forms)
 
 
 @pytest.fixture(scope="session")
@@ -332,7 +332,7 @@ class PagedScene:
     Attributes:
         batch: the forward, over buffers that start with invalid numbers.
         cache: KV of prefix and older tail slots; the rows of this forward are not stored yet.
-        k, v: expected KV, one ``[prefix + tail, num_kv_heads, head_dim]`` tensor per request.
+        k, v: expected KV, one ``[prefix + tail, num_kv_heads, head_dim]`` tensor per request, and ``[…, value_width]``.
     """
 
     def __init__(self, scene: Scene, k: list[torch.Tensor], v: list[torch.Tensor]) -> None:
@@ -342,36 +342,56 @@ class PagedScene:
         self.table = self._place(rng)
         self.num_pages = 3 + sum(len(pages) for pages in self.table)
         self.batch = validate(self._batch(rng), geometry)
-        shape = (self.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
-        nan = [torch.full(shape, float("nan"), dtype=getattr(torch, a.kv_dtype)) for _ in range(2)]
-        self.cache = KVCache(*nan)
-        for pages, truth in ((self.cache.k, k), (self.cache.v, v)):
+        self.cache, truths = self._unwritten(a.latent, Form.LATENT_PARTS in geometry.forms)
+        for pages, truth in truths:
             pages[0] = 0.0
             for i, r in enumerate(scene.requests):
                 old = r.total - r.rows
                 if old:
-                    pages.view(-1, *shape[2:])[self.slots(i, range(old))] = truth[i][:old].to(pages.dtype)
+                    stored = truth[i][:old].to(pages.dtype)
+                    pages.flatten(0, 1)[self.slots(i, range(old))] = stored.view(old, *pages.shape[2:])
+
+    def _unwritten(self, latent: bool, parts: bool) -> tuple[KVCache, list[tuple[torch.Tensor, list[torch.Tensor]]]]:
+        """Return a cache of NaN, and each tensor of it with the expected KV that it stores, by request."""
+        a = self.scene.geometry.attention
+        width = a.value_width
+
+        def nan(*rest: int) -> torch.Tensor:
+            return torch.full((self.num_pages, a.page_size, *rest), float("nan"), dtype=getattr(torch, a.kv_dtype))
+
+        if parts:
+            cache = KVCache.latent((nan(width), nan(a.head_dim - width)))
+            halves = [k[..., :width] for k in self.k], [k[..., width:] for k in self.k]
+            return cache, list(zip(cache.parts, halves, strict=True))
+        if latent:
+            cache = KVCache.latent(nan(a.head_dim), value_dim=width)
+            return cache, [(cache.k, self.k)]
+        cache = KVCache(nan(a.num_kv_heads, a.head_dim), nan(a.num_kv_heads, width))
+        return cache, [(cache.k, self.k), (cache.v, self.v)]
 
     def slots(self, request: int, keys: range) -> torch.Tensor:
         """Return the KV slots of a request's keys."""
         size = self.scene.geometry.attention.page_size
         return torch.tensor([self.table[request][key // size] * size + key % size for key in keys])
 
-    def own_rows(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def own_rows(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return K and V of this forward's rows for `write_kv`; padding rows get arbitrary finite numbers."""
-        pad = torch.ones(self.batch.num_rows - len(self.scene.rows()), *self.k[0].shape[1:])
-        own = [[t[i][r.total - r.rows :] for i, r in enumerate(self.scene.requests)] for t in (self.k, self.v)]
-        k, v = (torch.cat([*part, pad]).to(dtype) for part in own)
-        return k, v
 
-    def run(self, backend: AttentionBackend, q: torch.Tensor) -> torch.Tensor:
-        """Call the backend's four methods and return `out`, which starts as NaN."""
+        def rows(truth: list[torch.Tensor]) -> torch.Tensor:
+            pad = torch.ones(self.batch.num_rows - len(self.scene.rows()), *truth[0].shape[1:])
+            own = [truth[i][r.total - r.rows :] for i, r in enumerate(self.scene.requests)]
+            return torch.cat([*own, pad]).to(dtype)
+
+        return rows(self.k), None if self.scene.geometry.attention.latent else rows(self.v)
+
+    def run(self, backend: BoundBackend, q: torch.Tensor, lse: torch.Tensor | None = None) -> torch.Tensor:
+        """Call the backend's four methods and return `out`, which starts as NaN; write `lse` if it is given."""
         k, v = self.own_rows(q.dtype)
-        out = torch.full_like(q, float("nan"))
+        out = torch.full((*q.shape[:2], self.scene.geometry.attention.value_width), float("nan"), dtype=q.dtype)
         backend.plan(self.batch)
         backend.write_metadata(self.batch)
         backend.write_kv(k, v, self.cache, self.batch)
-        backend.attend(q, self.cache, self.batch, out)
+        backend.attend(q, self.cache, self.batch, out, *[] if lse is None else [lse])
         return out
 
     def _place(self, rng: random.Random) -> list[list[int]]:
@@ -543,12 +563,12 @@ def scene_types() -> SimpleNamespace:
 def expected_attention() -> Callable[..., np.ndarray]:
     """Return a function that computes the attention of every live row in float64, one dot product at a time.
 
-    The function returns ``[rows, num_qo_heads, head_dim]``.
+    The function returns ``[rows, num_qo_heads, value_width]``.
     """
 
     def attend(scene: Scene, q: torch.Tensor, k: list[torch.Tensor], v: list[torch.Tensor]) -> np.ndarray:
         a = scene.geometry.attention
-        out = np.zeros((len(scene.rows()), a.num_qo_heads, a.head_dim))
+        out = np.zeros((len(scene.rows()), a.num_qo_heads, a.value_width))
         queries, keys, values = q.double().numpy(), [t.double().numpy() for t in k], [t.double().numpy() for t in v]
         for row, (request, own) in enumerate(scene.rows()):
             visible = scene.visible(request, own)
@@ -578,6 +598,7 @@ def random_paged_scene() -> Callable[[Scene], tuple[PagedScene, torch.Tensor]]:
             return torch.randn(rows, heads, a.head_dim, generator=dice).to(getattr(torch, a.q_dtype))
 
         k, v = ([numbers(r.total, a.num_kv_heads) for r in scene.requests] for _ in range(2))
+        v = [(keys if a.latent else values)[..., : a.value_width] for keys, values in zip(k, v, strict=True)]
         paged = PagedScene(scene, k, v)
         return paged, numbers(paged.batch.num_rows, a.num_qo_heads)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import draftmark
-from draftmark.geometry import Form, Mode
+from draftmark.geometry import LAYOUT_FORMS, Mode
 from draftmark.reference import backend as reference
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.engine_forwards import blocks, captures, forms, of_the_device
@@ -96,4 +96,4 @@ def test_every_mode_and_form_has_cases() -> None:
     assert {case.value.mode for case in blocks()} == {Mode.DRAFT_BLOCK}
     assert {case.value[0].mode for case in captures()} == {Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK}
     found = {(form, case.value.mode) for case in forms() for form in case.value.geometry.forms}
-    assert found == {(form, mode) for form in Form for mode in Mode}
+    assert found == {(form, mode) for form in LAYOUT_FORMS for mode in Mode}

@@ -44,7 +44,20 @@ for _op, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv"))
 Symbol.__dm_max__ = _binary("max")
 Symbol.__dm_min__ = _binary("min")
 
-NUMBERS = {"heads": 2, "dim": 8, "P": 3, "k": 4, "S": 5, "D": 6, "R": 7, "C": 29, "E": 11, "B": 9, "step": 2}
+NUMBERS = {
+    "heads": 2,
+    "dim": 8,
+    "value": 6,
+    "P": 3,
+    "k": 4,
+    "S": 5,
+    "D": 6,
+    "R": 7,
+    "C": 29,
+    "E": 11,
+    "B": 9,
+    "step": 2,
+}
 FORMULAS = {
     "max_tail": lambda g, s: g.max_tail,
     "max_prefix_len": lambda g, s: g.max_prefix_len,
@@ -57,16 +70,19 @@ FORMULAS = {
     "mask_words": lambda g, s: g.mask_words,
     "num_draft_steps": lambda g, s: g.num_draft_steps,
     "page_bytes": lambda g, s: g.page_bytes,
+    "row_bytes": lambda g, s: g.row_bytes,
+    "query_width": lambda g, s: g.query_width,
+    "output_width": lambda g, s: g.output_width,
     **{f"rows of {mode.value}": lambda g, s, mode=mode: g.max_rows(mode) for mode in Mode},
     **{f"q_len of {mode.value}": lambda g, s, mode=mode: g.extent(mode, s).q_len for mode in Mode},
     **{f"tail_len of {mode.value}": lambda g, s, mode=mode: g.extent(mode, s).tail_len for mode in Mode},
 }
 
 
-def geometry_of(n: dict[str, Any], overlap: bool) -> Geometry:
-    """Return a geometry with its fields taken from `n`, without validation."""
+def geometry_of(n: dict[str, Any], overlap: bool, **attention: Any) -> Geometry:
+    """Return a geometry with its fields taken from `n`, without validation; `attention` adds fields of that part."""
     return Geometry(
-        AttentionShape(n["heads"] * 2, n["heads"], n["dim"], n["P"], "float32", "float32", 1.0),
+        AttentionShape(n["heads"] * 2, n["heads"], n["dim"], n["P"], "float32", "float32", 1.0, **attention),
         DraftShape(n["k"], n["S"], n["D"]),
         Limits(n["R"], n["C"], n["E"], (n["B"], 3), overlap),
         DeviceProfile(),
@@ -85,6 +101,18 @@ def test_a_formula_on_symbols_equals_the_formula_on_ints(name, overlap):
     result = formula(geometry_of(SYMBOLS, overlap), SYMBOLS["step"])
     number = formula(geometry_of(NUMBERS, overlap), NUMBERS["step"])
     assert (result.value(NUMBERS) if isinstance(result, Symbol) else result) == number
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_a_value_width_may_be_a_symbol(latent):
+    """Bytes of rows and widths of outputs multiply a symbolic value_dim, latent or not."""
+    found = {}
+    for n in (SYMBOLS, NUMBERS):
+        geometry = geometry_of(n, False, value_dim=n["V"], latent=latent)
+        found[n is NUMBERS] = geometry.row_bytes, geometry.page_bytes, geometry.output_width
+    assert tuple(one.value(NUMBERS) for one in found[False]) == found[True]
+    row = 2 * (8 + (0 if latent else 6)) * 4
+    assert found[True] == (row, 3 * row, 2 * 2 * 6)
 
 
 def test_the_reference_sizing_runs_on_symbols():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from draftmark import AttentionShape, DeviceProfile, Form, Mode, load
+from draftmark import LAYOUT_FORMS, AttentionShape, DeviceProfile, Mode, load
 from draftmark_engines import EngineError, EngineLimits, geometry_for, window_left
 
 SHAPE = AttentionShape(8, 2, 64, 16, "float32", "float32")
@@ -16,7 +16,7 @@ MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY)
 
 def test_longest_request_is_the_engines() -> None:
     """The geometry addresses no position past max_model_len, so the engine's own page table is wide enough."""
-    geometry = geometry_for(load("reference"), SHAPE, LIMITS, DeviceProfile(), MODES, tuple(Form))
+    geometry = geometry_for(load("reference"), SHAPE, LIMITS, DeviceProfile(), MODES, LAYOUT_FORMS)
     assert geometry.max_kv_len == geometry.max_prefix_len == 256
     assert geometry.max_pages_per_req == 16 and geometry.max_rows(Mode.RAGGED_VERIFY) == 16
     assert geometry.extent(Mode.VERIFY).q_len == 5 and geometry.limits.host_lags
@@ -34,7 +34,7 @@ def test_refusal_has_the_backends_reason() -> None:
     """If the backend refuses a geometry, the error has the backend's reason."""
     with pytest.raises(EngineError, match=r"reference.*float8_e4m3fn is not served"):
         geometry_for(
-            load("reference"), replace(SHAPE, kv_dtype="float8_e4m3fn"), LIMITS, DeviceProfile(), MODES, tuple(Form)
+            load("reference"), replace(SHAPE, kv_dtype="float8_e4m3fn"), LIMITS, DeviceProfile(), MODES, LAYOUT_FORMS
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, Form, load
+from draftmark import LAYOUT_FORMS, AttentionShape, DeviceProfile, Form, load
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineLimits
 from draftmark_vllm.batch_runs import split_decodes_prefills
@@ -192,7 +192,7 @@ class StepData:
 
 
 def bound_backends(
-    problem: Problem, backend: str = "reference", device: str = "cpu", forms: tuple[Form, ...] = tuple(Form)
+    problem: Problem, backend: str = "reference", device: str = "cpu", forms: tuple[Form, ...] = LAYOUT_FORMS
 ) -> BoundBackends:
     """Open the backends for a problem. `forms` lists the vLLM input formats (`Form`) to use."""
     loaded = copy(load(backend))

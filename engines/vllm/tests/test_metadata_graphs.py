@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from draftmark import Form
+from draftmark import LAYOUT_FORMS, Form
 from draftmark_vllm.batch_runs import BatchRun, split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.metadata_graphs import MetadataGraphs
@@ -23,7 +23,7 @@ CAPTURED = (Request(0, ROWS),) * 4
 """A step as vLLM captures it, in which every request is live."""
 LATER = ((31, 17, 0, 93), (5, 64, 40), (90,))
 """Prefixes of later steps. Padding fills up missing requests."""
-FORMS = (tuple(Form), (Form.ENGINE_SLOTS, Form.STRIDED_KV))
+FORMS = (LAYOUT_FORMS, (Form.ENGINE_SLOTS, Form.STRIDED_KV))
 
 
 def runs_of(step: Step, ours: BoundBackends) -> tuple[BatchRun, ...]:

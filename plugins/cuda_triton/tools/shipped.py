@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
+from draftmark import LAYOUT_FORMS, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 
 GPUS = {
     80: (108,),  # A100
@@ -52,4 +52,4 @@ def geometries(archs: list[int], models: list[str]) -> Iterator[Geometry]:
         for sms, tokens in product(GPUS[arch], DRAFT_TOKENS):
             modes = (Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY) if tokens > 1 else (Mode.EXTEND, Mode.DECODE)
             draft, device = DraftShape(num_draft_tokens=tokens), DeviceProfile("cuda", arch, sms)
-            yield Geometry.create(shape, LIMITS, draft, device, modes, tuple(Form))
+            yield Geometry.create(shape, LIMITS, draft, device, modes, LAYOUT_FORMS)

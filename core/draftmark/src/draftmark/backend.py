@@ -1,4 +1,4 @@
-"""Interface of a bound attention backend: four methods, called in the same order in eager mode, capture and replay."""
+"""Interfaces of an attention backend: four methods, called in the same order in eager mode, capture and replay."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class AttentionBackend(Protocol):
     """Attention of one geometry on one device, bound to the buffers of an arena.
 
     In every forward the engine calls `plan`, then `write_metadata`, then `write_kv` and `attend` for each layer.
+    With `Form.ENGINE_STORES` it never calls `write_kv`. A plugin that claims `BackendInfo.latent` or `BackendInfo.lse`
+    implements the wider arguments of `BoundBackend`.
     With a graph, `plan` runs on the host before capture and before every replay. The other three methods are captured.
     A backend allocates nothing in these methods: its buffers are in the arena.
 
@@ -49,8 +51,9 @@ class AttentionBackend(Protocol):
         """Write keys and values of the query rows to their KV slots. Capturable.
 
         Args:
-            k, v: ``[num_rows, num_kv_heads, head_dim]`` in q_dtype, with RoPE applied to k. Read-only. head_dim is
-                contiguous; the row pitch may be larger, as in views of a fused QKV projection.
+            k, v: ``[num_rows, num_kv_heads, head_dim]`` and ``[…, value_width]`` in q_dtype, with RoPE applied to k.
+                Read-only. Elements of a head are contiguous; the row pitch may be larger, as in views of a fused QKV
+                projection.
             cache: KV pages of one layer; written in place.
             batch: the current forward. Read-only.
         """
@@ -65,5 +68,42 @@ class AttentionBackend(Protocol):
                 strided like k and v.
             cache: KV pages of one layer; read-only. `sinks_of` returns the layer's sinks or None.
             batch: the current forward. Read-only.
-            out: output, shape and dtype of q, contiguous. Every row is written; padding rows get finite values.
+            out: output ``[num_rows, num_qo_heads, value_width]`` in q_dtype, contiguous. Every row is written; padding
+                rows get finite values.
+        """
+
+
+class BoundBackend(AttentionBackend, Protocol):
+    """Methods that an engine calls on the result of `LoadedBackend.bind`, with their optional arguments.
+
+    An old plugin implements the narrower arguments of `AttentionBackend`. An engine passes None for v only if the
+    geometry is latent, and lse only if `BackendInfo.lse` is True.
+    """
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
+        """Write keys and values of the query rows to their KV slots. Capturable.
+
+        Args:
+            k: ``[num_rows, num_kv_heads, head_dim]`` as in `AttentionBackend.write_kv`; in a latent layer
+                ``[num_rows, 1, head_dim]``, whole rows.
+            v: ``[num_rows, num_kv_heads, value_width]``; None for a latent layer.
+            cache, batch: as in `AttentionBackend.write_kv`.
+        """
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Compute attention of each query row over its prefix and its visible tail slots. Capturable.
+
+        Args:
+            q, cache, batch, out: as in `AttentionBackend.attend`. In a latent layer q is absorbed: head_dim is the
+                width of a row.
+            lse: output, float32 ``[num_rows, num_qo_heads]``, contiguous: natural log-sum-exp of each row's scaled and
+                capped logits, over keys only, without the sink. -inf for a row without keys. Every row is written;
+                padding rows get -inf or finite values. None when the engine does not need it.
         """

@@ -8,9 +8,11 @@ import torch
 
 from .devices import present_device
 from .errors import BatchError, BufferError
-from .geometry import Geometry
+from .geometry import Form, Geometry
+from .guard.rows import check_parts, check_rows, is_leading
 from .guard.slots import check_positions, check_slots_of_pool
 
+APART = "{name} does not exist: the rows of this latent cache lie in two buffers; read KVCache.parts"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -18,9 +20,11 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 class KVCache:
     """KV pages of one layer, with its fp8 scales and attention sinks. The caller owns all tensors.
 
+    `KVCache.latent` creates the cache of a latent layer.
+
     Attributes:
-        k, v: ``[num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, contiguous (NHD).
-            KV slot s is offset s % page_size in page s // page_size.
+        k, v: ``[num_pages, page_size, num_kv_heads, head_dim]`` and ``[…, value_width]`` in kv_dtype, contiguous (NHD).
+            KV slot s is offset s % page_size in page s // page_size. In a latent layer, v is a view of k's memory.
         k_scale, v_scale: float32 ``[1]`` on the device; real value = stored value · scale. Only for fp8 KV. None means
             a scale of 1; each may be None independently.
         sinks: float32 ``[num_qo_heads]`` on the device, contiguous: one extra logit per query head, in natural units.
@@ -39,24 +43,105 @@ class KVCache:
     sinks: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, scale, pages in (("k", self.k_scale, self.k), ("v", self.v_scale, self.v)):
+        pages = self._pages()
+        for name, scale in (("k", self.k_scale), ("v", self.v_scale)):
             if scale is not None and pages.element_size() != 1:
                 raise BatchError(
                     f"{name}_scale is given for a cache of {pages.dtype}, but only fp8 caches have scales; set it to "
                     "None, or store float8_e4m3fn"
                 )
         if self.sinks is not None:
-            self._check_sinks(self.sinks)
+            self._check_sinks(self.sinks, pages.device)
 
-    def _check_sinks(self, sinks: torch.Tensor) -> None:
+    @classmethod
+    def latent(
+        cls,
+        rows: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        scale: torch.Tensor | None = None,
+        *,
+        value_dim: int | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> KVCache:
+        """Return the cache of a latent layer, over one buffer of whole rows or over two buffers.
+
+        With one buffer, `k` is the view ``[num_pages, page_size, 1, head_dim]`` and `v` the view ``[…, :value_dim]`` of
+        the same memory. With two buffers (`Form.LATENT_PARTS`), reading `k` or `v` raises; `parts` has both buffers.
+
+        Args:
+            rows: ``[num_pages, page_size, head_dim]`` in kv_dtype, or the pair of value parts
+                ``[num_pages, page_size, value_dim]`` and rests ``[num_pages, page_size, head_dim - value_dim]``.
+            scale: float32 ``[1]``, the one scale of fp8 rows, for keys and values.
+            value_dim: leading elements of a row that are its value. Required for one buffer; two buffers imply it.
+            sinks: as in the class.
+
+        Raises:
+            BatchError: a tensor has a wrong form, or `value_dim` does not fit the rows.
+        """
+        if isinstance(rows, tuple):
+            check_parts(rows, value_dim)
+            return _PartsCache(rows, scale, sinks)
+        check_rows(rows, value_dim)
+        k = rows.unsqueeze(2)
+        return cls(k, k[..., :value_dim], scale, scale, sinks)
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Value parts and rests of a latent layer's rows: its two buffers, or two views of its one buffer.
+
+        Each is ``[num_pages, page_size, elements]``; together they have head_dim elements, and the rests may have 0.
+
+        Raises:
+            BatchError: the cache is not one of a latent layer.
+        """
+        if not is_leading(self.v, self.k):
+            raise BatchError("the cache has K and V apart, but only latent rows have parts; read k and v")
+        rows, value_dim = self.k[:, :, 0], self.v.shape[-1]
+        return rows[..., :value_dim], rows[..., value_dim:]
+
+    def _pages(self) -> torch.Tensor:
+        """Return one of the cache's tensors, for its dtype and device."""
+        return self.k
+
+    @staticmethod
+    def _check_sinks(sinks: torch.Tensor, device: torch.device) -> None:
         if sinks.dtype is not torch.float32 or sinks.dim() != 1 or not sinks.is_contiguous():
             raise BatchError(
                 f"sinks are {str(sinks.dtype).removeprefix('torch.')} {list(sinks.shape)} with strides "
                 f"{list(sinks.stride())}, but kernels read contiguous float32 [num_qo_heads]; convert them when the "
                 "model is loaded"
             )
-        if sinks.device != self.k.device:
-            raise BatchError(f"sinks are on {sinks.device}, but the pages are on {self.k.device}; move the sinks there")
+        if sinks.device != device:
+            raise BatchError(f"sinks are on {sinks.device}, but the pages are on {device}; move the sinks there")
+
+
+class _PartsCache(KVCache):
+    """Cache of a latent layer with value parts and rests in two buffers."""
+
+    _parts: tuple[torch.Tensor, torch.Tensor]
+
+    def __init__(
+        self, parts: tuple[torch.Tensor, torch.Tensor], scale: torch.Tensor | None, sinks: torch.Tensor | None
+    ) -> None:
+        fields = {"_parts": parts, "k_scale": scale, "v_scale": scale, "sinks": sinks}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    @property
+    def k(self) -> torch.Tensor:
+        raise BatchError(APART.format(name="k"))
+
+    @property
+    def v(self) -> torch.Tensor:
+        raise BatchError(APART.format(name="v"))
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Value parts and rests, the two buffers."""
+        return self._parts
+
+    def _pages(self) -> torch.Tensor:
+        return self._parts[0]
 
 
 def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:
@@ -97,12 +182,15 @@ def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:
 
 
 class KVPool:
-    """KV pages of all layers with one geometry, in one K and one V tensor. The pool owns the memory.
+    """KV pages of all layers with one geometry. The pool owns the memory.
 
-    The first `null_pages` pages belong to no request and start as zeros; all other pages are uninitialized.
+    The memory is one K and one V tensor; of a latent geometry it is one tensor of rows, or two with
+    `Form.LATENT_PARTS`. The first `null_pages` pages belong to no request and start as zeros; all other pages are
+    uninitialized.
 
     Attributes:
-        k, v: ``[num_layers, num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, on the device.
+        k, v: ``[num_layers, num_pages, page_size, num_kv_heads, head_dim]`` and ``[…, value_width]`` in kv_dtype, on
+            the device. In a latent geometry v is a view of k's memory; with `Form.LATENT_PARTS` both are absent.
         layers: one `KVCache` view per layer.
 
     Raises:
@@ -120,14 +208,38 @@ class KVPool:
         _check_pool(geometry, num_layers, num_pages, null_pages)
         device = present_device("a KVPool", device)
         a = geometry.attention
-        shape = (num_layers, num_pages, a.page_size, a.num_kv_heads, a.head_dim)
-        dtype = getattr(torch, a.kv_dtype)
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
-        for pool in (self.k, self.v):
-            _as_integers(pool)[:, :null_pages] = 0  # filled as integers: an Ascend 910B cannot fill fp8 tensors
+        self._latent, self._parts = a.latent, Form.LATENT_PARTS in geometry.forms
+        shape, dtype = (num_layers, num_pages, a.page_size), getattr(torch, a.kv_dtype)
+
+        def pages(*rest: int) -> torch.Tensor:
+            tensor = torch.empty(*shape, *rest, dtype=dtype, device=device)
+            _as_integers(tensor)[:, :null_pages] = 0  # filled as integers: an Ascend 910B cannot fill fp8 tensors
+            return tensor
+
         scale = torch.ones(1, dtype=torch.float32, device=device) if a.kv_dtype == "float8_e4m3fn" else None
-        self.layers = [KVCache(self.k[i], self.v[i], scale, scale) for i in range(num_layers)]
+        value_dim = a.value_width
+        if self._parts:
+            self._rows = pages(value_dim), pages(a.head_dim - value_dim)
+            self.layers = [KVCache.latent(parts, scale) for parts in zip(*self._rows, strict=True)]
+        elif a.latent:
+            self.k = pages(1, a.head_dim)
+            self.v = self.k[..., :value_dim]
+            self.layers = [KVCache.latent(rows[:, :, 0], scale, value_dim=value_dim) for rows in self.k]
+        else:
+            self.k, self.v = pages(a.num_kv_heads, a.head_dim), pages(a.num_kv_heads, value_dim)
+            self.layers = [KVCache(k, v, scale, scale) for k, v in zip(self.k, self.v, strict=True)]
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name in ("k", "v"):
+            raise BufferError(f"the pool has no {name}: its rows lie in two parts; read KVPool.tensors")
+        raise AttributeError(f"'KVPool' object has no attribute {name!r}")
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that hold the pool's KV, each ``[num_layers, num_pages, page_size, …]``; no two share memory."""
+        if self._parts:
+            return self._rows
+        return (self.k,) if self._latent else (self.k, self.v)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy KV from slot source[i] to slot target[i] in every layer. Capturable.
@@ -140,8 +252,9 @@ class KVPool:
         Raises:
             BatchError: a tensor has a wrong form; with DRAFTMARK_GUARD=1 also a slot outside the pool.
         """
-        check_slots_of_pool(source, target, self.k)
-        for pool in (self.k, self.v):
+        tensors = self.tensors
+        check_slots_of_pool(source, target, tensors[0])
+        for pool in tensors:
             slots = _as_integers(pool).flatten(1, 2)  # as integers: torch cannot index fp8 tensors
             slots.index_copy_(1, target, slots.index_select(1, source))
 

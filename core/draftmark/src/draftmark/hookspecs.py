@@ -54,6 +54,11 @@ class BackendInfo:
         forms: engine-specific batch and cache forms that the backend accepts. A geometry with any other form is
             refused.
         sinks: `attend` includes `KVCache.sinks` in the softmax. When False, a geometry with sinks is refused.
+        latent: the backend serves latent layers (`AttentionShape.latent`). Its `write_kv` takes v = None. When False, a
+            latent geometry is refused.
+        narrow_values: the backend serves values that are narrower than keys (`AttentionShape.value_dim`) in a layer
+            that is not latent. When False, such a geometry is refused.
+        lse: `attend` accepts `lse`. When False, the engine never passes it.
         batch_invariant: with `Limits.batch_invariant` the bits of a request's outputs do not depend on its batch. When
             False, a geometry with that limit is refused.
     """
@@ -70,6 +75,9 @@ class BackendInfo:
     forms: tuple[Form, ...] = ()
     sinks: bool = False
     batch_invariant: bool = False
+    latent: bool = False
+    narrow_values: bool = False
+    lse: bool = False
 
 
 @hookspec(firstresult=True)

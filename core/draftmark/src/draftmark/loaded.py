@@ -11,7 +11,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .buffers import BufferSpec, validate_specs
 from .errors import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from .arena import Arena
-    from .backend import AttentionBackend
+    from .backend import BoundBackend
     from .graphs import GraphState
     from .tree import TreeOps
 
@@ -51,6 +51,9 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
     ("forms", (Form,), "a tuple of Form"),
     ("sinks", bool, "True or False"),
     ("batch_invariant", bool, "True or False"),
+    ("latent", bool, "True or False"),
+    ("narrow_values", bool, "True or False"),
+    ("lse", bool, "True or False"),
 )
 """Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
 
@@ -108,10 +111,16 @@ class LoadedBackend:
         forms = [form for form in geometry.forms if form not in self.info.forms]
         sinks = geometry.attention.sinks and not self.info.sinks
         invariance = geometry.limits.batch_invariant and not self.info.batch_invariant
+        a = geometry.attention
+        latent = a.latent and not self.info.latent
+        narrow = not a.latent and a.value_width != a.head_dim and not self.info.narrow_values
+        widths = f"values of {a.value_width} elements with keys of {a.head_dim}"
         return [
             *(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes),
             *(f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms),
             *(["attention sinks are not served: BackendInfo.sinks is False"] if sinks else []),
+            *(["latent attention is not served: BackendInfo.latent is False"] if latent else []),
+            *([f"{widths} are not served: BackendInfo.narrow_values is False"] if narrow else []),
             *(["batch invariance is not served: BackendInfo.batch_invariant is False"] if invariance else []),
         ]
 
@@ -228,7 +237,7 @@ class LoadedBackend:
 
         return Arena.allocate(self.buffers(geometry), device, guard=guard)
 
-    def bind(self, geometry: Geometry, arena: Arena, *, checked: bool | None = None) -> AttentionBackend:
+    def bind(self, geometry: Geometry, arena: Arena, *, checked: bool | None = None) -> BoundBackend:
         """Return the backend object that the step loop calls, bound to an arena of `allocate` for `geometry`.
 
         Args:
@@ -240,7 +249,7 @@ class LoadedBackend:
 
         if not isinstance(arena, Arena):
             raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate")
-        backend: AttentionBackend = self._call("open_backend", object, geometry=geometry, arena=arena)
+        backend: Any = self._call("open_backend", object, geometry=geometry, arena=arena)
         if not isinstance(backend, AttentionBackend):
             raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)
         is_checked, a = arena.guarded if checked is None else checked, geometry.attention
@@ -250,10 +259,11 @@ class LoadedBackend:
             "; every call is checked" if is_checked else "",
         )  # fmt: skip
         if not is_checked:
-            return backend
+            return cast("BoundBackend", backend)
         from .guard.backend import GuardedBackend
 
-        return GuardedBackend(backend, geometry, geometry.null_pages(self.requirements(geometry).unique_slots))
+        null_pages = geometry.null_pages(self.requirements(geometry).unique_slots)
+        return GuardedBackend(backend, geometry, null_pages, lse=self.info.lse)
 
     def open(
         self,
@@ -262,7 +272,7 @@ class LoadedBackend:
         *,
         guard: bool | None = None,
         checked: bool | None = None,
-    ) -> AttentionBackend:
+    ) -> BoundBackend:
         """Allocate the buffers and bind the backend in one call, for a caller that does not need the arena.
 
         Args:

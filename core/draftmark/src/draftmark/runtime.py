@@ -3,7 +3,7 @@
 * Forward: `ForwardBatch` with a `Causal`, `Tree` or `Block` tail; `BatchBuffers` and `ragged` create one.
 * Lengths: `SequenceLengths` owns them; the host's view is `Exact`, `UpperBound` or `Unknown`.
 * Memory: a `KVPool` of one `KVCache` per layer, and the backend's `Arena`.
-* Attention: `AttentionBackend`, the four methods that the step loop calls.
+* Attention: `AttentionBackend`, the four methods of a plugin; `BoundBackend` adds their optional arguments.
 * Draft trees: `write_tail`, `verify_tree`, and `TreeOps`, which a backend may implement with its own kernels.
 * Graphs: a `GraphState` with one graph per `GraphKey`, and `record_call` for kernels that torch does not dispatch.
 * Ranks: `step_digest`, and `RankGuard`, which compares digests between ranks.
@@ -13,7 +13,7 @@ This module imports torch. The module `draftmark` does not.
 """
 
 from .arena import Arena
-from .backend import AttentionBackend
+from .backend import AttentionBackend, BoundBackend
 from .batch import BatchBuffers, Block, Causal, ForwardBatch, Tail, Tree, ragged, validate
 from .cache import KVCache, KVPool, sinks_of, slots_of
 from .devices import device_profile
@@ -41,6 +41,7 @@ __all__ = [
     "AttentionBackend",
     "BatchBuffers",
     "Block",
+    "BoundBackend",
     "Causal",
     "Exact",
     "Fence",

@@ -9,10 +9,10 @@ import pytest
 
 Run = Callable[..., Any]
 PLUGIN = """
-from draftmark import BackendInfo, BackendPlugin, Form, KernelChoice, WarmedKernels
+from draftmark import BackendInfo, BackendPlugin, Form, LAYOUT_FORMS, KernelChoice, WarmedKernels
 
 class Plugin(BackendPlugin):
-    info = BackendInfo("oven", "cuda", 0, True, forms=tuple(Form))
+    info = BackendInfo("oven", "cuda", 0, True, forms=LAYOUT_FORMS)
 
     def buffers(self, geometry):
         return []

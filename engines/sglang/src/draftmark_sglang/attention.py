@@ -10,6 +10,7 @@ from draftmark import AttentionShape, LoadedBackend, Mode
 from draftmark.runtime import (
     AttentionBackend,
     BatchBuffers,
+    BoundBackend,
     ForwardBatch,
     HostLengths,
     KVCache,
@@ -78,7 +79,7 @@ class LayerAttention:
         self._backend_of_layer: dict[int, AttentionBackend] = {
             layer_id: bound[shape] for layer_id, shape in shapes.items()
         }
-        self._bound: dict[tuple[AttentionShape, bool], AttentionBackend] = bound
+        self._bound: dict[tuple[AttentionShape, bool], BoundBackend] = bound
         self.geometry = next(iter(geometries.values()))
         self.needs_host_lengths = needs_host_lengths(self._loaded, list(geometries.values()))
         self.buffers = BatchBuffers(self.geometry, device)

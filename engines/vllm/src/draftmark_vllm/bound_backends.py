@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from draftmark import AttentionShape, DeviceProfile, Form, Geometry, HostLengthsNeed, LoadedBackend, Mode
-from draftmark.runtime import AttentionBackend, ForwardBatch
+from draftmark.runtime import BoundBackend, ForwardBatch
 from draftmark_engines import EngineError, EngineLimits, geometry_for
 
 FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
@@ -102,7 +102,7 @@ class BoundBackends:
         """Geometries of an arbitrary shape, for facts that are equal for every shape: lengths and modes."""
         return next(iter(self.geometries.values()))
 
-    def of(self, mode: Mode) -> dict[AttentionShape, AttentionBackend]:
+    def of(self, mode: Mode) -> dict[AttentionShape, BoundBackend]:
         """Return the backends that run `mode`, by shape."""
         return self.extend if mode is Mode.EXTEND else self.decode_verify
 

@@ -10,7 +10,7 @@ from vllm.config import get_layers_from_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
-from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_digest
+from draftmark.runtime import BoundBackend, ForwardBatch, RankGuard, step_digest
 from draftmark_engines import EngineError, EngineLimits
 
 from . import reservation
@@ -24,7 +24,7 @@ from .step import Step, StepBuffers, part, refresh
 from .trees.step_trees import current_trees
 from .trees.tails import TreeTails
 
-Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
+Part = tuple[int, ForwardBatch, dict[AttentionShape, BoundBackend]]
 """One run of a step: its first row, its batch, and its backends by the layer's shape."""
 
 

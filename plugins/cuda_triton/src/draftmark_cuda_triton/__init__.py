@@ -49,10 +49,10 @@ from typing import TYPE_CHECKING
 
 from draftmark import (
     CONTRACT_MINOR,
+    LAYOUT_FORMS,
     BackendInfo,
     BackendPlugin,
     BatchSize,
-    Form,
     Geometry,
     KernelChoice,
     Mode,
@@ -80,7 +80,7 @@ class TritonPlugin(BackendPlugin):
         runtime=("triton",),
         install="pip install 'triton>=3.6,<3.10'",
         modes=tuple(Mode),
-        forms=tuple(Form),
+        forms=LAYOUT_FORMS,
         sinks=True,
         batch_invariant=True,
         summary="own Triton kernels: prefix once, tail masked, device-built schedule",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from draftmark.geometry import AttentionShape, DraftShape, Form, Geometry, Limits, Mode
+from draftmark.geometry import LAYOUT_FORMS, AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.formulas import draft_steps, max_requests, rows_and_tail
@@ -205,7 +205,7 @@ def _draw(mode: Mode, number: int) -> Draw:
     modes = tuple(dict.fromkeys((Mode.EXTEND, mode)))
     shape = _shape(dice) if number else MANDATORY
     plain = mode in (Mode.EXTEND, Mode.DECODE)
-    forms = tuple(Form) if number and dice.random() < 0.25 else ()
+    forms = LAYOUT_FORMS if number and dice.random() < 0.25 else ()
     geometry = Geometry.create(shape, limits, DraftShape() if plain else draft, modes=modes, forms=forms)
     trees = mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) and dice.random() < 0.7
     return Draw(geometry, mode, not trees and mode is not Mode.DRAFT, seed)

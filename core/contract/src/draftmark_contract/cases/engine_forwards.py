@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
+from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.formulas import pages
@@ -109,7 +109,7 @@ def blocks() -> list[Case]:
 
 def forms() -> list[Case]:
     """Return cases in every mode with one engine input `Form` each, and with all forms at once. Some slots are -1."""
-    sets = {one.value: (one,) for one in Form} | {"all": tuple(Form)}
+    sets = {one.value: (one,) for one in LAYOUT_FORMS} | {"all": LAYOUT_FORMS}
     found = []
     for name, chosen in sets.items():
         modes = (*CORE_MODES, Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from draftmark.geometry import AttentionShape, Form, Mode
+from draftmark.geometry import LAYOUT_FORMS, AttentionShape, Mode
 
 from ..check import Case
 from ..production_sizes import GROUPS, HEAD_DIMS, KEYS, PAGES, REQUESTS, modes_of
@@ -48,8 +48,8 @@ def _shaped(draw: Callable[[random.Random], dict[str, Any]]) -> Change:
 
 
 def _with_forms(sizes: Sizes, dice: random.Random) -> Sizes:
-    chosen = dice.sample(tuple(Form), dice.randint(1, len(Form)))
-    return replace(sizes, forms=tuple(form for form in Form if form in chosen))
+    chosen = dice.sample(LAYOUT_FORMS, dice.randint(1, len(LAYOUT_FORMS)))
+    return replace(sizes, forms=tuple(form for form in LAYOUT_FORMS if form in chosen))
 
 
 def _odd(dice: random.Random) -> dict[str, Any]:

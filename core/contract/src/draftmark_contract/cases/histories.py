@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from draftmark.geometry import (
     CORE_MODES,
     DRAFT_MODES,
+    LAYOUT_FORMS,
     TARGET_MODES,
     AttentionShape,
     DraftShape,
@@ -71,11 +72,11 @@ def profiles() -> dict[str, Geometry]:
             AttentionShape(6, 2, 64, 16), replace(limits, capture_batch_sizes=()), TREE, modes=CORE_MODES
         ),
         "seven": seven(half),
-        "seven-forms": seven(replace(half, page_size=8), *Form),
+        "seven-forms": seven(replace(half, page_size=8), *LAYOUT_FORMS),
         "seven-slots-window": seven(replace(half, window_left=5, logits_soft_cap=30.0), Form.ENGINE_SLOTS),
         "seven-table": seven(replace(half, num_kv_heads=1), Form.ENGINE_TABLE),
         "seven-strided-fp32": seven(replace(SMALL, q_dtype="float32", kv_dtype="float32"), Form.STRIDED_KV),
-        "seven-forms-page128": seven(PAGE128, *Form, limits=replace(large, row_budgets=(9,))),
+        "seven-forms-page128": seven(PAGE128, *LAYOUT_FORMS, limits=replace(large, row_budgets=(9,))),
         "seven-sinks": seven(replace(half, sinks=True)),
         "seven-kv8-overlap": seven(replace(half, kv_dtype="float8_e4m3fn"), limits=replace(bounded, overlap=True)),
     }

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
+from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.formulas import draft_steps, max_prefix, max_requests
@@ -39,7 +39,7 @@ def triples() -> list[Case]:
         "core": (CORE_MODES, 16, (), 3, 20.0),
         "core-page128": (CORE_MODES, 128, (), 2, 0.0),
         "seven": (tuple(Mode), 16, (), 1, 0.0),
-        "seven-forms": (tuple(Mode), 16, tuple(Form), 3, 20.0),
+        "seven-forms": (tuple(Mode), 16, LAYOUT_FORMS, 3, 20.0),
     }
     drawn = [Turns(name, _triple(name, *kind)) for name, kind in kinds.items()]
     return [Case(one.name, one, SINCE, one.geometries) for one in drawn]

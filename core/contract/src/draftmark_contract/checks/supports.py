@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from draftmark.geometry import DraftShape, Form, Geometry, Limits, Mode
+from draftmark.geometry import LAYOUT_FORMS, DraftShape, Geometry, Limits, Mode
 
 from ..behaviour import Fixture, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
@@ -82,7 +82,7 @@ def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> Non
 def _claims() -> Sequence[Case]:
     """Return one case for every mode, every form, sinks and batch invariance, with the mandatory shape and EXTEND."""
     modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
-    forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
+    forms = {form.value: ((Mode.EXTEND,), (form,)) for form in LAYOUT_FORMS}
     sinks = Case("sinks", claim(replace(MANDATORY, sinks=True), (Mode.EXTEND,)), (1, 4))
     same = claim(MANDATORY, (Mode.EXTEND,))
     same = replace(same, limits=replace(same.limits, batch_invariant=True))

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, cast
 
-from draftmark.geometry import CORE_MODES, DeviceProfile, Form, Geometry, Mode
+from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, DeviceProfile, Geometry, Mode
 from draftmark.loaded import LoadedBackend
 
 from ..notes import Notes
@@ -25,7 +25,7 @@ Answers = dict[str, Any]
 def questions() -> tuple[Geometry, ...]:
     """Return the geometries to ask about: odd ones, ones of an engine's size, and one for each mode and form."""
     modes = tuple(mode for mode in Mode if mode not in CORE_MODES)
-    claims = [claim(MANDATORY, (Mode.EXTEND, mode), forms) for mode in modes for forms in ((), tuple(Form))]
+    claims = [claim(MANDATORY, (Mode.EXTEND, mode), forms) for mode in modes for forms in ((), LAYOUT_FORMS)]
     return (*(case.value for case in (*odd_geometries(), *tight_geometries())), *claims)
 
 

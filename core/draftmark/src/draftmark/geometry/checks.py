@@ -27,6 +27,7 @@ def check(geometry: Geometry) -> None:
         if not isinstance(value, kind):
             raise GeometryError(name, value, f"it must be an instance of {kind.__name__}", f"write {kind.__name__}(…)")
     _check_attention(geometry.attention)
+    _check_values(geometry.attention)
     _check_draft(geometry.draft)
     _check_limits(geometry.limits)
     _check_device(geometry.device)
@@ -38,6 +39,8 @@ def check(geometry: Geometry) -> None:
     forms, block = geometry.forms, geometry.draft.block_size
     if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
         raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
+    if Form.LATENT_PARTS in forms:
+        _check_parts(geometry.attention, forms)
     if Mode.DRAFT_BLOCK in modes:
         _at_least("draft.block_size", block, 1, "set the rows of a block, or remove DRAFT_BLOCK from the modes")
     longest = geometry.max_kv_len
@@ -76,6 +79,35 @@ def _check_attention(a: AttentionShape) -> None:
         raise GeometryError(
             "attention.sinks", a.sinks, "it must be True or False", "pass the sink logits in KVCache.sinks"
         )
+
+
+def _check_values(a: AttentionShape) -> None:
+    """Raise `GeometryError` unless value_dim and latent fit the rest of the shape."""
+    if not isinstance(a.latent, bool):
+        raise GeometryError("attention.latent", a.latent, "it must be True or False", "use True for an MLA layer")
+    if a.value_dim is not None:
+        _at_least("attention.value_dim", a.value_dim, 1, "set the elements of a value, or None for head_dim")
+        if a.value_dim > a.head_dim:
+            remedy = "set head_dim to the whole row of a latent layer, or to the elements of a key"
+            raise GeometryError("attention.value_dim", a.value_dim, f"it must be <= head_dim = {a.head_dim}", remedy)
+    if not a.latent:
+        return
+    if a.num_kv_heads != 1:
+        limit = "a latent layer has one KV head on every rank"
+        raise GeometryError("attention.num_kv_heads", a.num_kv_heads, limit, "set num_kv_heads to 1")
+    if a.softmax_scale is None:
+        limit = "a latent layer's scale comes from the heads before absorption, not from the row"
+        remedy = "set it as the model does, such as 192 ** -0.5 for DeepSeek V3, or use draftmark.latent_shape"
+        raise GeometryError("attention.softmax_scale", None, limit, remedy)
+
+
+def _check_parts(a: AttentionShape, forms: tuple[Form, ...]) -> None:
+    if not a.latent:
+        limit = "only a latent layer has rows in two parts"
+        raise GeometryError("forms", forms, limit, "set AttentionShape.latent, or remove LATENT_PARTS")
+    if a.value_width == a.head_dim:
+        limit = f"the rows have no rest: value_dim and head_dim are both {a.head_dim}"
+        raise GeometryError("forms", forms, limit, "remove LATENT_PARTS: one buffer stores the whole row")
 
 
 def _check_device(device: DeviceProfile) -> None:

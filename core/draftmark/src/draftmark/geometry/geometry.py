@@ -180,7 +180,24 @@ class Geometry:
     # -- bytes --------------------------------------------------------------------------------------------
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one KV page of one layer, K and V together."""
+    def row_bytes(self) -> int:
+        """Bytes of one token's KV in one layer: K and V of every KV head, or one latent row."""
         a = self.attention
-        return 2 * a.page_size * a.num_kv_heads * a.head_dim * DTYPE_BYTES[a.kv_dtype]
+        return a.num_kv_heads * (a.head_dim + a.value_width * int(not a.latent)) * DTYPE_BYTES[a.kv_dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one KV page of one layer: ``P · row_bytes``."""
+        return self.attention.page_size * self.row_bytes
+
+    # -- elements -----------------------------------------------------------------------------------------
+
+    @property
+    def query_width(self) -> int:
+        """Elements of one query row, all heads: ``num_qo_heads · head_dim``."""
+        return self.attention.num_qo_heads * self.attention.head_dim
+
+    @property
+    def output_width(self) -> int:
+        """Elements of one output row, all heads: ``num_qo_heads · value_width``."""
+        return self.attention.num_qo_heads * self.attention.value_width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from ..errors import GeometryError
@@ -13,7 +14,7 @@ class ModelFacts:
     """Shape of one attention layer in a model's configuration, per tensor-parallel rank.
 
     Attributes:
-        num_qo_heads, num_kv_heads, head_dim, window_left: as in `AttentionShape`.
+        num_qo_heads, num_kv_heads, head_dim, window_left, value_dim, latent: as in `AttentionShape`.
         dtype: torch dtype name of the activations.
         rotary_len: number of positions in the model's rotary table.
     """
@@ -24,6 +25,10 @@ class ModelFacts:
     dtype: str
     rotary_len: int
     window_left: int = -1
+    value_dim: int | None = None
+    latent: bool = False
+    softmax_scale: float | None = None
+    """Factor on q·k; None skips its check."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,14 @@ class GeometryPair:
 
 def _check_model(side: str, geometry: Geometry, model: ModelFacts) -> None:
     """Raise unless `geometry` has the model's attention shape and the rotary table covers max_context_len."""
-    mine = {**vars(geometry.attention), "dtype": geometry.attention.q_dtype}
+    a = geometry.attention
+    mine = {**vars(a), "dtype": a.q_dtype, "value_dim": a.value_width}
+    theirs = {**vars(model), "value_dim": model.head_dim if model.value_dim is None else model.value_dim}
+    if model.softmax_scale is None:
+        theirs["softmax_scale"] = mine["softmax_scale"]
     for name in (field.name for field in fields(ModelFacts) if field.name != "rotary_len"):
-        said = getattr(model, name)
-        if mine[name] != said:
+        said = theirs[name]
+        if not _equal(mine[name], said):
             remedy = "make each geometry from its own model's configuration"
             raise GeometryError(f"{side}.{name}", mine[name], f"the model has {said!r}", remedy)
     needed = geometry.limits.max_context_len
@@ -82,3 +91,10 @@ def _check_model(side: str, geometry: Geometry, model: ModelFacts) -> None:
             f"positions reach max_context_len = {needed}",
             "lower max_context_len, or use a draft model with enough positions",
         )
+
+
+def _equal(mine: object, said: object) -> bool:
+    """Compare two values of a field; two floats may differ by the rounding of two equal formulas."""
+    if isinstance(mine, float) and isinstance(said, float):
+        return math.isclose(mine, said, rel_tol=1e-6)
+    return mine == said

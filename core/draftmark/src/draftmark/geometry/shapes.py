@@ -58,6 +58,14 @@ class Form(StrEnum):
     """A page table wider than the geometry's, with any row pitch; entries after a request's pages are undefined."""
     STRIDED_KV = "strided_kv"
     """K and V are views of packed pages: head_dim is contiguous, and page, token and head each have one pitch."""
+    ENGINE_STORES = "engine_stores"
+    """The engine writes KV itself, before `attend`. It never calls `AttentionBackend.write_kv`."""
+    LATENT_PARTS = "latent_parts"
+    """A latent row lies in two buffers: its value part and its rest. See `KVCache.latent`."""
+
+
+LAYOUT_FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
+"""Forms of the engine's own slots, page table and page layout, which any layer can have."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class AttentionShape:
 
     Attributes:
         num_qo_heads, num_kv_heads: query and KV heads of this rank; num_qo_heads is a multiple of num_kv_heads.
-        head_dim: elements of one head of Q, K and V.
+        head_dim: elements of one head of Q and K; in a latent layer, elements of a whole row.
         page_size: tokens of a KV page.
         q_dtype: torch dtype name of queries, new keys and values, and outputs; one of `Q_DTYPES`.
         kv_dtype: torch dtype name of the KV cache; one of `KV_DTYPES`.
@@ -96,6 +104,16 @@ class AttentionShape:
     """cap in cap · tanh(logit / cap), applied after scaling; 0 means no cap."""
     sinks: bool = False
     """Each query head has an attention sink: a logit in `KVCache.sinks`, without a value vector (gpt-oss)."""
+    value_dim: int | None = None
+    """Elements of a value and of one head's output; None means head_dim. At most head_dim."""
+    latent: bool = False
+    """The layer stores one row per token (MLA, absorbed). A key is the whole row; its value is the first value_dim
+    elements of the row. num_kv_heads is 1, and softmax_scale is required."""
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a value and of one head's output: value_dim, or head_dim if value_dim is None."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def group_size(self) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import cast
 
 import torch
 
-from ..backend import AttentionBackend
+from ..backend import AttentionBackend, BoundBackend
 from ..batch import ForwardBatch, validate
-from ..batch.checks import check_kind, shown
+from ..batch.checks import check_kind, require_tensor, shown
 from ..cache import KVCache, sinks_of
 from ..errors import BatchError
-from ..geometry import Geometry
+from ..geometry import Form, Geometry
 from .contents import check_contents
+from .rows import check_cache
 from .switch import readable
 
 
@@ -23,10 +25,12 @@ class GuardedBackend:
         inner: the plugin's backend.
         geometry: the geometry that it is bound to.
         null_pages: pages at the start of the pool that belong to no request.
+        lse: `BackendInfo.lse` of the plugin.
     """
 
-    def __init__(self, inner: AttentionBackend, geometry: Geometry, null_pages: int) -> None:
-        self._inner, self._geometry, self._null_pages = inner, geometry, null_pages
+    def __init__(self, inner: AttentionBackend, geometry: Geometry, null_pages: int, lse: bool = False) -> None:
+        self._inner: BoundBackend = cast("BoundBackend", inner)
+        self._geometry, self._null_pages, self._lse = geometry, null_pages, lse
         self._planned: set[Hashable] = set()
         self._current: Hashable = None
         self._written = False
@@ -55,22 +59,58 @@ class GuardedBackend:
         self._current, self._written = _key(batch), True
         self._inner.write_metadata(batch)
 
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
         """Check the rows and the cache, then write."""
+        a = self._geometry.attention
+        if Form.ENGINE_STORES in self._geometry.forms:
+            raise BatchError(
+                "write_kv is called, but the geometry has Form.ENGINE_STORES: the engine writes KV itself; remove the "
+                "call, or the form"
+            )
         self._check_call("write_kv", cache, batch)
-        for name, tensor in (("k", k), ("v", v)):
-            self._check_rows(name, tensor, self._geometry.attention.num_kv_heads, batch)
+        self._check_rows("k", k, (a.num_kv_heads, a.head_dim), batch)
+        if not a.latent:
+            self._check_rows("v", v, (a.num_kv_heads, a.value_width), batch)
+        elif v is not None:
+            raise BatchError(
+                f"v is {shown(v)}, but a latent layer has no v: the value is the first {a.value_width} elements of k; "
+                "pass None"
+            )
         self._inner.write_kv(k, v, cache, batch)
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Check the rows, the output and the cache, then attend."""
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Check the rows, the outputs and the cache, then attend."""
+        a = self._geometry.attention
         self._check_call("attend", cache, batch)
-        for name, tensor in (("q", q), ("out", out)):
-            self._check_rows(name, tensor, self._geometry.attention.num_qo_heads, batch)
-        if not out.is_contiguous():
-            raise BatchError(f"out has strides {list(out.stride())}, but it must be contiguous; use torch.empty")
+        self._check_rows("q", q, (a.num_qo_heads, a.head_dim), batch)
+        self._check_rows("out", out, (a.num_qo_heads, a.value_width), batch)
+        outputs = [("out", out)] if lse is None else [("out", out), ("lse", lse)]
+        if lse is not None:
+            self._check_lse(lse, batch)
+        for name, output in outputs:
+            if not output.is_contiguous():
+                strides = list(output.stride())
+                raise BatchError(f"{name} has strides {strides}, but it must be contiguous; use torch.empty")
         sinks_of(cache, self._geometry)
-        self._inner.attend(q, cache, batch, out)
+        if lse is None:
+            self._inner.attend(q, cache, batch, out)  # an old plugin has no argument lse
+        else:
+            self._inner.attend(q, cache, batch, out, lse)
+
+    def _check_lse(self, lse: object, batch: ForwardBatch) -> None:
+        if not self._lse:
+            raise BatchError(
+                f"lse is {shown(lse)}, but the backend does not write it: BackendInfo.lse is False; pass None"
+            )
+        shape = (batch.num_rows, self._geometry.attention.num_qo_heads)
+        require_tensor("lse", lse, shape, torch.float32, batch.device)
 
     def _check_call(self, call: str, cache: KVCache, batch: ForwardBatch) -> None:
         check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
@@ -80,26 +120,13 @@ class GuardedBackend:
                 "before the layers of each forward"
             )
         check_kind("cache", cache, KVCache, "a KVCache", "take it from KVPool.layers")
-        a = self._geometry.attention
-        for name, pages in (("cache.k", cache.k), ("cache.v", cache.v)):
-            want = (a.page_size, a.num_kv_heads, a.head_dim)
-            if pages.dim() != 4 or pages.shape[1:] != want or pages.dtype != getattr(torch, a.kv_dtype):
-                raise BatchError(
-                    f"{name} is {shown(pages)}, but the geometry needs {a.kv_dtype} [num_pages, {want[0]}, {want[1]}, "
-                    f"{want[2]}]; create the KVPool with this geometry"
-                )
-            if pages.device != batch.device:
-                raise BatchError(f"{name} is on {pages.device}, but the batch is on {batch.device}; use one device")
-            if self._largest_page >= pages.shape[0]:
-                raise BatchError(
-                    f"page_table has page {self._largest_page}, but {name} has {pages.shape[0]} pages; create the "
-                    "KVPool with more pages, or hand out pages of this pool"
-                )
+        check_cache(cache, self._geometry, batch.device, self._largest_page)
 
-    def _check_rows(self, name: str, tensor: torch.Tensor, heads: int, batch: ForwardBatch) -> None:
+    def _check_rows(self, name: str, tensor: object, head: tuple[int, int], batch: ForwardBatch) -> None:
         a = self._geometry.attention
-        want = (batch.num_rows, heads, a.head_dim)
+        want = (batch.num_rows, *head)
         check_kind(name, tensor, torch.Tensor, "a tensor", f"pass {a.q_dtype} {list(want)}")
+        assert isinstance(tensor, torch.Tensor)
         if tensor.shape != want or tensor.dtype != getattr(torch, a.q_dtype):
             raise BatchError(
                 f"{name} is {shown(tensor)}, but the batch has {want[0]} rows and needs {a.q_dtype} {list(want)}; pass "
@@ -108,7 +135,7 @@ class GuardedBackend:
         if tensor.device != batch.device:
             raise BatchError(f"{name} is on {tensor.device}, but the batch is on {batch.device}; move it there")
         if tensor.stride(-1) != 1 and tensor.numel():
-            raise BatchError(f"{name} has strides {list(tensor.stride())}, but head_dim is contiguous; copy the tensor")
+            raise BatchError(f"{name} has strides {list(tensor.stride())}, but a head is contiguous; copy the tensor")
 
 
 def _key(batch: ForwardBatch) -> Hashable:

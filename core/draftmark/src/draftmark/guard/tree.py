@@ -84,9 +84,10 @@ def check_accepted(pool: object, batch: object, accepted: object, geometry: Geom
     check_kind("pool", pool, KVPool, "a KVPool", "pass the pool of these layers")
     check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "pass the batch that was verified")
     assert isinstance(pool, KVPool) and isinstance(batch, ForwardBatch)
-    if pool.k.shape[2] != geometry.attention.page_size:
+    page_size = pool.tensors[0].shape[2]
+    if page_size != geometry.attention.page_size:
         raise BatchError(
-            f"pool has pages of {pool.k.shape[2]} tokens, but the geometry has {geometry.attention.page_size}; create "
+            f"pool has pages of {page_size} tokens, but the geometry has {geometry.attention.page_size}; create "
             "the KVPool with this geometry"
         )
     path = getattr(accepted, "accept_index", None)

@@ -36,6 +36,9 @@ class ReferencePlugin(BackendPlugin):
         forms=tuple(Form),
         sinks=True,
         batch_invariant=True,
+        latent=True,
+        narrow_values=True,
+        lse=True,
     )
 
     def supports(self, geometry: Geometry) -> list[str]:

@@ -15,7 +15,11 @@ from ..geometry import AttentionShape
 
 @dataclass(frozen=True)
 class Keys:
-    """Gathered KV of R requests, by position: k and v are float32 ``[num_kv_heads, R, width, head_dim]``."""
+    """Gathered KV of R requests, by position.
+
+    Attributes:
+        k, v: float32 ``[num_kv_heads, R, width, head_dim]`` and ``[…, value_width]``.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
@@ -107,16 +111,18 @@ def attend_block(
     shape: AttentionShape,
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> None:
-    """Compute the attention of q rows per request into `out`.
+    """Compute the attention of q rows per request into `out`, and its log-sum-exp into `lse`.
 
     Args:
         q: ``[R, q, num_qo_heads, head_dim]``; query head h reads KV head h // group_size.
         keys: gathered KV of these requests.
         seen: bool ``[R, q, width]``, visible keys. Every row sees itself, so no row is empty.
         shape: shape of the attention layer.
-        out: shape and dtype of q; written.
+        out: ``[R, q, num_qo_heads, value_width]`` in q's dtype; written.
         sinks: float32 ``[num_qo_heads]``, see `KVCache`; None for a layer without sinks.
+        lse: float32 ``[R, q, num_qo_heads]``, natural log-sum-exp over keys, without the sink; written unless None.
     """
     requests, q_len, _, dim = q.shape
     kv_heads, group = shape.num_kv_heads, shape.group_size
@@ -128,11 +134,13 @@ def attend_block(
         scores = torch.tanh(scores / shape.logits_soft_cap) * shape.logits_soft_cap
     by_row = scores.view(kv_heads, requests, q_len, group, keys.width)
     by_row.masked_fill_(~seen[:, :, None], float("-inf"))
+    if lse is not None:
+        lse.view(requests, q_len, kv_heads, group).copy_(by_row.logsumexp(-1).permute(1, 2, 0, 3))
     if sinks is None:
         weights = scores.softmax(-1)
     else:
         # The sink is one more softmax column without a value, so the weights of the keys add up to less than 1.
         column = sinks.view(kv_heads, 1, 1, group, 1).expand(-1, requests, q_len, -1, -1)
         weights = torch.cat((by_row, column), -1).softmax(-1)[..., :-1].reshape(scores.shape)
-    heads_out = (weights @ keys.v).view(kv_heads, requests, q_len, group, dim)
-    out.view(requests, q_len, kv_heads, group, dim).copy_(heads_out.permute(1, 2, 0, 3, 4))
+    heads_out = (weights @ keys.v).view(kv_heads, requests, q_len, group, -1)
+    out.view(requests, q_len, kv_heads, group, -1).copy_(heads_out.permute(1, 2, 0, 3, 4))

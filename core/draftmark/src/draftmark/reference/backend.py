@@ -7,7 +7,7 @@ import torch
 from ..arena import Arena
 from ..batch import Block, ForwardBatch, Tree
 from ..cache import KVCache, sinks_of
-from ..geometry import Geometry, Mode
+from ..geometry import Form, Geometry, Mode
 from .attention import Keys, attend_block, block_visibility, causal_visibility, tree_visibility, unpack_bits
 
 
@@ -21,6 +21,7 @@ class ReferenceBackend:
         self._slots = arena["slot_mapping"]
         self._widths: tuple[int, ...] = ()
         self._one_by_one = geometry.limits.batch_invariant
+        self._parts = Form.LATENT_PARTS in geometry.forms
 
     def plan(self, batch: ForwardBatch) -> None:
         """Compute the number of pages to gather per request from the host's length bound plus the tail."""
@@ -48,8 +49,11 @@ class ReferenceBackend:
         slots = page * page_size + position % page_size
         self._slots[: batch.num_rows].copy_(torch.where(owned, slots, -1))
 
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Write the rows to their slots. A row with slot -1 repeats the write of the first row that has a slot."""
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
+        """Write the rows to their slots. A row with slot -1 repeats the write of the first row that has a slot.
+
+        A latent layer has no v: its whole rows are k, stored in one buffer or two.
+        """
         slots, page_size = self._slots[: batch.num_rows], self.geometry.attention.page_size
         stores = slots >= 0
         first = stores.int().argmax()
@@ -57,28 +61,47 @@ class ReferenceBackend:
         # If no row has a slot, the target is slot 0, which is overwritten with its own contents.
         target = slots[source].clamp(min=0)
         at = target // page_size, target % page_size
-        for rows, pages in ((k, cache.k), (v, cache.v)):
+        for rows, pages in self._stores(k, v, cache):
             pages.index_put_(at, torch.where(stores.any(), rows.to(pages.dtype)[source], pages[at]))
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def _stores(
+        self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the pairs of rows and the pages that store them."""
+        if v is not None:
+            return [(k, cache.k), (v, cache.v)]
+        if not self._parts:
+            return [(k, cache.k)]
+        return list(zip(k[:, 0].tensor_split([self.geometry.attention.value_width], -1), cache.parts, strict=True))
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         """Compute attention of uniform modes in one call, and of EXTEND request by request.
 
         With `Limits.batch_invariant` every mode computes request by request, in products of one shape.
         """
         if batch.mode is Mode.RAGGED_VERIFY:
-            self._attend_ragged(q, cache, batch, out)
+            self._attend_ragged(q, cache, batch, out, lse)
             return
         extent = batch.uniform
         if extent is not None:
             for some in self._together(batch):
                 rows = slice(some.start * extent.q_len, some.stop * extent.q_len)
-                self._attend_block(q[rows], cache, batch, out[rows], some, extent.q_len, max(self._widths))
+                outputs = out[rows], None if lse is None else lse[rows]
+                self._attend_block(q[rows], cache, batch, outputs, some, extent.q_len, max(self._widths))
             return
         first = 0
         for request, n in enumerate(batch.q_lens):
             if n:
                 rows, one = slice(first, first + n), slice(request, request + 1)
-                self._attend_block(q[rows], cache, batch, out[rows], one, n, self._widths[request])
+                outputs = out[rows], None if lse is None else lse[rows]
+                self._attend_block(q[rows], cache, batch, outputs, one, n, self._widths[request])
             first += n
 
     def _together(self, batch: ForwardBatch) -> list[slice]:
@@ -92,12 +115,12 @@ class ReferenceBackend:
         q: torch.Tensor,
         cache: KVCache,
         batch: ForwardBatch,
-        out: torch.Tensor,
+        outputs: tuple[torch.Tensor, torch.Tensor | None],
         requests: slice,
         q_len: int,
         pages: int,
     ) -> None:
-        """Compute the attention of `requests` with q_len rows each; each reads the first `pages` pages of its table."""
+        """Compute `outputs` (out, lse) of `requests` with q_len rows each; each reads `pages` pages of its table."""
         table, kv_lens = batch.page_table[requests, :pages], self._kv_lens[requests]
         keys = self._gather(cache, table, batch.prefix_lens[requests], kv_lens)
         shape = self.geometry.attention
@@ -111,16 +134,23 @@ class ReferenceBackend:
         else:
             positions = (kv_lens - q_len)[:, None] + torch.arange(q_len, dtype=torch.int32, device=q.device)
             seen = causal_visibility(positions, keys.width, shape.window_left)
-        block = (len(table), q_len, *q.shape[1:])
-        attend_block(q.view(block), keys, seen, shape, out.view(block), sinks_of(cache, self.geometry))
+        block, (out, lse) = (len(table), q_len, q.shape[1]), outputs
+        attend_block(
+            q.view(*block, -1), keys, seen, shape, out.view(*block, -1), sinks_of(cache, self.geometry),
+            None if lse is None else lse.view(block),
+        )  # fmt: skip
 
-    def _attend_ragged(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def _attend_ragged(
+        self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None
+    ) -> None:
         """Compute attention of a ragged batch: pad each request to the largest row bound, then drop padding rows."""
         most, requests = max(batch.q_lens), batch.padded_reqs
         if self._one_by_one:
             most = self.geometry.extent(batch.mode).q_len
         if not most:
             out.zero_()
+            if lse is not None:
+                lse.fill_(float("-inf"))
             return
         width, shape = max(self._widths), self.geometry.attention
         keys_len = width * shape.page_size
@@ -136,27 +166,38 @@ class ReferenceBackend:
         # A padding row sees the first key, because the softmax of an empty row is NaN.
         seen = tree_visibility(batch.prefix_lens, keys_len + most, bits, depth, shape.window_left)[..., :keys_len]
         seen[..., 0] |= ~live
-        block = torch.empty(requests, most, *q.shape[1:], dtype=out.dtype, device=out.device)
-        queries, sinks = q[source].view_as(block), sinks_of(cache, self.geometry)
+        block = torch.empty(requests, most, *out.shape[1:], dtype=out.dtype, device=out.device)
+        sums = None if lse is None else torch.empty(requests, most, lse.shape[1], dtype=lse.dtype, device=lse.device)
+        queries, sinks = q[source].view(*block.shape[:3], -1), sinks_of(cache, self.geometry)
         for some in self._together(batch):
             table = batch.page_table[some, :width]
             keys = self._gather(cache, table, batch.prefix_lens[some], self._kv_lens[some])
-            attend_block(queries[some], keys, seen[some], shape, block[some], sinks)
+            some_sums = None if sums is None else sums[some]
+            attend_block(queries[some], keys, seen[some], shape, block[some], sinks, some_sums)
         rows, request, owned = _rows(batch)
-        found = block[request, torch.where(owned, rows - batch.q_indptr[request], 0)]
-        out.copy_(torch.where(owned[:, None, None], found, 0))
+        row = torch.where(owned, rows - batch.q_indptr[request], 0)
+        out.copy_(torch.where(owned[:, None, None], block[request, row], 0))
+        if lse is not None and sums is not None:
+            lse.copy_(torch.where(owned[:, None], sums[request, row], float("-inf")))
 
     def _gather(self, cache: KVCache, table: torch.Tensor, prefix_lens: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
         """Return KV of the pages in `table`, heads first, with V set to 0 at positions that no row can see.
 
+        In a latent layer V is a view of K, which is therefore set to 0 there, too.
+
         These are the positions that were never written, and with a window the positions left of it.
         """
-        k, v = _pages(cache.k, table), _pages(cache.v, table)
+        shape = self.geometry.attention
+        if self._parts:
+            k = torch.cat([_pages(part.unsqueeze(2), table) for part in cache.parts], -1)
+        else:
+            k = _pages(cache.k, table)
+        v = k[..., : shape.value_width] if shape.latent else _pages(cache.v, table)
         # A NaN in an unused K is harmless, because its score is overwritten. In V it would yield 0 · NaN (vllm#43961).
         # A bitwise AND clears NaN too: (position - length) >> 31 is all ones at written positions, 0 elsewhere.
         position = torch.arange(k.shape[2], dtype=torch.int32, device=table.device)
         used = (position - kv_lens[:, None]) >> 31
-        window = self.geometry.attention.window_left
+        window = shape.window_left
         if window >= 0:
             used &= (prefix_lens[:, None] - window - 1 - position) >> 31
         v.view(torch.int32).bitwise_and_(used[:, :, None])

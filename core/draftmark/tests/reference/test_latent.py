@@ -1,0 +1,122 @@
+"""The reference backend on latent layers and narrow values: float64 attention, log-sum-exp, and engine stores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from draftmark import Form, Mode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LATENT = {"num_qo_heads": 3, "num_kv_heads": 1, "head_dim": 10, "value_dim": 8, "latent": True, "softmax_scale": 0.4}
+SHAPES = {
+    "one buffer": LATENT,
+    "two buffers": LATENT | {"forms": (Form.LATENT_PARTS,)},
+    "no rest": LATENT | {"head_dim": 8},
+    "narrow values": {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 10, "value_dim": 6},
+    "batch invariance": LATENT | {"batch_invariant": True},
+}
+
+
+def expected_lse(scene, q, k):
+    """Return the natural log-sum-exp of each live row and head in float64, over the keys that the row sees."""
+    a = scene.geometry.attention
+    rows = []
+    for row, (request, own) in enumerate(scene.rows()):
+        for head in range(a.num_qo_heads):
+            keys = k[request].double()[scene.visible(request, own), head * a.num_kv_heads // a.num_qo_heads]
+            rows.append(torch.logsumexp(a.softmax_scale * (keys @ q[row, head].double()), 0))
+    return torch.tensor(rows).view(-1, a.num_qo_heads)
+
+
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_outputs_and_lse_equal_float64(
+    shape, mode, scene_types, open_reference, random_paged_scene, expected_attention
+):
+    """In every mode outputs and lse equal float64 attention, and every row is written, padding included."""
+
+    @settings(max_examples=12)
+    @given(scene=scene_types.scenes(mode, **SHAPES[shape]))
+    def check(scene):
+        backend, arena = open_reference(scene.geometry)
+        paged, q = random_paged_scene(scene)
+        lse = torch.full(q.shape[:2], float("nan"))
+        out = paged.run(backend, q, lse)
+        arena.check()
+        live = len(scene.rows())
+        assert out.isfinite().all() and not lse.isnan().any()
+        want = expected_attention(scene, q, paged.k, paged.v)
+        np.testing.assert_allclose(out[:live], want, atol=2e-5, err_msg=str(scene))
+        np.testing.assert_allclose(lse[:live], expected_lse(scene, q, paged.k), atol=2e-5, err_msg=str(scene))
+
+    check()
+
+
+def decode(make_geometry, scene_types, random_paged_scene, **fields):
+    """Return the scene of one decode with 9 committed tokens, its pages, and q."""
+    geometry = make_geometry(**LATENT | fields, modes=(Mode.DECODE,))
+    scene = scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(9, scene_types.chain(1), 1),))
+    return geometry, *random_paged_scene(scene)
+
+
+def test_sinks_lower_the_output_and_leave_lse_alone(make_geometry, scene_types, open_reference, random_paged_scene):
+    """lse covers keys only: with a sink of the same weight the output halves, and lse stays."""
+    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    lse = torch.empty(1, 3)
+    out = paged.run(open_reference(geometry)[0], q, lse)
+    with_sinks, paged, _ = decode(make_geometry, scene_types, random_paged_scene, sinks=True)
+    object.__setattr__(paged.cache, "sinks", lse[0].clone())
+    again = torch.empty(1, 3)
+    halved = paged.run(open_reference(with_sinks)[0], q, again)
+    torch.testing.assert_close(halved, out / 2)
+    assert torch.equal(again, lse)
+
+
+def test_two_halves_merge_by_lse(make_geometry, scene_types, open_reference, random_paged_scene):
+    """Attention over two sets of keys, merged by exp(lse), equals attention over all of them."""
+    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    backend, _ = open_reference(geometry)
+    whole, lse = paged.run(backend, q, (sums := torch.empty(1, 3))), sums
+    keys = paged.k[0][:, 0]
+    outs, parts = [], []
+    for some in (keys[:4], keys[4:]):
+        logits = geometry.attention.softmax_scale * q[0] @ some.T
+        outs.append(logits.softmax(-1) @ some[:, :8])
+        parts.append(logits.logsumexp(-1))
+    total = torch.logaddexp(*parts)
+    torch.testing.assert_close(total, lse[0])
+    merged = sum(out * (part - total).exp()[:, None] for out, part in zip(outs, parts, strict=True))
+    torch.testing.assert_close(merged, whole[0])
+
+
+def test_engine_stores_needs_no_write_kv(make_geometry, scene_types, open_reference, random_paged_scene):
+    """With ENGINE_STORES the engine writes the rows; `attend` without `write_kv` gives the same output."""
+    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    want = paged.run(open_reference(geometry)[0], q)
+    stores = make_geometry(**LATENT, modes=(Mode.DECODE,), forms=(Form.ENGINE_STORES,))
+    backend, _ = open_reference(stores)
+    k, v = paged.own_rows(q.dtype)
+    assert v is None
+    paged.cache.k.flatten(0, 1)[paged.slots(0, range(9, 10))] = k
+    out = torch.empty_like(want)
+    backend.plan(paged.batch)
+    backend.write_metadata(paged.batch)
+    before = paged.cache.k.clone()
+    backend.attend(q, paged.cache, paged.batch, out)
+    assert torch.equal(out, want) and torch.equal(paged.cache.k.nan_to_num(), before.nan_to_num())
+
+
+def test_weights_come_from_the_whole_row_and_values_from_its_start(
+    make_geometry, scene_types, open_reference, random_paged_scene
+):
+    """A key that differs in its rest alone changes the weights; the rest never reaches the output."""
+    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    backend, _ = open_reference(geometry)
+    q[:, :, :8] = 0.0
+    out = paged.run(backend, q)
+    weights = (geometry.attention.softmax_scale * q[0, :, 8:] @ paged.k[0][:, 0, 8:].T).softmax(-1)
+    torch.testing.assert_close(out[0], weights @ paged.k[0][:, 0, :8])
