@@ -35,7 +35,7 @@ def deepseek(**more) -> Geometry:
 
 
 def test_bytes_and_widths_follow_the_row(make_geometry):
-    """A latent token has one row; narrow values shorten V alone; an output row has value_width elements a head."""
+    """A latent token has one row; narrow values shorten V only; an output row has value_width elements a head."""
     latent = deepseek()
     assert (latent.row_bytes, latent.page_bytes) == (1152, 73_728)
     assert (latent.query_width, latent.output_width) == (8 * 576, 8 * 512)

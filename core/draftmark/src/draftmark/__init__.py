@@ -46,6 +46,7 @@ from .geometry import (
     Mode,
     ModelFacts,
     ceil_div,
+    latent_shape,
     maximum,
     minimum,
 )
@@ -147,6 +148,7 @@ __all__ = [
     "cache_folder",
     "ceil_div",
     "hookimpl",
+    "latent_shape",
     "load",
     "maximum",
     "minimum",

@@ -50,6 +50,20 @@ def test_draft_model_and_overlap(draftmark: Run) -> None:
     assert found["geometry"]["modes"] == ["extend", "draft", "draft_extend"]
 
 
+def test_a_latent_layer_has_one_row_per_token(draftmark: Run) -> None:
+    """DeepSeek V3 at 16 ranks: 8 heads over rows of 576 elements, 73,728 bytes per page of 64."""
+    argv = ("--latent", "--num-qo-heads", 8, "--head-dim", 576, "--value-dim", 512, "--softmax-scale", 0.1352)
+    found = draftmark("size", "reference", *argv, "--page-size", 64, "--json").json
+    assert found["kv_pages"]["page_bytes"] == 64 * 576 * 2
+    fields = ("num_kv_heads", "value_dim", "latent", "softmax_scale")
+    assert [found["geometry"]["attention"][name] for name in fields] == [1, 512, True, 0.1352]
+    assert "8 query heads over latent rows of 576, values of 512" in draftmark("size", "reference", *argv).out
+    narrow = draftmark("size", "reference", "--head-dim", 192, "--value-dim", 128)
+    assert "8 KV heads × 192, values of 128" in narrow.out
+    missing = draftmark("size", "reference", "--latent", "--head-dim", 576)
+    assert missing.code == 2 and "attention.softmax_scale is None" in missing.err
+
+
 def test_captured_padding_counts(draftmark: Run) -> None:
     """A captured size above max_num_reqs determines every buffer's size (sglang#25124)."""
     found = draftmark("size", "reference", "--max-num-reqs", 3, "--capture-batch-sizes", "1,2,4", "--json").json

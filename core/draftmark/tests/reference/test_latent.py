@@ -113,7 +113,7 @@ def test_engine_stores_needs_no_write_kv(make_geometry, scene_types, open_refere
 def test_weights_come_from_the_whole_row_and_values_from_its_start(
     make_geometry, scene_types, open_reference, random_paged_scene
 ):
-    """A key that differs in its rest alone changes the weights; the rest never reaches the output."""
+    """A key that differs only in its rest changes the weights; the rest never reaches the output."""
     geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
     backend, _ = open_reference(geometry)
     q[:, :, :8] = 0.0

@@ -52,13 +52,16 @@ def add_geometry_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--num-qo-heads", type=int, default=32, metavar="N", help="query heads")
-    group.add_argument("--num-kv-heads", type=int, default=8, metavar="N", help="KV heads")
+    group.add_argument("--num-kv-heads", type=int, metavar="N", help="KV heads; default: 8, or 1 with --latent")
     group.add_argument("--head-dim", type=int, default=128, metavar="N", help="elements of one head")
     group.add_argument("--page-size", type=int, default=16, metavar="P", help="tokens per KV page")
     group.add_argument("--dtype", type=dtype, default="bfloat16", help="dtype of queries: bfloat16, float16 or float32")
     group.add_argument("--kv-dtype", type=dtype, metavar="DTYPE", help="dtype of the KV cache; default: --dtype")
     group.add_argument("--window-left", type=int, default=-1, metavar="W", help="visible positions left; -1 means all")
     group.add_argument("--logits-soft-cap", type=float, default=0.0, metavar="CAP", help="0 means no cap")
+    group.add_argument("--latent", action="store_true", help="a token has one row: key and value (MLA)")
+    group.add_argument("--value-dim", type=int, metavar="N", help="elements of a value; default: --head-dim")
+    group.add_argument("--softmax-scale", type=float, metavar="X", help="factor on q·k; default: head_dim ** -0.5")
     group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
 
 
@@ -71,7 +74,7 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
     """
     attention = AttentionShape(
         args.num_qo_heads,
-        args.num_kv_heads,
+        (1 if args.latent else 8) if args.num_kv_heads is None else args.num_kv_heads,
         args.head_dim,
         args.page_size,
         args.dtype,
@@ -79,6 +82,9 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
         window_left=args.window_left,
         logits_soft_cap=args.logits_soft_cap,
         sinks=args.sinks,
+        softmax_scale=args.softmax_scale,
+        value_dim=args.value_dim,
+        latent=args.latent,
     )
     limits = Limits(
         args.max_num_reqs, args.max_context_len, args.max_extend_tokens, args.capture_batch_sizes, args.overlap

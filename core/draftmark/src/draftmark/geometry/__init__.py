@@ -2,6 +2,7 @@
 
 from .arithmetic import ceil_div, maximum, minimum
 from .geometry import Geometry
+from .latent import latent_shape
 from .pair import GeometryPair, ModelFacts
 from .shapes import (
     CORE_MODES,
@@ -39,6 +40,7 @@ __all__ = [
     "Mode",
     "ModelFacts",
     "ceil_div",
+    "latent_shape",
     "maximum",
     "minimum",
 ]

@@ -21,6 +21,7 @@ examples:
   draftmark size reference
   draftmark size reference --max-num-reqs 256 --topk 8 --num-draft-tokens 64
   draftmark size cuda_triton --page-size 64 --capture-batch-sizes 1,2,4,8
+  draftmark size reference --latent --head-dim 512 --softmax-scale 0.0625
   draftmark size reference --modes draft --num-steps 5 --topk 4 --json"""
 
 COLUMNS = (
@@ -115,13 +116,19 @@ def _scale(a: AttentionShape) -> str:
     return f"softmax_scale {a.softmax_scale:.6g}" + (" with sinks" if a.sinks else "")
 
 
+def _keys(a: AttentionShape) -> str:
+    if a.latent:
+        return f"latent rows of {a.head_dim}, values of {a.value_width}"
+    narrow = f", values of {a.value_width}" if a.value_width != a.head_dim else ""
+    return f"{a.num_kv_heads} KV heads × {a.head_dim}{narrow}"
+
+
 def _shape(geometry: Geometry) -> str:
     a, d, limits = geometry.attention, geometry.draft, geometry.limits
     window = "no window" if a.window_left < 0 else f"window of {a.window_left} to the left"
     captured = ", ".join(map(str, limits.capture_batch_sizes)) or "none"
     return (
-        f"{a.num_qo_heads} query heads over {a.num_kv_heads} KV heads × {a.head_dim}, {a.q_dtype} (KV {a.kv_dtype}), "
-        f"{window}, {_scale(a)}\n"
+        f"{a.num_qo_heads} query heads over {_keys(a)}, {a.q_dtype} (KV {a.kv_dtype}), {window}, {_scale(a)}\n"
         f"k = topk {d.topk}, S = num_steps {d.num_steps}, D = num_draft_tokens {d.num_draft_tokens}, "
         f"P = page_size {a.page_size}, C = max_context_len {limits.max_context_len}\n"
         f"max_num_reqs {limits.max_num_reqs}, max_extend_tokens {limits.max_extend_tokens}, captured {captured}, "

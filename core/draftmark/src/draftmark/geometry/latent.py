@@ -1,0 +1,118 @@
+"""The shape of a latent (MLA) layer from a model's Hugging Face configuration. Integers only, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import GeometryError
+from .checks import INT32_MAX
+from .shapes import AttentionShape
+
+ABSENT = "the configuration has no latent attention"
+WRITE_IT = "pass a configuration with MLA fields (DeepSeek V2 or later, Kimi K2, GLM-5), or write AttentionShape(…)"
+
+
+def latent_shape(
+    config: object, *, ranks: int = 1, page_size: int, dtype: str = "bfloat16", kv_dtype: str | None = None
+) -> AttentionShape:
+    """Return the attention shape of a model's absorbed latent layers, on one of `ranks` tensor-parallel ranks.
+
+    A row is the compressed KV (kv_lora_rank elements, the value) and the rotated rest of the key (qk_rope_head_dim).
+    The softmax scale is that of the heads before absorption: ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``. RoPE
+    with mscale_all_dim multiplies it by mscale twice, ``mscale = 1 + 0.1 · mscale_all_dim · ln(factor)``, as in
+    transformers' DeepSeek V3. Scales that a model applies to q or to the compressed KV itself (LongCat, Mistral 4) are
+    not part of it. Attention sinks, windows and chosen keys (DSA) are not read either; set them on the result.
+
+    Args:
+        config: a configuration of transformers, or config.json as a mapping. A multimodal configuration's text_config
+            is used. If layers differ, the configuration of one layer (``config.per_layer_config[i]``).
+        ranks: tensor-parallel ranks; the query heads are divided among them, and each rank stores the whole row.
+        page_size: tokens of a KV page.
+        dtype: torch dtype name of queries and outputs.
+        kv_dtype: torch dtype name of the cache; None means `dtype`.
+
+    Raises:
+        GeometryError: the configuration has no latent layer, a field is out of range, or ranks do not divide the heads.
+    """
+    text = _text(config)
+    rank, rotated = _integer(text, "kv_lora_rank", 1), _integer(text, "qk_rope_head_dim", 0)
+    heads, plain = _integer(text, "num_attention_heads", 1), _integer(text, "qk_nope_head_dim", 1)
+    if type(ranks) is not int or ranks < 1 or heads % ranks:
+        raise GeometryError("ranks", ranks, f"it must divide the {heads} query heads", "use a divisor of the heads")
+    scale = (plain + rotated) ** -0.5
+    return AttentionShape(
+        num_qo_heads=heads // ranks,
+        num_kv_heads=1,
+        head_dim=rank + rotated,
+        page_size=page_size,
+        q_dtype=dtype,
+        kv_dtype=dtype if kv_dtype is None else kv_dtype,
+        softmax_scale=scale * _mscale(text) ** 2 if rotated else scale,
+        value_dim=rank,
+        latent=True,
+    )
+
+
+def _text(config: object) -> object:
+    """Return the part of a configuration that has kv_lora_rank: itself, or its text_config."""
+    for one in (config, _get(config, "text_config")):
+        if _get(one, "kv_lora_rank") is not None:
+            return one
+    name = _get(config, "model_type") or type(config).__name__
+    raise GeometryError("config", name, ABSENT, WRITE_IT)
+
+
+def _mscale(config: object) -> float:
+    """Return the factor that scaled RoPE applies to queries and to keys; 1 without mscale_all_dim."""
+    found = {_mscale_of(one) for one in _ropes(config)}
+    if len(found) > 1:
+        limit = "its layer types have different mscale factors"
+        raise GeometryError("config.rope_parameters", sorted(found), limit, "write one AttentionShape per layer type")
+    return found.pop() if found else 1.0
+
+
+def _ropes(config: object) -> list[Mapping[str, Any]]:
+    """Return the RoPE parameters: one mapping, or one for each layer type."""
+    parameters = _get(config, "rope_parameters") or _get(config, "rope_scaling")
+    if parameters is None:
+        return []
+    if not isinstance(parameters, Mapping):
+        limit = "it must be a mapping or None"
+        raise GeometryError("config.rope_parameters", parameters, limit, "use the config.json of the weights")
+    nested = [one for one in parameters.values() if isinstance(one, Mapping)]
+    return nested or [parameters]
+
+
+def _mscale_of(rope: Mapping[str, Any]) -> float:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    weight = rope.get("mscale_all_dim") or 0
+    if kind == "default" or not weight:
+        return 1.0
+    factor = rope.get("factor")
+    for name, value in (("factor", factor), ("mscale_all_dim", weight)):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            limit = f"{kind} RoPE with mscale_all_dim needs a positive number"
+            raise GeometryError(f"config.rope_parameters.{name}", value, limit, "use the config.json of the weights")
+    assert isinstance(factor, (int, float))
+    return 1.0 if factor <= 1 else 0.1 * float(weight) * math.log(factor) + 1.0
+
+
+def _integer(config: object, name: str, least: int) -> int:
+    value = _get(config, name)
+    if type(value) is not int or not least <= value <= INT32_MAX:
+        limit = f"it must be an integer of {least} or more"
+        raise GeometryError(f"config.{name}", value, limit, "use the config.json of the weights")
+    return value
+
+
+def _get(config: object, name: str) -> Any:
+    if isinstance(config, Mapping):
+        return config.get(name)
+    try:
+        return getattr(config, name, None)
+    except Exception as error:  # transformers raises its own type for a field that differs between layers
+        limit = f"reading it raised {type(error).__name__}"
+        remedy = "pass the configuration of one layer, config.per_layer_config[i]"
+        raise GeometryError(f"config.{name}", type(config).__name__, limit, remedy) from error
