@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,7 @@ from triton.runtime.cache import get_cache_manager
 
 from draftmark import AttentionShape, DeviceProfile, Geometry, Limits, Mode, load
 from draftmark_cuda_triton import kernel_list, kernel_variants
-from draftmark_cuda_triton.compiled import folder, host_code, loading, pool, prepare
+from draftmark_cuda_triton.compiled import assembler, folder, host_code, loading, pool, prepare
 from draftmark_cuda_triton.compiled.source import KernelSource
 from draftmark_cuda_triton.compiled.store import Store
 from draftmark_cuda_triton.kv_write import launch_write_kv
@@ -218,6 +219,27 @@ def test_libdevice_of_this_process_does_not_change_machine_code(empty_store, qui
     assert pool.compile_all([source], empty_store, lambda *_: None, processes=1)[0].error == ""
 
 
+def test_assembler_of_torch_does_not_change_machine_code(empty_store, quick_specs, monkeypatch, tmp_path):
+    """torch names its own ptxas in a process that it compiles in: that one is ignored, and a user's is not."""
+    key, other = source_of(quick_specs[0]).key, tmp_path / "ptxas"
+    other.write_text("#!/bin/sh\necho Cuda compilation tools, release 99.9, V99.9.1\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(other))
+    assert source_of(quick_specs[0]).key != key
+    monkeypatch.setattr(assembler, "_is_inside_torch", lambda path: path == str(other))
+    source = source_of(quick_specs[0])
+    assert source.key == key
+    assert pool.compile_all([source], empty_store, lambda *_: None, processes=1)[0].error == ""
+    assert os.environ["TRITON_PTXAS_PATH"] == str(other)
+
+
+def test_path_inside_torch_is_known():
+    """A path below torch's folder is torch's; others, and none, are not."""
+    inside = Path(torch.__file__).parent / "bin" / "ptxas"
+    assert [assembler._is_inside_torch(one) for one in (str(inside), "/usr/bin/ptxas", None)] == [True, False, False]
+
+
 def test_key_follows_the_functions_that_a_kernel_calls(tmp_path, monkeypatch):
     """A changed constant of a function that the kernel calls changes the key; the order of hashing does not."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # tests of engines on the CPU set it for the whole process
@@ -336,7 +358,7 @@ def test_kernels_that_fail_are_counted(empty_store, quick_specs, monkeypatch, ca
     monkeypatch.setattr(prepare, "_missing", changed)
     found = prepare.store_kernels(quick_specs)
     assert (found.kernels, found.compiled, found.failed) == (0, 0, 2)
-    assert caplog.text.count("was not compiled ahead of time: RuntimeError: source: not the same in the process") == 2
+    assert caplog.text.count("was not compiled ahead of time: RuntimeError: the starting process has") == 2
 
 
 def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_specs, monkeypatch, tmp_path):

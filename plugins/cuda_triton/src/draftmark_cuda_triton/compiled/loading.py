@@ -24,6 +24,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ..switches import is_tested_triton, logger
+from .assembler import own_assembler
 from .folder import kernel_store
 from .host_code import host_code_in
 from .source import KernelSource
@@ -74,7 +75,8 @@ def load_or_compile(source: ASTSource, target: GPUTarget, options: dict[str, Any
         "kernel %s compiles %s for sm_%d; `draftmark warm cuda_triton` compiles kernels ahead of time",
         wanted.name, "while a request waits" if COUNTS.prepared else "now", wanted.arch,
     )  # fmt: skip
-    compiled = triton.compile(source, target=target, options=options, **others)
+    with own_assembler():
+        compiled = triton.compile(source, target=target, options=options, **others)
     try:
         store.put(wanted, compiled.metadata_group)
     except OSError as error:

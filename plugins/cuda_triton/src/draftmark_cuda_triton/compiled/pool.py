@@ -14,6 +14,7 @@ from threading import Lock
 
 from draftmark import Progress
 
+from .assembler import torchs_variables
 from .source import Compiled, KernelSource
 from .store import Store
 
@@ -90,7 +91,8 @@ def _start(store: Store, scratch: str) -> subprocess.Popen[bytes]:
         "TRITON_INTERPRET": "0",
         "CUDA_VISIBLE_DEVICES": "",
     }
+    inherited = {name: value for name, value in os.environ.items() if name not in torchs_variables()}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", f"{__package__}.worker", str(store.root)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **variables},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=inherited | variables,
     )  # fmt: skip

@@ -16,6 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import DependenciesFinder
 
+from .assembler import assembler_version
+
 FORMAT = 2
 """Version of the keys and of the files of an entry."""
 LINE_INFO = "TRITON_DISABLE_LINE_INFO"
@@ -127,7 +129,7 @@ def key_parts(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
     return {
         "Triton": triton.__version__,
         "source": source.hash(),
-        "assembler": backend.hash(),
+        "assembler": f"{target.arch} {assembler_version(target.arch)}",
         "options": backend.parse_options(dict(options)).hash(),
         "environment": repr(sorted(variables.items())),
     }

@@ -34,8 +34,9 @@ def main() -> NoReturn:
             parsed = source.triton_source()
             found = key_parts(parsed, source.target, source.options)
             if found != source.parts:
-                names = ", ".join(name for name, value in found.items() if value != source.parts[name])
-                raise RuntimeError(f"{names}: not the same in the process that compiles as in the one that starts it")
+                pairs = ((name, source.parts[name], value) for name, value in found.items())
+                differ = "; ".join(f"{name} {ours!r}, here {value!r}" for name, ours, value in pairs if ours != value)
+                raise RuntimeError(f"the starting process has another {differ}")
             compiled = triton.compile(parsed, target=source.target, options=source.options)
             store.put(source, compiled.metadata_group)
         except Exception as caught:  # one kernel must not end the compilation of the others
