@@ -36,7 +36,9 @@ def subject_of(
         return {mode: MetadataSpec(**values) for mode in geometry.modes}
 
     hooks = {
-        "describe": lambda: BackendInfo("sized", "cpu", 0, host_kernels=False, sinks=True, batch_invariant=True),
+        "describe": lambda: BackendInfo(
+            "sized", "cpu", 0, host_kernels=False, sinks=True, batch_invariant=True, latent=True
+        ),
         "supports": lambda geometry: supports(geometry),
         "buffers": lambda geometry: buffers(geometry),
         "requirements": lambda geometry: requirements,

@@ -118,13 +118,13 @@ def test_unconfirmed_refutation_is_undecided() -> None:
 
 def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the solver z3 decides a claim only for fixed draft shapes, the result names these shapes."""
-    ask = prover._ask
+    ask = prover.ask
 
     def only_fixed(claim: Any, solver: Any, encoding: str, hinted: bool, effort: int, within: Any = None) -> Answer:
         fixed = isinstance(within, dict)
         return ask(claim, solver, encoding, hinted, effort, within) if fixed else Answer("unknown")
 
-    monkeypatch.setattr(prover, "_ask", only_fixed)
+    monkeypatch.setattr(prover, "ask", only_fixed)
     proofs = _prove(_lens(lambda g: g.max_reqs))
     assert {proof.status for proof in proofs} == {Status.RESTATED}
     assert "(4, 3, 8)" in proofs[0].note and "not claimed elsewhere" in proofs[0].note
@@ -132,7 +132,7 @@ def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_nothing_decided_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the solver answers "unknown" to everything, the claim is undecided, which counts as failed."""
-    monkeypatch.setattr(prover, "_ask", lambda *args, **kwargs: Answer("unknown"))
+    monkeypatch.setattr(prover, "ask", lambda *args, **kwargs: Answer("unknown"))
     assert all(proof.fails for proof in _prove(_lens(lambda g: g.max_reqs)))
 
 

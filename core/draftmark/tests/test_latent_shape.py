@@ -15,7 +15,7 @@ MODELS = (
     "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note", "glm4_moe_lite",
     "glm5_next", "glm_moe_dsa", "hy_v4", "kimi_linear", "longcat_flash", "minicpm3", "mistral4", "youtu",
 )  # fmt: skip
-"""Modules of transformers whose models have latent attention. A release may lack some of them."""
+"""Models of transformers with latent attention. A release may lack some of them."""
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096}
 """RoPE of DeepSeek V3, without its mscale."""
 KIMI_K2 = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from ..check import Case, ContractViolation, Tier, check
@@ -14,10 +15,15 @@ if TYPE_CHECKING:
 
 
 def _cases() -> Sequence[Case]:
-    kinds = [(name, modes, overlap) for name, modes in PROVED.items() for overlap in (False, True)]
+    kinds = product((False, True), PROVED.items(), (False, True))
     return [
-        Case(f"{name}{'-overlap' * overlap}", index, geometry=standing_for(modes, overlap))
-        for index, (name, modes, overlap) in enumerate(kinds)
+        Case(
+            f"{name}{'-latent' * latent}{'-overlap' * overlap}",
+            index,
+            (1, 5) if latent else (1, 0),
+            geometry=standing_for(modes, overlap, latent),
+        )
+        for index, (latent, (name, modes), overlap) in enumerate(kinds)
     ]
 
 

@@ -8,7 +8,7 @@ tokens. Terms in the sum L + n are largest with n = 1, and terms in n only are b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import z3
@@ -20,20 +20,29 @@ from ..sizing.batches import BatchShape, Group
 from .symbols import Context
 
 HEADS = AttentionShape(8, 2, 128, 1)
+LATENT = AttentionShape(8, 1, 576, 1, softmax_scale=192**-0.5, value_dim=512, latent=True)
 CAPTURES = 3
 DRAFTS = ("k", "S", "D")
+INPUTS = ("P", *DRAFTS, "max_num_reqs", "C", "max_extend_tokens", *(f"capture{i}" for i in range(CAPTURES)))
+"""Names of the free integers of a geometry."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Enumerated part of the domain: the served modes, and overlap (device lengths may be ahead of the host's)."""
+    """Enumerated part of the domain: modes, overlap (device lengths may be ahead of the host's), and latent rows."""
 
     name: str
     modes: tuple[Mode, ...]
     overlap: bool
+    latent: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}, {'overlap' if self.overlap else 'no overlap'}"
+        return f"{self.name}{', latent' * self.latent}, {'overlap' if self.overlap else 'no overlap'}"
+
+    @property
+    def heads(self) -> AttentionShape:
+        """Attention shape, except the page size."""
+        return LATENT if self.latent else HEADS
 
 
 def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context) -> Geometry:
@@ -43,9 +52,8 @@ def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context)
         return context.variable(name, low)
 
     captures = tuple(free(f"capture{i}", 1) for i in range(CAPTURES))
-    attention = AttentionShape(
-        HEADS.num_qo_heads, HEADS.num_kv_heads, HEADS.head_dim, free("P", 1), softmax_scale=HEADS.head_dim**-0.5
-    )
+    heads = variant.heads
+    attention = replace(heads, page_size=free("P", 1), softmax_scale=heads.softmax_scale or heads.head_dim**-0.5)
     draft = DraftShape(free("k", 1), free("S", 1), free("D", 1))
     limits = Limits(free("max_num_reqs", 1), free("C", 1), free("max_extend_tokens", 1), captures, variant.overlap)
     return Geometry(attention, draft, limits, device, variant.modes)
@@ -79,7 +87,7 @@ def _symbolic_extend(geometry: Geometry, requests: Any, prefix: Any, context: Co
 def plain_geometry(variant: Variant, device: DeviceProfile, model: dict[str, int]) -> Geometry:
     """Return the geometry that a z3 model describes, validated like the geometry of an engine."""
     return Geometry.create(
-        AttentionShape(HEADS.num_qo_heads, HEADS.num_kv_heads, HEADS.head_dim, model["P"]),
+        replace(variant.heads, page_size=model["P"]),
         Limits(
             model["max_num_reqs"],
             model["C"],

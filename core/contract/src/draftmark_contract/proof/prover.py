@@ -155,7 +155,7 @@ def _decide_alike(
 def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str]:
     answers = []
     for encoding, hinted, effort in (("native", True, SHORT), ("skolem", True, LONG), ("native", False, SHORT)):
-        answers.append(_ask(claim, solver, encoding, hinted, effort))
+        answers.append(ask(claim, solver, encoding, hinted, effort))
         if answers[-1].status == "unsat":
             return Status.PROVED, ""
         if answers[-1].status == "sat":
@@ -166,7 +166,7 @@ def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
     return _restate(claim, solver)
 
 
-def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int, within: Within = None) -> Answer:
+def ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int, within: Within = None) -> Answer:
     """Search, with z3, for a batch within the limits that violates a goal of the claim."""
     with _Z3:
         question = _question(claim, encoding, hinted, within)
@@ -198,7 +198,7 @@ def _refute(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
     """Return the status and text of the smallest counterexample, checked on plain integers; None if there is none."""
     unreplayed = ""
     for bound in LADDER:
-        answer = _ask(claim, solver, "native", False, SHORT, bound)
+        answer = ask(claim, solver, "native", False, SHORT, bound)
         if answer.status == "sat":
             shown = replay(subject, theorem, answer.model)
             if shown:
@@ -212,7 +212,7 @@ def _restate(claim: Claim, solver: Solver) -> tuple[Status, str]:
     missing: list[tuple[int, ...]] = []
     for shape in SHAPES:
         at = dict(zip(DRAFTS, shape, strict=True))
-        decided = any(_ask(claim, solver, encoding, True, SHORT, at).status == "unsat" for encoding in _ENCODINGS)
+        decided = any(ask(claim, solver, encoding, True, SHORT, at).status == "unsat" for encoding in _ENCODINGS)
         (proved if decided else missing).append(shape)
     if missing:
         return Status.UNDECIDED, f"z3 decides neither the claim nor (k,S,D) in {missing}; simplify the formula"

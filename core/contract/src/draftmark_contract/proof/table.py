@@ -9,7 +9,7 @@ from .prover import Proof, Status
 
 RANGE = (
     "Proved for every batch and all C, P, k, S, D, limits and three capture sizes >= 1; "
-    "overlap on and off; heads 8/2, head_dim 128."
+    "overlap on and off; heads 8/2, head_dim 128, and 8 heads over latent rows of 576 with values of 512."
 )
 LEMMA = (
     "Sums over requests: a sum is at most R times its largest term, and the batch of R requests equal to the largest "

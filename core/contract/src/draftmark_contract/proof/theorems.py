@@ -15,14 +15,19 @@ from ..check import ContractViolation
 from ..layouts import MetadataSpec
 from ..sizing.geometries import PROVED
 from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
-from .domain import Variant, symbolic_batch, symbolic_geometry
+from .domain import INPUTS, Variant, plain_geometry, symbolic_batch, symbolic_geometry
 from .explore import explore
 from .symbols import Context, Sym, SymbolicUse
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
 
-VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in PROVED.items() for overlap in (False, True))
+VARIANTS = tuple(
+    Variant(name, modes, overlap, latent)
+    for latent in (False, True)
+    for name, modes in PROVED.items()
+    for overlap in (False, True)
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,9 @@ class _Answers:
 
 
 def _run(subject: BackendUnderTest, variant: Variant, context: Context) -> _Answers:
+    if variant.latent and not subject.backend.info.latent:
+        geometry = plain_geometry(variant, subject.profile, dict.fromkeys(INPUTS, 1))
+        return _Answers(geometry, subject.backend.supports(geometry), [], {})
     geometry = symbolic_geometry(variant, subject.profile, context)
     reasons = _hook(subject, "supports", geometry)
     if reasons:

@@ -33,6 +33,8 @@ def since(served: str) -> tuple[int, int]:
 
 
 MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
+LATENT = AttentionShape(8, 1, 576, 64, softmax_scale=192**-0.5, value_dim=512, latent=True)
+"""The latent layer of DeepSeek V3 at 16 ranks, and of Kimi K2 at 8."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,13 @@ def mandatory() -> Geometry:
     return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8)), modes=PLAIN_MODES)
 
 
-def standing_for(modes: tuple[Mode, ...], overlap: bool = False) -> Geometry:
-    """Return the mandatory geometry with other modes. It represents cases that draw all other values at random."""
-    return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8), overlap), modes=modes)
+def standing_for(modes: tuple[Mode, ...], overlap: bool = False, latent: bool = False) -> Geometry:
+    """Return the mandatory geometry with other modes, or a latent one.
+
+    It represents cases that draw all other values at random.
+    """
+    shape = LATENT if latent else MANDATORY
+    return Geometry.create(shape, Limits(8, 4096, 512, (1, 2, 4, 8), overlap), modes=modes)
 
 
 def tight_geometries() -> Sequence[Case]:
