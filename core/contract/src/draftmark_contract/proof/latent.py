@@ -14,7 +14,7 @@ from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geomet
 from ..sizing import latent_schedules as schedules
 from .prover import LONG, SHORT, Status, ask
 from .solver import Answer, Solver
-from .symbols import Cond, Context
+from .symbols import Context
 from .theorems import Claim
 
 BYTES = 2
@@ -34,7 +34,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.context = Context()
-        free = self.context.variable
+        free: Callable[[str, int], Any] = self.context.variable
         self.heads, self.value, self.rest = free("H", 1), free("V", 1), free("rest", 0)
         self.page, self.sms = free("P", 1), free("SMs", 1)
         self.requests, self.rows = free("R", 1), free("q", 1)
@@ -54,7 +54,7 @@ class Batch:
 
     def geometry(self, latent: bool) -> Geometry:
         """Return a geometry of these symbols, with one KV head."""
-        width: Any = self.value + self.rest
+        width = self.value + self.rest
         shape = AttentionShape(self.heads, 1, width, self.page, softmax_scale=1.0, value_dim=self.value, latent=latent)
         limits = Limits(self.max_requests, 1, 1)
         return Geometry(shape, DraftShape(num_draft_tokens=self.max_rows), limits, DeviceProfile("cuda", 90, self.sms))
@@ -64,7 +64,7 @@ Statement = Callable[[Batch], Any]
 """Goal about a batch: a condition on symbols."""
 
 
-def _row_bytes(b: Batch) -> Cond:
+def _row_bytes(b: Batch) -> Any:
     latent, apart = b.geometry(True), b.geometry(False)
     row = (b.value + b.rest) * BYTES
     narrow = (b.value + b.rest + b.value) * BYTES
@@ -72,7 +72,7 @@ def _row_bytes(b: Batch) -> Cond:
     return (latent.row_bytes == row) & (apart.row_bytes == narrow) & pages
 
 
-def _staging(b: Batch) -> Cond:
+def _staging(b: Batch) -> Any:
     """State that queries and outputs of a batch fit max_rows rows of query_width and output_width."""
     geometry = b.geometry(True)
     rows, most = b.requests * b.rows, b.max_requests * b.max_rows
@@ -80,42 +80,42 @@ def _staging(b: Batch) -> Cond:
     return queries & (rows * b.heads * b.value <= most * geometry.output_width)
 
 
-def _flashmla_schedule(b: Batch) -> Cond:
+def _flashmla_schedule(b: Batch) -> Any:
     """State that one row has the most parts: a schedule is sized by one row, not by the largest batch."""
     return schedules.flashmla_parts(b.packed, b.sms) <= schedules.flashmla_parts(b.heads, b.sms)
 
 
-def _flashmla_partials(b: Batch) -> Cond:
+def _flashmla_partials(b: Batch) -> Any:
     needed = schedules.flashmla_partials(b.requests, b.packed, b.value, b.sms)
     return needed <= schedules.flashmla_partials_bound(b.max_requests, b.max_packed, b.value, b.sms)
 
 
-def _flash_attention_3(b: Batch) -> Cond:
+def _flash_attention_3(b: Batch) -> Any:
     return schedules.flash_attention_3(b.requests) <= schedules.flash_attention_3_reserved(b.max_requests)
 
 
-def _flashinfer(b: Batch) -> Cond:
+def _flashinfer(b: Batch) -> Any:
     works = schedules.flashinfer_works
     return works(b.requests, b.packed, b.sms) <= works(b.max_requests, b.max_packed, b.sms)
 
 
-def _flashinfer_extend(b: Batch) -> Cond:
+def _flashinfer_extend(b: Batch) -> Any:
     """State the bound for requests of equal rows, which stand for all by the per-request lemma of `domain`."""
     works = b.requests * ceil_div(b.packed, schedules.TILE) + b.sms
     return works <= schedules.flashinfer_extend_works(b.requests, b.requests * b.rows, b.heads, b.sms)
 
 
-def _partials_of_one_row(b: Batch) -> Cond:
+def _partials_of_one_row(b: Batch) -> Any:
     needed = schedules.flashmla_partials(b.requests, b.packed, b.value, b.sms)
     return needed <= schedules.flashmla_partials_bound(b.max_requests, b.heads, b.value, b.sms)
 
 
-def _works_of_requests(b: Batch) -> Cond:
+def _works_of_requests(b: Batch) -> Any:
     works = schedules.flashinfer_works
     return works(b.requests, b.packed, b.sms) <= works(b.max_requests, b.heads, b.sms)
 
 
-def _schedule_of_the_largest(b: Batch) -> Cond:
+def _schedule_of_the_largest(b: Batch) -> Any:
     return schedules.flashmla_parts(b.packed, b.sms) <= schedules.flashmla_parts(b.max_packed, b.sms)
 
 
