@@ -145,8 +145,13 @@ class BackendUnderTest:
     def _needs_exact_lengths(self, geometry: Geometry) -> bool:
         return self.backend.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
 
-    def open(self, geometry: Geometry, guard: bool = True) -> tuple[AttentionBackend, Arena]:
+    def open(
+        self, geometry: Geometry, guard: bool = True, before: Callable[[Arena], None] | None = None
+    ) -> tuple[AttentionBackend, Arena]:
         """Open the backend on a fresh arena on `device`, with guard words and poison by default.
+
+        Args:
+            before: function that receives the arena before the backend does.
 
         Raises:
             Refused: the backend refuses the geometry at every entry point, with the same reasons.
@@ -160,6 +165,8 @@ class BackendUnderTest:
         if self.tier is Tier.DEVICE:
             self.backend.require_runtime(self.device)
         arena = Arena.allocate(self.backend.buffers(geometry), self.device, guard=guard)
+        if before is not None:
+            before(arena)
         # The checks of guard mode read the device, and would hide what the backend does with a wrong batch: they are
         # off.
         return self.backend.bind(geometry, arena, checked=False), arena

@@ -74,9 +74,6 @@ KILLER = (
 )
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 SURVIVORS = {
-    "OC1": "memory that holds small positive values, not the two bytes of the black box, counts as a filled table",
-    "OC2": "a plan belongs to its thread, and no other check than the black box uses two threads",
-    "OC3": "NaN times zero is kept only without guard words around the buffer",
     "OF2": "a float32 reciprocal is wrong for a few row counts, such as 41",
     "OH1": "another kernel serves more than 32 requests, and drawn batches have at most 28",
     "OK6": "a soft cap is dropped for groups of eight or more at length",

@@ -21,8 +21,8 @@ from ..harness.tensors import CaseTensors
 from ..runner.fresh import fresh
 
 PROGRAM = Path(__file__).with_name("program.py")
-Life = tuple[str, list[dict[str, Any]]]
-"""Description of a life, and for each forward its buffers, output, and K and V after it."""
+Life = tuple[str, list[list[dict[str, Any]]]]
+"""Description of a life, and for each forward of each geometry its buffers, output, and K and V after it."""
 
 
 def given_of(batch: ForwardBatch, tensors: CaseTensors, rows: int) -> dict[str, Any]:
@@ -38,19 +38,21 @@ def given_of(batch: ForwardBatch, tensors: CaseTensors, rows: int) -> dict[str, 
 
 
 def run_black_box(
-    subject: BackendUnderTest, geometry: Geometry, forwards: Sequence[dict[str, Any]]
+    subject: BackendUnderTest, worlds: Sequence[tuple[Geometry, list[dict[str, Any]]]]
 ) -> tuple[list[Life], dict[str, str]]:
     """Run forwards in a process of their own. Return its lives, and what the backend has changed of the process.
+
+    Args:
+        worlds: geometries, each with the inputs of its forwards (`given_of`).
 
     Raises:
         ContractViolation: the process ended without results.
     """
     given: dict[str, Any] = {
         "name": subject.backend.name,
-        "geometry": subject.fit(geometry),
         "device": subject.device,
         "kernels": subject.kernels,
-        "forwards": list(forwards),
+        "worlds": [(subject.fit(geometry), forwards) for geometry, forwards in worlds],
     }
     with tempfile.TemporaryDirectory() as folder:
         inputs, results = Path(folder, "given.pt"), Path(folder, "results.pt")
@@ -63,7 +65,7 @@ def run_black_box(
         if done.returncode or not results.exists():
             raise ContractViolation(
                 "the backend does not run in a process without the suite",
-                batch=f"{len(given['forwards'])} forwards, in a process of their own",
+                batch=f"{sum(len(one) for _, one in worlds)} forwards, in a process of their own",
                 got=done.stderr.strip()[-400:] or f"exit code {done.returncode}",
                 expected="the results that it gives here",
                 remedy="import nothing of draftmark_contract, and need no main thread, guard words or earlier call",

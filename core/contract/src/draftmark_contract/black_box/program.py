@@ -2,7 +2,7 @@
 
     python program.py GIVEN RESULTS PROCESS_STATE NAME [DEVICE]
 
-GIVEN is a file of `torch.save` with the backend's name, the geometry, the device and the inputs. RESULTS receives the
+GIVEN is a file of `torch.save` with the backend's name, the device, geometries and their inputs. RESULTS receives the
 outputs, caches and buffers of each life, and the changes of the process. PROCESS_STATE is the path of that module. With
 a DEVICE the vendor's runtime of backend NAME is imported first, because GIVEN then has tensors on that device.
 """
@@ -86,18 +86,24 @@ def _caller(threads: bool, device: str) -> Callable[[Callable[[], Any]], Any]:
     return on_a_thread
 
 
-def _live(given: dict[str, Any], byte: int, threads: bool) -> list[dict[str, Any]]:
-    """Open the backend in memory of one byte, run all forwards, and return their results."""
+def _live(given: dict[str, Any], byte: int, threads: bool) -> list[list[dict[str, Any]]]:
+    """Run the forwards of every geometry in memory of one byte, and return their results."""
+    call = _caller(threads, given["device"])
+    _poison(byte, given["device"])
+    return [_opened({**given, "byte": byte, "geometry": one}, call, forwards) for one, forwards in given["worlds"]]
+
+
+def _opened(
+    given: dict[str, Any], call: Callable[[Callable[[], Any]], Any], forwards: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Open the backend for one geometry, run its forwards, and return their results."""
     backend, device, geometry = load(given["name"]), given["device"], given["geometry"]
-    call = _caller(threads, device)
-    _poison(byte, device)
     arena = Arena.allocate(backend.buffers(geometry), device, guard=False)
     for spec in arena.specs:
         if spec.init is Init.EMPTY:
-            _fill(arena[spec.name], byte)
+            _fill(arena[spec.name], given["byte"])
     opened = call(lambda: backend.bind(geometry, arena, checked=False))
-    given = {**given, "byte": byte}
-    return [_run(given, opened, arena, call, copy.deepcopy(one)) for one in given["forwards"]]
+    return [_run(given, opened, arena, call, copy.deepcopy(one)) for one in forwards]
 
 
 def _run(

@@ -118,11 +118,12 @@ def forms() -> list[Case]:
             for one in modes:
                 served = tuple(dict.fromkeys((Mode.EXTEND, one)))
                 geometry = Geometry.create(attention, LONG, draft, modes=served, forms=chosen)
-                found.append(Shape(f"{name}-{shape}", geometry, SINCE).case(_in_mode(geometry, one), one.value))
+                found.append(Shape(f"{name}-{shape}", geometry, SINCE).case(in_mode(geometry, one), one.value))
     return found
 
 
-def _in_mode(geometry: Geometry, mode: Mode) -> ForwardCase:
+def in_mode(geometry: Geometry, mode: Mode) -> ForwardCase:
+    """Return a forward of three live requests in this mode, on the largest of `BUDGETS` where the device decides."""
     prefixes = (17, 0, 40)
     if mode is Mode.EXTEND:
         made = ragged("extend", geometry, prefixes, (3, 40, 1), padded=1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import Geometry
 
 from ..behaviour import Fixture, behaviour
+from ..cases.black_box import one_of_each_mode
 from ..cases.engine_forwards import captures
-from ..cases.forward_sets import last_steps
-from ..cases.forwards import ForwardCase, ragged, uniform
+from ..cases.forwards import ForwardCase
 from ..cases.geometries import shapes
 from ..cases.lives import NEW, PLANS, STEPS, lives_of_plans, lives_of_steps
 from ..check import Case, ContractViolation
@@ -27,22 +28,13 @@ ALSO = ("all-modes", "all-kv8")
 
 
 def _of_all_kinds() -> list[Case]:
-    found = [shape.case(one_of_each_mode(shape.geometry)) for shape in shapes(*ALSO) if shape.name in ("small", *ALSO)]
+    names = ("small", *ALSO)
+    found = [shape.case(one_of_each_mode(shape.geometry)) for shape in shapes(*ALSO) if shape.name in names]
     return [*found, *(Case(f"engine-{case.id}", case.value[:2]) for case in captures() if "page16" in case.id)]
 
 
-def one_of_each_mode(geometry: Geometry) -> list[ForwardCase]:
-    """Return one forward of every mode, in the size of a captured graph."""
-    size = geometry.limits.capture_batch_sizes[-1] if len(geometry.limits.capture_batch_sizes) < 3 else 4
-    found = [ragged("extend", geometry, (17, 0), (3, 5), padded=1)]
-    for mode, step in last_steps(geometry).items():
-        if mode is not Mode.EXTEND:
-            found.append(uniform(mode.value, geometry, mode, (17, 3), size, step=step))
-    return found
-
-
 @behaviour(Fixture.SUBJECT, cases=_of_all_kinds, since=SINCE, bugs=("sglang#29413",))
-def is_left_as_it_was(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
+def is_left_as_it_was(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> None:
     """No call of a backend changes the state of its process, whatever that state is.
 
     Other code of the process shares this state: settings, modes and random generators of torch, Python and numpy;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ from ..oracle import formulas
 from ..oracle.decode import Decoded, Shape, decode
 from .contents import fill
 from .expected import Expected, answer_from_cache, expected_of, store, truth_of
+from .old_memory import Fill, fill_buffers
 from .pools import Pool
 from .tensors import CaseTensors
 
@@ -43,6 +45,14 @@ class ForwardRunner:
         self.kernels = subject.kernels
         self.null_pages = formulas.null_pages(geometry, subject.backend.requirements(geometry).unique_slots)
         self.tensors = CaseTensors(geometry, subject.device, num_pages + self.null_pages - 1, pool)
+
+    def reopen(self, fill: Fill | None = None) -> None:
+        """Open the backend again, without guard words if `fill` writes the buffers' first contents."""
+        if fill is None:
+            self.backend, self.arena = self.subject.open(self.geometry)
+            return
+        before = partial(fill_buffers, fill=fill)
+        self.backend, self.arena = self.subject.open(self.geometry, guard=False, before=before)
 
     @property
     def host(self) -> str:
