@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftmark.geometry import Form, Geometry, Mode
+from draftmark.geometry import LAYOUT_FORMS, Form, Geometry, Mode
 
 from ..check import Case
 from ..sizing.geometries import MANDATORY
@@ -23,11 +23,11 @@ OUTSIDE = (Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK)
 
 
 def groups() -> list[Case]:
-    """Return forwards in the core's modes, in all core modes, and in every other mode and form in the core's shape."""
+    """Return forwards of EXTEND and DECODE, of the core modes, and of every other mode and form in the core's shape."""
     known = [shape.case((one_of_each_mode(shape.geometry),)) for shape in shapes("all-modes") if shape.name in NAMES]
     plain = [_group((mode,)) for mode in OUTSIDE]
-    forms = [_group((Mode.DECODE,), one) for one in Form]
-    together = [_group((mode,), *Form) for mode in (Mode.VERIFY, *OUTSIDE)]
+    forms = [_group((Mode.DECODE,), one) for one in LAYOUT_FORMS]
+    together = [_group((mode,), *LAYOUT_FORMS) for mode in (Mode.VERIFY, *OUTSIDE)]
     return [*known, Case("outside", (*plain, *forms, *together), SINCE)]
 
 
