@@ -1,4 +1,4 @@
-"""Theorems about latent layers: z3 proves the true ones and refutes those that size a schedule by requests alone."""
+"""Theorems about latent layers: z3 proves the true ones and refutes those that size a schedule by requests only."""
 
 from __future__ import annotations
 

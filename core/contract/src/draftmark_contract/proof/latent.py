@@ -1,7 +1,7 @@
 """Theorems about latent layers, for any heads, row width, value width, requests, rows and SMs.
 
 Each theorem compares sizes on symbols: the core's formulas by row, and the schedules of `sizing.latent_schedules` of a
-batch with the size for the largest batch. The same claims with a schedule sized by requests alone are false.
+batch with the size for the largest batch. The same claims with a schedule sized by requests only are false.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sizes of the schedules that other projects' latent (MLA) kernels keep, by rows and heads. Integers or symbols.
 
 A schedule divides the work of a step among SMs. Its work is counted in packed rows, the query rows of a request times
-the query heads of a rank, in tiles of 64. Sizing by requests alone is a public fault (vllm#27368, sglang#11012).
+the query heads of a rank, in tiles of 64. Sizing by requests only is a public fault (vllm#27368, sglang#11012).
 
 Read in FlashMLA (2026-04-29), vLLM 0.26 (FlashAttention 3) and FlashInfer 0.6.18.
 """
