@@ -205,6 +205,23 @@ def test_the_core_refuses_what_a_plugin_does_not_claim(make_geometry, fields, cl
     assert new.supports(geometry) == []
 
 
+def test_an_old_plugins_hook_never_sees_unclaimed_rows(make_geometry):
+    """Every hook of a plugin that fails on wide or latent rows still leads to a refusal by name."""
+
+    class Strict(type(_plugin("strict"))):
+        info = draftmark.BackendInfo("strict", "any", 4, True)
+
+        def supports(self, geometry):
+            raise AssertionError("the hook is called")
+
+    backend = draftmark.LoadedBackend("strict", Strict())
+    for fields, word in ((LATENT, "latent"), (PARTS, "latent"), (NARROW, "narrow_values")):
+        reasons = backend.supports(make_geometry(**fields))
+        assert f"BackendInfo.{word} is False" in reasons[0]
+        with pytest.raises(draftmark.BackendRefusal, match=f"BackendInfo.{word} is False"):
+            backend.allocate(make_geometry(**fields), "cpu")
+
+
 def _plugin(name, **claims):
     """Return a plugin with the sizes of the reference, and a step path with the arguments of contract 1.4."""
     from draftmark.reference import ReferencePlugin

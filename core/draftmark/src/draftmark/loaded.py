@@ -99,7 +99,13 @@ class LoadedBackend:
     # -- integers, no device ------------------------------------------------------------------------------
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served."""
+        """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served.
+
+        The plugin's own hook never gets a latent layer or narrow values that it does not claim.
+        """
+        unclaimed = self._unclaimed_rows(geometry) if isinstance(geometry, Geometry) else []  # else the call refuses it
+        if unclaimed:
+            return unclaimed + self._undeclared(geometry)
         reasons: list[str] = self._call("supports", list, geometry=geometry)
         if not all(isinstance(reason, str) and reason for reason in reasons):
             raise self._wrong_return("supports", "sentences (non-empty str)", reasons)
@@ -111,18 +117,22 @@ class LoadedBackend:
         forms = [form for form in geometry.forms if form not in self.info.forms]
         sinks = geometry.attention.sinks and not self.info.sinks
         invariance = geometry.limits.batch_invariant and not self.info.batch_invariant
-        a = geometry.attention
-        latent = a.latent and not self.info.latent
-        narrow = not a.latent and a.value_width != a.head_dim and not self.info.narrow_values
-        widths = f"values of {a.value_width} elements with keys of {a.head_dim}"
         return [
             *(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes),
             *(f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms),
             *(["attention sinks are not served: BackendInfo.sinks is False"] if sinks else []),
-            *(["latent attention is not served: BackendInfo.latent is False"] if latent else []),
-            *([f"{widths} are not served: BackendInfo.narrow_values is False"] if narrow else []),
             *(["batch invariance is not served: BackendInfo.batch_invariant is False"] if invariance else []),
         ]
+
+    def _unclaimed_rows(self, geometry: Geometry) -> list[str]:
+        """Return one reason if `BackendInfo` does not claim the rows of `geometry`: latent rows, or narrow values."""
+        a = geometry.attention
+        if a.latent:
+            return [] if self.info.latent else ["latent attention is not served: BackendInfo.latent is False"]
+        if a.value_width == a.head_dim or self.info.narrow_values:
+            return []
+        widths = f"values of {a.value_width} elements with keys of {a.head_dim}"
+        return [f"{widths} are not served: BackendInfo.narrow_values is False"]
 
     def require(self, geometry: Geometry) -> None:
         """Raise `BackendRefusal` with the backend's reasons unless the backend serves `geometry`."""

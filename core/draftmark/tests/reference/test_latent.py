@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draftmark import Form, Mode
 
@@ -17,6 +18,7 @@ SHAPES = {
     "two buffers": LATENT | {"forms": (Form.LATENT_PARTS,)},
     "no rest": LATENT | {"head_dim": 8},
     "narrow values": {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 10, "value_dim": 6},
+    "drawn shapes": {},
     "batch invariance": LATENT | {"batch_invariant": True},
 }
 
@@ -42,6 +44,17 @@ def test_outputs_and_lse_equal_float64(
     @settings(max_examples=12)
     @given(scene=scene_types.scenes(mode, **SHAPES[shape]))
     def check(scene):
+        compare(scene)
+
+    @settings(max_examples=25)
+    @given(data=st.data())
+    def check_drawn(data):
+        value, rest = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 5))
+        heads = data.draw(st.sampled_from((1, 2, 5, 12, 20)))
+        widths = {"num_qo_heads": heads, "head_dim": value + rest, "value_dim": value}
+        compare(data.draw(scene_types.scenes(mode, **LATENT | widths)))
+
+    def compare(scene):
         backend, arena = open_reference(scene.geometry)
         paged, q = random_paged_scene(scene)
         lse = torch.full(q.shape[:2], float("nan"))
@@ -53,7 +66,7 @@ def test_outputs_and_lse_equal_float64(
         np.testing.assert_allclose(out[:live], want, atol=2e-5, err_msg=str(scene))
         np.testing.assert_allclose(lse[:live], expected_lse(scene, q, paged.k), atol=2e-5, err_msg=str(scene))
 
-    check()
+    (check_drawn if shape == "drawn shapes" else check)()
 
 
 def decode(make_geometry, scene_types, random_paged_scene, **fields):

@@ -8,7 +8,7 @@ import torch
 
 from ..batch import ForwardBatch, Tree
 from ..errors import BatchError
-from ..geometry import Geometry, Mode
+from ..geometry import Form, Geometry, Mode
 from ..lengths import Exact
 
 
@@ -122,6 +122,7 @@ def _check_pages(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows:
     size, window = geometry.attention.page_size, geometry.attention.window_left
     table: list[list[int]] = batch.page_table.tolist()
     writers: dict[int, int] = {}
+    apart = batch.slots is not None or Form.ENGINE_STORES in geometry.forms  # the engine decides which slots it writes
     largest = 0
     for r in range(batch.num_reqs):
         start, end = lens[r], lens[r] + _tail_lens(batch, rows)[r]
@@ -148,7 +149,7 @@ def _check_pages(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows:
                     f"page_table[{r}, {column}] is {page}, but pages below {null_pages} are null pages of padding; "
                     f"give live request {r} pages of its own"
                 )
-            if batch.slots is None and page >= null_pages and column >= start // size and end > start:
+            if not apart and page >= null_pages and column >= start // size and end > start:
                 other = writers.setdefault(page, r)
                 if other != r:
                     raise BatchError(
