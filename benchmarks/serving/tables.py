@@ -77,19 +77,22 @@ def _explained(record: Row) -> str:
 
 
 def _ended(record: Row) -> list[str]:
-    """Return a list of what the monitor of compilations, other failures and missing time ended."""
+    """Return a list of what the monitor of compilations, other failures and missing time ended, and the notes."""
     found = []
     for row in record["rows"]:
         if row.get("monitor_mode") == "error" and not row["failed"]:
             found.append(f"* `--jit-monitor-mode error`, {_named(row)}, {row['pass']}: no compilation.")
     found += [f"* {_named(row)}, {row['what']}: {row['why']}" for row in record["failed"]]
-    found += [f"* Not run: {_named(row)}, {row['what']}: {row['why']}." for row in record["not_run"]]
+    for why in dict.fromkeys(row["why"] for row in record["not_run"]):
+        names = dict.fromkeys(_named(row) for row in record["not_run"] if row["why"] == why)
+        found.append(f"* Not run, {why}: {'; '.join(names)}.")
+    found += [f"* {note}" for note in record.get("notes", ())]
     return ["\n".join(found)] if found else []
 
 
 def _named(row: Row) -> str:
     monitored = f", monitor {row['monitor_mode']}" if "monitor_mode" in row else ""
-    return f"{row['backend']} with {DRAFTERS[row['drafter']]} drafts{monitored}".replace("none drafts", "no drafts")
+    return f"{row['backend']}, {DRAFTERS[row['drafter']]}{monitored}".replace(", none", ", no drafts")
 
 
 def _is_ours(record: Row, row: Row) -> bool:

@@ -334,9 +334,9 @@ def test_table_of_a_record() -> None:
     ]
     assert "*H200 · vLLM 0.26.0 · commit 01234567*" in lines
     assert lines[-3:] == [
-        "* `--jit-monitor-mode error`, CUSTOM:cuda_triton with n-gram drafts, monitor error, cold: no compilation.",
-        "* FLASH_ATTN with n-gram drafts, a, again: RuntimeError: x",
-        "* Not run: FLASHINFER with no drafts, all: no time left.",
+        "* `--jit-monitor-mode error`, CUSTOM:cuda_triton, n-gram, monitor error, cold: no compilation.",
+        "* FLASH_ATTN, n-gram, a, again: RuntimeError: x",
+        "* Not run, no time left: FLASHINFER, no drafts.",
     ]
 
 
