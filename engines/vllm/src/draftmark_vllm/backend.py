@@ -36,6 +36,8 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     # vLLM reads the layout get no configuration. So `supports_combination`, which vLLM calls before them in each
     # process, sets this attribute.
     separate_kv: ClassVar[bool] = False
+    # Class for the layer that vLLM has just validated; None for this class.
+    _selected: ClassVar[type | None] = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse the subclasses that vLLM derives for special kinds of layers, except for chunked attention.
@@ -94,6 +96,30 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         """Return False: the builder splits a step by the host's row counts, so they must equal the device's."""
         return False
+
+    @classmethod
+    def validate_configuration(cls, *given: Any, **arguments: Any) -> list[str]:
+        """Return why the backend does not serve a layer; an empty list if it does.
+
+        `DraftmarkMLABackend` answers for MLA layers. One class cannot serve both kinds of layers, but one model can
+        have both: an MLA target with a draft head without MLA. vLLM's platform validates a backend's class, and then
+        imports the class that `full_cls_name` returns.
+        """
+        cls._selected = None
+        if not arguments.get("use_mla"):
+            found: list[str] = super().validate_configuration(*given, **arguments)
+            return found
+        from .latent.backend import DraftmarkMLABackend
+
+        found = DraftmarkMLABackend.validate_configuration(*given, **arguments)
+        cls._selected = None if found else DraftmarkMLABackend
+        return found
+
+    @classmethod
+    def full_cls_name(cls) -> tuple[str, str]:
+        """Return module and name of this class; right after MLA layers were validated, those of their class."""
+        selected, cls._selected = cls._selected or cls, None
+        return selected.__module__, selected.__qualname__
 
     @classmethod
     def supports_combination(

@@ -19,13 +19,16 @@ FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
 """Forms of vLLM's batches: its own KV slots, a page table of its own width, K and V in one tensor. If a backend lacks
 one of these forms, the adapter passes draftmark's usual form instead."""
 
+LATENT_FORMS = (Form.ENGINE_STORES, Form.ENGINE_TABLE, Form.STRIDED_KV)
+"""Forms of vLLM's batches for latent layers. ENGINE_STORES is required: vLLM stores the rows of these layers itself."""
+
 OTHER_BACKEND = "use another backend of vLLM"
 """Remedy in errors, if no backend of draftmark serves a model."""
 
 
-def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
-    """Return the input formats of vLLM's batches (`FORMS`) that the backend accepts."""
-    return tuple(form for form in FORMS if form in backend.info.forms)
+def forms_of(backend: LoadedBackend, shape: AttentionShape) -> tuple[Form, ...]:
+    """Return the input formats of vLLM's batches for a layer that the backend accepts."""
+    return tuple(form for form in (LATENT_FORMS if shape.latent else FORMS) if form in backend.info.forms)
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,13 @@ class Geometries:
             EngineError: the backend refuses a geometry. The message has the reasons.
         """
         verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if limits.num_draft_tokens > 1 else ()
-        forms = forms_of(backend)
-        if verify and Form.ENGINE_SLOTS not in forms:
+        forms = forms_of(backend, shape)
+        if shape.latent and Form.ENGINE_STORES not in forms:
+            raise EngineError(
+                f"backend {backend.info.name} has no ENGINE_STORES, but vLLM stores the rows of MLA layers itself; "
+                f"choose a backend with ENGINE_STORES, or {OTHER_BACKEND}"
+            )
+        if verify and not shape.latent and Form.ENGINE_SLOTS not in forms:
             raise EngineError(
                 f"backend {backend.info.name} derives KV slots itself, but vLLM stores no drafts past the longest "
                 "context; leave the drafts out, or choose a backend with ENGINE_SLOTS"

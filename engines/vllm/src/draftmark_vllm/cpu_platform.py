@@ -27,5 +27,16 @@ class DraftmarkCpuPlatform(CpuPlatform):  # type: ignore[misc]
         reasons = backend.validate_configuration(device_capability=None, **attn_selector_config._asdict())
         if reasons:
             raise ValueError(f"Selected backend {selected_backend} is not valid for this configuration. {reasons}")
-        path: str = selected_backend.get_path()
-        return path
+        return ".".join(backend.full_cls_name())
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Apply vLLM's changes to the configuration, but keep the user's page size for MLA models under CUSTOM.
+
+        vLLM's own MLA kernel for CPUs takes pages of 16 only.
+        """
+        cache = vllm_config.cache_config
+        chosen = cache.block_size if getattr(cache, "user_specified_block_size", False) else None
+        super().check_and_update_config(vllm_config)
+        if chosen is not None and vllm_config.attention_config.backend is AttentionBackendEnum.CUSTOM:
+            cache.block_size = chosen

@@ -106,6 +106,25 @@ def layer_shape(
     )
 
 
+def latent_layer_shape(
+    num_heads: int,
+    row_dim: int,
+    value_dim: int,
+    page_size: int | None,
+    q_dtype: torch.dtype,
+    kv_cache_dtype: str | None,
+    scale: float,
+) -> AttentionShape:
+    """Return the shape of one MLA layer after absorption, from vLLM's arguments for the layer.
+
+    Args:
+        row_dim: elements of a stored row: the latent and its rotated rest.
+        value_dim: elements of the latent (`kv_lora_rank`).
+    """
+    usual = layer_shape(num_heads, 1, row_dim, page_size, q_dtype, kv_cache_dtype, scale)
+    return replace(usual, value_dim=value_dim, latent=True)
+
+
 def is_fp8(kv_cache_dtype: str | None) -> bool:
     """Return whether KV is stored as fp8, by vLLM's name of the dtype."""
     return kv_cache_dtype in ("fp8", "fp8_e4m3")

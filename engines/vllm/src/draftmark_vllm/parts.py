@@ -90,7 +90,7 @@ class PartsBuilder:
         """Split a step into runs, build a batch for each run, plan, and write metadata on the device.
 
         Args:
-            cam: vLLM's `CommonAttentionMetadata`, whose first requests are the step's.
+            cam: vLLM's `CommonAttentionMetadata`. Its first requests are the step's.
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
         runs = split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._bound.any.ragged)

@@ -1,0 +1,104 @@
+"""The backend class for MLA layers that vLLM's selector reads: names and capabilities."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
+from vllm.v1.attention.backend import MultipleOf
+
+from draftmark_engines import EngineError
+
+from ..bound_backends import OTHER_BACKEND, Geometries
+from ..limits import chosen_backend, engine_limits, is_fp8, latent_layer_shape, profile_of, serves_trees
+from ..options import refused_option
+
+ANY_SCALE = 1.0
+"""Softmax scale where vLLM has not given the layer's. No backend refuses a geometry for its scale."""
+
+
+class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
+    """vLLM's backend CUSTOM for MLA layers. It refuses unsupported models."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    # fp8 is listed so that `supports_combination` can refuse it in a sentence with a remedy.
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
+
+    @staticmethod
+    def get_name() -> str:
+        """Return ``"CUSTOM"``, the member of vLLM's backend enum that is reserved for external backends."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        """Return `DraftmarkMLAImpl`, the class that runs one MLA layer."""
+        from .impl import DraftmarkMLAImpl
+
+        return DraftmarkMLAImpl
+
+    @staticmethod
+    def get_builder_cls() -> Any:
+        """Return `DraftmarkMLABuilder`, the class that builds the attention metadata of a step."""
+        from .builder import DraftmarkMLABuilder
+
+        return DraftmarkMLABuilder
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Return no size, which means any: `supports_combination` checks whether the chosen backend serves it."""
+        return []
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        """Return the supported page sizes in tokens. vLLM passes `kv_cache_spec` since 0.31."""
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_block_size(cls, block_size: int | None) -> bool:
+        """Return True for multiples of 16. vLLM's own rule admits more sizes."""
+        return block_size is None or block_size % 16 == 0
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: Any,
+        block_size: int | None,
+        *rest: Any,
+        **more: Any,
+    ) -> str | None:
+        """Return why the chosen backend does not serve the model's MLA layers, or None. vLLM prints the reason."""
+        from vllm.config import get_current_vllm_config
+        from vllm.platforms import current_platform
+
+        config = get_current_vllm_config()
+        refused = refused_option(config) or _refused_for_latent(config, kv_cache_dtype)
+        if refused is not None:
+            return refused
+        model = config.model_config
+        try:
+            shape = latent_layer_shape(
+                model.get_num_attention_heads(config.parallel_config),
+                head_size,
+                min(getattr(model.hf_text_config, "kv_lora_rank", head_size), head_size),
+                block_size,
+                dtype,
+                kv_cache_dtype,
+                ANY_SCALE,
+            )
+            backend = chosen_backend(config, current_platform.device_type)
+            Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
+        except EngineError as error:
+            return str(error)
+        return None
+
+
+def _refused_for_latent(config: Any, kv_cache_dtype: Any) -> str | None:
+    """Return a sentence about the first option that only MLA layers do not serve; None if there is none."""
+    if is_fp8(kv_cache_dtype):
+        return f"fp8 KV of MLA layers is not served; leave --kv-cache-dtype out, or {OTHER_BACKEND}"
+    if serves_trees(config):
+        return "trees of drafts are not served for MLA models in vLLM; leave --worker-cls out"
+    return None
