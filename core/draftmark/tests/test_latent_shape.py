@@ -110,7 +110,7 @@ def test_rows_without_a_rotated_rest():
             {"kv_lora_rank": None},
             1,
             "config",
-            "kimi_k2.* has no latent attention; pass a configuration with MLA fields",
+            "kimi_k2.* no kv_lora_rank, .*; pass a configuration with MLA",
         ),
         ({"kv_lora_rank": 512.0}, 1, "config.kv_lora_rank", "an integer of 1 or more"),
         ({"qk_nope_head_dim": None}, 1, "config.qk_nope_head_dim", "an integer of 1 or more"),

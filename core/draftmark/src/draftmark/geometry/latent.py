@@ -10,7 +10,7 @@ from ..errors import GeometryError
 from .checks import INT32_MAX
 from .shapes import AttentionShape
 
-ABSENT = "the configuration has no latent attention"
+ABSENT = "the configuration has no kv_lora_rank, the value width of latent attention"
 WRITE_IT = "pass a configuration with MLA fields (DeepSeek V2 or later, Kimi K2, GLM-5), or write AttentionShape(…)"
 
 
