@@ -118,6 +118,7 @@ class _PartsCache(KVCache):
     """Cache of a latent layer with value parts and rests in two buffers."""
 
     _parts: tuple[torch.Tensor, torch.Tensor]
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __init__(
         self, parts: tuple[torch.Tensor, torch.Tensor], scale: torch.Tensor | None, sinks: torch.Tensor | None
@@ -126,6 +127,10 @@ class _PartsCache(KVCache):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
+
+    def __repr__(self) -> str:
+        values, rest = self._parts
+        return f"KVCache.latent(({values.dtype} {list(values.shape)}, {rest.dtype} {list(rest.shape)}))"
 
     @property
     def k(self) -> torch.Tensor:
