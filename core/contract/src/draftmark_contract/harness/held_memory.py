@@ -70,7 +70,7 @@ def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[i
 
 @dataclass(frozen=True)
 class _Held:
-    """What this process holds at one time.
+    """Memory that this process holds at one time.
 
     Attributes:
         tensors: live tensors and storages, by shape.
