@@ -16,7 +16,7 @@ import torch
 from ..check import ContractViolation
 
 WINDOWS = 3
-"""Number of measurements. Memory that each call leaves grows in all of them, and a cache or lazy import in one."""
+"""Number of measurements. Memory that each call leaves grows in every one, and a cache or lazy import in one only."""
 LIMIT = 32 * 1024
 """Bytes that thousands of calls may add after others have filled the bounded caches of Python and torch.
 
