@@ -16,7 +16,7 @@ REFUSALS = {
     "old": ({"arch": 75}, "sm_75 is not served"),
     "head_dim": ({"head_dim": 80}, "head_dim 80 is not served: FA2 is built here for 64, 128, 256"),
     "float32": ({"q_dtype": "float32", "kv_dtype": "float32"}, "q_dtype float32 is not served"),
-    "fp8": ({"kv_dtype": "float8_e4m3fn"}, "FA2 takes KV scales as host numbers"),
+    "fp8": ({"kv_dtype": "float8_e4m3fn"}, "FlashInfer takes KV scales as host numbers"),
     "mixed": ({"q_dtype": "float16"}, "kv_dtype bfloat16 with q_dtype float16 is not served"),
     "merge": ({"num_qo_heads": 128, "num_kv_heads": 8}, "the merge needs 2048 threads a row"),
     "slots": ({"max_num_reqs": 4096, "max_context_len": 1 << 20}, "token slots or mask bytes up to"),

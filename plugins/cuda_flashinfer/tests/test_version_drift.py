@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftmark_cuda_flashinfer import vendor
+from draftmark_cuda_flashinfer import latent_vendor, vendor
 from draftmark_cuda_flashinfer.version import DISTRIBUTION, TESTED, installed
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=f"{DISTRIBUTION} is not installed")
@@ -31,12 +31,13 @@ def parameters(of: ast.FunctionDef) -> list[str]:
     return [one.arg for one in of.args.args]
 
 
-def binding(name: str) -> list[str]:
+def binding(name: str, file: str = "batch_prefill_jit_binding.cu") -> list[str]:
     """Return the parameter names of one of FlashInfer's exported C++ functions."""
-    text = (package() / "data" / "csrc" / "batch_prefill_jit_binding.cu").read_text()
+    text = (package() / "data" / "csrc" / file).read_text()
     body = re.search(rf"{name}\((.*?)\);", text, re.DOTALL)
     assert body, f"{name} is no longer exported; find its replacement, then change vendor.py"
-    return [part.split()[-1] for part in body.group(1).split(",")]
+    arguments = body.group(1).replace("ADDITIONAL_FUNC_PARAMS", "")
+    return [part.split()[-1] for part in arguments.split(",")]
 
 
 def test_installed_version_is_the_tested_one():
@@ -74,6 +75,23 @@ def test_module_factory_arguments_match():
     ], "the factory's arguments moved"  # fmt: skip
 
 
+@pytest.mark.parametrize("file", ["batch_mla_binding.cu", "batch_mla_sm90_binding.cu"])
+def test_mla_arguments_match(file):
+    """Both MLA modules take the positional arguments that the plugin passes to `plan` and `run`, in that order."""
+    of = "BatchMLAPagedAttentionSM90" if "sm90" in file else "BatchMLAPagedAttention"
+    assert binding(f"{of}Plan", file) == list(latent_vendor.PLAN_ARGUMENTS), "the MLA plan's arguments moved"
+    assert binding(f"{of}Run", file) == list(latent_vendor.RUN_ARGUMENTS), "the MLA run's arguments moved"
+
+
+def test_mla_factory_arguments_match():
+    """`flashinfer.jit.gen_batch_mla_module` takes the arguments that the plugin passes, in that order."""
+    tree = ast.parse((package() / "jit" / "attention" / "modules.py").read_text())
+    assert parameters(function(tree, "gen_batch_mla_module")) == [
+        "backend", "dtype_q", "dtype_kv", "dtype_o", "dtype_idx", "head_dim_ckv", "head_dim_kpe", "use_profiler",
+    ], "the factory's arguments moved"  # fmt: skip
+    assert "gen_batch_mla_module" in (package() / "jit" / "__init__.py").read_text()
+
+
 def test_no_private_name_is_used():
     """The plugin reads no name with an underscore of FlashInfer's modules and of their results."""
     for path in Path(vendor.__file__).parent.glob("*.py"):
@@ -81,9 +99,10 @@ def test_no_private_name_is_used():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flashinfer"):
                 names = [one.name for one in node.names]
-                assert path.name == "vendor.py", f"{path.name} imports {names} from {node.module}"
+                assert path.name in ("vendor.py", "latent_vendor.py"), f"{path.name} imports {names} from {node.module}"
                 assert not any(name.startswith("_") for name in names), names
-    used = [n for n in ast.walk(ast.parse(Path(vendor.__file__).read_text())) if isinstance(n, ast.Attribute)]
+    trees = [ast.parse(Path(one.__file__).read_text()) for one in (vendor, latent_vendor)]
+    used = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
     foreign = {n.attr for n in used if not (isinstance(n.value, ast.Name) and n.value.id == "self")}
     assert not {attr for attr in foreign if attr.startswith("_")}
 
@@ -112,6 +131,8 @@ READ = {
     "FA2DetermineCtaTileQ": "be5415da7593202b6f4cfc94c8fe1af4540f527f2210e26c8487e9122b659aea",
     "PrefillBinarySearchKVChunkSize": "d5da0ab6ddd53e87568ecbdacefd2ead93c1dcb5cf9c25d2694929462b8cf429",
     "PrefillSplitQOKVIndptr": "1e5b392746b606ea06bf5ca24e5640f8485058c6eb7940888deb6bc8430640ed",
+    "MLAPlan": "77168fbb29743f3daef027554274e947826ae2758b605e599bd789d5ab1dcb06",
+    "packed_causal_kv_end": "38043e2d1569a35c84ed4c606e04043553c584030ad8abd4b577b51e1a398d4c",
     "PrefillPlanImpl": "bdceaa8b03bb3bd520b468793b3ef9b507b2cfb146e2a2819abc1e8d6e3b7359",
 }
 """sha256 of each function's text without white space."""
@@ -126,6 +147,6 @@ def test_partition_source_is_unchanged(name):
     start = text.index(f" {name}(")
     body = "".join(text[start : text.index("\n}\n", start)].split())
     assert hashlib.sha256(body.encode()).hexdigest() == READ[name], (
-        f"{name} of {file} differs from the one of {TESTED}, on which partition.py and conftest.py rely; compare the "
-        "two, run the device tests, then record the hash"
+        f"{name} of {file} differs from the one of {TESTED}, on which partition.py, latent_plan.py and conftest.py "
+        "rely; compare the two, run the device tests, then record the hash"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import torch
@@ -34,6 +35,7 @@ def test_identity_cache_drops_dead_objects():
         assert known(one) == number
         gone = weakref.ref(one)
         del one
+        gc.collect()
         assert gone() is None and not known._cache
     assert len(seen) < 200, "no id was reused, so the test shows nothing"
 

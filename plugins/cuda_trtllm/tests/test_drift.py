@@ -21,6 +21,7 @@ PUBLIC = {
     "flashinfer.xqa": {"xqa"},
     "flashinfer.decode": {"trtllm_batch_decode_with_kv_cache"},
     "flashinfer.prefill": {"trtllm_batch_context_with_kv_cache"},
+    "flashinfer.mla": {"trtllm_batch_decode_with_kv_cache_mla"},
 }
 """Every function of the library that the plugin uses. None is private."""
 KEYWORDS = {
@@ -34,6 +35,11 @@ KEYWORDS = {
         "trtllm_batch_context_with_kv_cache",
         "bmm1_scale bmm2_scale window_left out kv_layout multi_ctas_kv_counter_buffer max_q_len max_kv_len batch_size "
         "cum_seq_lens_q cum_seq_lens_kv",
+    ),
+    "mla/_core.py": (
+        "trtllm_batch_decode_with_kv_cache_mla",
+        "query kv_cache workspace_buffer qk_nope_head_dim kv_lora_rank qk_rope_head_dim block_tables seq_lens "
+        "max_seq_len out bmm1_scale bmm2_scale backend multi_ctas_kv_counter_buffer",
     ),
 }
 POSITIONAL = [

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .drafts import Drafter, DraftTree, Speculation
     from .eagle import DraftHead, Eagle
     from .engine import Engine
-    from .mtp import Mtp, MtpHead
     from .ngram import Ngram
     from .request import FinishReason, Progress
     from .sampling import Sampling
@@ -38,7 +37,6 @@ _HOMES = {
     "drafts": ("DraftTree", "Drafter", "Speculation"),
     "eagle": ("DraftHead", "Eagle"),
     "engine": ("Engine",),
-    "mtp": ("Mtp", "MtpHead"),
     "ngram": ("Ngram",),
     "request": ("FinishReason", "Progress"),
     "sampling": ("Sampling",),
@@ -66,8 +64,6 @@ __all__ = [
     "FinishReason",
     "Generation",
     "HostKind",
-    "Mtp",
-    "MtpHead",
     "Ngram",
     "Progress",
     "Sampling",

@@ -7,6 +7,7 @@ namespace emulator {
 
 struct AttentionCall {
     at::Tensor q, k, v, mask, table, out, lse;
+    at::Tensor q_rope, k_rope;  // rests of latent rows (MLA); undefined for other layers
     std::vector<int64_t> q_lens, kv_lens;  // as passed; the rules state their meaning
     int64_t num_heads = 0, num_kv_heads = 0;
     double scale = 1.0;
@@ -16,6 +17,7 @@ struct AttentionCall {
     bool wants_lse = false;
 
     bool paged() const { return table.defined(); }
+    bool latent() const { return q_rope.defined() || k_rope.defined(); }
     bool packed() const { return layout == "TND"; }
     bool grouped() const { return num_heads != num_kv_heads; }
     int64_t head_dim() const { return packed() || layout == "BSND" ? q.size(-1) : q.size(-1) / num_heads; }

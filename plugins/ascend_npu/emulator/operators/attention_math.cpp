@@ -13,7 +13,7 @@ at::Tensor gather(const AttentionCall& c, const at::Tensor& cache, int64_t reque
         throw std::out_of_range("block_table names a block outside the cache of " + std::to_string(cache.size(0)));
     auto pages = cache.index_select(0, ids);
     if (pages.dim() == 4) pages = pages.permute({0, 2, 1, 3}).flatten(2);
-    return pages.flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, c.head_dim()});
+    return pages.flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, -1});
 }
 
 // The page: "The user must ensure a triangle" of ones above the diagonal. A corner and the last row rule out poison and
@@ -48,10 +48,13 @@ struct Answer {
     at::Tensor out, lse;  // [rows, heads, D] and [rows, heads], float32
 };
 
+// The two parts of latent rows side by side: a product over both is the sum of the products over each.
+at::Tensor joined(const at::Tensor& part, const at::Tensor& rest) { return rest.defined() ? at::cat({part, rest}, -1) : part; }
+
 Answer attend(const AttentionCall& c, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& seen) {
-    auto rows = q.size(0), dim = q.size(2), group = c.num_heads / c.num_kv_heads;
+    auto rows = q.size(0), dim = v.size(2), group = c.num_heads / c.num_kv_heads;
     // Without keys CANN's packed kernel returns 0, and +inf for the log-sum-exp, which the page does not mention.
-    if (k.size(0) == 0) return {at::zeros(q.sizes(), at::kFloat), at::full({rows, c.num_heads}, INFINITY)};
+    if (k.size(0) == 0) return {at::zeros({rows, c.num_heads, dim}, at::kFloat), at::full({rows, c.num_heads}, INFINITY)};
     auto heads_first = [&](const at::Tensor& t) { return t.to(at::kFloat).permute({1, 0, 2}).repeat_interleave(group, 0); };
     auto scores = at::matmul(q.to(at::kFloat).permute({1, 0, 2}), heads_first(k).transpose(1, 2)) * c.scale;
     if (seen.defined()) scores.masked_fill_(seen.logical_not(), -INFINITY);
@@ -66,7 +69,9 @@ void compute_packed(AttentionCall& c) {
         auto rows = c.rows_of(r), keys = c.keys_of(r);
         auto of = [&](const at::Tensor& t) { return c.paged() ? gather(c, t, r, keys) : t.slice(0, first_key, first_key + keys); };
         if (rows > 0) {
-            auto answer = attend(c, c.q.slice(0, first, first + rows), of(c.k), of(c.v), visible(c, r, rows, keys));
+            auto mine = [&](const at::Tensor& t) { return t.defined() ? t.slice(0, first, first + rows) : t; };
+            auto rest = c.k_rope.defined() ? of(c.k_rope) : at::Tensor();
+            auto answer = attend(c, joined(mine(c.q), mine(c.q_rope)), joined(of(c.k), rest), of(c.v), visible(c, r, rows, keys));
             c.out.slice(0, first, first + rows).copy_(answer.out);
             if (c.wants_lse) c.lse.slice(0, first, first + rows).copy_(answer.lse.unsqueeze(-1));
         }

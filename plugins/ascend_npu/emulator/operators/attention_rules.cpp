@@ -1,6 +1,6 @@
 // Rules of the fused attention operator. PAGE: torch_npu.npu_fused_infer_attention_score, products A2 and A3.
 // HOST: checks in the public host code of CANN 8.5 to 9.1, where they are narrower or wider than the page.
-// CALLS: vllm-ascend 0.23, attention/attention_v1.py.
+// CALLS: vllm-ascend 0.23, attention/attention_v1.py. MLA: its calls with query_rope and key_rope, attention/mla_v1.py.
 #include "attention_call.h"
 
 namespace emulator {
@@ -10,8 +10,10 @@ namespace {
 constexpr int64_t TRIANGLE = 2048;
 constexpr int64_t PACKED_DIM = 256, PADDED_DIM = 512;
 constexpr int64_t PACKED_BLOCK = 512;
+constexpr int64_t LATENT_DIM = 512, LATENT_REST = 64, LATENT_BLOCK = 128, LATENT_ROWS = 16, LATENT_HEADS = 128;
 
 std::string page(const std::string& section) { return " (page npu_fused_infer_attention_score, " + section + ")"; }
+std::string mla(const std::string& what) { return " (vllm-ascend, mla_v1, " + what + ")"; }
 std::string host(const std::string& what) { return " (CANN 8.5 to 9.1, " + what + ")"; }
 
 bool one_of(int64_t value, std::initializer_list<int64_t> allowed) {
@@ -29,7 +31,7 @@ void check_tensors(const AttentionCall& c) {
         rule(!one->defined() || one->is_contiguous(), "every tensor must be contiguous" + page("query, key, value, atten_mask"));
     rule(c.k.sizes() == c.v.sizes(), "key and value must have one shape" + page("general limits"));
     rule(c.num_heads >= 1 && c.num_heads <= 256 && c.num_kv_heads >= 1 && c.num_kv_heads <= 256, "1 … 256 heads" + page("axes"));
-    rule(c.num_heads % c.num_kv_heads == 0 && c.num_heads / c.num_kv_heads <= 64,
+    rule(c.num_heads % c.num_kv_heads == 0 && (c.latent() || c.num_heads / c.num_kv_heads <= 64),
          "num_heads must be a multiple of num_key_value_heads, at most 64 times it" + page("num_key_value_heads"));
     if (c.wants_lse) rule(c.lse.scalar_type() == at::kFloat, "softmax_lse must be float32" + page("softmax_lse"));
 }
@@ -49,7 +51,7 @@ void check_layout(const AttentionCall& c) {
     rule(c.layout == "TND" || c.layout == "BSND" || c.layout == "BSH", "input_layout " + c.layout + " is not emulated");
     if (c.packed()) rule(c.q.dim() == 3 && c.q.size(1) == c.num_heads, "a TND query is [T, num_heads, D]" + page("input_layout"));
     else rule(c.q.dim() == (c.layout == "BSND" ? 4 : 3), "the query does not have the dimensions of its layout" + page("input_layout"));
-    check_head_dim(c, c.head_dim());
+    if (!c.latent()) check_head_dim(c, c.head_dim());
     auto width = c.paged() && c.k.dim() == 3 ? c.k.size(2) : c.k.size(-1) * (c.layout == "BSH" ? 1 : c.num_kv_heads);
     rule(width == c.num_kv_heads * c.head_dim(), "keys and queries must have one head size" + page("general limits"));
 }
@@ -132,6 +134,27 @@ void check_dense(const AttentionCall& c) {
     rule(c.mask.size(-2) >= c.q.size(1) && c.mask.size(-1) >= c.k.size(1), "atten_mask must cover Q_S × KV_S" + page("atten_mask"));
 }
 
+// Latent rows: keys and values are one buffer of value parts; query_rope and key_rope have the rests.
+void check_latent(const AttentionCall& c) {
+    rule(c.q_rope.defined() && c.k_rope.defined(), "query_rope and key_rope must be given together" + mla("rope"));
+    rule(c.packed() && c.paged(), "rope inputs are emulated in TND over pages only" + mla("input_layout"));
+    for (const auto* one : {&c.q_rope, &c.k_rope})
+        rule(one->is_contiguous() && one->scalar_type() == c.q.scalar_type(), "rope inputs are contiguous, of the query's type" + mla("rope"));
+    rule(c.num_kv_heads == 1 && c.num_heads <= LATENT_HEADS && (c.num_heads & (c.num_heads - 1)) == 0,
+         std::to_string(c.num_heads) + " query heads, but one KV head takes a power of two up to 128" + mla("num_heads, #9560"));
+    rule(c.q.size(2) == LATENT_DIM && c.q_rope.size(-1) == LATENT_REST, "a latent query is 512 and 64 wide" + mla("query"));
+    rule(c.q_rope.size(0) == c.q.size(0) && c.q_rope.size(1) == c.num_heads, "query_rope is [T, num_heads, 64]" + mla("query_rope"));
+    rule(c.k.dim() == 4 && c.k_rope.dim() == 4 && c.k.size(0) == c.k_rope.size(0) && c.k_rope.size(3) == LATENT_REST &&
+             c.k_rope.size(2) == c.k.size(2),
+         "a paged latent key is [blocks, 1, block, 512] and [blocks, 1, block, 64]" + mla("key"));
+    rule(c.k.data_ptr() == c.v.data_ptr(), "key and value are the same buffer" + mla("value"));
+    rule(c.block_size == LATENT_BLOCK, "block_size of latent rows is 128" + mla("block_size"));
+    rule(c.sparse_mode == 0 || c.sparse_mode == 3, "sparse_mode of latent rows is 0 or 3" + mla("sparse_mode"));
+    rule(c.sparse_mode == 3 || !c.mask.defined(), "latent rows take no full atten_mask" + mla("atten_mask"));
+    for (int64_t r = 0; r < c.requests(); ++r)
+        rule(c.rows_of(r) <= LATENT_ROWS, "a request has " + std::to_string(c.rows_of(r)) + " rows, but TND takes 16 of latent rows" + mla("TND"));
+}
+
 void check_mask(const AttentionCall& c) {
     rule(one_of(c.sparse_mode, {0, 1, 2, 3, 4}), "sparse_mode must be 0 … 4" + page("sparse_mode"));
     if (c.sparse_mode >= 1) rule(c.mask.defined(), "sparse_mode 1 … 4 needs atten_mask" + page("sparse_mode"));
@@ -148,6 +171,7 @@ void check(const AttentionCall& c) {
     check_tensors(c);
     check_layout(c);
     check_lengths(c);
+    if (c.latent()) check_latent(c);
     if (c.paged()) check_pages(c);
     check_mask(c);
 }

@@ -31,13 +31,12 @@ static at::Tensor only(const aclTensorList* list) {
              "quantised and shared keys are not emulated");                                                            \
         for (auto* one : {pse_shift, dequant1, quant1, dequant2, quant2, offset2, antiquant, antiquant_offset,         \
                           query_padding, kv_padding, key_antiquant, key_antiquant_offset, value_antiquant,             \
-                          value_antiquant_offset, key_prefix, value_prefix, query_rope, key_rope, key_rope_antiquant,  \
-                          EMULATOR_UNPACK MORE})                                                                       \
-            rule(one == nullptr, "quantisation, padding, shared prefixes, sinks and rope inputs are not emulated");    \
+                          value_antiquant_offset, key_prefix, value_prefix, key_rope_antiquant, EMULATOR_UNPACK MORE}) \
+            rule(one == nullptr, "quantisation, padding, shared prefixes and sinks are not emulated");                 \
         rule(inner_precise == 0, "inner_precise other than 0 is not emulated");                                        \
-        AttentionCall call{T(query), only(keys), only(values), T(mask), T(table), T(out), T(lse), I(q_lens),           \
-                           I(kv_lens), num_heads, num_kv_heads == 0 ? num_heads : num_kv_heads, scale, pre_tokens,     \
-                           next_tokens, layout, sparse_mode, block_size, wants_lse};                                   \
+        AttentionCall call{T(query), only(keys), only(values), T(mask), T(table), T(out), T(lse), T(query_rope),       \
+                           T(key_rope), I(q_lens), I(kv_lens), num_heads, num_kv_heads == 0 ? num_heads :              \
+                           num_kv_heads, scale, pre_tokens, next_tokens, layout, sparse_mode, block_size, wants_lse};  \
         check(call);                                                                                                   \
         return call;                                                                                                   \
     }()

@@ -1,7 +1,7 @@
 """Attention backend for Ascend NPUs: fused attention, with a draft tree as a prefix and a masked tail (its own rows).
 
 * `sizing` and `support` compute with integers only.
-* `backend` is the backend, and `metadata` writes its device tensors.
+* `backend` is the backend, `latent` the one for latent rows (MLA), and `metadata` writes its device tensors.
 * `lengths` has the lengths on the host. `recovery` copies lengths back from the device.
 * `rules` and `ops` contain the operators, `graph` the NPU graphs, and `tree_ops` the loop's tree operations.
 * `runtime` imports torch_npu. A backend imports it only when it opens on a device.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Geometry, HostLengthsNeed, Requirements
+from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, HostLengthsNeed, Requirements
 
 from . import sizing
 from .support import reasons_against
@@ -34,6 +34,8 @@ class AscendPlugin(BackendPlugin):
         runtime=("draftmark_ascend_npu.runtime", "torch_npu"),
         install="pip install 'draftmark-ascend-npu[runtime]' --extra-index-url https://download.pytorch.org/whl/cpu, "
         "in an environment with CANN",
+        forms=(Form.LATENT_PARTS,),
+        latent=True,
         summary="fused attention and NPU graphs; trees as prefix and tail, merged by log-sum-exp",
     )
     supports = staticmethod(reasons_against)
@@ -51,12 +53,13 @@ class AscendPlugin(BackendPlugin):
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
         """Open the backend on a supported NPU or on the CPU. On the CPU it can only write metadata."""
         from .backend import AscendBackend
+        from .latent import AscendLatentBackend
 
         if any(arena[name].device.type == "npu" for name in arena):
             from .device import require_served
 
             require_served()
-        return AscendBackend(geometry, arena)
+        return (AscendLatentBackend if geometry.attention.latent else AscendBackend)(geometry, arena)
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
         """Return NPU graphs on an NPU, and recorded graphs on the CPU."""

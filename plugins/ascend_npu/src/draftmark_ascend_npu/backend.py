@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from draftmark import Geometry, LengthsError
@@ -11,6 +13,10 @@ from . import sizing
 from .lengths import HostLists, Plans
 from .metadata import Metadata, is_tree
 from .recovery import Point, Recovery
+
+if TYPE_CHECKING:
+    from .graph import Pick
+    from .ops import PagedAttention
 
 
 class AscendBackend:
@@ -73,22 +79,31 @@ class AscendBackend:
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
         """Call the operator over the pages. With `lse`, read only the prefix, unmasked; else read prefix and tail."""
-        from .graph import ACTIVE
         from .ops import PagedAttention
 
-        causal = self._metadata.triangle if lse is None and not _has_single_rows(batch) else None
-        pick = _whole if lse is None else _prefix
+        causal, pick = self._mask_and_lists(batch, lse)
         target = out if out.is_contiguous() else torch.empty_like(q)
         tables, lse = self._metadata.tables(batch), self._no_lse if lse is None else lse
-        call = PagedAttention(q, cache.k, cache.v, tables, causal, self._scale, target, lse)
+        self._call(PagedAttention(q, cache.k, cache.v, tables, causal, self._scale, target, lse), batch, pick)
+        if target is not out:
+            out.copy_(target)
+
+    def _call(self, call: PagedAttention, batch: ForwardBatch, pick: Pick) -> None:
+        """Launch a call with the batch's lists or, inside a capture, record it for updates."""
+        from .graph import ACTIVE
+
         capture = ACTIVE.get()
         if capture is not None and not capture.warming:
             step = (batch.mode, batch.step)
-            capture.add(cache.k.data_ptr(), step, call, self._plans, pick, batch.padded_reqs)
+            capture.add(call.k.data_ptr(), step, call, self._plans, pick, batch.padded_reqs)
         else:
             call.launch(*pick(self._lists(batch, warming=capture is not None)))
-        if target is not out:
-            out.copy_(target)
+
+    def _mask_and_lists(self, batch: ForwardBatch, lse: torch.Tensor | None) -> tuple[torch.Tensor | None, Pick]:
+        """Return the mask of a pass over the pages, and its choice of lists: of prefix and tail, or of the prefix."""
+        if lse is not None:
+            return None, _prefix
+        return None if _has_single_rows(batch) else self._metadata.triangle, _whole
 
     def _lists(self, batch: ForwardBatch, warming: bool) -> HostLists:
         """Return exact lists, from the host or the device. For a warm-up bounds are enough: its output is not read."""

@@ -32,20 +32,28 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     used[sizing.TRIANGLE] = sizing.TRIANGLE_SIDE * sizing.TRIANGLE_SIDE
     used[sizing.HOST_LENS] = batch.padded_reqs * 4
     used[sizing.SLOTS32] = batch.num_rows * 4
-    extent = batch.uniform
+    extent, a = batch.uniform, geometry.attention
+    if a.latent:
+        widths = {name: a.value_width for name in (sizing.QUERIES, sizing.OUTPUTS)}
+        row = sizing.padded_heads(a.num_qo_heads) * DTYPE_BYTES[a.q_dtype]
+        used |= {name: batch.num_rows * row * width for name, width in widths.items()}
+        used[sizing.QUERY_RESTS] = batch.num_rows * row * (a.head_dim - a.value_width)
     if batch.mode not in sizing.tree_modes(geometry) or extent is None:
         return used
-    a = geometry.attention
     reqs, rows, slots, pairs = sizing.mode_extents(batch.padded_reqs, extent)
     element, heads = DTYPE_BYTES[a.q_dtype], rows * a.num_qo_heads
     bits = 32 * geometry.mask_words * sizing.mode_extents(1, extent)[0]
-    return used | {
+    used |= {
         sizing.BITS: bits * 4,
         sizing.WORD_OF: bits * 4,
         sizing.TAIL_SLOTS: slots * 8,
         sizing.TAIL_MASK: pairs,
-        sizing.TAIL_KV: 2 * slots * a.num_kv_heads * a.head_dim * element,
         sizing.HAS_PREFIX: reqs * 4,
+    }
+    if a.latent:
+        return used | {sizing.LSES: rows * sizing.padded_heads(a.num_qo_heads) * 4}
+    return used | {
+        sizing.TAIL_KV: 2 * slots * a.num_kv_heads * a.head_dim * element,
         sizing.PARTS: 2 * heads * a.head_dim * element,
         sizing.LSES: 2 * heads * 4,
         sizing.WEIGHT: heads * 4,

@@ -23,14 +23,27 @@ def is_tree(batch: ForwardBatch) -> bool:
 
 
 @dataclass(frozen=True)
-class TreeViews:
-    """Holds views of the tree buffers for one batch of R requests with q rows and T tail slots each.
+class TreeMarks:
+    """Holds what the trees of one batch of R requests with q rows and T tail slots each let their rows see.
 
     Attributes:
         slots: int64 ``[R·T]``, KV slot of each tail slot.
         mask: int8 ``[R, 1, q, T]``, 1 for a slot that a row does not see.
-        k, v: ``[R·T, kv_heads, head_dim]``, the tail's keys and values, gathered.
         has_prefix: float32 ``[R, 1, 1, 1]``, 1 for a request with a prefix, else 0.
+    """
+
+    slots: torch.Tensor
+    mask: torch.Tensor
+    has_prefix: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TreeViews:
+    """Holds views of the tree buffers for one batch of R requests with q rows and T tail slots each.
+
+    Attributes:
+        slots, mask, has_prefix: as in `TreeMarks`.
+        k, v: ``[R·T, kv_heads, head_dim]``, the tail's keys and values, gathered.
         prefix_out, tail_out: ``[R·q, heads, head_dim]``, outputs of the two passes.
         prefix_lse: float32 ``[R·q, heads, 1]``; tail_lse: float32 ``[R, heads, q, 1]``.
         weight: float32 ``[R, q, heads, 1]``, weight of the prefix in the merge.
@@ -107,7 +120,7 @@ class Metadata:
         self.slots(batch).copy_(page * page_size + positions % page_size)
 
     def _write_tree(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
-        views, tail = self.tree(batch), batch.tail_lens[0]
+        views, tail = self.marks(batch), batch.tail_lens[0]
         assert isinstance(batch.tail, Tree)
         views.slots.copy_(slots.view(-1))
         words = batch.tail.mask.index_select(1, self._arena[sizing.WORD_OF][:tail])
@@ -115,19 +128,28 @@ class Metadata:
         views.mask.view(batch.num_rows, -1).copy_(blocked)
         views.has_prefix.view(-1).copy_(batch.prefix_lens > 0)
 
+    def marks(self, batch: ForwardBatch) -> TreeMarks:
+        """Return the buffers that say which tail slots a row sees, sliced to a batch."""
+        arena, reqs, q, t = self._arena, batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
+        return TreeMarks(
+            slots=arena[sizing.TAIL_SLOTS][: reqs * t],
+            mask=arena[sizing.TAIL_MASK][: reqs * q * t].view(reqs, 1, q, t),
+            has_prefix=arena[sizing.HAS_PREFIX][:reqs].view(reqs, 1, 1, 1),
+        )
+
     def tree(self, batch: ForwardBatch) -> TreeViews:
-        """Return the tree buffers, sliced to a batch."""
+        """Return the tree buffers of a layer with K and V, sliced to a batch."""
         a, arena = self._geometry.attention, self._arena
-        reqs, q, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
+        marks, reqs, q, t = self.marks(batch), batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         rows, slots, heads = reqs * q, reqs * t, a.num_qo_heads
         parts, lses, merged = (_pair(arena[name], rows) for name in (sizing.PARTS, sizing.LSES, sizing.MERGE))
         kv = _pair(arena[sizing.TAIL_KV], slots)
         return TreeViews(
-            slots=arena[sizing.TAIL_SLOTS][:slots],
-            mask=arena[sizing.TAIL_MASK][: rows * t].view(reqs, 1, q, t),
+            slots=marks.slots,
+            mask=marks.mask,
             k=kv[0],
             v=kv[1],
-            has_prefix=arena[sizing.HAS_PREFIX][:reqs].view(reqs, 1, 1, 1),
+            has_prefix=marks.has_prefix,
             prefix_out=parts[0],
             tail_out=parts[1],
             prefix_lse=lses[0],

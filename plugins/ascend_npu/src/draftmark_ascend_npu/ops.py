@@ -109,9 +109,24 @@ def scatter_kv(
     _library().npu_scatter_pa_kv_cache(k, v, k_cache, v_cache, slots, cache_mode="Norm")
 
 
+def scatter_latent(k: torch.Tensor, values: torch.Tensor, rests: torch.Tensor, slots: torch.Tensor) -> None:
+    """Store latent rows at their slots, both parts in one launch.
+
+    Args:
+        k: ``[rows, 1, head_dim]``, whole rows.
+        values, rests: ``[num_pages, page_size, elements]``, the two buffers of the cache; written in place.
+        slots: as in `scatter_kv`.
+    """
+    width = values.shape[2]
+    scatter_kv(k[..., :width], k[..., width:], values.unsqueeze(2), rests.unsqueeze(2), slots)
+
+
 @dataclass(frozen=True)
 class PagedAttention:
     """Holds the arguments of one fused call over pages in TND (tokens, heads, dim), except the host lists.
+
+    Latent rows (MLA) have two more tensors, `q_rest` and `rest`. Then k and v are the value parts, and a logit is the
+    sum of both products.
 
     Attributes:
         q: ``[T, num_heads, D]``, contiguous.
@@ -121,6 +136,8 @@ class PagedAttention:
         scale: factor of the logits.
         out: shape of q.
         lse: float32 ``[T, num_heads, 1]``, natural logarithm; or a placeholder ``[1]``, which the operator needs.
+        q_rest: ``[T, num_heads, E]``, contiguous, of latent rows; else None. num_heads is then a power of two.
+        rest: ``[num_pages, page_size, 1, E]``, contiguous, of latent rows; else None.
     """
 
     q: torch.Tensor
@@ -131,6 +148,8 @@ class PagedAttention:
     scale: float
     out: torch.Tensor
     lse: torch.Tensor
+    q_rest: torch.Tensor | None = None
+    rest: torch.Tensor | None = None
 
     @property
     def wants_lse(self) -> bool:
@@ -161,14 +180,18 @@ class PagedAttention:
 
     def weak(self) -> PagedAttention:
         """Return this call without ownership of q and out."""
-        return replace(self, q=alias(self.q), out=alias(self.out))
+        rest = None if self.q_rest is None else alias(self.q_rest)
+        return replace(self, q=alias(self.q), out=alias(self.out), q_rest=rest)
 
     def _kv(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K and V as FIA needs a paged cache: [blocks, block, heads · D]."""
+        """Return K and V as FIA needs a paged cache: [blocks, block, heads · D]; latent rows [blocks, 1, block, D]."""
+        if self.rest is not None:
+            return self.k.transpose(1, 2), self.v.transpose(1, 2)
         return self.k.flatten(2), self.v.flatten(2)
 
     def _arguments(self, rows: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
-        return {
+        rope = {} if self.rest is None else {"query_rope": self.q_rest, "key_rope": self.rest.transpose(1, 2)}
+        return rope | {
             "atten_mask": self.causal,
             "actual_seq_lengths": list(rows),
             "actual_seq_lengths_kv": list(keys),
@@ -183,8 +206,12 @@ class PagedAttention:
         }
 
     def _check(self, rows: Sequence[int], keys: Sequence[int]) -> None:
-        rules.check_pages(self.q, self.k)
-        rules.check_tensors(self.q, self.k, self.v, self.out)
+        if self.rest is None:
+            rules.check_pages(self.q, self.k)
+            rules.check_tensors(self.q, self.k, self.v, self.out)
+        else:
+            rules.check_latent(self.q, self.q_rest, self.k, self.rest, self.out)
+            rules.check_latent_rows(rows)
         rules.check_lists(rows, keys, self.q.shape[0], self.causal is not None)
         rules.check_tables(self.tables, keys, self.k.shape[1])
         if self.causal is not None:

@@ -5,6 +5,7 @@ Sources of the rules, for the products A2 and A3:
 * FIA: torch_npu's page of npu_fused_infer_attention_score. SCATTER: its page of npu_scatter_pa_kv_cache.
 * HOST: checks in the public host code of CANN 8.5 to 9.1.
 * CALLS: calls of npu_fused_infer_attention_score in vllm-ascend 0.23 (attention/attention_v1.py).
+* MLA: its calls with query_rope and key_rope (attention/mla_v1.py), main of August 2026.
 
 Not confirmed on hardware: FIA excludes pages from TND in one place and limits their size in another. HOST accepts the
 two together, with keys as [blocks, block, heads · D]. CALLS use that with blocks of 128, and so does this plugin.
@@ -21,6 +22,11 @@ from draftmark import BackendError
 from .support import (
     BLOCK_STEP,
     HEAD_STEP,
+    LATENT_BLOCK,
+    LATENT_HEADS,
+    LATENT_REST,
+    LATENT_ROWS,
+    LATENT_VALUE,
     MAX_BLOCK,
     MAX_GROUP,
     MAX_HEAD_DIM,
@@ -81,6 +87,32 @@ def check_pages(q: torch.Tensor, k: torch.Tensor) -> None:
     rule(known, f"head_dim is {dim}, which TND does not accept with these heads", "HOST, TND")
     rule(block % BLOCK_STEP == 0 and block <= MAX_BLOCK, f"block_size is {block}", "HOST, TND")
     rule(k.shape[2] * k.shape[3] <= MAX_ROW, f"a token has {k.shape[2] * k.shape[3]} values", "FIA, PageAttention")
+
+
+def check_latent(
+    q: torch.Tensor, q_rest: torch.Tensor | None, values: torch.Tensor, rest: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Check the rules for latent rows: query and cache in two parts, heads a power of two."""
+    rule(q_rest is not None, "key_rope is given without query_rope", "MLA, query_rope")
+    assert q_rest is not None
+    tensors = (q, q_rest, values, rest, out)
+    kinds = {one.dtype for one in tensors}
+    rule(len(kinds) == 1 and kinds <= {torch.float16, torch.bfloat16}, f"dtypes are {kinds}", "FIA, query, key, value")
+    rule(all(one.is_contiguous() for one in tensors), "tensors must be contiguous", "FIA, query, key, value")
+    rule(q.dim() == 3 and q.shape == out.shape, f"query is {list(q.shape)}, output {list(out.shape)}", "MLA, query")
+    heads, width = q.shape[1:]
+    rule(heads in LATENT_HEADS, f"{heads} query heads, but they are a power of two up to 128", "MLA, num_heads")
+    rule(width == LATENT_VALUE, f"query has {width} values, but latent rows have {LATENT_VALUE}", "MLA, query")
+    rule(q_rest.shape == (*q.shape[:2], LATENT_REST), f"query_rope is {list(q_rest.shape)}", "MLA, query_rope")
+    pages = (values.shape[0], LATENT_BLOCK, 1)
+    rule(tuple(values.shape) == (*pages, LATENT_VALUE), f"the value parts are {list(values.shape)}", "MLA, key")
+    rule(tuple(rest.shape) == (*pages, LATENT_REST), f"the rests are {list(rest.shape)}", "MLA, key_rope")
+
+
+def check_latent_rows(rows: Sequence[int]) -> None:
+    """Check the rows of each request of latent rows in TND; `rows` has running sums."""
+    most = max((end - start for start, end in zip([0, *rows[:-1]], rows, strict=True)), default=0)
+    rule(most <= LATENT_ROWS, f"a request has {most} rows, but at most {LATENT_ROWS} are served", "MLA, TND")
 
 
 def check_triangle(mask: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ SLOTS, TABLES, TRIANGLE = "slot_mapping", "block_tables", "causal_mask"
 TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv", "has_prefix"
 PARTS, LSES, WEIGHT, MERGE = "partial_out", "partial_lse", "merge_weight", "merge"
 BITS, WORD_OF, HOST_LENS, SLOTS32 = "bit_weights", "word_of_bit", "recovered_lens", "slot_mapping_int32"
+QUERIES, QUERY_RESTS, OUTPUTS = "padded_queries", "padded_query_rests", "padded_outputs"
 TRIANGLE_SIDE = 2048
 """Side of the mask of sparse_mode 2, 3 and 4 for every length (page, atten_mask)."""
 
@@ -32,7 +33,30 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         # Target of the copies of exact lengths from the device, if the host has only bounds (overlap).
         BufferSpec(HOST_LENS, Role.HOST_STAGING, table[:1], "int32", Unit.TOKENS, "max_reqs", memory=Memory.PINNED),
     ]
+    if geometry.attention.latent:
+        specs += _latent_buffers(geometry)
     return specs + (_tree_buffers(geometry) if tree_modes(geometry) else [])
+
+
+def padded_heads(heads: Any) -> Any:
+    """Return the smallest power of two that is not below `heads`, for 1 to 128 heads or a symbol.
+
+    The fused operator takes only such numbers of heads for latent rows (vllm-ascend#9560).
+    """
+    doublings = [power * minimum(1, maximum(0, heads - power)) for power in (1, 2, 4, 8, 16, 32, 64)]
+    return 1 + sum(doublings)
+
+
+def _latent_buffers(geometry: Geometry) -> list[BufferSpec]:
+    """Return the staging buffers of latent rows: contiguous parts of the queries, and outputs, with padded heads."""
+    a = geometry.attention
+    rows, heads, formula = geometry.max_rows_any, padded_heads(a.num_qo_heads), "rows x padded heads"
+    shapes = {QUERIES: a.value_width, QUERY_RESTS: a.head_dim - a.value_width, OUTPUTS: a.value_width}
+    # The parts of the queries begin as zeros and the padding heads are never written, so these heads stay finite.
+    return [
+        BufferSpec(name, Role.WORKSPACE, (rows, heads, width), a.q_dtype, Unit.ROWS, formula, init=Init.ZEROS)
+        for name, width in shapes.items()
+    ]
 
 
 def tree_modes(geometry: Geometry) -> list[Mode]:
@@ -45,14 +69,20 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
     reqs, rows, slots, pairs = tree_extents(geometry, geometry.max_reqs)
     heads, kv_heads = (rows, a.num_qo_heads), (a.num_kv_heads, a.head_dim)
     bits = (32 * geometry.mask_words * tree_extents(geometry, 1)[0],)
-    return [
+    marks = [
         # Written once, when the backend opens: for each tail slot its word in a row's mask, and its bit in that word.
         BufferSpec(BITS, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(WORD_OF, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(TAIL_SLOTS, Role.WORKSPACE, (slots,), "int64", Unit.TOKENS, "max_reqs · T"),
         BufferSpec(TAIL_MASK, Role.WORKSPACE, (pairs,), "int8", Unit.BYTES, "max_reqs · q · T"),
-        BufferSpec(TAIL_KV, Role.WORKSPACE, (2, slots, *kv_heads), a.kv_dtype, Unit.TOKENS, "2 · max_reqs · T"),
         BufferSpec(HAS_PREFIX, Role.WORKSPACE, (reqs,), "float32", Unit.BYTES, "max_reqs"),
+    ]
+    if a.latent:
+        lse = (rows, padded_heads(a.num_qo_heads), 1)
+        return [*marks, BufferSpec(LSES, Role.PARTIAL_LSE, lse, "float32", Unit.ROWS, "rows x padded heads")]
+    return [
+        *marks,
+        BufferSpec(TAIL_KV, Role.WORKSPACE, (2, slots, *kv_heads), a.kv_dtype, Unit.TOKENS, "2 · max_reqs · T"),
         BufferSpec(PARTS, Role.PARTIAL_OUT, (2, *heads, a.head_dim), a.q_dtype, Unit.ROWS, "2 · rows"),
         BufferSpec(LSES, Role.PARTIAL_LSE, (2, *heads, 1), "float32", Unit.ROWS, "2 · rows"),
         BufferSpec(WEIGHT, Role.PARTIAL_LSE, (*heads, 1), "float32", Unit.ROWS, "rows"),

@@ -7,7 +7,7 @@ relies on it.
 
 from __future__ import annotations
 
-from draftmark import Geometry
+from draftmark import Form, Geometry, Mode
 
 BLOCK_STEP, MAX_BLOCK = 16, 512
 """Tokens of a page: multiples of 16, at most 512 (host code, TND). vllm-ascend and SGLang use 128."""
@@ -24,6 +24,9 @@ MAX_REQUESTS = 4096
 """Entries of actual_seq_lengths in TND (page, TND limits)."""
 MAX_SLOTS = 2**31
 """Slots are stored as int32, as vllm-ascend and SGLang pass them. No device has memory for a larger pool."""
+LATENT_VALUE, LATENT_REST, LATENT_BLOCK, LATENT_ROWS = 512, 64, 128, 16
+"""Latent rows: elements of the two parts, tokens of a page, and most rows of a request in TND (vllm-ascend, mla_v1)."""
+LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16")
 ARCHES = (0, 910)
 """`DeviceProfile.arch` of A2 and A3; 0 means that the profile does not name it."""
@@ -32,7 +35,7 @@ ARCHES = (0, 910)
 def reasons_against(geometry: Geometry) -> list[str]:
     """Return every reason for which `geometry` is refused; an empty list means that it is served."""
     a = geometry.attention
-    reasons = [*_device(geometry), *_shape(geometry)]
+    reasons = [*_device(geometry), *(_latent(geometry) if a.latent else _shape(geometry))]
     if a.q_dtype not in DTYPES or a.kv_dtype != a.q_dtype:
         reasons.append(f"q_dtype {a.q_dtype} with kv_dtype {a.kv_dtype} is not served: both are float16 or bfloat16")
     if a.window_left >= 0:
@@ -75,4 +78,33 @@ def _shape(geometry: Geometry) -> list[str]:
         )
     if a.num_kv_heads * a.head_dim > MAX_ROW:
         reasons.append(f"{a.num_kv_heads} KV heads of {a.head_dim} are not served: at most {MAX_ROW} values a token")
+    return reasons
+
+
+def _latent(geometry: Geometry) -> list[str]:
+    """Refuse latent rows that the operator's query_rope and key_rope do not serve."""
+    a, rest = geometry.attention, geometry.attention.head_dim - geometry.attention.value_width
+    reasons = []
+    if (a.value_width, rest) != (LATENT_VALUE, LATENT_REST):
+        reasons.append(
+            f"latent rows of {a.value_width}+{rest} elements are not served: the operator takes "
+            f"{LATENT_VALUE}+{LATENT_REST}"
+        )
+    if Form.LATENT_PARTS not in geometry.forms:
+        reasons.append(
+            "latent rows in one buffer are not served: the operator reads value parts and rests from two buffers; add "
+            "Form.LATENT_PARTS"
+        )
+    if a.page_size != LATENT_BLOCK:
+        reasons.append(f"page_size {a.page_size} is not served for latent rows: their pages have {LATENT_BLOCK} tokens")
+    if a.num_qo_heads > LATENT_HEADS[-1]:
+        reasons.append(f"num_qo_heads {a.num_qo_heads} of a latent layer is not served: at most {LATENT_HEADS[-1]}")
+    for mode in geometry.modes:
+        rows = geometry.limits.max_extend_tokens if mode is Mode.EXTEND else geometry.extent(mode).q_len
+        if rows > LATENT_ROWS:
+            remedy = "lower max_extend_tokens" if mode is Mode.EXTEND else "draft fewer tokens"
+            reasons.append(
+                f"{rows} rows of a request in mode {mode.value} are not served for latent rows: the operator takes "
+                f"{LATENT_ROWS} in TND; {remedy}"
+            )
     return reasons

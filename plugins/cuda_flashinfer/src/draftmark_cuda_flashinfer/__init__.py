@@ -1,4 +1,4 @@
-"""Attention backend over FlashInfer's FA2 kernels. A draft tree runs as an unmasked prefix pass and a masked pass.
+"""Attention backend over FlashInfer's kernels. A draft tree runs as a prefix pass without a mask and a tail pass.
 
 The prefix pass reads committed tokens once for all rows of a request. The mask covers only the draft tokens (the
 tail), so no buffer grows with rows times context.
@@ -6,6 +6,7 @@ tail), so no buffer grows with rows times context.
 * `levels`, `partition` and `sizing` compute with integers only. `planning` makes the arguments of FlashInfer's planner.
 * `backend` is the backend, and `vendor` contains every call of FlashInfer.
 * `library` reads FlashInfer's own count of its workspaces.
+* `latent` is the backend for latent rows (MLA), over `latent_plan`, `latent_vendor` and `latent_kernels`.
 * `launch` starts the two Triton kernels of `kernels`: one fills index buffers, the other stores new keys and values.
 """
 
@@ -17,6 +18,7 @@ from draftmark import (
     CONTRACT_MINOR,
     BackendInfo,
     BackendPlugin,
+    Form,
     Geometry,
     HostLengthsNeed,
     Requirements,
@@ -47,7 +49,10 @@ class FlashInferPlugin(BackendPlugin):
         host_kernels=False,
         runtime=("flashinfer", "triton"),
         install=INSTALL,
-        summary="FlashInfer's FA2 kernels: prefix unmasked, tail masked, merged",
+        summary="FlashInfer's FA2 and MLA kernels: prefix unmasked, tail masked",
+        forms=(Form.ENGINE_STORES, Form.LATENT_PARTS),
+        latent=True,
+        lse=True,
         runs_code_of=(TREE_OPS_OF,),
     )
     supports = staticmethod(reasons_against)
@@ -59,6 +64,10 @@ class FlashInferPlugin(BackendPlugin):
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
         """Open the backend; on a GPU this compiles FlashInfer's modules unless they are in its cache."""
+        if geometry.attention.latent:
+            from .latent import LatentBackend
+
+            return LatentBackend(geometry, arena)
         from .backend import FlashInferBackend
 
         return FlashInferBackend(geometry, arena)

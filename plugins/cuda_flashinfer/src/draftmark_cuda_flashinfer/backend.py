@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import Arena, Exact, ForwardBatch, KVCache, Tree, fence, record_call, sinks_of
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, fence, record_call, sinks_of
 
 from . import launch, levels, sizing
 from .launch import Forward
-from .planning import Planner
+from .planning import Planner, check_batch
 from .staging import Staging
 from .support import INT32_MAX
 from .vendor import Pages, Vendor
 
+LN2 = math.log(2)
 _PAGED = (sizing.SLOTS, sizing.INDPTR, sizing.PAGES, sizing.LAST_PAGE)
 _MASKED = (sizing.TAIL_INDPTR, sizing.TAIL_SLOTS, sizing.TAIL_LAST_PAGE, sizing.MASK, sizing.MASK_INDPTR)
 
@@ -66,7 +68,7 @@ class FlashInferBackend:
 
     def plan(self, batch: ForwardBatch) -> None:
         """Plan one or two passes from the host's exact lengths, and enqueue one or two small copies to the device."""
-        self._check(batch)
+        check_batch(batch, self.geometry)
         paged, masked = self._planner.requests(batch)
         if self._vendor is None:
             return
@@ -77,18 +79,6 @@ class FlashInferBackend:
                 tail_ints = self._arena[sizing.TAIL_INTS]
                 plans = Plans(plans.paged, self._vendor.plan(masked, self._floats, tail_ints, pinned[place:]))
         self._plans[batch.mode, batch.padded_reqs, batch.step] = plans
-
-    def _check(self, batch: ForwardBatch) -> None:
-        if not isinstance(batch.host, Exact):
-            raise BatchError(
-                f"host is {type(batch.host).__name__}, but FlashInfer's plan needs Exact lengths: with a bound its "
-                "split-KV ranges differ from the device's lengths; settle the lengths first, with overlap=False"
-            )
-        if batch.padded_reqs > self.geometry.max_reqs:
-            raise BatchError(
-                f"the batch has {batch.padded_reqs} requests, but max_reqs is {self.geometry.max_reqs}; "
-                "raise max_num_reqs"
-            )
 
     # -- calls that CUDA graphs capture -------------------------------------------------------------------
 
@@ -117,7 +107,9 @@ class FlashInferBackend:
         slots = self._arena[sizing.SLOTS][: batch.num_rows]
         record_call(launch.write_rows, k, v, cache.k, cache.v, slots, mutates=(cache.k, cache.v))
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def attend(
+        self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None = None
+    ) -> None:
         """Compute attention: one causal pass, or for trees an unmasked and a masked pass and their merge."""
         vendor = self._vendor
         if vendor is None:
@@ -130,21 +122,24 @@ class FlashInferBackend:
         pages = self._pages(batch.padded_reqs)
         if plans.masked is None:
             vendor.run(
-                plans.paged, self._floats, ints, q, cache, batch.q_indptr, pages, out, None,
+                plans.paged, self._floats, ints, q, cache, batch.q_indptr, pages, out, lse,
                 causal=True, window_left=window,
             )  # fmt: skip
-            return
-        rows = batch.num_rows
-        lse, tail_lse = self._arena[sizing.LSE][:rows], self._arena[sizing.TAIL_LSE][:rows]
-        tail_out = self._arena[sizing.TAIL_OUT][:rows]
-        vendor.run(
-            plans.paged, self._floats, ints, q, cache, batch.q_indptr, pages, out, lse, causal=False, window_left=-1
-        )
-        vendor.run(
-            plans.masked, self._floats, self._arena[sizing.TAIL_INTS], q, _tokens(cache), batch.q_indptr,
-            self._tail(batch.padded_reqs), tail_out, tail_lse, causal=False, window_left=-1,
-        )  # fmt: skip
-        vendor.merge(out, lse, tail_out, tail_lse)
+        else:
+            rows = batch.num_rows
+            own, tail_lse = self._arena[sizing.LSE][:rows], self._arena[sizing.TAIL_LSE][:rows]
+            tail_out, total = self._arena[sizing.TAIL_OUT][:rows], own if lse is None else lse
+            vendor.run(
+                plans.paged, self._floats, ints, q, cache, batch.q_indptr, pages, out, total,
+                causal=False, window_left=-1,
+            )  # fmt: skip
+            vendor.run(
+                plans.masked, self._floats, self._arena[sizing.TAIL_INTS], q, _tokens(cache), batch.q_indptr,
+                self._tail(batch.padded_reqs), tail_out, tail_lse, causal=False, window_left=-1,
+            )  # fmt: skip
+            vendor.merge(out, total, tail_out, tail_lse)
+        if lse is not None:
+            lse.mul_(LN2)  # FlashInfer's log-sum-exps are in base 2
 
     def _pages(self, count: int) -> Pages:
         arena = self._arena

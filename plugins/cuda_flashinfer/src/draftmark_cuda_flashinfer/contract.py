@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftmark import Geometry, Mode, Role
-from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
+from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
 
-from . import levels, library, partition, sizing
+from . import latent_plan, levels, library, partition, sizing
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -17,8 +17,10 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
     """Describe each mode's metadata: one causal pass, or for trees a prefix pass and a masked pass over draft tokens.
 
     With a sliding window the masked pass also reads prefix tokens. The contract cannot describe that, so its metadata
-    is declared opaque.
+    is declared opaque. Latent rows are read over the batch's page table.
     """
+    if geometry.attention.latent:
+        return over_page_table(geometry, slot_mapping=latent_plan.SLOTS)
     paged = {
         "kv_indptr": sizing.INDPTR,
         "kv_indices": sizing.PAGES,
@@ -45,8 +47,11 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Return the bytes of workspaces, partial results and staging that one batch uses, by buffer.
 
-    The workspace counts are FlashInfer's own if this machine has the geometry's GPU, else the plugin's.
+    The workspace counts are FlashInfer's own if this machine has the geometry's GPU, else the plugin's. The MLA module
+    has no count of its own, and its workspaces do not depend on lengths.
     """
+    if geometry.attention.latent:
+        return latent_plan.usage(geometry, batch)
     return plugin_usage(geometry, batch) | library.usage(geometry, batch)
 
 

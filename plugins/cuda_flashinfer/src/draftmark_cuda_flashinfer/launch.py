@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def write_indices(
     group, block, block_bytes = (1, BLOCK, BLOCK_BYTES) if compiled else _large_blocks(requests, widest, widest_bytes)
     blocks = max(-(-widest // block), -(-widest_bytes // block_bytes))
     idle = buffers[SLOTS]
-    _kernel("write_indices", compiled)[(-(-requests // group), blocks)](
+    kernel(kernels, "write_indices", compiled)[(-(-requests // group), blocks)](
         prefix_lens, q_indptr, page_table, prefix_lens if mask is None else mask,
         prefix_lens if depth is None else depth,
         buffers[SLOTS], buffers[INDPTR], buffers[PAGES], buffers[LAST_PAGE],
@@ -96,22 +97,25 @@ def write_rows(
 ) -> None:
     """Store new keys and values at their slots. See `kernels.write_rows`."""
     rows, heads, dim = k.shape
-    _kernel("write_rows", k.is_cuda)[(rows,)](
+    kernel(kernels, "write_rows", k.is_cuda)[(rows,)](
         k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2],
         NUM_HEADS=heads, HEAD_DIM=dim, BLOCK=triton.next_power_of_2(heads * dim),
     )  # fmt: skip
 
 
 @cache
-def _kernel(name: str, compiled: bool) -> Any:
-    function: Callable[..., Any] = getattr(kernels, name)
+def kernel(module: ModuleType, name: str, compiled: bool) -> Any:
+    """Return a kernel of a module of plain functions: compiled for a GPU, or in Triton's interpreter."""
+    function: Callable[..., Any] = getattr(module, name)
     if not compiled:
         from triton.runtime.interpreter import InterpretedFunction
 
         return InterpretedFunction(function)
+    # The strides of latent rows are equal in every call, and Triton makes wide loads only for strides that it knows.
+    varying = ("num_", "stride_") if module is kernels else ("num_", "stride_table", "stride_mask")
     numbers = [
         one for one in inspect.signature(function).parameters
-        if one.startswith(("num_", "stride_")) or one in ("tail_len", "head_len", "window_left")
+        if one.startswith(varying) or one in ("tail_len", "head_len", "window_left")
     ]  # fmt: skip
     # By default Triton compiles a kernel again when an integer is 1 or a multiple of 16, here during serving.
     return triton.jit(function, do_not_specialize=numbers)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from draftmark import Geometry, Mode
+from draftmark import BatchError, Geometry, Mode
+from draftmark.runtime import Exact
 
 from . import levels, partition, sizing
 from .partition import Partition
@@ -93,3 +94,16 @@ class Planner:
 def _offsets(counts: Sequence[int]) -> torch.Tensor:
     """Return the prefix sums of `counts` from 0, int32 ``[n + 1]`` on the host."""
     return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)
+
+
+def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
+    """Raise `BatchError` if the host's lengths are not exact, or if the batch has more requests than the geometry."""
+    if not isinstance(batch.host, Exact):
+        raise BatchError(
+            f"host is {type(batch.host).__name__}, but FlashInfer's plan needs Exact lengths: with a bound its "
+            "split-KV ranges differ from the device's lengths; settle the lengths first, with overlap=False"
+        )
+    if batch.padded_reqs > geometry.max_reqs:
+        raise BatchError(
+            f"the batch has {batch.padded_reqs} requests, but max_reqs is {geometry.max_reqs}; raise max_num_reqs"
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark import BufferSpec, Geometry, Memory, Mode, Role, Unit, ceil_div, maximum, minimum
 
-from . import levels, partition
+from . import latent_plan, levels, partition
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -29,6 +29,8 @@ HOST_INDPTRS = 2
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers of one geometry, for the modes that it serves."""
+    if geometry.attention.latent:
+        return latent_plan.buffers(geometry)
     reqs = geometry.max_reqs
     specs = [
         BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),

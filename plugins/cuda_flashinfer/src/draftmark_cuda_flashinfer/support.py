@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from draftmark import Geometry, maximum
+from draftmark import Geometry, Mode, maximum
 
-from . import levels
+from . import latent_plan, levels
 from .version import DISTRIBUTION, TESTED, installed
 
 HEAD_DIMS = (64, 128, 256)
+VALUE_DIMS, RESTS = (512,), (0, 64)
+"""Elements of the value part and of the rest of a latent row that the MLA kernels are served with."""
 DTYPES = ("bfloat16", "float16")
 INT32_MAX = 2**31 - 1
 MERGE_THREADS = 1024
@@ -16,7 +18,9 @@ MERGE_THREADS = 1024
 
 def reasons_against(geometry: Geometry) -> list[str]:
     """Return every reason for which FlashInfer cannot serve `geometry`; an empty list means that it can."""
-    return [*_version(), *_device(geometry), *_shape(geometry), *_indices(geometry)]
+    if geometry.attention.latent:
+        return [*_version(), *_device(geometry), *_dtypes(geometry), *_latent(geometry)]
+    return [*_version(), *_device(geometry), *_shape(geometry), *_dtypes(geometry), *_indices(geometry)]
 
 
 def _version() -> list[str]:
@@ -41,21 +45,56 @@ def _shape(geometry: Geometry) -> list[str]:
     reasons = []
     if a.head_dim not in HEAD_DIMS:
         reasons.append(f"head_dim {a.head_dim} is not served: FA2 is built here for {', '.join(map(str, HEAD_DIMS))}")
-    if a.q_dtype not in DTYPES:
-        reasons.append(f"q_dtype {a.q_dtype} is not served: FA2 takes {' and '.join(DTYPES)}")
-    if a.kv_dtype != a.q_dtype:
-        reasons.append(
-            f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: FA2 takes KV scales as host numbers, "
-            "and draftmark's are on the device"
-        )
-    if a.sinks:
-        reasons.append("attention sinks are not served: FA2's paged run ignores them without an error")
     threads = a.num_qo_heads * a.head_dim // 8
     if levels.masked_modes(geometry) and threads > MERGE_THREADS:
         reasons.append(
             f"num_qo_heads {a.num_qo_heads} of head_dim {a.head_dim} is not served for trees: the merge needs "
             f"{threads} threads a row and a block has {MERGE_THREADS}; split the heads over more ranks"
         )
+    return reasons
+
+
+def _dtypes(geometry: Geometry) -> list[str]:
+    a = geometry.attention
+    reasons = []
+    if a.q_dtype not in DTYPES:
+        reasons.append(f"q_dtype {a.q_dtype} is not served: FlashInfer takes {' and '.join(DTYPES)}")
+    if a.kv_dtype != a.q_dtype:
+        reasons.append(
+            f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: FlashInfer takes KV scales as host "
+            "numbers, and draftmark's are on the device"
+        )
+    if a.sinks:
+        reasons.append("attention sinks are not served: FlashInfer's paged run ignores them without an error")
+    return reasons
+
+
+def _latent(geometry: Geometry) -> list[str]:
+    """Refuse latent rows that the MLA kernels are not served with, and batches beyond their plan's arrays."""
+    a = geometry.attention
+    rest = a.head_dim - a.value_width
+    reasons = []
+    if a.value_width not in VALUE_DIMS:
+        served = ", ".join(map(str, VALUE_DIMS))
+        reasons.append(f"value_dim {a.value_width} is not served: the MLA kernels are built here for {served}")
+    if rest not in RESTS:
+        served = " and ".join(map(str, RESTS))
+        reasons.append(f"a rest of {rest} elements (head_dim - value_dim) is not served: the MLA kernels take {served}")
+    if a.window_left >= 0:
+        reasons.append(f"window_left {a.window_left} is not served for latent rows: the MLA kernels have no window")
+    if a.logits_soft_cap > 0:
+        reasons.append(f"logits_soft_cap {a.logits_soft_cap} is not served for latent rows: the MLA kernels have none")
+    for mode in geometry.modes:
+        works = latent_plan.max_works(geometry, mode)
+        if works > latent_plan.MAX_WORKS:
+            limit = "max_extend_tokens" if mode is Mode.EXTEND else "max_num_reqs or the draft tokens"
+            reasons.append(
+                f"{works} work items of {mode.name} are not served: FlashInfer's plan holds {latent_plan.MAX_WORKS} "
+                f"and does not check (flashinfer#5170); lower {limit}, or split the heads over more ranks"
+            )
+    tokens = geometry.max_reqs * geometry.max_pages_per_req * a.page_size
+    if tokens > INT32_MAX:
+        reasons.append(f"{tokens} tokens in all page tables are not served: the MLA kernels count up to {INT32_MAX}")
     return reasons
 
 

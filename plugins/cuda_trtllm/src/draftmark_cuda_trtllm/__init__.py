@@ -1,8 +1,8 @@
 """Attention backend over TensorRT-LLM's decode kernels: XQA, and trtllm-gen on sm_100 and sm_103, through FlashInfer.
 
 * `forms`, `sizing` and `support` compute with integers only; they import neither torch nor FlashInfer.
-* `backend` contains the XQA backend, `gen` the trtllm-gen backend. `xqa` calls FlashInfer. `launch` starts the plugin's
-  own Triton `kernels`.
+* `backend` contains the XQA backend, `gen` and `gen_latent` the trtllm-gen backends. `xqa` calls FlashInfer. `launch`
+  starts the plugin's own Triton `kernels`.
 * draftmark-cuda-triton supplies EXTEND, the KV store and the loop's tree operations. It is imported when a backend
   opens. FlashInfer is imported when a backend opens on a GPU.
 """
@@ -35,6 +35,7 @@ class TrtllmPlugin(BackendPlugin):
         modes=tuple(Mode),
         forms=(Form.ENGINE_SLOTS,),
         sinks=True,
+        latent=True,
         summary="TensorRT-LLM's XQA via FlashInfer: trees, drafts with topk > 1; EXTEND: cuda_triton's kernel",
         runs_code_of=("cuda_triton",),
     )
@@ -43,6 +44,10 @@ class TrtllmPlugin(BackendPlugin):
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
         """Open the backend of this GPU. On a GPU this builds and loads every kernel that the geometry can launch."""
+        if geometry.attention.latent:
+            from .gen_latent import GenLatentBackend
+
+            return GenLatentBackend(geometry, arena)
         if forms.uses_gen(geometry):
             from .gen import GenBackend
 

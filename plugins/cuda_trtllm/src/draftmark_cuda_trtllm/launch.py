@@ -120,3 +120,12 @@ def write_scale(
         q_scale if k_scale is None else k_scale, q_scale if v_scale is None else v_scale, q_scale, factor,
         HAS_K=k_scale is not None, HAS_V=v_scale is not None,
     )  # fmt: skip
+
+
+def write_latent_rows(k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Store latent rows k ``[rows, 1, head_dim]`` at their slots. See `kernels.rows.write_latent_rows`."""
+    rows, _, width = k.shape
+    if rows:
+        compiled_or_interpreted(k, KERNELS).rows.write_latent_rows[(rows,)](
+            k, cache, slots, k.stride(0), ROW=width, BLOCK=next_power_of_two(width)
+        )

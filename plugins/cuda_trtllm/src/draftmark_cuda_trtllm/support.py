@@ -16,10 +16,17 @@ MAX_GRID_Z = 65535
 """CUDA's bound on the third extent of a grid; XQA's grid counts requests there."""
 GEN_PAGES = (16, 32, 64)
 GEN_HEAD_DIMS = (64, 128)
+LATENT_PAGES = (32, 64)
+LATENT_ROW = (576, 512)
+"""Elements of a latent row and of its value part in trtllm-gen's dense MLA kernels that are used here."""
+LATENT_HEADS = (8, 16, 32, 64, 128)
+LATENT_MODES = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND)
 
 
 def reasons_against(geometry: Geometry) -> list[str]:
     """Return every reason for which the kernels cannot serve `geometry`; an empty list means that they can."""
+    if geometry.attention.latent:
+        return [*_device(geometry), *_version(geometry), *_latent(geometry)]
     reasons = [*_device(geometry), *_version(geometry), *_attention(geometry)]
     if forms.uses_gen(geometry):
         reasons += _gen(geometry)
@@ -90,6 +97,39 @@ def _gen(geometry: Geometry) -> list[str]:
     if a.kv_dtype != a.q_dtype:
         reasons.append(f"kv_dtype {a.kv_dtype} on sm_{arch} is not served: trtllm-gen needs fp8 queries with it")
     return reasons
+
+
+def _latent(geometry: Geometry) -> list[str]:
+    """Refuse latent layers outside trtllm-gen's dense MLA decode kernels."""
+    a, arch = geometry.attention, geometry.device.arch
+    others = "use cuda_triton or cuda_flashinfer"
+    if arch not in forms.GEN_ARCHS:
+        return [f"latent rows on sm_{arch} are not served: trtllm-gen's MLA kernels run on sm_100 and sm_103; {others}"]
+    reasons = []
+    if (a.head_dim, a.value_width) != LATENT_ROW:
+        reasons.append(
+            f"head_dim {a.head_dim} with value_dim {a.value_width} is not served: trtllm-gen's MLA kernels are used "
+            f"for {LATENT_ROW[0]} and {LATENT_ROW[1]}; {others}"
+        )
+    if a.num_qo_heads not in LATENT_HEADS:
+        served = ", ".join(map(str, LATENT_HEADS))
+        reasons.append(f"num_qo_heads {a.num_qo_heads} of a latent layer is not served: it must be one of {served}")
+    if a.q_dtype != "bfloat16" or a.kv_dtype != a.q_dtype:
+        reasons.append(f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served for latent rows: use bfloat16")
+    for name, value, off in (("window_left", a.window_left, -1), ("logits_soft_cap", a.logits_soft_cap, 0)):
+        if value > off:
+            reasons.append(f"{name} {value} is not served for latent rows: trtllm-gen's MLA call has no such argument")
+    if a.sinks:
+        reasons.append("sinks are not served for latent rows: trtllm-gen was never run with them here")
+    if a.page_size not in LATENT_PAGES:
+        reasons.append(f"page_size {a.page_size} is not served for latent rows: trtllm-gen's MLA takes 32 or 64")
+    reasons += [
+        f"mode {mode.value} is not served for latent rows: trtllm-gen's MLA kernels decode; {others}"
+        for mode in geometry.modes if mode not in LATENT_MODES
+    ]  # fmt: skip
+    if _has_trees(geometry):
+        reasons.append(f"topk {geometry.draft.topk} is not served for latent rows: trtllm-gen has no mask; use topk 1")
+    return [*reasons, *_counts(geometry)]
 
 
 def _tail(geometry: Geometry) -> list[str]:

@@ -1,4 +1,6 @@
-"""Kernels that copy a draft step's rows to staging buffers and back, and that compute XQA's scale of the queries.
+"""Kernels that move rows: a draft step's rows to staging buffers and back, and latent rows to their KV slots.
+
+`write_scale` computes XQA's scale of the queries.
 
 For example, 256 requests of 8 rows of 32 heads of 128 in bf16 read and write 16 MiB each, in 8 µs at 4.2 TB/s.
 """
@@ -27,3 +29,13 @@ def write_scale(k_scale, v_scale, q_scale, factor, HAS_K: tl.constexpr, HAS_V: t
     if HAS_V:
         value = value / tl.load(v_scale)
     tl.store(q_scale, value)
+
+
+@triton.jit
+def write_latent_rows(k, cache, slot_mapping, stride_k_row, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy rows k ``[rows, ROW]`` to their slots of cache ``[slots, ROW]``; a slot of -1 stores nothing."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + row)
+    element = tl.arange(0, BLOCK)
+    live = (element < ROW) & (slot >= 0)
+    tl.store(cache + slot * ROW + element, tl.load(k + row * stride_k_row + element, mask=live), mask=live)
