@@ -69,10 +69,10 @@ def _explained(record: Row) -> str:
     one = record["workloads"][0]
     (least, most), (few, many) = one["prompt"], one["new"]
     return (
-        f"A server starts with empty caches and gets {one['requests']} requests of {least:,} to {most:,} prompt tokens "
-        f"and {few} to {many} new ones, {1000 * one['gap_s']:.0f} ms apart on average. *Cold* is the first pass, and "
-        "the columns after *again* are its: p50/p99 of the first token, p50/p99/worst between tokens, and the "
-        "Triton kernels that it compiled."
+        f"A server starts with empty caches and gets {one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on "
+        f"average. They have {least:,} to {most:,} prompt tokens and {few} to {many} new ones. *Cold* is the first "
+        "pass. The columns after *again* are of it: p50/p99 of the first token, p50/p99/worst between tokens, and the "
+        "compiled Triton kernels."
     )
 
 

@@ -1,4 +1,4 @@
-"""Writer of the page of the contract's rules, from the checks, the museum and the mutants.
+"""Writer of the page of the contract's rules, from the checks and the museum.
 
     python -m tools.docs.specification     # docs/specification-1.5.md
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
-from .kills import DOCS, Rule, mutants, number_new_checks, page_of_specification, rules
+from .kills import DOCS, Rule, number_new_checks, page_of_specification, rules
 from .museum import Bug, Museum, museum
 
 PAGE = DOCS / page_of_specification()
@@ -52,13 +52,11 @@ MODULES = {
 """Titles, in the order of the page. A module without a title here comes last, under its own name."""
 BOTH = "host and device"
 """Tiers of most rules, which the page does not repeat."""
-MOST = 2
-"""Maximum number of mutants that a rule lists."""
 
 
 def page(collection: Museum) -> str:
     """Return the specification page as Markdown."""
-    known, defects = rules(), mutants()
+    known = rules()
     lines = [
         f"# Contract {CONTRACT_MAJOR}.{CONTRACT_MINOR}: the rules",
         "",
@@ -69,8 +67,7 @@ def page(collection: Museum) -> str:
         "`draftmark contract NAME -k CHECK` runs one rule. A rule belongs to the host and device tiers and to contract "
         "1.0, unless the line of its check says otherwise. *Since* is the minor version that added the rule; its items "
         "count as upcoming for a backend that targets an older minor. *Known from* lists public bugs that break the "
-        "rule. *Mutants* lists defects, built into correct backends, that the rule finds (`make kills` writes their "
-        "table).",
+        "rule. `make kills` lists defects, built into correct backends, that it finds.",
         "",
         '<div class="filter" data-rows="rules"></div>',
         "",
@@ -80,8 +77,7 @@ def page(collection: Museum) -> str:
         mine = [rule for rule in known.values() if rule.check.name.partition(".")[0] == module]
         lines += [f"## {MODULES.get(module, module)}", ""] if mine else []
         for rule in mine:
-            killed = [one.id for one in defects.values() if rule.check.name in one.killers]
-            lines += _entry(rule, collection, killed)
+            lines += _entry(rule, collection)
     return "\n".join(lines)
 
 
@@ -91,7 +87,7 @@ def main() -> None:
     PAGE.write_text(page(museum()), encoding="utf-8")
 
 
-def _entry(rule: Rule, collection: Museum, killed: list[str]) -> list[str]:
+def _entry(rule: Rule, collection: Museum) -> list[str]:
     check = rule.check
     tiers = f" · {rule.tiers}" if rule.tiers != BOTH else ""
     since = f" · since {check.since[0]}.{check.since[1]}" if check.since != (1, 0) else ""
@@ -103,9 +99,6 @@ def _entry(rule: Rule, collection: Museum, killed: list[str]) -> list[str]:
     known = [*(_exhibit(bug) for bug in shown.values()), *(collection.link(thread) for thread in threads)]
     if known:
         lines += [f"Known from {', '.join(known)}.", ""]
-    if killed:
-        more = f" and {len(killed) - MOST} more" if len(killed) > MOST else ""
-        lines += [f"Mutants: {', '.join(killed[:MOST])}{more}.", ""]
     return lines
 
 

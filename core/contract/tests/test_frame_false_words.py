@@ -142,8 +142,15 @@ def test_bad_expression_is_named(folder: Folder, k: str) -> None:
     folder.assert_nothing_recorded()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        pytest.param(0, signal.SIGTERM, id="0-SIGTERM"),
+        pytest.param(2, signal.SIGINT, id="2-Ctrl-C"),
+        pytest.param(0, signal.SIGINT, id="0-Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGTERM, id="2-SIGTERM", marks=pytest.mark.slow),
+    ],
+)
 def test_interrupted_run_gives_no_verdict(folder: Folder, workers: int, number: int) -> None:
     """Ctrl-C and SIGTERM end the run without a verdict; the next run with that journal continues."""
     journal = Journal(folder.path / "run.jsonl")
@@ -231,7 +238,7 @@ def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) ->
     assert code == 1 and "odd does not conform" in said, said
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 5])
+@pytest.mark.parametrize("code", [0, 5, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2))])
 def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
     """If a hook calls os._exit, its item fails, even if the exit code is one that pytest uses."""
     folder = plugin(f"import os\ndef act():\n    os._exit({code})\n")

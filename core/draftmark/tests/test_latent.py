@@ -89,6 +89,8 @@ def test_two_buffers_have_parts_and_no_k_or_v():
     parts, sinks = (torch.zeros(2, 4, 8), torch.zeros(2, 4, 4)), torch.zeros(5)
     cache = KVCache.latent(parts, sinks=sinks)
     assert all(a is b for a, b in zip(cache.parts, parts, strict=True)) and cache.sinks is sinks
+    assert repr(cache) == "KVCache.latent((torch.float32 [2, 4, 8], torch.float32 [2, 4, 4]))"
+    assert cache in {cache} and cache != KVCache.latent(parts)
     for name in ("k", "v"):
         with pytest.raises(BatchError, match=f"{name} does not exist: the rows .*; read KVCache.parts"):
             getattr(cache, name)

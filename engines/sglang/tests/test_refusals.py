@@ -88,7 +88,10 @@ def test_pools() -> None:
     class MHATokenToKVPool:
         kv_cache_layout, dtype = "nhd", "torch.bfloat16"
 
-    class MLATokenToKVPool: ...
+    class MLATokenToKVPool:
+        dtype = "torch.bfloat16"
+
+    class DSATokenToKVPool(MLATokenToKVPool): ...
 
     class HybridLinearKVPool:
         def __init__(self, full: Any) -> None:
@@ -104,10 +107,11 @@ def test_pools() -> None:
     assert pool_reasons(SWAKVPool(MHATokenToKVPool(), MHATokenToKVPool())) == []
     assert pool_reasons(SWAKVPool(MHATokenToKVPool(), other)) == pool_reasons(other)
     assert pool_reasons(HybridLinearKVPool(MHATokenToKVPool())) == []
-    assert "MLATokenToKVPool" in pool_reasons(HybridLinearKVPool(MLATokenToKVPool()))[0]
+    assert pool_reasons(MLATokenToKVPool()) == [] == pool_reasons(HybridLinearKVPool(MLATokenToKVPool()))
+    assert "DSATokenToKVPool" in pool_reasons(HybridLinearKVPool(DSATokenToKVPool()))[0]
     assert "NoOpMHATokenToKVPool" in pool_reasons(NoOpMHATokenToKVPool())[0]
     assert "BaseSWAKVPool" in pool_reasons(BaseSWAKVPool())[0]
-    assert "MLATokenToKVPool" in pool_reasons(MLATokenToKVPool())[0]
+    assert "DSATokenToKVPool" in pool_reasons(DSATokenToKVPool())[0]
     assert "vectorized_5d" in pool_reasons(other)[0] and "float8_e5m2" in pool_reasons(narrow)[0]
 
 

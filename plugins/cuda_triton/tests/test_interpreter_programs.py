@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
 
+from draftmark_cuda_triton.interpreter import programs
 from draftmark_cuda_triton.interpreter.programs import InterpretedKernel, use_fast_launch
 
 ROWS, COLUMNS = 4, 8
@@ -106,3 +108,24 @@ def test_infinities_raise_no_warning():
     for _ in range(3):
         InterpretedKernel(InterpretedFunction(unbounded))[(1,)](out)
     assert out.tolist() == [0.0, float("-inf"), float("inf")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**40, True, 0.5, None),
+        *(torch.zeros(3, dtype=dtype) for dtype in (torch.int32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)),
+    ],
+)
+def test_argument_is_converted_as_triton_converts_it(value):
+    """An argument of every kind has the type and the word that Triton's interpreter gives it, also when it is known."""
+    for _ in range(2):
+        made, wanted = programs._operand(value), interpreter._implicit_cvt(value)
+        assert type(made) is type(wanted)
+        if isinstance(wanted, tl.tensor):
+            one, other = made.handle, wanted.handle
+            assert vars(made).keys() == vars(wanted).keys() and (made.type, made.dtype) == (wanted.type, wanted.dtype)
+            assert (one.data, one.data.dtype, one.dtype) == (other.data, other.data.dtype, other.dtype)
+            assert made.shape == wanted.shape and made.numel.value == wanted.numel.value
+        else:
+            assert made == wanted

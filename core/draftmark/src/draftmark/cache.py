@@ -43,15 +43,15 @@ class KVCache:
     sinks: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        pages = self._pages()
-        for name, scale in (("k", self.k_scale), ("v", self.v_scale)):
+        keys, values = self._tensors()
+        for name, scale, pages in (("k", self.k_scale, keys), ("v", self.v_scale, values)):
             if scale is not None and pages.element_size() != 1:
                 raise BatchError(
                     f"{name}_scale is given for a cache of {pages.dtype}, but only fp8 caches have scales; set it to "
                     "None, or store float8_e4m3fn"
                 )
         if self.sinks is not None:
-            self._check_sinks(self.sinks, pages.device)
+            self._check_sinks(self.sinks, keys.device)
 
     @classmethod
     def latent(
@@ -98,9 +98,9 @@ class KVCache:
         rows, value_dim = self.k[:, :, 0], self.v.shape[-1]
         return rows[..., :value_dim], rows[..., value_dim:]
 
-    def _pages(self) -> torch.Tensor:
-        """Return one of the cache's tensors, for its dtype and device."""
-        return self.k
+    def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tensors with keys and with values; for rows in two buffers, the parts."""
+        return self.k, self.v
 
     @staticmethod
     def _check_sinks(sinks: torch.Tensor, device: torch.device) -> None:
@@ -118,6 +118,7 @@ class _PartsCache(KVCache):
     """Cache of a latent layer with value parts and rests in two buffers."""
 
     _parts: tuple[torch.Tensor, torch.Tensor]
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __init__(
         self, parts: tuple[torch.Tensor, torch.Tensor], scale: torch.Tensor | None, sinks: torch.Tensor | None
@@ -126,6 +127,10 @@ class _PartsCache(KVCache):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
+
+    def __repr__(self) -> str:
+        values, rest = self._parts
+        return f"KVCache.latent(({values.dtype} {list(values.shape)}, {rest.dtype} {list(rest.shape)}))"
 
     @property
     def k(self) -> torch.Tensor:
@@ -140,8 +145,8 @@ class _PartsCache(KVCache):
         """Value parts and rests, the two buffers."""
         return self._parts
 
-    def _pages(self) -> torch.Tensor:
-        return self._parts[0]
+    def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._parts
 
 
 def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:

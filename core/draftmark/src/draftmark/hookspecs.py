@@ -58,7 +58,7 @@ class BackendInfo:
             latent geometry is refused.
         narrow_values: the backend serves values that are narrower than keys (`AttentionShape.value_dim`) in a layer
             that is not latent. When False, such a geometry is refused.
-        lse: `attend` accepts `lse`. When False, the engine never passes it.
+        lse: `attend` accepts `lse`, in every geometry that the backend serves. When False, the engine never passes it.
         batch_invariant: with `Limits.batch_invariant` the bits of a request's outputs do not depend on its batch. When
             False, a geometry with that limit is refused.
     """

@@ -100,6 +100,14 @@ RANGE = Range()
 """
 
 
+@pytest.fixture
+def only_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List one backend only, because doctor starts a slow process per backend."""
+    one = [row for row in registry.available() if row.name == "reference"]
+    monkeypatch.setattr(registry, "available", lambda: one)
+
+
+@pytest.mark.usefixtures("only_reference")
 def test_adapters_are_rows(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """Each adapter has a row with the engine's release and the tested releases; NAME prints backends only."""
     entries = "[draftmark.engines]\nship = throwaway_draftmark_anchor:RANGE\n"
@@ -114,6 +122,7 @@ def test_adapters_are_rows(draftmark: Run, distribution: Callable[..., Path]) ->
     assert draftmark("doctor", "reference", "--json").json["adapters"] == []
 
 
+@pytest.mark.usefixtures("only_reference")
 def test_a_broken_adapter_is_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """An adapter that raises during import gets a note; only the backends determine the exit code."""
     entries = "[draftmark.engines]\nwreck = throwaway_draftmark_wreck:RANGE\n"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .drafts import Drafter, DraftTree, Speculation
     from .eagle import DraftHead, Eagle
     from .engine import Engine
+    from .mtp import Mtp, MtpHead
     from .ngram import Ngram
     from .request import FinishReason, Progress
     from .sampling import Sampling
@@ -37,6 +38,7 @@ _HOMES = {
     "drafts": ("DraftTree", "Drafter", "Speculation"),
     "eagle": ("DraftHead", "Eagle"),
     "engine": ("Engine",),
+    "mtp": ("Mtp", "MtpHead"),
     "ngram": ("Ngram",),
     "request": ("FinishReason", "Progress"),
     "sampling": ("Sampling",),
@@ -64,6 +66,8 @@ __all__ = [
     "FinishReason",
     "Generation",
     "HostKind",
+    "Mtp",
+    "MtpHead",
     "Ngram",
     "Progress",
     "Sampling",

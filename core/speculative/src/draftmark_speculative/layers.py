@@ -18,7 +18,7 @@ from draftmark import (
 )
 from draftmark.runtime import (
     Arena,
-    AttentionBackend,
+    BoundBackend,
     Exact,
     ForwardBatch,
     HostLengths,
@@ -75,7 +75,7 @@ class LayerGroup:
 
     geometry: Geometry
     arena: Arena
-    backend: AttentionBackend
+    backend: BoundBackend
     pool: KVPool
 
 
@@ -144,13 +144,13 @@ class AttentionLayers:
         for group in self.groups:
             group.backend.write_metadata(batch)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
         """Store the rows' KV and compute attention; see `AttentionStep.attend`."""
         assert self._batch is not None, "begin() comes before the forward"
         group, cache = self._homes[layer], self._caches[layer]
         q = q.contiguous()
-        out = torch.empty_like(q)
-        group.backend.write_kv(k.contiguous(), v.contiguous(), cache, self._batch)
+        out = q.new_empty(*q.shape[:-1], group.geometry.attention.value_width)
+        group.backend.write_kv(k.contiguous(), None if v is None else v.contiguous(), cache, self._batch)
         group.backend.attend(q, cache, self._batch, out)
         return out
 
@@ -218,5 +218,7 @@ def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes
         window_left=layer.window_left,
         logits_soft_cap=layer.logits_soft_cap,
         sinks=layer.sinks,
+        value_dim=layer.value_dim,
+        latent=layer.latent,
     )
     return Geometry.create(shape, config.limits, config.draft_shape, device_profile(model.device), modes)

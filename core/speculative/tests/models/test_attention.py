@@ -83,7 +83,7 @@ def test_missing_arguments_have_default_values() -> None:
         ({"chunk_size": 8}, "chunk_size=8"),
         ({"cu_seq_lens_q": torch.zeros(2)}, "cu_seq_lens_q=Tensor"),
         ({"mask": torch.zeros(1, 1, 3, 3)}, "its own mask"),
-        ({"value_dim": 6}, "multi-head latent attention"),
+        ({"value_dim": 6}, "stores both alike, or one latent row"),
         ({"layer_idx": None}, "layer_idx"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

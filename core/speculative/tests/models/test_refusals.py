@@ -28,7 +28,10 @@ LONG = {
 
 BY_NAME: list[tuple[str, dict[str, Any], str]] = [
     ("llama4_text", {}, "chunked attention"),
-    ("deepseek_v3", {}, "multi-head latent attention"),
+    ("deepseek_v3", {"qk_nope_head_dim": 0}, "latent attention has no single shape"),
+    ("deepseek_v32", {}, "sparse attention"),
+    ("glm_moe_dsa", {}, "sparse attention"),
+    ("kimi_linear", {}, "linear_attention layers"),
     ("phi3", {"rope_parameters": LONG, "hidden_size": 48, "num_attention_heads": 4}, "longrope RoPE"),
     ("llama", {"rope_parameters": DYNAMIC}, "dynamic RoPE"),
     ("gemma3_text", {"rope_parameters": {"sliding_attention": DYNAMIC, "full_attention": DYNAMIC}}, "dynamic RoPE"),

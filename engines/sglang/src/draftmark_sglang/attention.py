@@ -8,7 +8,6 @@ import torch
 
 from draftmark import AttentionShape, LoadedBackend, Mode
 from draftmark.runtime import (
-    AttentionBackend,
     BatchBuffers,
     BoundBackend,
     ForwardBatch,
@@ -47,6 +46,7 @@ class LayerAttention:
         self._windowed = windowed_layers(self._pool)
         self._scales: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._caches: dict[int, tuple[torch.Tensor, torch.Tensor, KVCache]] = {}
+        self._rows: dict[int, tuple[torch.Tensor, KVCache]] = {}
         self.allocate(0)
 
     def allocate(self, capture_batch_size: int) -> None:
@@ -76,9 +76,7 @@ class LayerAttention:
             shape: self._loaded.bind(geometry, arena, checked=False)
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
         }
-        self._backend_of_layer: dict[int, AttentionBackend] = {
-            layer_id: bound[shape] for layer_id, shape in shapes.items()
-        }
+        self._backend_of_layer: dict[int, BoundBackend] = {layer_id: bound[shape] for layer_id, shape in shapes.items()}
         self._bound: dict[tuple[AttentionShape, bool], BoundBackend] = bound
         self.geometry = next(iter(geometries.values()))
         self.needs_host_lengths = needs_host_lengths(self._loaded, list(geometries.values()))
@@ -132,11 +130,12 @@ class LayerAttention:
 
         Args:
             q: ``[rows, …]``. Rows past the batch's rows are padding of a CUDA graph; their output is zero.
-            k, v: the rows to store; None when SGLang has stored them or the layer shares another layer's cache.
+            k, v: the rows to store; None when SGLang has stored them or the layer shares another layer's cache. In a
+                latent layer v is the first part of k, and is not read.
             sinks: the sinks that SGLang passes. Only their presence is checked: graphs read a copy made at start-up.
 
         Returns:
-            ``[rows, num_qo_heads · head_dim]``.
+            ``[rows, num_qo_heads · head_dim]``; of a latent layer ``[rows, num_qo_heads · value_dim]``.
 
         Raises:
             NotImplementedError: SGLang passes sinks for a layer that had none at start-up, or the reverse.
@@ -150,23 +149,26 @@ class LayerAttention:
         if self._window_pool is not None:
             batch = self._with_page_table(batch, layer.layer_id in self._windowed)
         q = q.view(-1, layer.tp_q_head_num, layer.head_dim)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = q.new_empty(*q.shape[:2], layer.v_head_dim if self._facts.latent else layer.head_dim)
         padded = q.shape[0] > rows
         if k is not None and v is not None:
-            k, v = (one.view(-1, layer.tp_k_head_num, layer.head_dim) for one in (k, v))
-            backend.write_kv(k[:rows] if padded else k, v[:rows] if padded else v, cache, batch)
+            k = k.view(-1, layer.tp_k_head_num, layer.head_dim)[:rows]
+            stored_v = None if self._facts.latent else v.view(-1, layer.tp_k_head_num, layer.head_dim)[:rows]
+            backend.write_kv(k, stored_v, cache, batch)
         if padded:
             backend.attend(q[:rows], cache, batch, out[:rows])
             out[rows:].zero_()
         else:
             backend.attend(q, cache, batch, out)
-        return out.view(-1, layer.tp_q_head_num * layer.head_dim)
+        return out.flatten(1)
 
     def _cache(self, layer: Any) -> KVCache:
-        """Return the layer's K and V in pages.
+        """Return the layer's K and V, or its latent rows, in pages.
 
         Each call gets the buffers from the pool: with a hierarchical cache the pool waits until the layer is loaded.
         """
+        if self._facts.latent:
+            return self._latent_cache(layer)
         k, v = self._pool.get_kv_buffer(layer.layer_id)
         known = self._caches.get(layer.layer_id)
         if known is not None and known[0] is k and known[1] is v:
@@ -176,6 +178,16 @@ class LayerAttention:
             as_pages(k, page_size), as_pages(v, page_size), *self._scales_of(layer), self._sinks.get(layer.layer_id)
         )
         self._caches[layer.layer_id] = k, v, cache
+        return cache
+
+    def _latent_cache(self, layer: Any) -> KVCache:
+        rows = self._pool.get_key_buffer(layer.layer_id)
+        known = self._rows.get(layer.layer_id)
+        if known is not None and known[0].data_ptr() == rows.data_ptr():
+            return known[1]
+        pages = as_pages(rows, self._facts.page_size)[:, :, 0]
+        cache = KVCache.latent(pages, self._scales_of(layer)[0], value_dim=layer.v_head_dim)
+        self._rows[layer.layer_id] = rows, cache
         return cache
 
     def _scales_of(self, layer: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

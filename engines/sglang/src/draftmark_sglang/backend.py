@@ -16,6 +16,7 @@ from .attention import LayerAttention
 from .batches import extend_batch, uniform_batch, write_batch
 from .facts import facts_of
 from .geometries import modes_of
+from .latent import use_absorbed_form
 from .options import Options
 from .phases import mode_of
 from .ranks import ForwardComparison
@@ -37,6 +38,8 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         super().__init__()
         require_served(runner)
         self.facts, self._options = facts_of(runner), Options.read()
+        if self.facts.latent:
+            use_absorbed_form()
         self.req_to_token_pool, self.token_to_kv_pool = runner.req_to_token_pool, runner.token_to_kv_pool
         self.max_context_len = self.facts.context_len
         self.kv_index_translator = None
@@ -109,7 +112,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
             save_kv_cache: False when SGLang has already stored K and V in this batch's slots.
 
         Returns:
-            ``[rows, num_qo_heads · head_dim]``.
+            ``[rows, num_qo_heads · head_dim]``; of a latent layer ``[rows, num_qo_heads · value_dim]``.
 
         Raises:
             NotImplementedError: an argument or the layer's sinks are not supported.

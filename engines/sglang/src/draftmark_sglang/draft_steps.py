@@ -16,6 +16,7 @@ from .attention import LayerAttention
 from .batches import host_lengths
 from .draft_round import ACTIVE_ROUND
 from .facts import facts_of
+from .latent import use_absorbed_form
 from .options import Ancestors, Options
 from .refusals import require_served
 from .trees import write_parents_by_branch, write_parents_of_step
@@ -39,6 +40,8 @@ class DraftSteps:
     def __init__(self, runner: Any, topk: int, num_steps: int) -> None:
         require_served(runner)
         self.facts, self._options = facts_of(runner), Options.read()
+        if self.facts.latent:
+            use_absorbed_form()
         if (topk, num_steps) != (self.facts.topk, self.facts.num_steps):
             raise EngineError(
                 f"SGLang's draft worker uses {num_steps} steps of topk {topk}, but the server arguments state "

@@ -22,6 +22,7 @@ class RunnerFacts:
         topk, num_steps, num_draft_tokens: the draft shape. For NGRAM, which has no draft model, topk and num_steps
             are 1.
         is_draft: whether the runner runs the draft model.
+        latent: whether the runner's model has latent attention (MLA): its KV pool stores one row for each token.
     """
 
     device: str
@@ -36,6 +37,7 @@ class RunnerFacts:
     num_steps: int = 1
     num_draft_tokens: int = 1
     is_draft: bool = False
+    latent: bool = False
 
     @property
     def verifies_trees(self) -> bool:
@@ -74,4 +76,5 @@ def facts_of(runner: Any) -> RunnerFacts:
         int(arguments.speculative_num_steps or 1) if drafts else 1,
         int(arguments.speculative_num_draft_tokens or 1) if algorithm else 1,
         bool(runner.is_draft_worker),
+        bool(runner.use_mla_backend),
     )

@@ -16,10 +16,14 @@ SINKS = ("sinks", "attention_sink_bias")
 
 
 def attention_layers(model: Any) -> list[Any]:
-    """Return every `RadixAttention` layer of a model, in the model's order."""
+    """Return every `RadixAttention` layer of a model that runs, in the model's order.
+
+    An MLA module has two: `attn_mqa` runs after absorption, and `attn_mha`, which `latent` turns off, before it.
+    """
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    found = [module for module in model.modules() if isinstance(module, RadixAttention)]
+    off = {id(one.attn_mha) for one in model.modules() if hasattr(one, "attn_mqa") and hasattr(one, "attn_mha")}
+    found = [module for module in model.modules() if isinstance(module, RadixAttention) and id(module) not in off]
     return found or _wrapped_layers(model)
 
 
@@ -78,4 +82,6 @@ def shape_of(layer: Any, facts: RunnerFacts, sinks: bool = False) -> AttentionSh
         window_left=-1 if layer.sliding_window_size is None else int(layer.sliding_window_size),
         logits_soft_cap=float(layer.logit_cap or 0.0),
         sinks=sinks,
+        value_dim=layer.v_head_dim if facts.latent else None,
+        latent=facts.latent,
     )

@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "the plan stream prepares a verification before its tree exists",
     "SGLANG_USE_HND_KVCACHE": "KV pages must be in NHD layout",
 }
+POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 BIDIRECTIONAL = ("Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration")
 """Architectures with a non-causal mask for image tokens, which they request by the class of SGLang's Triton backend."""
 
@@ -90,8 +91,6 @@ def environment_reasons() -> list[str]:
 def model_reasons(runner: Any) -> list[str]:
     """Return the reasons why the model, or the KV pools that SGLang allocated for it, are not supported."""
     found = []
-    if runner.use_mla_backend:
-        found.append("the model's attention is MLA, which stores keys and values as one latent")
     architectures = runner.model_config.hf_config.architectures or []
     if any(one in BIDIRECTIONAL for one in architectures):
         found.append(f"{architectures[0]}: its image tokens need attention that is not causal")
@@ -100,7 +99,7 @@ def model_reasons(runner: Any) -> list[str]:
     if not layers:
         found.append(f"{type(runner.model).__name__} has no RadixAttention layer, SGLang's class for attention")
     for layer in layers:
-        found += [reason for reason in layer_reasons(layer) if reason not in found]
+        found += [reason for reason in layer_reasons(layer, runner.use_mla_backend) if reason not in found]
     return found + chunk_reasons(runner.model_config, layers)
 
 
@@ -126,8 +125,8 @@ def pool_reasons(pool: Any) -> list[str]:
         return list(dict.fromkeys(parts))
     if name == "HybridLinearKVPool":
         return pool_reasons(pool.full_kv_pool)
-    if name != "MHATokenToKVPool":
-        return [f"KV pool {name}: only MHATokenToKVPool is supported, with pages of whole tokens and heads"]
+    if name not in POOLS:
+        return [f"KV pool {name}: only {' and '.join(POOLS)} are supported, with pages of whole tokens and heads"]
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd":
         return [f"KV layout {layout}: only nhd is supported"]
@@ -136,15 +135,21 @@ def pool_reasons(pool: Any) -> list[str]:
     return []
 
 
-def layer_reasons(layer: Any) -> list[str]:
-    """Return the reasons why one attention layer is not supported."""
+def layer_reasons(layer: Any, latent: bool = False) -> list[str]:
+    """Return the reasons why one attention layer is not supported.
+
+    Args:
+        latent: whether the model has latent attention (MLA).
+    """
     found = []
     if layer.is_cross_attention:
         found.append("cross attention: keys must come from the request's own tokens")
     kind = getattr(layer.attn_type, "value", layer.attn_type)
     if kind != "decoder":
         found.append(f"attention of type {kind}: only causal decoder attention is supported")
-    if layer.v_head_dim != layer.head_dim or layer.qk_head_dim != layer.head_dim:
+    # A latent layer has one KV head, and a value is the first elements of its key.
+    narrow = layer.v_head_dim != layer.head_dim and not latent
+    if narrow or layer.qk_head_dim != layer.head_dim:
         found.append(
             f"head_dim is {layer.qk_head_dim} for keys and {layer.v_head_dim} for values, but must be the same"
         )

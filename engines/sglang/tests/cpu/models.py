@@ -142,3 +142,59 @@ def tiny_gemma2(folder: Path, **pools: object) -> Path:
             weights[f"model.layers.{layer}.{norm}.weight"] = torch.zeros(HIDDEN)
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def tiny_deepseek(folder: Path) -> Path:
+    """Write a random DeepSeek V3 without experts, and its MTP layer (NextN), which has experts and drafts well enough.
+
+    A stored row has 256 + 32 elements: SGLang's Triton kernels take only this and 512 + 64. The model has yarn, because
+    SGLang has no other rotary embedding for MLA on a CPU.
+    """
+    make = torch.Generator().manual_seed(11)
+    row, rope, nope, value, low = 256, 32, 16, 16, 24
+    more: dict[str, object] = dict(model_type="deepseek_v3", num_key_value_heads=HEADS, kv_lora_rank=row)
+    more |= dict(q_lora_rank=low, qk_rope_head_dim=rope, qk_nope_head_dim=nope, v_head_dim=value, head_dim=rope)
+    more |= dict(first_k_dense_replace=9, moe_layer_freq=1, n_routed_experts=4, num_experts_per_tok=2, n_group=1)
+    more |= dict(topk_group=1, n_shared_experts=1, moe_intermediate_size=INNER, routed_scaling_factor=1.0)
+    more |= dict(topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True, num_nextn_predict_layers=1)
+    yarn = dict(type="yarn", rope_type="yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0)
+    more["rope_scaling"] = yarn | dict(mscale_all_dim=1.0, beta_fast=32, beta_slow=1, rope_theta=10000.0)
+    _config(folder, "DeepseekV3ForCausalLM", LAYERS, **more)
+
+    def mlp(name: str, scale: float) -> dict[str, torch.Tensor]:
+        found = _layer(make, "", scale=scale)
+        return {f"{name}{key}": one for key, one in found.items() if "mlp" in key}
+
+    def attention(name: str, scale: float) -> dict[str, torch.Tensor]:
+        shapes = {
+            "q_a_proj": (low, HIDDEN),
+            "q_b_proj": (HEADS * (nope + rope), low),
+            "kv_a_proj_with_mqa": (row + rope, HIDDEN),
+            "kv_b_proj": (HEADS * (nope + value), row),
+            "o_proj": (HIDDEN, HEADS * value),
+        }
+        name_of = (f"{name}.self_attn." + "{}.weight").format
+        found = {name_of(key): scale * torch.randn(one, generator=make) for key, one in shapes.items()}
+        norms = {"self_attn.q_a_layernorm": low, "self_attn.kv_a_layernorm": row, "input_layernorm": HIDDEN}
+        norms["post_attention_layernorm"] = HIDDEN
+        return found | {f"{name}.{key}.weight": torch.ones(width) for key, width in norms.items()}
+
+    weights = {
+        "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN, generator=make),
+        "model.norm.weight": torch.ones(HIDDEN),
+        "lm_head.weight": 0.2 * torch.randn(VOCABULARY, HIDDEN, generator=make),
+    }
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        weights |= attention(name, 0.15) | mlp(name, 0.09)
+    name = f"model.layers.{LAYERS}"
+    through = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
+    weights |= attention(name, 0.1)
+    weights |= {f"{name}.{one}.weight": torch.ones(HIDDEN) for one in ("enorm", "hnorm", "shared_head.norm")}
+    weights[f"{name}.eh_proj.weight"] = through + 0.05 * torch.randn(through.shape, generator=make)
+    weights[f"{name}.mlp.gate.weight"] = torch.randn(4, HIDDEN, generator=make)
+    weights[f"{name}.mlp.gate.e_score_correction_bias"] = torch.zeros(4)
+    for part in ("shared_experts", *(f"experts.{n}" for n in range(4))):
+        weights |= {key.replace(".mlp.", f".mlp.{part}."): one for key, one in mlp(name, 0.04).items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder

@@ -87,9 +87,11 @@ class ForwardCase:
         """True if a plugin's `MetadataSpec` describes the metadata: a core mode without engine forms."""
         return self.mode in CORE_MODES and not self.geometry.forms
 
-    def slot(self, row: Row) -> int:
-        """Return the KV slot that an engine passes for a row: the row's own slot, or -1 when it is not stored."""
-        return self.truth.writes[row] if self.requests[row[0]].live and row not in self.unstored else -1
+    @property
+    def slots(self) -> dict[Row, int]:
+        """KV slot that an engine passes for each row, in order: the row's own slot, or -1 when it is not stored."""
+        writes, requests = self.truth.writes, self.requests
+        return {row: writes[row] if requests[row[0]].live and row not in self.unstored else -1 for row in self.rows}
 
     def at_step(self, step: int) -> ForwardCase:
         """Return an earlier step of this draft round: the same requests and pages with fewer new tokens.

@@ -58,9 +58,9 @@ def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCas
         pools: K and V, each ``[slots, kv_heads, head_dim]`` or ``[pages, P, kv_heads, head_dim]``.
     """
     _, k, v, _ = tensors.rows(forward)
-    kept = forward.kept
-    numbers = [number for number, row in enumerate(forward.rows) if row in writes and row not in kept]
-    slots = torch.tensor([writes[forward.rows[number]] for number in numbers], dtype=torch.int64, device=k.device)
+    kept, rows_in_order = forward.kept, forward.rows
+    numbers = [number for number, row in enumerate(rows_in_order) if row in writes and row not in kept]
+    slots = torch.tensor([writes[rows_in_order[number]] for number in numbers], dtype=torch.int64, device=k.device)
     for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
         where = (slots,) if pool.dim() == 3 else (slots // pool.shape[1], slots % pool.shape[1])
         raw(pool)[where] = raw(quantised(rows[numbers], scale, pool.dtype))

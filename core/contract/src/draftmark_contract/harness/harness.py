@@ -30,7 +30,7 @@ from .host_reads import host_reads
 from .interruption import expect_interruption, run_until
 from .poison import poison_in
 from .poisoned_memory import PoisonedMemory
-from .pools import raw
+from .pools import raw, words
 from .reachable import reachable_storages
 from .tensors import CaseTensors
 from .watch import Watch, batch_tensors
@@ -91,15 +91,15 @@ class Harness(ForwardRunner):
             arena: copies of the buffers from an earlier time; by default the buffers as they are now.
         """
         found = self._decoded(forward, batch, arena)
-        truth = truth_of(forward)
+        truth, slots = truth_of(forward), forward.slots
         for row in forward.rows[: forward.live_rows]:
             if not found.opaque and found.visible[row] != truth.visible[row]:
                 what = f"row {row[1]} of request {row[0]} sees other KV slots than its prefix and tail mask allow"
                 raise _slots(what, forward, row, found.visible[row], truth.visible[row])
-            if found.writes is not None and found.writes[row] != forward.slot(row):
+            if found.writes is not None and found.writes[row] != slots[row]:
                 what, formula = "would be stored at a wrong KV slot", "slot of token L + T - q + j"
                 what = f"row {row[1]} of request {row[0]} {what}"
-                got, want = found.writes[row], forward.slot(row)
+                got, want = found.writes[row], slots[row]
                 where = Wrong("store", (row,), (want,), (got,))
                 raise _violation(what, forward, got, want, formula=formula, wrong=where)
         _assert_padding(forward, found)
@@ -118,7 +118,7 @@ class Harness(ForwardRunner):
         cache = (tensors or self.tensors).cache
         for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
             got = pool.reshape(want.shape)
-            changed = (raw(got[start:]) != raw(want[start:])).flatten(1).any(1).nonzero().flatten()
+            changed = (words(got[start:]) != words(want[start:])).flatten(1).any(1).nonzero().flatten()
             if changed.numel():
                 slots = (changed[:8] + start).tolist()
                 owners = [row for row, slot in expected.truth.writes.items() if slot in slots]

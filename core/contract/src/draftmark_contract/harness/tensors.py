@@ -170,7 +170,7 @@ class CaseTensors:
         if self.buffers.slots is None:
             return None
         slots = self.buffers.slots[: forward.num_rows]
-        own = [forward.slot(row) for row in forward.rows]
+        own = list(forward.slots.values())
         slots.copy_(torch.tensor([*own, *[-1] * (len(slots) - len(own))], dtype=torch.int64))
         return slots
 

@@ -39,7 +39,11 @@ LATENT = AttentionShape(8, 1, 576, 64, softmax_scale=192**-0.5, value_dim=512, l
 
 @dataclass(frozen=True)
 class Family:
-    """Geometries that share modes, page size, overlap and topk. Iterating varies the draft shape and the limits."""
+    """Geometries that share modes, page size, overlap and topk. Iterating varies the draft shape and the limits.
+
+    Half of the combinations of steps, draft tokens and limits occur, so that each two values still meet. The other half
+    occurs in the family with the other overlap.
+    """
 
     modes: tuple[Mode, ...]
     page_size: int
@@ -50,7 +54,9 @@ class Family:
         page = self.page_size
         plain = self.modes == PLAIN_MODES
         shapes = [(1, 1)] if plain else product(STEPS, DRAFT_TOKENS)
-        for (steps, drafts), (context, limits) in product(shapes, walls(page)):
+        for (i, (steps, drafts)), (j, (context, limits)) in product(enumerate(shapes), enumerate(walls(page))):
+            if not plain and (i + j + self.overlap) % 2:
+                continue
             reqs, extend, capture = limits
             yield Geometry.create(
                 AttentionShape(8, 2, 128, page),

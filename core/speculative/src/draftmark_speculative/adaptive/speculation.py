@@ -10,6 +10,7 @@ from draftmark import BackendRefusal, GeometryError, LoadedBackend, Mode, Reques
 from ..arguments import check_kind, is_number
 from ..drafts import Drafter, Drafting, Speculation
 from ..eagle import Eagle
+from ..eagle.speculation import HeadDrafts
 from ..layers import AttentionLayers, Layered
 from ..models import CausalLM
 from ..state import DeviceState, GraphRunner
@@ -27,7 +28,7 @@ class Adaptive(Speculation):
     the drafts' survival. Seconds come from a cost table, measured when the engine starts.
 
     Attributes:
-        drafts: source of the drafts: `Eagle`, `Ngram`, or a custom `Speculation` that drafts on the host. Its
+        drafts: source of the drafts: `Eagle`, `Mtp`, `Ngram`, or a custom `Speculation` that drafts on the host. Its
             num_draft_tokens limits the rows of one request.
         budgets: numbers of rows that a round may verify, with one graph each. Empty means powers of two and midpoints.
         costs: the cost table; None measures it.
@@ -104,11 +105,11 @@ class Adaptive(Speculation):
         Raises:
             RequestError: the wrapped speculation drafts on the device without a head.
         """
-        if isinstance(self.drafts, Eagle):
+        if isinstance(self.drafts, HeadDrafts):
             return AdaptiveHeadDrafter(self, model, layers, state, runner)
         if not self.drafts.reads_tokens:
             raise RequestError(
-                f"adaptive drafting got {type(self.drafts).__name__}, but it needs Eagle or a Speculation with a "
-                "begin() on the host; pass one of them"
+                f"adaptive drafting got {type(self.drafts).__name__}, but it needs Eagle, Mtp or a Speculation with "
+                "a begin() on the host; pass one of them"
             )
         return AdaptiveHostDrafting(self, layers, state)

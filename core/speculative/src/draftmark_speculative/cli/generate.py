@@ -76,17 +76,17 @@ def _add_decoding(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="most tokens for each prompt")
     group.add_argument(
         "--speculate",
-        choices=("none", "ngram", "eagle", "adaptive"),
+        choices=("none", "ngram", "eagle", "mtp", "adaptive"),
         default="ngram",
-        help="how to draft; adaptive: drafts of --drafts, in the number that pays",
+        help="how to draft; mtp: the model's own MTP layer; adaptive: drafts of --drafts, in the number that pays",
     )
-    group.add_argument("--drafts", choices=("eagle", "ngram"), help="adaptive: source of drafts; default: eagle")
+    group.add_argument("--drafts", choices=("eagle", "mtp", "ngram"), help="adaptive: source of drafts; default: eagle")
     group.add_argument("--head", metavar="PATH", help="eagle: folder of the draft head; default: the installed one")
     group.add_argument("--topk", type=int, metavar="K", help="branches of the draft tree, 1 is a chain; default: "
-                       "ngram 2, eagle 4")  # fmt: skip
-    group.add_argument("--num-steps", type=int, metavar="S", help="eagle: levels of the draft tree; default: 4")
+                       "ngram 2, eagle 4, mtp 1")  # fmt: skip
+    group.add_argument("--num-steps", type=int, metavar="S", help="eagle, mtp: levels of the draft tree; default: 4, 3")
     group.add_argument("--num-draft-tokens", type=int, metavar="D", help="rows verified per request; default: "
-                       "ngram 8, eagle 16")  # fmt: skip
+                       "ngram 8, eagle 16, mtp 4")  # fmt: skip
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 keeps every token")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling")

@@ -37,8 +37,10 @@ MOST_REQUESTS = 8
 """Default limit on prompts that decode together, without --max-num-reqs."""
 
 
-EAGLE, NGRAM = DraftShape(4, 4, 16), DraftShape(2, 1, 8)
-"""Default draft shapes."""
+SHAPES = {"eagle": DraftShape(4, 4, 16), "mtp": DraftShape(1, 3, 4), "ngram": DraftShape(2, 1, 8)}
+"""Default draft shape of each source of drafts."""
+OWNERS = {"head": ("eagle",), "num_steps": ("eagle", "mtp"), "topk": tuple(SHAPES), "num_draft_tokens": tuple(SHAPES)}
+"""Sources of drafts that read an argument."""
 
 
 def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
@@ -81,27 +83,27 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
     Raises:
         ArgumentError: an argument has no effect with this drafting method.
     """
-    eagle = _drafts(args) == "eagle"
+    drafts = _drafts(args)
     if args.drafts is not None and args.speculate != "adaptive":
         raise ArgumentError(
             f"--drafts is given with --speculate {args.speculate}; it belongs to --speculate adaptive, so write "
             f"--speculate {args.drafts} for drafts of fixed size"
         )
-    for name, owner in (("head", "eagle"), ("num_steps", "eagle"), ("topk", "drafts"), ("num_draft_tokens", "drafts")):
-        unread = not eagle if owner == "eagle" else args.speculate == "none"
-        if getattr(args, name) is not None and unread:
+    for name, owners in OWNERS.items():
+        if getattr(args, name) is not None and drafts not in owners:
             option = f"--{name.replace('_', '-')}"
             way = f"--speculate {args.speculate}" + (f" --drafts {args.drafts}" if args.drafts else "")
-            belongs = "eagle (--speculate eagle or --drafts eagle)" if owner == "eagle" else "drafts; leave it out"
+            named = " or ".join(f"{one} (--speculate {one} or --drafts {one})" for one in owners)
+            belongs = "drafts; leave it out" if owners == OWNERS["topk"] else named
             raise ArgumentError(f"{option} is given with {way}; it belongs to {belongs}")
-    default = EAGLE if eagle else NGRAM
+    default = SHAPES.get(drafts, SHAPES["ngram"])
     given = args.topk, args.num_steps, args.num_draft_tokens
     fields = (default.topk, default.num_steps, default.num_draft_tokens)
     return DraftShape(*(mine if value is None else value for value, mine in zip(given, fields, strict=True)))
 
 
 def _drafts(args: argparse.Namespace) -> str:
-    """Return the source of drafts: "none", "ngram" or "eagle"."""
+    """Return the source of drafts: "none", or a key of `SHAPES`."""
     named: str = args.speculate
     return (args.drafts or "eagle") if named == "adaptive" else named
 
@@ -207,7 +209,7 @@ def with_model(
 
 
 def _speculation(args: argparse.Namespace) -> Speculation | None:
-    from .. import Adaptive, Eagle, Ngram
+    from .. import Adaptive, Eagle, Mtp, Ngram
 
     if args.speculate == "none":
         return None
@@ -215,6 +217,8 @@ def _speculation(args: argparse.Namespace) -> Speculation | None:
     fixed: Speculation = Ngram(shape.topk, shape.num_draft_tokens)
     if drafts == "eagle":
         fixed = Eagle(args.head, shape.topk, shape.num_steps, shape.num_draft_tokens)
+    elif drafts == "mtp":
+        fixed = Mtp(None, shape.topk, shape.num_steps, shape.num_draft_tokens)
     return Adaptive(fixed) if args.speculate == "adaptive" else fixed
 
 

@@ -1,4 +1,4 @@
-"""Drafter with an EAGLE head: prefill, DRAFT_EXTEND over the accepted path, and drafting of the next tree.
+"""Drafter with a head, of EAGLE or MTP: prefill, DRAFT_EXTEND over the accepted path, and drafting of the next tree.
 
 A row of the head at position p reads the target's feature of p and the token of p + 1. Let L tokens be committed, so
 that the root is token L. Then rows 0 … L - 1 are complete, and the newest row predicts the root's children. The head
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol, cast
 
 import torch
 
@@ -16,12 +17,41 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, GraphKey, HostLengths, Program, VerifyResult
 
 from ..drafts import Drafting, Round, Speculation
-from ..layers import AttentionLayers
+from ..layers import AttentionLayers, Layered
 from ..models import CausalLM
 from ..request import Request
 from ..state import DeviceState, GraphRunner
-from .head import DraftHead
+from .layer import Attend
 from .tree_builder import DraftTreeBuilder, best_tokens
+
+
+class Head(Layered, Protocol):
+    """One-layer draft model, as a `HeadDrafter` runs it. `DraftHead` specifies rows, features and results."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Hidden states of the target that the head reads, counted as in `FeatureTaps`."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a feature and of the head's output."""
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """See `DraftHead.fuse`."""
+
+    def __call__(
+        self, embeddings: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """See `DraftHead.forward`."""
+
+    def logits(self, hidden: torch.Tensor, lm_head: torch.Tensor) -> torch.Tensor:
+        """See `DraftHead.logits`."""
+
+    def output_rows(self, lm_head: torch.Tensor) -> torch.Tensor:
+        """See `DraftHead.output_rows`."""
+
+    def target_tokens(self, draft_tokens: torch.Tensor) -> torch.Tensor:
+        """See `DraftHead.target_tokens`."""
 
 
 class Accepted:
@@ -75,8 +105,7 @@ class HeadDrafter(Drafting):
         state: DeviceState,
         runner: GraphRunner,
     ) -> None:
-        head, geometry = layers.model, layers.geometry
-        assert isinstance(head, DraftHead), "a HeadDrafter runs a DraftHead"
+        head, geometry = cast(Head, layers.model), layers.geometry
         super().__init__(speculation, geometry, state)
         self.modes, self._runner = (Mode.VERIFY,), runner
         self._model, self._head, self._layers = model, head, layers
@@ -84,12 +113,12 @@ class HeadDrafter(Drafting):
         self._attend = partial(layers.attend, 0)
         self._output_rows = head.output_rows(model.lm_head)
         self._batch = BatchBuffers(geometry, model.device)
-        rows, width = 2 * geometry.max_reqs, head.config.hidden_size
+        rows, width = 2 * geometry.max_reqs, head.hidden_size
         self._hidden = torch.zeros(rows, width, dtype=model.dtype, device=model.device)
         self._scores = torch.zeros(rows, self._topk, device=model.device)
         self._tokens = torch.zeros(rows, self._topk, dtype=torch.int64, device=model.device)
-        self.accepted = Accepted(geometry, head.config.num_features * width, model.dtype, model.device)
-        self.taps = model.tap(head.config.feature_layers)
+        self.accepted = Accepted(geometry, len(head.feature_layers) * width, model.dtype, model.device)
+        self.taps = model.tap(head.feature_layers)
 
     def capture(self) -> None:
         """Capture DRAFT_EXTEND and DRAFT at every captured batch size, on null rows."""

@@ -89,6 +89,16 @@ class DraftHead(nn.Module):
         return (LayerAttention(c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.head_dim**-0.5),)
 
     @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Hidden states of the target that the head reads."""
+        return self.config.feature_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a feature and of the head's output."""
+        return self.config.hidden_size
+
+    @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:
         """Attention sinks of the head's only layer: none."""
         return (None,)

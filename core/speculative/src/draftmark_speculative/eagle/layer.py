@@ -12,8 +12,10 @@ from ..models.elementwise import Elementwise
 from ..models.fused import Packed
 from .config import HeadConfig
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Attention function ``attend(q, k, v) -> out``, each ``[…, rows, heads, head_dim]``; out has q's shape."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Attention function ``attend(q, k, v) -> out``, each ``[…, rows, heads, head_dim]``; out has q's shape.
+
+In a latent layer, v is None and out is as wide as a value."""
 
 
 class Attention(nn.Module):
@@ -91,8 +93,9 @@ class SwiGLU(nn.Module):
         return out
 
 
-def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
     """Attend causally over ``[…, rows, heads, head_dim]``; an `Attend` for training."""
+    assert v is not None, "a draft head has keys and values"
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
     out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.transpose(-3, -2)

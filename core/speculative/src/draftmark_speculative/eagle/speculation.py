@@ -20,8 +20,16 @@ from .head import DraftHead
 from .installed import installed_head
 
 
+class HeadDrafts(Speculation):
+    """Speculation that drafts on the device, with the `Head` that `open` returns."""
+
+    def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
+        """Create a `HeadDrafter` over the head's layers."""
+        return HeadDrafter(self, model, layers, state, runner)
+
+
 @dataclass(frozen=True)
-class Eagle(Speculation):
+class Eagle(HeadDrafts):
     """Drafts by a head that continues the target's hidden states; the tree grows where tokens are probable.
 
     Attributes:
@@ -65,10 +73,6 @@ class Eagle(Speculation):
         if is_count(self.topk) and self.topk > vocab:  # the geometry rejects a topk that is not a count
             raise GeometryError("draft.topk", self.topk, f"the head can draft {vocab} tokens", "lower topk")
         return head
-
-    def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
-        """Create a `HeadDrafter` over the head's layers."""
-        return HeadDrafter(self, model, layers, state, runner)
 
 
 def _check_fit(head: DraftHead, model: CausalLM) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import AttentionShape
-from draftmark.runtime import AttentionBackend, ForwardBatch, KVCache
+from draftmark.runtime import BoundBackend, ForwardBatch, KVCache
 
 from ..layers import AttentionLayers
 
@@ -16,7 +16,7 @@ from ..layers import AttentionLayers
 class DraftLayer:
     """One layer as a drafter attends to it: backend, attention shape and KV."""
 
-    backend: AttentionBackend
+    backend: BoundBackend
     shape: AttentionShape
     cache: KVCache
 
@@ -29,7 +29,8 @@ class Reading:
         position: model position of the row.
         shape: attention shape of the layer.
         scales: k_scale and v_scale; 1 where the cache has none.
-        k, v: ``[position + 1, num_kv_heads, head_dim]``, KV of all positions up to the row's own in its page table.
+        k, v: ``[position + 1, num_kv_heads, head_dim or value_dim]``, KV of all positions up to the row's own in its
+            page table.
     """
 
     position: int
@@ -66,12 +67,12 @@ class DraftAttention:
             backend.plan(batch)
             backend.write_metadata(batch)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
         """Store the rows' KV and compute attention, as `AttentionStep.attend`; record what the rows read."""
         assert self._batch is not None, "begin() comes before the forward"
         one, q = self.layers[layer], q.contiguous()
-        out = torch.empty_like(q)
-        one.backend.write_kv(k.contiguous(), v.contiguous(), one.cache, self._batch)
+        out = q.new_empty(*q.shape[:-1], one.shape.value_width)
+        one.backend.write_kv(k.contiguous(), None if v is None else v.contiguous(), one.cache, self._batch)
         one.backend.attend(q, one.cache, self._batch, out)
         self.readings[layer] = [
             reading(one, self._batch.page_table[n], self._positions[n]) for n in range(self._batch.num_reqs)

@@ -21,6 +21,8 @@ NAME = "draftmark"
 """Name in transformers' attention registry."""
 RUN = "draftmark_run"
 """Keyword that carries a `Run` from `CausalLM.forward` to the attention function."""
+LATENT = "draftmark_latent"
+"""Attribute of an attention module that runs in the absorbed form; see `latent.Absorbed`."""
 
 HARMLESS = frozenset(
     ("position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "output_router_logits")
@@ -31,16 +33,16 @@ HARMLESS = frozenset(
 class AttentionStep(Protocol):
     """Computes the attention of every layer in one forward. The engine binds it to a batch, caches and backends."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
         """Store k and v, compute attention, and return its output.
 
         Args:
             layer: decoder layer, from 0.
             q: ``[rows, num_qo_heads, head_dim]`` in the model's dtype, RoPE applied; not contiguous.
-            k, v: ``[rows, num_kv_heads, head_dim]``, RoPE applied to k; not contiguous.
+            k, v: ``[rows, num_kv_heads, head_dim]``, RoPE applied to k; not contiguous. v is None for a latent layer.
 
         Returns:
-            ``[rows, num_qo_heads, head_dim]`` in q's dtype.
+            ``[rows, num_qo_heads, value_dim]`` in q's dtype.
         """
 
 
@@ -53,6 +55,8 @@ class LayerAttention:
         window_left: positions visible to the left of a query, itself not counted; -1 means all.
         logits_soft_cap: cap · tanh(logit / cap) after scaling; 0 means none.
         sinks: each query head has one extra logit without a value; see `draftmark.runtime.KVCache`.
+        value_dim: width of a value and of one head's output; None means head_dim.
+        latent: k is a latent row, and the value is its first value_dim elements; see `draftmark.AttentionShape`.
     """
 
     num_qo_heads: int
@@ -62,6 +66,13 @@ class LayerAttention:
     window_left: int = -1
     logits_soft_cap: float = 0.0
     sinks: bool = False
+    value_dim: int | None = None
+    latent: bool = False
+
+    @property
+    def value_width(self) -> int:
+        """Width of a value and of one head's output."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 class Run(Protocol):
@@ -73,7 +84,7 @@ class Run(Protocol):
         called: LayerAttention,
         q: torch.Tensor,
         k: torch.Tensor,
-        v: torch.Tensor,
+        v: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attention output of a layer that was called with the parameters `called`.
@@ -91,7 +102,7 @@ def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
         called: LayerAttention,
         q: torch.Tensor,
         k: torch.Tensor,
-        v: torch.Tensor,
+        v: torch.Tensor | None,
         sinks: torch.Tensor | None = None,  # ignored: backends read `Layered.sinks`
     ) -> torch.Tensor:
         if called != layers[layer]:
@@ -127,7 +138,10 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for transformers: q, k, v ``[1, heads, rows, head_dim]`` → out ``[1, rows, heads, dim]``."""
+    """Attention function for transformers: q, k, v ``[1, heads, rows, head_dim]`` → out ``[1, rows, heads, dim]``.
+
+    A module with the attribute `LATENT` passes its latent rows as keys, with one head.
+    """
     run: Run | None = arguments.pop(RUN, None)
     if run is None:
         raise ModelError(
@@ -146,9 +160,15 @@ def _attention(
             "attends both ways), which paged attention would run incorrectly; use a decoder-only causal model"
         )
     sinks: torch.Tensor | None = arguments.pop("s_aux", None)
-    called = _read(layer, query, key, value, sinks, arguments)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return run(layer, called, q, k, v, sinks).unsqueeze(0), None
+    absorbed = getattr(module, LATENT, None)
+    if absorbed is None:
+        called = _read(layer, query, key, value, sinks, arguments)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return run(layer, called, q, k, v, sinks).unsqueeze(0), None
+    query = absorbed.queries(query)
+    called = _read(layer, query, key, value, sinks, arguments, absorbed.value_dim)
+    out = run(layer, called, query[0].transpose(0, 1), key[0].transpose(0, 1), None, sinks)
+    return absorbed.values(out).unsqueeze(0), None
 
 
 def _read(
@@ -158,15 +178,16 @@ def _read(
     value: torch.Tensor,
     sinks: torch.Tensor | None,
     arguments: dict[str, Any],
+    latent_dim: int | None = None,
 ) -> LayerAttention:
     """Return the layer's attention parameters as called; raise `ModelError` for unknown arguments."""
     scaling, window, cap = (arguments.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
     _refuse_unknown(layer, arguments)
     head_dim = query.shape[-1]
-    if key.shape != value.shape or key.shape[-1] != head_dim:
+    if latent_dim is None and (key.shape != value.shape or key.shape[-1] != head_dim):
         raise ModelError(
             f"layer {layer} has keys {list(key.shape)} and values {list(value.shape)} for queries {list(query.shape)}, "
-            "but the paged cache stores both alike (multi-head latent attention does not); use a grouped-query model"
+            "but the loop stores both alike, or one latent row; use a grouped-query model, or DeepSeek's attention"
         )
     if sinks is not None and sinks.shape != (query.shape[1],):
         raise ModelError(
@@ -181,6 +202,8 @@ def _read(
         -1 if window is None else int(window) - 1,
         float(cap or 0.0),
         sinks is not None,
+        latent_dim,
+        latent_dim is not None,
     )
 
 

@@ -23,6 +23,7 @@ from draftmark import Q_DTYPES, ModelError
 from ..memory import is_out_of_memory
 from .causal_lm import CausalLM
 from .files import MOST_OF_A_CAUSE, check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
+from .latent import restore
 from .probe import fused_decoder, probe
 from .refusals import refuse, verify
 
@@ -94,8 +95,13 @@ def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) ->
     name = name or type(hf_model).__name__
     refuse(hf_model.config, name)
     hf_model.eval()
-    probed = probe(hf_model, name)
-    layers = verify(hf_model.config.get_text_config(), probed.layers, name)
+    config = hf_model.config.get_text_config()
+    try:
+        probed = probe(hf_model, name)
+        layers = verify(config, probed.layers, name)
+    except ModelError:
+        restore(hf_model)
+        raise
     return CausalLM(hf_model, layers, probed.sinks, tokenizer, name, fused_decoder(hf_model, layers))
 
 

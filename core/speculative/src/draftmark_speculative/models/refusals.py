@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from math import isclose
 from typing import Any
 
-from draftmark import ModelError
+from draftmark import DraftmarkError, ModelError, latent_shape
 
 from .attention import LayerAttention
 
@@ -39,17 +40,14 @@ def refuse(config: Any, name: str) -> None:
 def _reasons(config: Any, family: str) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder and needs cross attention; use a decoder-only model"
-    if getattr(config, "kv_lora_rank", None):
-        yield (
-            "it uses multi-head latent attention (kv_lora_rank), in which keys and values differ in width; "
-            "use a grouped-query model"
-        )
     if any(hasattr(config, field) for field in SPARSE_FIELDS):
         yield "it picks keys with an indexer (sparse attention), which draftmark would drop; use a dense model"
     yield from _layer_reasons(config)
     if family in ALIBI_FAMILIES or getattr(config, "alibi", False):
         yield "it uses ALiBi, a position bias on the logits that draftmark would drop; use a RoPE model"
     yield from _rope_reasons(config)
+    if is_latent(config):
+        yield from _latent_reasons(config)
     if getattr(config, "use_bidirectional_attention", False):
         yield "it attends both ways (use_bidirectional_attention); use a causal model"
     for field in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
@@ -59,6 +57,18 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
         elif value < 1:
             yield f"its configuration has {field} {value}, but it must be >= 1; use the config.json of the weights"
     _ = getattr(config, "head_dim", None)  # some configurations raise on this read if their layers differ
+
+
+def is_latent(config: Any) -> bool:
+    """Return True if the (text) configuration has multi-head latent attention."""
+    return bool(getattr(config, "kv_lora_rank", None))
+
+
+def _latent_reasons(config: Any) -> Iterator[str]:
+    try:
+        latent_shape(config, page_size=1)
+    except DraftmarkError as error:
+        yield f"its latent attention has no single shape ({error}); use the config.json that came with the weights"
 
 
 def _layer_reasons(config: Any) -> Iterator[str]:
@@ -107,7 +117,7 @@ def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[
         configured = _configured(config, index, layer)
         for field in (field.name for field in fields(LayerAttention)):
             stated, got = getattr(configured, field), getattr(layer, field)
-            if stated != got:
+            if stated != got and not (layer.latent and field == "softmax_scale" and isclose(stated, got)):
                 raise ModelError(
                     f"model {name!r} (family {config.model_type}) cannot be decoded: its configuration has {field} "
                     f"{stated} for layer {index}, but the layer calls attention with {got}; use a transformers release "
@@ -118,6 +128,12 @@ def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[
 
 def _configured(config: Any, index: int, called: LayerAttention) -> LayerAttention:
     """Return the configuration's parameters of a layer; the scale is the call's if no field declares it."""
+    window = _window_left(config, index)
+    if is_latent(config):
+        a = latent_shape(config, page_size=1)
+        assert a.softmax_scale is not None, "a latent shape has a scale"
+        row = (a.num_qo_heads, a.num_kv_heads, a.head_dim, a.softmax_scale, window)
+        return LayerAttention(*row, value_dim=a.value_dim, latent=True)
     heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
     scale = called.softmax_scale
@@ -131,7 +147,7 @@ def _configured(config: Any, index: int, called: LayerAttention) -> LayerAttenti
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(head_dim),
         softmax_scale=scale,
-        window_left=_window_left(config, index),
+        window_left=window,
         logits_soft_cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
     )
 

@@ -34,6 +34,11 @@ _SHARED: dict[str, Any] = {
     "pad_token_id": None,
 }
 _MIXED = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
+_EXPERTS = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1},
+    **{"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+}
+_LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16},
@@ -46,6 +51,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         **{"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, **_MIXED},
         **{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    "deepseek_v3": {
+        **{"num_key_value_heads": 4, "q_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 16, **_LATENT},
+        **{"num_hidden_layers": 3, **_EXPERTS},
+        "rope_parameters": {
+            **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            **{"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    },
+    "glm4_moe_lite": {
+        **{"num_attention_heads": 20, "num_key_value_heads": 20, "q_lora_rank": 24, "qk_nope_head_dim": 12},
+        **{"v_head_dim": 20, **_LATENT, **_EXPERTS, "n_group": 1, "rope_interleave": False},
+    },
+    "minicpm3": {
+        **{"num_attention_heads": 6, "num_key_value_heads": 6, "q_lora_rank": None, "qk_nope_head_dim": 8},
+        **{"v_head_dim": 8, "kv_lora_rank": 24, "qk_rope_head_dim": 4, "scale_emb": 1.0},
     },
 }
 """Model types of transformers, and the fields in which each differs from the shared shape."""

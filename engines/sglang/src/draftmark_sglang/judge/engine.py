@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.target import TargetInfo
 
-from .items import probe_items, served_items
+from .items import probe_items, served_items, unasked_item
 from .releases import folder_of, prepare
 
 ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
@@ -25,11 +25,17 @@ PROBED = {
     "triton": SERVED["triton"][0],
     "flashinfer": SERVED["flashinfer"][0],
     "flashinfer_mla": "sizes and indices of the MLA backend's draft steps",
+    "fa3_mla": "FlashAttention 3's calls for draft trees over MLA rows, with stand-ins for its kernels",
     "trtllm_mha": "lengths and page tables of its CUDA graphs, without its kernels",
     "ascend": "sizes of its graphs' block tables, without an NPU",
     "ngram": "the lengths after an n-gram verification",
 }
 """Backends with sizes and metadata that are judged on a CPU, without their kernels."""
+UNASKED = {
+    "triton_mla": "the judge's scheduler has no MLA model yet",
+    "flashmla": "FlashMLA's kernels need a Hopper GPU, and the judge's scheduler has no MLA model yet",
+}
+"""MLA backends without items, with what an item needs."""
 LEFT_OUT = {
     "load": "the backend is not a draftmark plugin",
     "supports": "SGLang's backends have no function that accepts or rejects a geometry",
@@ -82,7 +88,8 @@ class SGLang:
     def targets(self) -> Sequence[TargetInfo]:
         """Return SGLang's backends that can be judged: first those that run, then those with metadata checks only."""
         served = [TargetInfo(name, what, ON_BOTH if name in PROBED else on) for name, (what, on) in SERVED.items()]
-        return [*served, *(TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED)]
+        probed = [TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED]
+        return [*served, *probed, *(TargetInfo(name, f"not judged: {why}", ON_CPU) for name, why in UNASKED.items())]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
         """Return environment variables to run SGLang without plugins, on a CPU if needed, in the chosen release."""
@@ -119,6 +126,8 @@ class Backend:
 
     def items(self) -> Sequence[Item]:
         """Return all items (checks) of this backend."""
+        if self._target in UNASKED:
+            return [unasked_item(UNASKED[self._target])]
         _, served_on = SERVED.get(self._target, ("", ()))
         served = served_items(self._target, self._device) if self._kind in served_on else []
         return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]

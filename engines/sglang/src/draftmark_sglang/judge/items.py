@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata as md
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -94,17 +94,32 @@ def _draft_graph_questions(setup: Setup) -> Iterator[Question]:
         yield "graphs.replay_equals_eager", mode.value, "replays", (mode.value, -1), AS_GRAPH
 
 
+def _probe(module: str, function: str, *arguments: Any, **named: Any) -> Callable[[], None]:
+    """Return a call of a function of `probes`. SGLang is imported when it runs."""
+
+    def run() -> None:
+        import importlib
+
+        prepare_imports("cpu")
+        getattr(importlib.import_module(f".probes.{module}", __package__), function)(*arguments, **named)
+
+    return run
+
+
+def unasked_item(needs: str) -> Item:
+    """Return an item that states what a check of this backend needs."""
+
+    def run() -> None:
+        raise NotAsked(needs)
+
+    return Item(RULE_OF_ROWS, "mla", run)
+
+
 def probe_items(target: str) -> list[Item]:
     """Return the items that check a backend's metadata and sizes without its kernels."""
 
     def item(rule: str, case: str, module: str, function: str, *arguments: Any, **named: Any) -> Item:
-        def run() -> None:
-            import importlib
-
-            prepare_imports("cpu")
-            getattr(importlib.import_module(f".probes.{module}", __package__), function)(*arguments, **named)
-
-        return Item(rule, case, run, AS_PROBE)
+        return Item(rule, case, _probe(module, function, *arguments, **named), AS_PROBE)
 
     if target in ("flashinfer", "flashinfer_mla", "triton"):
         from .probes.lengths import AT_THE_END, STEPS_AT_THE_END
@@ -128,6 +143,10 @@ def probe_items(target: str) -> list[Item]:
             found.append(item("sizing.covers", "verify-mask", "block_tables", "check_verify_mask"))
         return found
     return {
+        "fa3_mla": [
+            Item(RULE_OF_ROWS, f"verify-tree-page{size}", _probe("latent_trees", "check", size), AS_CALLS)
+            for size in (1, 16, 64)
+        ],
         "trtllm_mha": [
             item("graphs.captured_run_is_right", "draft", "trtllm_tables", "check_capture"),
             item("sizing.covers", "verify-end", "trtllm_tables", "check_width"),
@@ -137,5 +156,7 @@ def probe_items(target: str) -> list[Item]:
     }[target]
 
 
+RULE_OF_ROWS = "numerics.match_float64"
+AS_CALLS = "the class's own metadata and calls run on a CPU with stand-ins for FlashAttention's kernels"
 AS_PROBE = "the class's own methods fill its own buffers on a CPU, and the result is compared with integers"
 AT_END = "sglang#29695"

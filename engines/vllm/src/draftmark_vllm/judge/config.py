@@ -46,6 +46,34 @@ def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
     return str(path)
 
 
+def _latent_model(heads: int, row: int, value: int, length: int) -> str:
+    """Write the config file of a DeepSeek V3 with rows of these sizes, and return its folder. It has no weights.
+
+    Heads before absorption are as wide as rows, so that projections can be identities (`latent_layer`).
+    """
+    path = Path(_folder().name, f"mla-{heads}-{row}-{value}-{length}")
+    if not path.exists():
+        path.mkdir()
+        config = {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "deepseek_v3",
+            "vocab_size": 256,
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "num_hidden_layers": 1,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "kv_lora_rank": value,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": row - value,
+            "qk_nope_head_dim": value,
+            "v_head_dim": value,
+            "max_position_embeddings": length,
+        }
+        (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
 def max_model_len(geometry: Geometry) -> int:
     """Return the greatest number of tokens in a request: the longest context and its draft tokens."""
     return geometry.limits.max_context_len + geometry.draft.num_draft_tokens
@@ -69,7 +97,9 @@ def vllm_config(geometry: Geometry) -> Any:
 
     a, length = geometry.attention, max_model_len(geometry)
     model = ModelConfig(
-        model=_model(a.num_qo_heads, a.num_kv_heads, a.head_dim, length),
+        model=_latent_model(a.num_qo_heads, a.head_dim, a.value_width, length)
+        if a.latent
+        else _model(a.num_qo_heads, a.num_kv_heads, a.head_dim, length),
         skip_tokenizer_init=True,
         dtype=a.q_dtype,
         max_model_len=length,

@@ -20,9 +20,14 @@ WHAT = {
     "TRITON_ATTN": ("vLLM's Triton kernels; on a CPU in Triton's interpreter", ON_BOTH),
     "FLASH_ATTN": ("FlashAttention 2 or 3 as vLLM builds it", ON_GPU),
     "FLASHINFER": ("FlashInfer under vLLM's builder", ON_GPU),
+    "CPU_MLA": (f"vLLM's MLA kernel for CPUs, of the distribution {CPU_DISTRIBUTION}", ON_CPU),
+    "TRITON_MLA": ("vLLM's Triton kernels for MLA layers; on a CPU in Triton's interpreter", ON_BOTH),
+    "FLASHMLA": ("FlashMLA under vLLM's builder, for MLA layers on Hopper", ON_GPU),
+    "FLASH_ATTN_MLA": ("FlashAttention 3 under vLLM's builder, for MLA layers on Hopper", ON_GPU),
     "FLEX_ATTENTION": ("torch's flex attention under vLLM's builder", ON_GPU),
 }
-NEEDS = {"TRITON_ATTN": (("triton",), ("triton",)), "FLASHINFER": (("flashinfer-python",), ("flashinfer",))}
+TRITON = (("triton",), ("triton",))
+NEEDS = {"TRITON_ATTN": TRITON, "TRITON_MLA": TRITON, "FLASHINFER": (("flashinfer-python",), ("flashinfer",))}
 """Distributions and modules that a backend needs in addition to vLLM."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -78,9 +83,9 @@ class VllmEngine:
         """
         from .interpreter import admit_triton
 
-        if device == "cpu" and target == "TRITON_ATTN":
+        if device == "cpu" and target.startswith("TRITON"):
             admit_triton()
-        from .target import VllmTarget, backend_class, prepare_cpu
+        from .target import MlaTarget, VllmTarget, backend_class, prepare_cpu
 
         if device == "cpu":
             prepare_cpu(target, self.version() or "vllm")
@@ -90,7 +95,7 @@ class VllmEngine:
         except (ImportError, KeyError, AttributeError, ValueError) as error:
             text = " ".join(str(error).split())
             raise DraftmarkError(f"{self.version()} has no {target} here: {type(error).__name__}: {text}") from error
-        return VllmTarget(target, found, device)
+        return (MlaTarget if found.is_mla() else VllmTarget)(target, found, device)
 
 
 def _pip_install(devices: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ def reasons_against(backend: Any, geometry: Geometry) -> list[str]:
         "dtype": dtype_of(a.q_dtype),
         "kv_cache_dtype": "fp8" if a.kv_dtype == FP8 else "auto",
         "block_size": a.page_size,
-        "use_mla": False,
+        "use_mla": a.latent,
         "has_sink": False,
         "use_sparse": False,
         "use_mm_prefix": False,

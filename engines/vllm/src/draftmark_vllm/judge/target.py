@@ -76,7 +76,7 @@ class VllmTarget:
     @property
     def interpreted(self) -> bool:
         """True if Triton's interpreter runs the backend's kernels."""
-        return self.name == "TRITON_ATTN" and self.device == "cpu"
+        return self.name.startswith("TRITON") and self.device == "cpu"
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -112,6 +112,16 @@ class VllmTarget:
 
         caps = self.caps()
         return [*questions(caps), *drafting.questions(caps)]
+
+
+class MlaTarget(VllmTarget):
+    """Describes one vLLM backend for MLA layers to the judge."""
+
+    def items(self) -> Sequence[Item]:
+        """Return the items of MLA layers."""
+        from . import latent
+
+        return latent.items(self.backend, self.name, self.device)
 
 
 def query_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:

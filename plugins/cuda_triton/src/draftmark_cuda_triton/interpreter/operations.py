@@ -37,17 +37,20 @@ class Operations:
         recipes, builder, semantic, tensor = self._recipes, self._builder, self._semantic, core.tensor
 
         def computed(*args: Any, **kwargs: Any) -> Any:
-            kwargs.pop("_semantic", None)
+            if kwargs:
+                kwargs.pop("_semantic", None)
             if builder.record is not None:  # inner call of an operation that is being recorded
                 return function(*args, _semantic=semantic, **kwargs)
             key: list[Any] = [function]
             handles: list[Any] = []
             try:
                 for one in args:
-                    if type(one) is tensor:
-                        key.append(one.__dict__.get("signature") or set_signature(one))
-                        handles.append(one.handle)
-                    elif type(one) is int:
+                    kind = type(one)
+                    if kind is tensor:
+                        known = one.__dict__
+                        key.append(known["signature"] if "signature" in known else set_signature(one))
+                        handles.append(known["handle"])
+                    elif kind is int:
                         key.append(one)
                     else:
                         _append_key(one, key, handles)

@@ -16,13 +16,14 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy
+import torch
 from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
 REQUIRED_NAMES = (
     *("GridExecutor", "InterpretedFunction", "InterpreterBuilder", "TensorHandle", "interpreter_builder"),
-    *("_LangPatchScope", "_convert_float", "_implicit_cvt", "_interpreter", "_patch_lang"),
+    *("_convert_float", "_implicit_cvt", "_interpreter", "_patch_lang"),
 )
 """Private names of the interpreter that this package needs."""
 
@@ -51,8 +52,8 @@ class InterpretedKernel:
         """Run every program of `grid`. Compiler options such as num_warps are ignored."""
         known = {name: value for name, value in kwargs.items() if name in self._signature.parameters}
         bound = self._signature.bind(*args, **known).arguments
-        convert, builder = interpreter._implicit_cvt, interpreter.interpreter_builder
-        values = {name: one if name in self._constants else convert(one) for name, one in bound.items()}
+        builder = interpreter.interpreter_builder
+        values = {name: one if name in self._constants else _operand(one) for name, one in bound.items()}
         sizes = (*grid, 1, 1)[:3]
         # As on a GPU, log2(0) of a row that saw no key is -inf, and exp2 of a sink far above all logits is inf.
         with _language(self._function), numpy.errstate(divide="ignore", over="ignore"):
@@ -65,33 +66,67 @@ class InterpretedKernel:
                     raise InterpreterError(repr(error)) from error
 
 
+def _operand(value: Any) -> Any:
+    """Return an argument as a tensor of the language. Triton derives the type once for each kind of argument."""
+    kind = type(value)
+    if kind is int and INT32.min <= value <= INT32.max:
+        key, word = kind, value
+    elif kind is torch.Tensor:
+        key, word = value.dtype, value.data_ptr()
+    else:
+        return interpreter._implicit_cvt(value)
+    if key not in _KINDS:
+        made = interpreter._implicit_cvt(value)
+        _KINDS[key] = {name: one for name, one in vars(made).items() if name != "handle"}, made.handle
+    known, handle = _KINDS[key]
+    result = object.__new__(core.tensor)
+    result.__dict__ = {
+        **known,
+        "handle": interpreter.TensorHandle(numpy.array([word], handle.data.dtype), handle.dtype),
+    }
+    return result
+
+
+ABSENT = object()
+"""Original value of a name that only the interpreter adds."""
+INT32 = numpy.iinfo(numpy.int32)
+_KINDS: dict[Any, tuple[dict[str, Any], Any]] = {}
+"""Attributes and handle of a converted argument, for small integers and for the tensors of each dtype."""
+
+
 @contextmanager
 def _language(function: FunctionType) -> Iterator[None]:
     """Patch the language for the interpreter, and restore it afterwards for compiled kernels."""
-    scope: Any = interpreter._LangPatchScope()
+    patches = _language_patches(function.__globals__["tl"])
     try:
-        for owner, name, value in _language_patches(function.__globals__["tl"]):
-            scope.set_attr(owner, name, value)
+        for owner, name, value, _ in patches:
+            setattr(owner, name, value)
         yield
     finally:
-        scope.restore()
+        for owner, name, _, original in patches:
+            if original is ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 @cache
-def _language_patches(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
-    """Return the interpreter's patches (owner, name, value), with the language's functions from `Operations`."""
+def _language_patches(language: ModuleType) -> tuple[tuple[Any, str, Any, Any], ...]:
+    """Return the interpreter's patches (owner, name, value, original value), with functions from `Operations`."""
     # Imported late: `operations` needs interpreter names that the caller has checked.
     from .operations import Operations
 
     operations = Operations()
     scope: Any = interpreter._patch_lang(FunctionType((lambda: None).__code__, {"tl": language}))
     try:
-        return tuple(
-            (owner, name, _patched(operations, name, original, getattr(owner, name)))
+        # A name that is patched twice keeps its last value.
+        patched = {
+            (owner, name): _patched(operations, name, original, getattr(owner, name))
             for owner, name, original in scope._changes
-        )
+        }
     finally:
         scope.restore()
+    return tuple((owner, name, value, getattr(owner, name, ABSENT)) for (owner, name), value in patched.items())
 
 
 def _patched(operations: Any, name: str, original: Any, interpreted: Any) -> Any:

@@ -67,7 +67,9 @@ def recipe_of(record: CallRecord, operands: Sequence[Any], made: Any) -> Recipe 
     calls = [_Call(_runner(step), tuple(positions[id(one)] for one in _handles(step))) for step in left]
     position = None if made is None or made.handle is None else positions[id(made.handle)]
     return (
-        _store_recipe(constants, calls, made) if position is None else _tensor_recipe(constants, calls, position, made)
+        _store_recipe(constants, calls, made)
+        if position is None
+        else _tensor_recipe(len(operands), constants, calls, position, made)
     )
 
 
@@ -94,7 +96,7 @@ def _store_recipe(constants: list[Any], calls: list[_Call], made: Any) -> Recipe
     return run
 
 
-def _tensor_recipe(constants: list[Any], calls: list[_Call], position: int, made: Any) -> Recipe:
+def _tensor_recipe(count: int, constants: list[Any], calls: list[_Call], position: int, made: Any) -> Recipe:
     new, tensor = object.__new__, core.tensor
     set_signature(made)
     known = {name: value for name, value in vars(made).items() if name != "handle"}
@@ -110,6 +112,14 @@ def _tensor_recipe(constants: list[Any], calls: list[_Call], position: int, made
     if len(calls) != 1:
         return run
     only, among = calls[0]
+    if among == tuple(range(count)) and not constants:
+
+        def run_direct(operands: Sequence[Any]) -> Any:
+            result = new(tensor)
+            result.__dict__ = {**known, "handle": only(*operands)}
+            return result
+
+        return run_direct
 
     def run_one(operands: Sequence[Any]) -> Any:
         values = [*operands, *constants]
