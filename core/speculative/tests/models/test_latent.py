@@ -13,7 +13,7 @@ import torch
 from draftmark import BackendRefusal
 from draftmark.errors import ModelError
 from draftmark.loaded import LoadedBackend
-from draftmark_speculative import Engine, EngineConfig, generate
+from draftmark_speculative import Engine, EngineConfig, Ngram, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.attention import LATENT
@@ -59,6 +59,41 @@ def tiny_of(monkeypatch: Any, family: str, **fields: Any) -> Any:
     shape = {key: value for key, value in tiny.FAMILIES["deepseek_v3"].items() if key != "rope_parameters"}
     monkeypatch.setitem(tiny.FAMILIES, family, tiny.FAMILIES.get(family, shape))
     return tiny_model(family, **fields)
+
+
+SMALL = {
+    **{"vocab_size": 256, "hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 4},
+    **{"num_key_value_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": None},
+    **{"eos_token_id": None, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10},
+    **{"q_lora_rank": 24, "n_routed_experts": 8},
+}
+LONGCAT = {
+    **{"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 24, "moe_topk": 2, "zero_expert_num": 2},
+    "head_dim": 8,
+}
+LLAMA_4 = {**YARN, "partial_rotary_factor": 0.4, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+MISTRAL_4 = {
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "num_hidden_layers": 3},
+    **{"head_dim": 20, "rope_parameters": LLAMA_4},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("LongcatFlash", LONGCAT), ("Mistral4", MISTRAL_4)], ids=["longcat", "mistral4"]
+)
+def test_families_with_factors_of_their_own_give_the_plain_text(name: str, fields: dict[str, Any]) -> None:
+    """Factors on the queries or on the latent (LongCat), and on queries by position (Mistral 4), are applied."""
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**SMALL, **fields)
+        hf = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6] * 5])
+    want = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0)
+    config = EngineConfig(speculate=Ngram(2, 6, 3, 1), page_size=48, max_context_len=64)
+    outputs, _ = generate(wrap_model(hf), ids.tolist(), 20, config)
+    assert list(outputs[0].tokens) == want[0, 40:].tolist()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
