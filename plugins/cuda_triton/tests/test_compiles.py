@@ -14,7 +14,8 @@ import pytest
 import torch
 import triton
 
-from draftmark import AttentionShape, DeviceProfile
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.heuristics import common, select, sm90
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.kv_write import write_kv
@@ -558,3 +559,36 @@ def test_kernels_compile_for_other_architectures(fake_gpu, case):
     """Ampere, Ada and Blackwell use the generic kernels, which compile for them."""
     compile_for(case, fake_gpu.get_current_target().arch)
     assert not any("kernels_sm90" in source.fn.__module__ for source, _ in fake_gpu.launched)
+
+
+LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""Shared memory of a CTA, in KiB."""
+
+
+@pytest.mark.parametrize(
+    ("row", "page_size", "dtype", "kv_dtype"),
+    [
+        ((512, 64), 64, "bfloat16", None),
+        ((512, 64), 1, "bfloat16", "float8_e4m3fn"),
+        ((512, 256), 48, "float16", None),
+        ((512, 64), 48, "float32", None),
+        ((40, 9), 2, "bfloat16", None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", LIMIT_KIB)
+def test_latent_kernels_compile_within_shared_memory(monkeypatch, tmp_path, arch, row, page_size, dtype, kv_dtype):
+    """Every kernel of a latent geometry compiles for each architecture, and its tiles fit in shared memory."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    if kv_dtype and arch < 89:
+        pytest.skip("e4m3 needs sm_89")
+    value, rest = row
+    shape = AttentionShape(
+        20, 1, value + rest, page_size, dtype, kv_dtype or dtype, softmax_scale=0.1, value_dim=value, latent=True
+    )
+    modes = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
+    geometry = Geometry.create(shape, Limits(4, 4096), DraftShape(2, 3, 4), DeviceProfile("cuda", arch, 100), modes)
+    attention = [one for one in kernel_list.kernels_of(geometry, arch) if one.kernel.__name__.startswith("attend")]
+    assert len(attention) >= 3
+    for one in attention:
+        assert one.compile().metadata.shared <= LIMIT_KIB[arch] << 10, one

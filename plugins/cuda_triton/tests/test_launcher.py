@@ -34,11 +34,14 @@ def arguments(rng):
 
 CONSTANTS = {
     "NUM_HEADS": 1,
-    "HEAD_DIM": 16,
+    "K_DIM": 16,
+    "V_DIM": 16,
+    "V_FIRST": 0,
     "PAGE_SIZE": 16,
     "SCALED": 0,
     "QUANTIZE": False,
-    "BLOCK": 16,
+    "BLOCK_K": 16,
+    "BLOCK_V": 16,
     "BLOCK_ROWS": 1,
     "PDL": True,
 }
@@ -69,7 +72,7 @@ def test_repeated_launch_skips_argument_binding(fake_driver, write_rows, monkeyp
     assert grid == (2, 1, 1) and given[7] == 48 and given[0] is values[0]
 
 
-@pytest.mark.parametrize("name", ["HEAD_DIM", "PAGE_SIZE", "BLOCK"])
+@pytest.mark.parametrize("name", ["K_DIM", "PAGE_SIZE", "BLOCK_K"])
 def test_each_constant_has_its_own_kernel(fake_driver, write_rows, name):
     """Launches with different constants use different kernels."""
     values = arguments(random.Random(2))

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton.launch.layouts import IdentityCache, layout_of_cache
+from draftmark_cuda_triton.launch.layouts import IdentityCache, interned_layout
 
 
 class Thing:
@@ -49,5 +49,5 @@ def test_equal_layouts_are_one_object():
     alike = [cache(), cache()]
     others = [cache(5), cache(size=32), cache(heads=4), cache(dtype=torch.float16), cache(joint=True)]
     mixed = KVCache(cache().k, cache(joint=True).v)
-    found = [layout_of_cache(one) for one in (*alike, *others, mixed)]
+    found = [interned_layout(one.k, one.v, one) for one in (*alike, *others, mixed)]
     assert found[0] is found[1] and len(set(found)) == 7

@@ -16,6 +16,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)
         select.py, common.py          select_config: batch -> KernelConfig
         sm80.py, sm90.py              block sizes, stages and warp groups for any GPU; for Hopper
+        latent.py                     block sizes and stages for latent rows (MLA)
         split_kv.py, upcast.py        num_splits (num_splits_heuristic); when prefill upcasts e4m3
     compiled/                         compiled kernels, ready before the first request
         source.py, store.py           a kernel as plain data with a key; the folder of compiled kernels
@@ -27,7 +28,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         launcher.py, relaunch.py      launch without Triton's binding; recorded launches, repeated per layer
         cuda_driver.py, parameters.py launches through the CUDA driver API
     kernels/                          Triton, any GPU from sm_80
-        decode_verify.py, prefill.py  attention kernels; tile.py is their mainloop and mask
+        decode_verify.py, prefill.py  attention kernels; tile.py is their mainloop and mask, latent.py that of MLA
         tile_schedule.py, split_kv.py schedule on the device (FA3 prepare_scheduler, get_scheduler_metadata)
         combine.py                    combine of the splits (FA3 flash_fwd_combine)
         upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
@@ -49,10 +50,10 @@ from typing import TYPE_CHECKING
 
 from draftmark import (
     CONTRACT_MINOR,
-    LAYOUT_FORMS,
     BackendInfo,
     BackendPlugin,
     BatchSize,
+    Form,
     Geometry,
     KernelChoice,
     Mode,
@@ -80,8 +81,11 @@ class TritonPlugin(BackendPlugin):
         runtime=("triton",),
         install="pip install 'triton>=3.6,<3.10'",
         modes=tuple(Mode),
-        forms=LAYOUT_FORMS,
+        forms=tuple(Form),
         sinks=True,
+        latent=True,
+        narrow_values=True,
+        lse=True,
         batch_invariant=True,
         summary="own Triton kernels: prefix once, tail masked, device-built schedule",
     )

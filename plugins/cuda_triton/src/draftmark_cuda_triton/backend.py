@@ -12,7 +12,7 @@ from .decode_verify import DecodeVerify
 from .heuristics import select
 from .kv_write import write_kv_layer
 from .launch.cuda_driver import driver
-from .launch.layouts import IdentityCache
+from .launch.layouts import IdentityCache, kv_facts
 from .prefill import Prefill
 from .prefill_fp8 import PrefillFp8
 from .switches import logger, uses_own_launch
@@ -33,6 +33,7 @@ class TritonBackend:
         self.arena = arena
         self._slots = arena[sizing.SLOTS]
         self._slots_of = IdentityCache[ForwardBatch, torch.Tensor](lambda batch: self._slots[: batch.num_rows])
+        self._kv_facts = kv_facts(geometry)
         buffers = {name: arena[name] for name in arena}
         if EXTEND in geometry.modes:
             prefill = PrefillFp8 if sizing.upcasts(geometry) else Prefill
@@ -48,16 +49,23 @@ class TritonBackend:
         """Write the KV slot of every row and the tile schedule, in one launch."""
         self._attention_of(batch).write_metadata(batch)
 
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter new K and V rows to their cache slots in one launch, quantized if the cache is e4m3."""
-        write_kv_layer(k, v, cache, self._slots_of(batch))
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
+        """Scatter new K and V rows, or latent rows, to their cache slots in one launch, quantized to e4m3 if needed."""
+        write_kv_layer(k, v, cache, self._kv_facts(cache), self._slots_of(batch))
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         """Run attention for all rows: one launch, and a combine launch if KV is split.
 
         Prefill over an e4m3 cache can upcast K and V first, in further launches; see `prefill_fp8`.
         """
-        self._attention_of(batch).attend(q, cache, batch, out)
+        self._attention_of(batch).attend(q, cache, batch, out, lse)
 
     def _attention_of(self, batch: ForwardBatch) -> Prefill | PrefillFp8 | DecodeVerify:
         """Return the implementation that serves the batch's mode."""

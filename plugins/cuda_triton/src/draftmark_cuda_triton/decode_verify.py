@@ -81,22 +81,29 @@ class DecodeVerify:
             return
         record_call(launches.write_metadata_decode_verify, *own, *tensors, mutates=(slots, self._work))
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Run attention for all rows, then combine the splits; q and out are ``[rows, query heads, head_dim]``."""
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Run attention for all rows, then combine the splits; the tensors are those of `Prefill.attend`."""
         facts, mask, depth = self._facts(batch)
-        cache_layout, sinks = self._layer_facts(cache)
+        cache_layout, k, v, sinks = self._layer_facts(cache)
         tensors = (
-            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks, out, batch.prefix_lens, batch.q_indptr,
+            q, k, v, cache.k_scale, cache.v_scale, sinks, out, lse, batch.prefix_lens, batch.q_indptr,
             batch.page_table, mask, depth,
         )  # fmt: skip
         if self._slots.is_cuda:
-            layout = facts, cache_layout, q.stride(), out.stride(), q.dtype, out.dtype
+            layout = facts, cache_layout, q.stride(), out.stride(), q.dtype, out.dtype, lse is None
             self._relaunch(layout, tensors, self._launch_with_buffers, *facts[:2])
             return
         check_contiguous(q, out)
         record_call(
             self._launch, *facts[:2], *tensors, self._work, self._partial_out, self._partial_lse,
-            mutates=(self._partial_out, self._partial_lse, out),
+            mutates=(self._partial_out, self._partial_lse, out, *(() if lse is None else (lse,))),
         )  # fmt: skip
 
     def _batch_facts(self, batch: ForwardBatch) -> BatchFacts:
@@ -122,6 +129,7 @@ class DecodeVerify:
         v_scale: torch.Tensor | None,
         sinks: torch.Tensor | None,
         out: torch.Tensor,
+        lse: torch.Tensor | None,
         prefix_lens: torch.Tensor,
         q_indptr: torch.Tensor,
         page_table: torch.Tensor,
@@ -140,7 +148,7 @@ class DecodeVerify:
         )
         launches.attend_decode_verify(
             self._shape, config, plan.extent, plan.num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask,
-            depth, work, partial_out, partial_lse, out, None, q_indptr, block, sinks,
+            depth, work, partial_out, partial_lse, out, lse, q_indptr, block, sinks,
         )  # fmt: skip
 
     def _plan_of(self, batch: ForwardBatch) -> DecodePlan:

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from draftmark import BufferSpec, Geometry, Mode
+from draftmark import BufferSpec, Form, Geometry, Mode
 
 from . import prefill_fp8, sizing, tree_ops
 from .decode_verify import DecodeVerify
@@ -28,6 +28,7 @@ from .heuristics import select, split_kv, upcast
 from .kv_write import launch_write_kv
 from .launch import launches
 from .launch.launcher import KernelCall, collect_calls
+from .launch.layouts import latent_operands
 from .launch.operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent
 from .prefill import Prefill, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
 
@@ -113,7 +114,7 @@ class _StandIn(torch.Tensor):
 
 
 class _Operands(NamedTuple):
-    """Holds stand-ins of a layer's K and V ``[pages, P, KV heads, head_dim]``, their scales, and attention sinks."""
+    """Holds stand-ins of a layer's K and V as in `layouts.LayerFacts`, their scales, and attention sinks."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -141,12 +142,14 @@ class EngineUse:
         scaled: K and V have scales. None: if the cache is e4m3.
         tree_tails: draft tokens are verified with a `Tree` tail, otherwise with a `Causal` one. None: if topk is above
             1.
+        lse: `attend` also writes log-sum-exps. Both kinds of kernels are listed then.
     """
 
     adjacent_heads: bool = True
     interleaved: bool | None = None
     scaled: bool | None = None
     tree_tails: bool | None = None
+    lse: bool = False
 
 
 def kernels_of(
@@ -188,27 +191,53 @@ def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
     a = geometry.attention
     has_scales = a.kv_dtype != a.q_dtype if use.scaled is None else use.scaled
     scale = _tensor(1, dtype="float32") if has_scales else None
-    k = v = _cache(a.page_size, a.num_kv_heads, a.head_dim, a.kv_dtype, use)
+    k, v = _latent_cache(geometry) if a.latent else _caches(geometry, use)
     new = _tensor(1, a.num_kv_heads, a.head_dim, dtype=a.q_dtype)
-    launch_write_kv(new, new, k, v, scale, scale, _tensor(1, dtype="int64"), geometry.device.arch >= 90)
+    new_v = None if a.latent else _tensor(1, a.num_kv_heads, a.value_width, dtype=a.q_dtype)
+    if Form.ENGINE_STORES not in geometry.forms:
+        launch_write_kv(new, new_v, k, v, scale, scale, _tensor(1, dtype="int64"), geometry.device.arch >= 90)
     kv = _Operands(k, v, scale, scale, _tensor(a.num_qo_heads, dtype="float32") if a.sinks else None)
     slots = _tensor(int(geometry.max_rows_any), dtype="int64")
     if Mode.EXTEND in geometry.modes:
-        _launch_prefills(geometry, slots, kv)
+        _launch_prefills(geometry, slots, kv, use.lse)
     if sizing.decode_verify_modes(geometry):
-        _launch_decodes(geometry, slots, kv, geometry.draft.topk > 1 if use.tree_tails is None else use.tree_tails)
+        tree_tails = geometry.draft.topk > 1 if use.tree_tails is None else use.tree_tails
+        _launch_decodes(geometry, slots, kv, tree_tails, use.lse)
     if trees:
         _launch_tree_ops(geometry)
 
 
-def _cache(page_size: int, heads: int, dim: int, dtype: str, use: EngineUse) -> torch.Tensor:
-    """Return K of a stand-in cache, ``[pages, P, KV heads, head_dim]``."""
-    page = (page_size, heads, dim) if use.adjacent_heads else (heads, page_size, dim)
-    cache = _tensor(PAGES, 2, *page, dtype=dtype)[:, 0] if use.interleaved else _tensor(PAGES, *page, dtype=dtype)
-    return (cache if use.adjacent_heads else cache.transpose(1, 2)).as_subclass(_StandIn)
+def _caches(geometry: Geometry, use: EngineUse) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V of a stand-in cache, ``[pages, P, KV heads, elements]``."""
+    a, apart = geometry.attention, (PAGES, 2) if use.interleaved else (PAGES,)
+
+    def cache(dim: int) -> torch.Tensor:
+        page = (a.page_size, a.num_kv_heads, dim) if use.adjacent_heads else (a.num_kv_heads, a.page_size, dim)
+        pages = _tensor(*apart, *page, dtype=a.kv_dtype)
+        pages = pages[:, 0] if use.interleaved else pages
+        return (pages if use.adjacent_heads else pages.transpose(1, 2)).as_subclass(_StandIn)
+
+    return cache(a.head_dim), cache(a.value_width)
 
 
-def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree_tails: bool) -> None:
+def _latent_cache(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both parts of the rows of a stand-in latent cache."""
+    a, width = geometry.attention, geometry.attention.value_width
+    if Form.LATENT_PARTS in geometry.forms:
+        parts = [_tensor(PAGES, a.page_size, dim, dtype=a.kv_dtype) for dim in (width, a.head_dim - width)]
+    else:
+        rows = _tensor(PAGES, a.page_size, a.head_dim, dtype=a.kv_dtype)
+        parts = [rows[..., :width], rows[..., width:]]
+    value, rest = latent_operands(*parts)
+    return value.as_subclass(_StandIn), rest.as_subclass(_StandIn)
+
+
+def _lses(geometry: Geometry, rows: int, lse: bool) -> list[torch.Tensor | None]:
+    """Return stand-ins of the lse of a batch: None, and with `lse` a tensor too."""
+    return [None, _tensor(rows, geometry.attention.num_qo_heads, dtype="float32")] if lse else [None]
+
+
+def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree_tails: bool, lse: bool) -> None:
     """Call the launch code of metadata and attention for every mode except EXTEND."""
     a, device, modes = geometry.attention, geometry.device, sizing.decode_verify_modes(geometry)
     own = _buffers(sizing.decode_verify_buffers(geometry, modes))
@@ -227,17 +256,17 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
             continue
         launched.add(size)
         lens, indptr, table = _tensor(num_reqs), _tensor(num_reqs + 1), _table(geometry, num_reqs)
-        q = _tensor(extent.num_rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
+        q, out = (_tensor(extent.num_rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
         launches.write_metadata_decode_verify(shape, config, extent, num_splits, lens, table, slots, work, indptr)
         mask, depth = None, None
         if tail == TREE:
             mask, depth = _tensor(extent.num_rows, int(geometry.mask_words)), _tensor(extent.num_rows)
         boxes = has_tma_boxes(kv.k, kv.v, heads=config.kv_heads_per_tile if adjacent else 1)
-        for fast_memory in (True, False):
+        for fast_memory, own_lse in product((True, False), _lses(geometry, extent.num_rows, lse)):
             adapted = select.adapt_to_cache(a, device, config, uniform, boxes, adjacent, fast_memory)
             launches.attend_decode_verify(
-                shape, adapted, extent, num_splits, q, *kv[:4], lens, table, mask, depth, work, *partials, q, None,
-                indptr, tail == BLOCK, kv.sinks,
+                shape, adapted, extent, num_splits, q, *kv[:4], lens, table, mask, depth, work, *partials, out,
+                own_lse, indptr, tail == BLOCK, kv.sinks,
             )  # fmt: skip
 
 
@@ -254,12 +283,12 @@ def _table(geometry: Geometry, num_reqs: int) -> torch.Tensor:
     return _tensor(num_reqs, int(geometry.max_pages_per_req))
 
 
-def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands) -> None:
+def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse: bool) -> None:
     """Call the launch code of metadata, upcast and attention for EXTEND."""
     a = geometry.attention
     own = _buffers(sizing.split_buffers(geometry, [], True) + sizing.upcast_buffers(geometry))
     row_tiles = _tensor(64, 2)
-    _launch_prefill(geometry, Prefill(geometry, slots, row_tiles, own), kv, a.page_size)
+    _launch_prefill(geometry, Prefill(geometry, slots, row_tiles, own), kv, a.page_size, lse)
     if not sizing.upcasts(geometry):
         return
     for groups in upcast.head_group_counts(a):
@@ -267,10 +296,10 @@ def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands) -> 
         part = [one[:, :, : group.heads].as_subclass(_StandIn) for one in kv[:2]]
         group.launch(2, *part, _tensor(1), _tensor(2), _table(geometry, 1))
         own_geometry = replace(geometry, attention=upcast.upcast_shape(a, groups))
-        _launch_prefill(own_geometry, group.prefill, kv._replace(k=group.k, v=group.v), a.page_size)
+        _launch_prefill(own_geometry, group.prefill, kv._replace(k=group.k, v=group.v), a.page_size, lse)
 
 
-def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_size: int) -> None:
+def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_size: int, lse: bool) -> None:
     """Call the launch code of metadata and attention for EXTEND over given K and V.
 
     The kernels depend on the plan only. The combine also depends on the splits of a row tile, so batches have few or
@@ -282,10 +311,11 @@ def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_si
     for plan, num_tiles in product(prefill.plans(), (1, 8, 2 * split_kv.MAX_SPLIT_ROW_TILES)):
         schedule = () if plan.split is None else (plan.split.work, plan.split.num_splits, plan.split.num_ctas)
         rows = max(1, (num_tiles - 1) * plan.config.block_m // a.group_size)
-        q = _tensor(rows, a.num_qo_heads, a.head_dim, dtype=a.q_dtype)
+        q, out = (_tensor(rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
         slots = _tensor(rows, dtype="int64")
         launches.write_metadata_prefill(shape, plan.config, rows, lens, indptr, table, slots, tiles, None, *schedule)
-        prefill.launch(rows, plan.config, plan.split, q, *kv, q, lens, indptr, table, tiles)
+        for own_lse in _lses(geometry, rows, lse):
+            prefill.launch(rows, plan.config, plan.split, q, *kv, out, own_lse, lens, indptr, table, tiles)
 
 
 def _launch_tree_ops(geometry: Geometry) -> None:
@@ -295,6 +325,18 @@ def _launch_tree_ops(geometry: Geometry) -> None:
     mask, depth, last = _tensor(nodes, words), _tensor(1, nodes), geometry.limits.max_context_len - 1
     tree_ops.launch_write_tail(1, nodes, nodes, last, words, parents, lens, mask, depth, positions)
     tree_ops.launch_verify_tree(parents, parents, parents, parents, _tensor(1, dtype="int64"), parents)
-    pool = _tensor(2, PAGES, a.page_size, a.num_kv_heads, a.head_dim, dtype=a.kv_dtype)
-    moved = tree_ops.words_of(pool).as_subclass(_StandIn)
-    tree_ops.launch_compact(a.page_size, moved, moved, parents, _tensor(1, dtype="int64"), lens, _table(geometry, 1))
+    pools = [_tensor(2, PAGES, a.page_size, a.num_kv_heads, dim, dtype=a.kv_dtype) for dim in _pool_widths(geometry)]
+    rows: list[torch.Tensor] = [tree_ops.words_of(pool).as_subclass(_StandIn) for pool in pools]
+    for moved in tree_ops.moved_together(rows):
+        tree_ops.launch_compact(
+            a.page_size, moved[0], moved[-1], parents, _tensor(1, dtype="int64"), lens, _table(geometry, 1)
+        )
+
+
+def _pool_widths(geometry: Geometry) -> list[int]:
+    """Return the elements of a head in each tensor of a `KVPool`."""
+    a = geometry.attention
+    if not a.latent:
+        return [a.head_dim, a.value_width]
+    parts = Form.LATENT_PARTS in geometry.forms
+    return [a.value_width, a.head_dim - a.value_width] if parts else [a.head_dim]

@@ -11,7 +11,7 @@ from .heuristics.common import next_power_of_two
 from .kernel_variants import kernels, select_variant
 from .launch.launcher import launch_kernel, pdl_option, supports_pdl
 from .launch.launches import scaled
-from .launch.layouts import cached_layout, check_dtype, kv_layout
+from .launch.layouts import KvFacts, check_dtype, kv_layout
 from .launch.relaunch import RelaunchCache
 
 PER_CALL = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")
@@ -21,7 +21,7 @@ _RELAUNCH = RelaunchCache(PER_CALL)
 
 def write_kv(
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     k_scale: torch.Tensor | None,
@@ -31,8 +31,8 @@ def write_kv(
     """Scatter K and V rows to their cache slots in one launch of `kernels.kv_write.write_kv_rows`.
 
     Args:
-        k, v: ``[rows, KV heads, head_dim]``, head_dim contiguous.
-        k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, in the rows' dtype or e4m3.
+        k, v: ``[rows, KV heads, elements]``, elements contiguous; v is None for latent rows (`launch_write_kv`).
+        k_cache, v_cache: ``[pages, P, KV heads, elements]``, in the rows' dtype or e4m3.
         k_scale, v_scale: float32 ``[1]``; real value = stored e4m3 value times scale. None means 1.
         slot_mapping: int64 ``[rows]``; slot = page · P + offset. Rows with slot -1 are not stored.
 
@@ -44,22 +44,35 @@ def write_kv(
     if not k.is_cuda:
         launch_write_kv(*tensors)
         return
-    layout = k.shape, k.stride(), v.stride(), kv_layout(k_cache, v_cache, k_scale, v_scale), k.dtype, v.dtype
-    _RELAUNCH(layout, tensors, launch_write_kv)
+    _RELAUNCH(_layout(k, v, kv_layout(k_cache, v_cache, k_scale, v_scale)), tensors, launch_write_kv)
 
 
-def write_kv_layer(k: torch.Tensor, v: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
-    """Scatter K and V rows to one layer's cache; on the CPU through `record_call`, for recorded graphs."""
-    tensors = (k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
+def write_kv_layer(
+    k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, facts: KvFacts, slots: torch.Tensor
+) -> None:
+    """Scatter K and V rows to one layer's cache; on the CPU through `record_call`, for recorded graphs.
+
+    Args:
+        v: None for a latent layer, with whole rows in k.
+        facts: facts of the cache.
+    """
+    layout, k_cache, v_cache = facts
+    tensors = (k, v, k_cache, v_cache, cache.k_scale, cache.v_scale, slots)
     if not slots.is_cuda:
-        record_call(launch_write_kv, *tensors, mutates=(cache.k, cache.v))
+        record_call(launch_write_kv, *tensors, mutates=(k_cache, v_cache))
         return
-    _RELAUNCH((k.shape, k.stride(), v.stride(), cached_layout(cache), k.dtype, v.dtype), tensors, launch_write_kv)
+    _RELAUNCH(_layout(k, v, layout), tensors, launch_write_kv)
+
+
+def _layout(k: torch.Tensor, v: torch.Tensor | None, cache: object) -> tuple[object, ...]:
+    """Return all properties of new rows and their cache on which the launch depends, except addresses."""
+    own = None if v is None else (v.shape, v.stride(), v.dtype)
+    return k.shape, k.stride(), k.dtype, own, cache
 
 
 def launch_write_kv(
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     k_scale: torch.Tensor | None,
@@ -70,18 +83,25 @@ def launch_write_kv(
     """Launch `kernels.kv_write.write_kv_rows`; the tensors are those of `write_kv`.
 
     Args:
+        v: None for latent rows ``[rows, 1, head_dim]`` in k. Then k_cache takes the value part of each row and v_cache
+            the rest, if the rows have one.
         pdl: launch as a programmatic dependent; None: if the current device supports it.
     """
     # One row is enough work for a GPU program. An interpreted program costs a millisecond, so it takes 32 rows.
     block_rows = 1 if k.is_cuda else 32
     rows, heads, dim = k.shape
+    k_dim, first = k_cache.shape[3], 0
+    v_dim = dim - k_dim if v is None else v.shape[2]
+    if v is None:
+        v, first = k, k_dim
     kernel = select_variant(kernels.kv_write.write_kv_rows, k)
     if pdl is None:
         pdl = isinstance(kernel, triton.JITFunction) and supports_pdl()
     launch_kernel(
         kernel, (triton.cdiv(rows, block_rows),),
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
-        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE_SIZE=k_cache.shape[1],
-        SCALED=scaled(k_scale, v_scale), QUANTIZE=k_cache.element_size() == 1, BLOCK=next_power_of_two(heads * dim),
-        BLOCK_ROWS=block_rows, PDL=pdl, **pdl_option(pdl),
+        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, K_DIM=k_dim, V_DIM=v_dim, V_FIRST=first,
+        PAGE_SIZE=k_cache.shape[1], SCALED=scaled(k_scale, v_scale), QUANTIZE=k_cache.element_size() == 1,
+        BLOCK_K=next_power_of_two(heads * k_dim), BLOCK_V=next_power_of_two(heads * v_dim), BLOCK_ROWS=block_rows,
+        PDL=pdl, **pdl_option(pdl),
     )  # fmt: skip

@@ -20,14 +20,14 @@ from .launch.relaunch import RelaunchCache
 TMA_ALIGNMENT = 16
 """Alignment in bytes that TMA requires of addresses and strides."""
 PER_CALL = (
-    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out"),
+    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out", "lse"),
     *("prefix_lens", "q_indptr", "page_table"),
 )
 """Kernel parameters that change from layer to layer or step to step, in the order of `Prefill.launch`."""
 DESCRIPTOR_ALIASES = {"k_extra": "k_source", "v_extra": "v_source"}
 """Second descriptor parameters, each mapped to the parameter of the same tensor (`tma.make_descriptors`)."""
 KvOperands = tuple[torch.Tensor | None, ...]
-"""(k, v, k_scale, v_scale, sinks): K and V ``[pages, P, KV heads, head_dim]``, their scales, and attention sinks."""
+"""(k, v, k_scale, v_scale, sinks): K and V as in `LayerFacts`, their scales, and attention sinks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +101,24 @@ class Prefill:
             mutates=(slots, tiles, *schedule[:1]),
         )  # fmt: skip
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         """Run attention for all rows in one launch, then a combine launch if row tiles are split.
 
         Args:
-            q, out: ``[rows, query heads, head_dim]``, head_dim contiguous.
+            q: ``[rows, query heads, head_dim]``, head_dim contiguous.
+            out: ``[rows, query heads, value width]``, contiguous along the last dimension.
+            lse: float32 ``[rows, query heads]``, output: natural log-sum-exp over keys; None if it is not needed.
         """
-        layout, sinks = self._layer_facts(cache)
-        kv = (cache.k, cache.v, cache.k_scale, cache.v_scale, sinks)
-        self.attend_pages(kv, layout, batch.page_table, q, batch, out)
+        layout, k, v, sinks = self._layer_facts(cache)
+        kv = (k, v, cache.k_scale, cache.v_scale, sinks)
+        self.attend_pages(kv, layout, batch.page_table, q, batch, out, lse)
 
     def attend_pages(
         self,
@@ -119,6 +128,7 @@ class Prefill:
         q: torch.Tensor,
         batch: ForwardBatch,
         out: torch.Tensor,
+        lse: torch.Tensor | None = None,
     ) -> None:
         """Run attention over given K and V pages, which need not be those of a cache.
 
@@ -126,18 +136,20 @@ class Prefill:
             kv: K, V, scales and sinks; see `KvOperands`.
             cache_layout: shapes, strides and dtypes of `kv`, interned; equal layouts share recorded launches.
             table: page table of `kv`, int32 ``[R, pages]``.
-            q, out: ``[rows, query heads, head_dim]``, head_dim contiguous.
+            q, out, lse: as in `attend`.
         """
         rows, plan = batch.num_rows, self._plan_of(batch)
-        tensors = per_call_tensors(kv, table, q, batch, out)
+        tensors = per_call_tensors(kv, table, q, batch, out, lse)
         if not self._slots.is_cuda:
             check_contiguous(q, out)
-            partials = () if plan.split is None else (plan.split.partial_out, plan.split.partial_lse)
-            record_call(self.launch, rows, plan.config, plan.split, *tensors, self._row_tiles, mutates=(out, *partials))
+            written = [out] if lse is None else [out, lse]
+            if plan.split is not None:
+                written += plan.split.partial_out, plan.split.partial_lse
+            record_call(self.launch, rows, plan.config, plan.split, *tensors, self._row_tiles, mutates=tuple(written))
             return
         layout = (
             *(rows, batch.padded_reqs, plan, table.stride(0), cache_layout),
-            *(q.stride(), out.stride(), q.dtype, out.dtype),
+            *(q.stride(), out.stride(), q.dtype, out.dtype, None if lse is None else lse.stride()),
         )  # fmt: skip
         if self._split_plans and cache_layout not in self._warmed_up:
             self.warm_up(kv, cache_layout, table, q, batch, out)
@@ -159,7 +171,7 @@ class Prefill:
         if cache_layout in self._warmed_up or torch.cuda.is_current_stream_capturing():
             return
         self._warmed_up.add(cache_layout)
-        tensors = per_call_tensors(kv, table, q, batch, out)
+        tensors = per_call_tensors(kv, table, q, batch, out, None)
         max_splits = max(
             (split.num_splits for plan in self._split_plans.values() if (split := plan.split) is not None), default=1
         )
@@ -225,6 +237,7 @@ class Prefill:
         v_scale: torch.Tensor | None,
         sinks: torch.Tensor | None,
         out: torch.Tensor,
+        lse: torch.Tensor | None,
         prefix_lens: torch.Tensor,
         q_indptr: torch.Tensor,
         page_table: torch.Tensor,
@@ -237,21 +250,26 @@ class Prefill:
         )
         launches.attend_prefill(
             self._shape, config, num_rows, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, row_tiles, out,
-            None, sinks, split,
+            lse, sinks, split,
         )  # fmt: skip
 
 
 def per_call_tensors(
-    kv: KvOperands, table: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+    kv: KvOperands,
+    table: torch.Tensor,
+    q: torch.Tensor,
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the tensors named in PER_CALL, in that order, from the arguments of `Prefill.attend_pages`."""
-    return (q, *kv, out, batch.prefix_lens, batch.q_indptr, table)
+    return (q, *kv, out, lse, batch.prefix_lens, batch.q_indptr, table)
 
 
 def check_contiguous(q: torch.Tensor, out: torch.Tensor) -> None:
-    """Raise BatchError unless head_dim is contiguous in q and out."""
+    """Raise BatchError unless the elements of a head are contiguous in q and out."""
     if q.stride(-1) != 1 or out.stride(-1) != 1:
-        raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
+        raise BatchError("q and out must have the elements of a head contiguous; call contiguous() on them")
 
 
 def has_tma_boxes(*caches: torch.Tensor, heads: int = 1) -> bool:

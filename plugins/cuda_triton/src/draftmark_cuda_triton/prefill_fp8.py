@@ -18,7 +18,7 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 from . import sizing
 from .heuristics import upcast
 from .launch import launches
-from .launch.layouts import IdentityCache, Layout, cached_layout, interned_layout, layer_facts
+from .launch.layouts import IdentityCache, Layout, interned_layout, layer_facts
 from .launch.operands import AttentionParams
 from .launch.relaunch import RelaunchCache
 from .prefill import KvOperands, Prefill
@@ -55,6 +55,7 @@ class UpcastHeads:
         self._shape = AttentionParams.from_geometry(replace(geometry, attention=cache_shape), slots.is_cuda)
         self._relaunch = RelaunchCache(PER_CALL)
         self._layout = IdentityCache[KVCache, Layout](lambda cache: interned_layout(self.k, self.v, cache))
+        self._e4m3_layout = IdentityCache[KVCache, Layout](lambda cache: interned_layout(cache.k, cache.v, cache))
 
     def attend(
         self,
@@ -66,21 +67,22 @@ class UpcastHeads:
         batch: ForwardBatch,
         table: torch.Tensor,
         out: torch.Tensor,
+        lse: torch.Tensor | None,
     ) -> None:
         """Upcast K and V of these heads, then run attention.
 
         Args:
-            q, k, v, sinks, out: slices of this group of heads. k and v are e4m3.
+            q, k, v, sinks, out, lse: slices of this group of heads. k and v are e4m3.
             cache: the cache of all heads, for scales and layout.
             table: int32 ``[R, pages each]``, output: page table of the upcast K and V.
         """
         tensors = (k, v, batch.prefix_lens, batch.q_indptr, batch.page_table)
         if k.is_cuda:
-            layout = batch.padded_reqs, table.shape[1], batch.page_table.stride(0), cached_layout(cache)
+            layout = batch.padded_reqs, table.shape[1], batch.page_table.stride(0), self._e4m3_layout(cache)
             self._relaunch(layout, tensors, self.launch, table.shape[1])
         else:
             record_call(self.launch, table.shape[1], *tensors, mutates=(self.k, self.v, self._table))
-        self.prefill.attend_pages(*self._upcast_operands(cache, sinks), table, q, batch, out)
+        self.prefill.attend_pages(*self._upcast_operands(cache, sinks), table, q, batch, out, lse)
 
     def warm_up(
         self,
@@ -143,27 +145,35 @@ class PrefillFp8:
         plan = self._plan(batch)
         (self._unconverted if plan is None else plan.group.prefill).write_metadata(batch)
 
-    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         """Run attention for all rows: directly over e4m3, or for each group of heads after upcasting its K and V."""
         plan = self._plan(batch)
         if plan is None:
-            self._unconverted.attend(q, cache, batch, out)
+            self._unconverted.attend(q, cache, batch, out, lse)
             self._warm_up(q, cache, batch, out)
             return
-        a, group, (_, sinks) = self._geometry.attention, plan.group, self._layer_facts(cache)
+        a, group, sinks = self._geometry.attention, plan.group, self._layer_facts(cache).sinks
         if group.heads == a.num_kv_heads:
-            group.attend(q, cache.k, cache.v, sinks, cache, batch, plan.table, out)
+            group.attend(q, cache.k, cache.v, sinks, cache, batch, plan.table, out, lse)
             return
         for first in range(0, a.num_kv_heads, group.heads):
             kv_heads = slice(first, first + group.heads)
             q_heads = slice(kv_heads.start * a.group_size, kv_heads.stop * a.group_size)
             own = None if sinks is None else sinks[q_heads]
             k, v = cache.k[:, :, kv_heads], cache.v[:, :, kv_heads]
-            group.attend(q[:, q_heads], k, v, own, cache, batch, plan.table, out[:, q_heads])
+            own_lse = None if lse is None else lse[:, q_heads]
+            group.attend(q[:, q_heads], k, v, own, cache, batch, plan.table, out[:, q_heads], own_lse)
 
     def _warm_up(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Compile the upcast kernels during the first short prompt, so that a long prompt does not wait for them."""
-        layout, sinks = self._layer_facts(cache)
+        layout, _, _, sinks = self._layer_facts(cache)
         if layout in self._warmed_up or not q.is_cuda or torch.cuda.is_current_stream_capturing():
             return
         self._warmed_up.add(layout)

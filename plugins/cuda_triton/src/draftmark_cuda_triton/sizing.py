@@ -137,7 +137,7 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
     # These sizes do not grow with requests or lengths. At most two requests of a split, the first and the last, have
     # parts in other splits too, and only these need partial results.
     num_splits, rows = maximum(*(one[0] for one in sizes)), maximum(*(one[1] for one in sizes))
-    formula, dim = "2 · splits · KV heads · row tiles · block_m", geometry.attention.head_dim
+    formula, dim = "2 · splits · KV heads · row tiles · block_m", geometry.attention.value_width
     schedule = "2 · splits; splits = 2 · SMs / (KV heads · row tiles)"
     return [
         BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2 * num_splits, 4), "int32", Unit.ROWS, schedule),
@@ -147,7 +147,7 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
 
 
 def _unsplit_buffers(geometry: Geometry) -> list[BufferSpec]:
-    dim, none = geometry.attention.head_dim, "0: no request is split"
+    dim, none = geometry.attention.value_width, "0: no request is split"
     return [
         BufferSpec(WORK, Role.SPLIT_SCHEDULE, (geometry.max_reqs, 4), "int32", Unit.ROWS, "max_reqs"),
         BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (0, dim), "float32", Unit.ROWS, none),
@@ -220,4 +220,4 @@ def decode_verify_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[s
 
 
 def _bytes(geometry: Geometry, num_splits: int, rows: int) -> dict[str, int]:
-    return {WORK: 2 * num_splits * 4 * 4, PARTIAL_OUT: rows * geometry.attention.head_dim * 4, PARTIAL_LSE: rows * 4}
+    return {WORK: 2 * num_splits * 4 * 4, PARTIAL_OUT: rows * geometry.attention.value_width * 4, PARTIAL_LSE: rows * 4}

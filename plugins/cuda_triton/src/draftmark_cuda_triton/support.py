@@ -5,6 +5,8 @@ from __future__ import annotations
 from draftmark import AttentionShape, Geometry
 
 MAX_HEAD_DIM = 256
+MAX_LATENT_VALUE, MAX_LATENT_REST = 512, 256
+"""Most elements of both parts of a latent row. An accumulator of 64 x 512 elements takes half of an SM's registers."""
 MAX_TAIL = 1024
 MAX_GRID_Y = 65535
 """CUDA's limit on a grid's y and z extents."""
@@ -29,7 +31,9 @@ def reasons_against(geometry: Geometry) -> list[str]:
         reasons.append(f"device kind {device.kind} is not served: the kernels run on cuda, or interpreted on cpu")
     if device.kind == "cuda" and device.arch < 80:
         reasons.append(f"sm_{device.arch} is not served: the kernels need sm_80 or newer")
-    if a.head_dim > MAX_HEAD_DIM:
+    if a.latent:
+        reasons += _reasons_against_latent(a)
+    elif a.head_dim > MAX_HEAD_DIM:
         reasons.append(f"head_dim {a.head_dim} is not served: the largest row tile has {MAX_HEAD_DIM} columns")
     if a.kv_dtype not in (a.q_dtype, FP8):
         reasons.append(f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {FP8}")
@@ -44,4 +48,17 @@ def reasons_against(geometry: Geometry) -> list[str]:
             f"{geometry.max_reqs} requests with batch invariance are not served: one CTA each in z, where a CUDA grid "
             f"has at most {MAX_GRID_Y}"
         )
+    return reasons
+
+
+def _reasons_against_latent(a: AttentionShape) -> list[str]:
+    """Return every reason why the kernels do not serve latent rows of this shape."""
+    rest, reasons = a.head_dim - a.value_width, []
+    if a.value_width > MAX_LATENT_VALUE:
+        reasons.append(
+            f"value_dim {a.value_width} is not served: the largest accumulator has {MAX_LATENT_VALUE} columns"
+        )
+    if rest > MAX_LATENT_REST:
+        limit = f"a latent row has at most {MAX_LATENT_REST} elements after its value"
+        reasons.append(f"head_dim {a.head_dim} with value_dim {a.value_width} is not served: {limit}")
     return reasons

@@ -43,12 +43,12 @@ class TritonTreeOps:
         return VerifyResult(tokens, counts, path)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
-        """Move the accepted nodes' K and V to the front of the tail, for all layers in one launch."""
-        k, v = words_of(pool.k), words_of(pool.v)
-        record_call(
-            launch_compact, self._page_size, k, v, kept.accept_index, kept.accept_lens, batch.prefix_lens,
-            batch.page_table, mutates=(k, v),
-        )  # fmt: skip
+        """Move the accepted nodes' KV to the front of the tail, for all layers; see `moved_together`."""
+        for tensors in moved_together([words_of(one) for one in pool.tensors]):
+            record_call(
+                launch_compact, self._page_size, tensors[0], tensors[-1], kept.accept_index, kept.accept_lens,
+                batch.prefix_lens, batch.page_table, mutates=tuple(tensors),
+            )  # fmt: skip
 
 
 def launch_write_tail(
@@ -106,7 +106,7 @@ def launch_compact(
     prefix_lens: torch.Tensor,
     page_table: torch.Tensor,
 ) -> None:
-    """Launch `kernels.compact_kv.compact_kv`."""
+    """Launch `kernels.compact_kv.compact_kv`; v is k itself if there is only one tensor to move."""
     requests, nodes = path.shape
     if nodes < 2:
         return
@@ -115,8 +115,14 @@ def launch_compact(
     launch_kernel(
         select_variant(kernels.compact_kv.compact_kv, k), (requests, layers, triton.cdiv(words, block)), k, v, path,
         counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE_SIZE=page_size,
-        BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
+        BOTH=v is not k, BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
     )  # fmt: skip
+
+
+def moved_together(words: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the tensors of each launch: one launch for tensors with rows of equal size, as K and V, else one each."""
+    alike = len({(one.shape[3], one.dtype) for one in words}) == 1
+    return [words] if alike else [[one] for one in words]
 
 
 def words_of(pool: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from draftmark import AttentionShape, DeviceProfile, ceil_div
 
 from ..support import TMA_PAGE_MULTIPLE, gathers_kv
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
+from .latent import latent_candidates, latent_config
 from .sm80 import generic_config, uses_tma
 from .sm90 import (
     BLOCK_M_3WG,
@@ -48,6 +49,8 @@ def select_config(
         num_reqs: requests of the batch, padding included.
     """
     rows = q_len * shape.group_size
+    if shape.latent:
+        return latent_config(shape, device, rows)
     tma_pages = shape.page_size % TMA_PAGE_MULTIPLE == 0
     if not has_sm90_kernels(shape, device) or not (tma_pages or gathers_kv(shape)):
         return generic_config(shape, device, shape.q_dtype == "float32" or rows <= MIN_BLOCK_M)
@@ -80,6 +83,8 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
 
 @lru_cache(maxsize=256)
 def _candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
+    if shape.latent:
+        return latent_candidates(shape, device)
     tiles = [generic_config(shape, device, True)]
     if shape.q_dtype != "float32":
         tiles.append(generic_config(shape, device, False))

@@ -38,6 +38,8 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, config: KernelConfig)
         and not uses_generic_kernels()
         and shape.page_size % config.block_n == 0
         and shape.head_dim in (64, 128, 256)
+        and shape.value_width == shape.head_dim
+        and not shape.latent
         and shape.kv_dtype == shape.q_dtype
         and DTYPE_BYTES[shape.q_dtype] == 2
     )

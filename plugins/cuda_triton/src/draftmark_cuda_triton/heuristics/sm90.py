@@ -50,6 +50,10 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
     reasons = [f"{KERNELS} is generic"] if uses_generic_kernels() else []
     if device.kind != "cuda" or device.arch != SM90:
         reasons.append(f"they need sm_{SM90}, and the device is {device.kind} sm_{device.arch}")
+    if shape.latent:
+        reasons.append("they need K and V apart, and the rows are latent")
+    elif shape.value_width != shape.head_dim:
+        reasons.append(f"they need values as wide as keys, not {shape.value_width} elements for {shape.head_dim}")
     if shape.head_dim % 8 or not 32 < shape.head_dim <= 256:
         reasons.append(f"they need a head_dim from 40 to 256 in steps of 8, and it is {shape.head_dim}")
     if DTYPE_BYTES[shape.q_dtype] != 2 or not (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1):

@@ -159,7 +159,7 @@ def splitting_pays(
     if total_tiles // MIN_SPLIT_TILES <= count:
         return False
     share = ceil_div(total_tiles * shape.num_kv_heads, num_ctas)
-    combine_tiles, eighths, constant = split_costs(shape.head_dim)
+    combine_tiles, eighths, constant = split_costs(shape.value_width)
     one_tile_a_cta = count * shape.num_kv_heads <= num_ctas
     split_time = 3 * share // 2 + combine_tiles if one_tile_a_cta else eighths * share // 8 + constant
     return bool(split_time < _unsplit_time(lengths, shape.num_kv_heads, num_ctas))
@@ -178,16 +178,16 @@ def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
     return max(n if wave == 1 else 17 * wave * n // 16 for wave, n in waves)
 
 
-def split_costs(head_dim: int) -> tuple[int, int, int]:
+def split_costs(value_dim: int) -> tuple[int, int, int]:
     """Return the cost parameters of split EXTEND row tiles: (combine_tiles, eighths, constant).
 
     A split's share is the number of KV tiles divided by the number of splits. With at most one row tile a CTA, a split
     costs 3/2 of its share plus `combine_tiles` KV tiles. With more row tiles, it costs eighths/8 of its share plus
     `constant` KV tiles. Above 128 columns the parameters are larger, because partial results have more bytes.
     """
-    if head_dim <= 128:
+    if value_dim <= 128:
         return 6, 10, 4
-    combine_tiles = 3 + 3 * head_dim // 128
+    combine_tiles = 3 + 3 * value_dim // 128
     return combine_tiles, 9, combine_tiles + 4
 
 

@@ -38,7 +38,7 @@ def add_parts(
     allocated,
     live,
     col,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """Add the parts [done, done + COUNT) of a request to the sums of its rows: acc, row_max, row_sum."""
@@ -50,8 +50,8 @@ def add_parts(
     cell_live = exists & allocated[None, :]
     weight = tl.load(partial_lse + cell, mask=exists & live[None, :], other=float("-inf"))
     values = tl.load(
-        partial_out + cell.to(tl.int64)[:, :, None] * HEAD_DIM + col[None, None, :],
-        mask=cell_live[:, :, None] & (col < HEAD_DIM)[None, None, :],
+        partial_out + cell.to(tl.int64)[:, :, None] * VALUE_DIM + col[None, None, :],
+        mask=cell_live[:, :, None] & (col < VALUE_DIM)[None, None, :],
         other=0.0,
     )
     new_row_max = tl.maximum(row_max, largest(weight, 0))
@@ -64,7 +64,7 @@ def add_parts(
 
 
 @triton.jit(
-    do_not_specialize=["q_len", "group", "num_splits"],
+    do_not_specialize=["q_len", "group", "num_splits", "stride_lse_row"],
     do_not_specialize_on_alignment=["work", "q_indptr", "sinks", "lse"],
 )
 def combine_splits(
@@ -81,7 +81,8 @@ def combine_splits(
     partial_rows,
     stride_out_row,
     stride_out_head,
-    HEAD_DIM: tl.constexpr,
+    stride_lse_row,
+    VALUE_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -97,7 +98,7 @@ def combine_splits(
         q_len: rows of each request; 0 if they come from q_indptr, as in prefill.
         partial_rows: packed rows of a partial result (row tiles · BLOCK_M), a multiple of 16.
     """
-    COLS: tl.constexpr = (HEAD_DIM + BLOCK_COLS - 1) // BLOCK_COLS
+    COLS: tl.constexpr = (VALUE_DIM + BLOCK_COLS - 1) // BLOCK_COLS
     head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
     record = work + (num_splits + tl.program_id(2)) * 4
     request = tl.load(record)
@@ -124,7 +125,7 @@ def combine_splits(
         row_of_all = first_packed + packed
         live = allocated & (row_of_all < rows * group)
         col = tl.program_id(0) % COLS * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-        column_live = col < HEAD_DIM
+        column_live = col < VALUE_DIM
         row_max = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
         row_sum = tl.full([BLOCK_ROWS], 0.0, tl.float32)
         acc = tl.full([BLOCK_ROWS, BLOCK_COLS], 0.0, tl.float32)
@@ -135,12 +136,12 @@ def combine_splits(
             if num_parts - done > BLOCK_SPLITS // 2:
                 sums = add_parts(
                     sums, partial_out, partial_lse, done, first_split, num_parts, partial_half, num_kv_heads, head,
-                    partial_rows, packed, allocated, live, col, HEAD_DIM, BLOCK_SPLITS,
+                    partial_rows, packed, allocated, live, col, VALUE_DIM, BLOCK_SPLITS,
                 )  # fmt: skip
             else:
                 sums = add_parts(
                     sums, partial_out, partial_lse, done, first_split, num_parts, partial_half, num_kv_heads, head,
-                    partial_rows, packed, allocated, live, col, HEAD_DIM, BLOCK_SPLITS // 2,
+                    partial_rows, packed, allocated, live, col, VALUE_DIM, BLOCK_SPLITS // 2,
                 )  # fmt: skip
             done += BLOCK_SPLITS
         acc, row_max, row_sum = sums
@@ -159,4 +160,4 @@ def combine_splits(
         if WITH_LSE:
             log_sum = tl.where(row_sum > 0, (row_max + tl.log2(row_sum)) * 0.6931471805599453, float("-inf"))
             first = tl.program_id(0) % COLS == 0
-            tl.store(lse + row_index * (num_kv_heads * group) + head_of_row, log_sum, mask=live & first)
+            tl.store(lse + row_index * stride_lse_row + head_of_row, log_sum, mask=live & first)

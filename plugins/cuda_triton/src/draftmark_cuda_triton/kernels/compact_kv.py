@@ -30,6 +30,7 @@ def compact_kv(
     stride_layer: tl.int64,
     stride_table,
     PAGE_SIZE: tl.constexpr,
+    BOTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -38,6 +39,7 @@ def compact_kv(
     Args:
         k, v: ``[layers, pages, P, row_words]``, the cache viewed as words of 4 bytes, or of 1 byte if 4 do not fit.
         path: int64 ``[R, nodes]``, ascending up to counts[r].
+        BOTH: move v too; otherwise v is k.
         counts: int64 ``[R]``, accepted tokens of each request, the root included.
     """
     request = tl.program_id(0).to(tl.int64)
@@ -61,7 +63,9 @@ def compact_kv(
                 destination = layer + (page * PAGE_SIZE + target % PAGE_SIZE) * row_words
                 live = moves[:, None] & (word < row_words)[None, :]
                 old_k = tl.load(k + source[:, None] + word[None, :], mask=live)
-                old_v = tl.load(v + source[:, None] + word[None, :], mask=live)
+                if BOTH:
+                    old_v = tl.load(v + source[:, None] + word[None, :], mask=live)
                 tl.debug_barrier()
                 tl.store(k + destination[:, None] + word[None, :], old_k, mask=live)
-                tl.store(v + destination[:, None] + word[None, :], old_v, mask=live)
+                if BOTH:
+                    tl.store(v + destination[:, None] + word[None, :], old_v, mask=live)

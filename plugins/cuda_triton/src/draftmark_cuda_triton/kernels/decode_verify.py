@@ -16,13 +16,15 @@ import triton.language as tl
 
 from .convert import convert
 from .inline import bound, inline
+from .latent import attend_latent_range
 from .split_kv import kv_tile_range, kv_tile_stop, request_overhead, request_rows
-from .tile import BLOCK, CAUSAL, TREE, KvSource, RowMask, attend_kv_range, sink_weight
+from .tile import BLOCK, CAUSAL, TREE, KvSource, RowMask, attend_kv_range, load_queries, sink_weight
 
 
 @inline
 def zero_padding_rows(
     out,
+    lse,
     begin,
     end,
     step,
@@ -30,15 +32,18 @@ def zero_padding_rows(
     group,
     stride_out_row,
     stride_out_head,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    WITH_LSE: tl.constexpr,
 ):
-    """Store zeros in every step-th row of [begin, end), for the query heads of one KV head."""
-    col = tl.arange(0, BLOCK_D)
+    """Store zeros, and -inf in lse, in every step-th row of [begin, end), for the query heads of one KV head."""
+    col = tl.arange(0, BLOCK_V)
     for row in range(bound(begin), bound(end), bound(step)):
         for head_in_group in range(bound(group * 0), bound(group)):
             at = out + (row * stride_out_row).to(tl.int64) + (head * group + head_in_group) * stride_out_head
-            tl.store(at + col, tl.full([BLOCK_D], 0.0, out.dtype.element_ty), mask=col < HEAD_DIM)
+            tl.store(at + col, tl.full([BLOCK_V], 0.0, out.dtype.element_ty), mask=col < VALUE_DIM)
+            if WITH_LSE:
+                tl.store(lse + (row * tl.num_programs(1) + head) * group + head_in_group, float("-inf"))
 
 
 @triton.jit(
@@ -104,6 +109,9 @@ def attend_decode_verify(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    LATENT: tl.constexpr,
     TAIL_KIND: tl.constexpr,
     RAGGED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -119,13 +127,15 @@ def attend_decode_verify(
     """Attend the rows of a split's requests. Store out and lse of unsplit requests, and partial results of the others.
 
     Args:
-        q, out: ``[rows, heads, dim]``.
+        q, out: ``[rows, heads, HEAD_DIM]`` and ``[rows, heads, VALUE_DIM]``.
+        k_source, v_source: K and V; with LATENT the value part and the rest of the rows.
         lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
         sinks: fp32 ``[heads]``, natural units. `combine` adds them for requests in several splits.
-        partial_out: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalized by its own sum.
+        partial_out: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M, VALUE_DIM]``, each normalized by its own sum.
         partial_lse: fp32 ``[splits, 2, KV heads, row tiles · BLOCK_M]``, base 2. Index 0 of the second dimension holds
             the split's first request, index 1 its last one.
         work: splits from `tile_schedule.write_metadata_decode_verify`.
+        BLOCK_D, BLOCK_V: columns of a K tile and of a V tile; with LATENT of the rest and of the value part.
     """
     if PDL:
         # Programmatic dependent launch: wait for the preceding grid, then let the next grid start. The order matters,
@@ -140,8 +150,8 @@ def attend_decode_verify(
     if RAGGED and m == 0:
         # Padding rows after the last request get zeros instead of the previous content of the memory.
         zero_padding_rows(
-            out, tl.load(q_indptr + num_reqs) + split, num_rows, tl.num_programs(2), head, group, stride_out_row,
-            stride_out_head, HEAD_DIM, BLOCK_D,
+            out, lse, tl.load(q_indptr + num_reqs) + split, num_rows, tl.num_programs(2), head, group, stride_out_row,
+            stride_out_head, VALUE_DIM, BLOCK_V, WITH_LSE,
         )  # fmt: skip
     if tiles_left == 0:
         return
@@ -149,10 +159,10 @@ def attend_decode_verify(
     packed = m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = packed // group
     last_row = (m * BLOCK_M + BLOCK_M - 1) // group
-    col = tl.arange(0, BLOCK_D)
+    col = tl.arange(0, BLOCK_V)
     uniform_live = packed < q_len * group
     uniform_slot = tail_len - q_len + row
-    uniform_cells = uniform_live[:, None] & (col < HEAD_DIM)[None, :]
+    uniform_cells = uniform_live[:, None] & (col < VALUE_DIM)[None, :]
     k_factor, v_factor = 1.0, 1.0
     if SCALED & 1:
         k_factor = tl.load(k_scale)
@@ -167,7 +177,7 @@ def attend_decode_verify(
         if RAGGED:
             row_live = packed < rows * group
             slot_of_row = row
-            cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
+            cell_live = row_live[:, None] & (col < VALUE_DIM)[None, :]
             present = m * BLOCK_M < rows * group
         else:
             # These tensors are computed before the loop, because they do not change in it. Computing them inside would
@@ -190,7 +200,6 @@ def attend_decode_verify(
             row_index = begin + row
             head_of_row = head * group + packed % group
             q_rows = row_index.to(tl.int64)[:, None] * stride_q_row + head_of_row[:, None] * stride_q_head
-            queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
             depths = tail_depth + (begin if RAGGED else request * tail_len)
             row_position = prefix_len + slot_of_row
             if TAIL_KIND == TREE and WINDOW:
@@ -201,10 +210,19 @@ def attend_decode_verify(
                 prefix_len=prefix_len, tail_len=tail_slots, slot_of_row=slot_of_row, row_position=row_position,
                 row_live=row_live, row_words=row_words, depths=depths, mask_words=mask_words, window_left=window_left,
             )  # fmt: skip
-            acc, row_max, row_sum = attend_kv_range(
-                queries, tile, first_masked_tile, stop, keys, values, page_row, head, row_mask, scale * k_factor, cap,
-                PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, STAGES,
-            )  # fmt: skip
+            if LATENT:
+                acc, row_max, row_sum = attend_latent_range(
+                    load_queries(q + q_rows, row_live, 0, VALUE_DIM, BLOCK_V),
+                    load_queries(q + q_rows, row_live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D), tile,
+                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, PAGE_SIZE,
+                    BLOCK_N, VALUE_DIM, BLOCK_V, HEAD_DIM - VALUE_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, STAGES,
+                )  # fmt: skip
+            else:
+                acc, row_max, row_sum = attend_kv_range(
+                    load_queries(q + q_rows, row_live, 0, HEAD_DIM, BLOCK_D), tile, first_masked_tile, stop, keys,
+                    values, page_row, head, row_mask, scale * k_factor, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
+                    VALUE_DIM, BLOCK_V, TAIL_KIND, WINDOW, CAP, USE_TMA, STAGES,
+                )  # fmt: skip
 
             # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
             log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
@@ -221,7 +239,8 @@ def attend_decode_verify(
             else:
                 partial_row = ((split * 2 + partial_half) * num_kv_heads + head) * tl.num_programs(0) * BLOCK_M + packed
                 tl.store(partial_lse + partial_row, log_sum, mask=row_live)
-                tl.store(partial_out + partial_row.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
+                partial_cell = partial_row.to(tl.int64)[:, None] * VALUE_DIM + col[None, :]
+                tl.store(partial_out + partial_cell, acc, mask=cell_live)
         partial_half = 1
         tiles_left -= end + request_overhead(tail_slots, OVERHEAD_TILES) - tile
         request += 1

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from .convert import convert
+from .latent import attend_latent_range
 from .split_kv import row_tile_kv_range, split_order
-from .tile import CAUSAL, KvSource, RowMask, attend_kv_range, sink_weight
+from .tile import CAUSAL, KvSource, RowMask, attend_kv_range, load_queries, sink_weight
 from .tile_schedule import HEADER_WORDS
 
 ALL_TILES = tl.constexpr(1 << 30)
@@ -26,7 +27,7 @@ ALL_TILES = tl.constexpr(1 << 30)
 
 
 @triton.jit(
-    do_not_specialize=["num_kv_heads", "stride_table", "num_splits"],
+    do_not_specialize=["num_kv_heads", "stride_table", "num_splits", "stride_lse_row"],
     do_not_specialize_on_alignment=[
         "k_scale",
         "v_scale",
@@ -64,6 +65,7 @@ def attend_prefill(
     stride_q_head,
     stride_out_row,
     stride_out_head,
+    stride_lse_row,
     stride_table,
     stride_k_page,
     stride_k_slot,
@@ -78,6 +80,9 @@ def attend_prefill(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    LATENT: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
@@ -92,7 +97,8 @@ def attend_prefill(
     """Attend the rows of prompts and chunks to their prefixes and, causally, to the new tokens.
 
     Args:
-        q, out: ``[rows, heads, dim]``.
+        q, out: ``[rows, heads, HEAD_DIM]`` and ``[rows, heads, VALUE_DIM]``.
+        k_source, v_source, BLOCK_D, BLOCK_V: as in `decode_verify.attend_decode_verify`.
         lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
         sinks: fp32 ``[heads]``, natural units.
         row_tiles, work: outputs of `tile_schedule.write_metadata_prefill`; work with SPLIT_KV only.
@@ -115,7 +121,7 @@ def attend_prefill(
         tiles_left = tl.where(
             split_tiles_per_request > 0, tl.where(split < num_splits, tl.load(split_record + 2), 0), tiles_left
         )
-    col = tl.arange(0, BLOCK_D)
+    col = tl.arange(0, BLOCK_V)
     k_factor, v_factor = 1.0, 1.0
     if SCALED & 1:
         k_factor = tl.load(k_scale)
@@ -144,9 +150,8 @@ def attend_prefill(
                 row_live &= lane < BLOCK_M
             row_index = begin + row
             head_of_row = head * group + packed % group
-            cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
+            cell_live = row_live[:, None] & (col < VALUE_DIM)[None, :]
             q_rows = row_index.to(tl.int64)[:, None] * stride_q_row + head_of_row[:, None] * stride_q_head
-            queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
             first_masked_tile = (prefix_len + m * BLOCK_M // group + 1) // BLOCK_N
             first_masked_tile = tl.minimum(tl.maximum(first_masked_tile, tile), stop)
             page_row = page_table + request.to(tl.int64) * stride_table
@@ -156,10 +161,19 @@ def attend_prefill(
                 prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
                 row_words=row_tiles, depths=row_tiles, mask_words=0, window_left=window_left,
             )  # fmt: skip
-            acc, row_max, row_sum = attend_kv_range(
-                queries, tile, first_masked_tile, stop, keys, values, page_row, head, row_mask, scale * k_factor, cap,
-                PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
-            )  # fmt: skip
+            if LATENT:
+                acc, row_max, row_sum = attend_latent_range(
+                    load_queries(q + q_rows, row_live, 0, VALUE_DIM, BLOCK_V),
+                    load_queries(q + q_rows, row_live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D), tile,
+                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, PAGE_SIZE,
+                    BLOCK_N, VALUE_DIM, BLOCK_V, HEAD_DIM - VALUE_DIM, BLOCK_D, CAUSAL, WINDOW, CAP, STAGES,
+                )  # fmt: skip
+            else:
+                acc, row_max, row_sum = attend_kv_range(
+                    load_queries(q + q_rows, row_live, 0, HEAD_DIM, BLOCK_D), tile, first_masked_tile, stop, keys,
+                    values, page_row, head, row_mask, scale * k_factor, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
+                    VALUE_DIM, BLOCK_V, CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
+                )  # fmt: skip
             log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
             is_unsplit = (tile == first) & (stop == end)
             row_weight = row_sum
@@ -170,12 +184,13 @@ def attend_prefill(
                 out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
                 tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)
                 if WITH_LSE:
-                    cell = row_index * (num_kv_heads * group) + head_of_row
+                    cell = row_index * stride_lse_row + head_of_row
                     tl.store(lse + cell, log_sum * 0.6931471805599453, mask=row_live)
             else:
                 partial_row = ((split * 2 + partial_half) * num_kv_heads + head) * BLOCK_M + lane
                 tl.store(partial_lse + partial_row, log_sum, mask=row_live)
-                tl.store(partial_out + partial_row.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
+                partial_cell = partial_row.to(tl.int64)[:, None] * VALUE_DIM + col[None, :]
+                tl.store(partial_out + partial_cell, acc, mask=cell_live)
         partial_half = partial_half * 0 + 1
         entry += 1
         tiles_left = tl.where(split_tiles_per_request > 0, tiles_left - (end + OVERHEAD_TILES - tile), 0)

@@ -83,6 +83,17 @@ def first_visible_key(row_mask, WINDOW: tl.constexpr):
 
 
 @inline
+def first_tile_in_window(row_mask, begin, first_masked_tile, BLOCK_N: tl.constexpr):
+    """Return the first tile of [begin, first_masked_tile] from which on every row's window holds all prefix keys.
+
+    The window of the row with the largest position starts last.
+    """
+    highest = largest(tl.where(row_mask.row_live, row_mask.row_position, 0), 0)
+    hidden = tl.maximum(highest - row_mask.window_left, 0)
+    return tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), first_masked_tile)
+
+
+@inline
 def is_loaded(position, first_key, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
     """Return True for the keys that pointer loads read: before kv_len, and with a window from `first_key` on.
 
@@ -140,6 +151,17 @@ def load_tile(
         if HEAD_DIM != BLOCK_D:
             live = live & (col < HEAD_DIM)[None, :]
         return tl.load(pointers, mask=live, other=0.0)
+
+
+@inline
+def load_queries(rows, live, first, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load elements [first, first + DIM) of each packed row as ``[BLOCK_M, BLOCK_D]``; zeros where not `live`.
+
+    Args:
+        rows: pointers ``[BLOCK_M, 1]`` to the packed rows.
+    """
+    col = tl.arange(0, BLOCK_D)
+    return tl.load(rows + first + col[None, :], mask=live[:, None] & (col < DIM)[None, :], other=0.0)
 
 
 @inline
@@ -239,6 +261,8 @@ def mainloop(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     TAIL_KIND: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
@@ -262,7 +286,7 @@ def mainloop(
     for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
         k = load_tile(keys, page, tile, head, first_key, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA, WINDOW)
         v = load_tile(
-            values, page, tile, head, first_key, kv_len, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA, WINDOW
+            values, page, tile, head, first_key, kv_len, PAGE_SIZE, BLOCK_N, VALUE_DIM, BLOCK_V, USE_TMA, WINDOW
         )
         page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)
         if MASK == 1:
@@ -312,6 +336,8 @@ def attend_kv_range(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     TAIL_KIND: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
@@ -325,36 +351,33 @@ def attend_kv_range(
     loop processes the last tiles and zeroes V in registers. With TMA, tiles at a window's start have a separate loop
     too.
     """
-    acc = tl.full([q.shape[0], BLOCK_D], 0.0, tl.float32)
+    acc = tl.full([q.shape[0], BLOCK_V], 0.0, tl.float32)
     row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
     row_sum = tl.full([q.shape[0]], 0.0, tl.float32)
     state = (acc, row_max, row_sum)
     first_unmasked_tile = begin
     if WINDOW:
-        # The window of the row with the largest position starts last. From the first tile fully inside that window on,
-        # every row sees all prefix keys.
-        highest = largest(tl.where(row_mask.row_live, row_mask.row_position, 0), 0)
-        hidden = tl.maximum(highest - row_mask.window_left, 0)
-        first_unmasked_tile = tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), first_masked_tile)
+        first_unmasked_tile = first_tile_in_window(row_mask, begin, first_masked_tile, BLOCK_N)
     if not USE_TMA:
         return mainloop(
             state, q, begin, first_unmasked_tile, first_masked_tile, end, begin, end - 1, keys, values, page_row, head,
-            row_mask, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, 2, STAGES,
+            row_mask, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_V, TAIL_KIND, WINDOW, CAP,
+            USE_TMA, 2, STAGES,
         )  # fmt: skip
     else:
         if WINDOW:
             state = mainloop(
                 state, q, begin, first_unmasked_tile, first_masked_tile, first_unmasked_tile, begin, end - 1, keys,
-                values, page_row, head, row_mask, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW,
-                CAP, USE_TMA, 1, 2,
+                values, page_row, head, row_mask, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, VALUE_DIM,
+                BLOCK_V, TAIL_KIND, WINDOW, CAP, USE_TMA, 1, 2,
             )  # fmt: skip
         state = mainloop(
             state, q, first_unmasked_tile, first_unmasked_tile, first_masked_tile, first_masked_tile,
             tl.minimum(first_unmasked_tile, end - 1), end - 1, keys, values, page_row, head, row_mask, scale, cap,
-            PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, 0, STAGES,
+            PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_V, TAIL_KIND, WINDOW, CAP, USE_TMA, 0, STAGES,
         )  # fmt: skip
         return mainloop(
             state, q, first_masked_tile, first_unmasked_tile, first_masked_tile, end,
             tl.minimum(first_masked_tile, end - 1), end - 1, keys, values, page_row, head, row_mask, scale, cap,
-            PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, USE_TMA, 1, 2,
+            PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_V, TAIL_KIND, WINDOW, CAP, USE_TMA, 1, 2,
         )  # fmt: skip

@@ -288,7 +288,7 @@ def attend_decode_verify(
         # launch).
         grid_dependency_sync()
     if (q_len == 0) & (gl.program_id(0) == 0):
-        zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
+        zero_padding_rows(out, lse, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
     producer_args = (
         work, prefix_lens, q_indptr, page_table, (k_source, k_extra), (v_source, v_extra), load_pipeline, pipeline,
         q_len, tail_len, group, window_left, stride_table, num_pages,

@@ -85,7 +85,7 @@ def attend_decode_verify_gather(
         # launch).
         grid_dependency_sync()
     if (q_len == 0) & (gl.program_id(0) == 0):
-        zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
+        zero_padding_rows(out, lse, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG)
     # The last argument is a placeholder: only the TMA producer reads num_pages.
     producer_args = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, pipeline, pipeline, q_len, tail_len, group,

@@ -58,8 +58,10 @@ def store_partial_acc(
 
 
 @gluon.jit
-def zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG: gl.constexpr):
-    """Store zeros in the padding rows after the last request, for the query heads of one KV head."""
+def zero_padding_rows(
+    out, lse, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, CFG: gl.constexpr
+):  # fmt: skip
+    """Store zeros, and -inf in lse, in the padding rows after the last request, for the query heads of one KV head."""
     head, split, num_splits = gl.program_id(1), gl.program_id(2), gl.num_programs(2)
     inv_group = reciprocal(group)
     for packed in range(gl.load(q_indptr + num_reqs) * group + split * 64, num_rows * group, num_splits * 64):
@@ -68,3 +70,9 @@ def zero_padding_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, 
             at, own, there = packed_cells(packed - row * group, (num_rows - row) * group, group, inv_group, part, CFG)
             pointers = row_pointers(out, row, at, own, head, group, inv_group, stride_out_row, stride_out_head, CFG)
             gl.store(pointers, gl.full(there.shape, 0.0, out.dtype.element_ty, there.type.layout), mask=there)
+        if CFG.WITH_LSE:
+            lane: gl.constexpr = gl.SliceLayout(1, row_io_layout(part_width(CFG, 0)))
+            at = packed + gl.arange(0, 64, lane)
+            row = at // group
+            cell = (row * gl.num_programs(1) + head) * group + at - row * group
+            gl.store(lse + cell, gl.full([64], float("-inf"), gl.float32, lane), mask=row < num_rows)

@@ -98,7 +98,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, row_tiles, prefix_lens, q_indptr, q_smem,
         pipeline, scheduler, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
-        stride_out_head,
+        stride_out_head, stride_lse_row,
     ) = args  # fmt: skip
     sched_stage, sched_phase = num_kv_heads * 0, num_kv_heads * 0
     stage, phase = num_kv_heads * 0, num_kv_heads * 0
@@ -150,7 +150,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             row_weight += sink_weight(sinks, head * group + head_in_group, is_counted, row_max)
         row_scale = v_factor / gl.where(row_weight > 0, row_weight, 1.0)
         acc = scale_acc(acc, row_scale)
-        cells = (q_begin + row) * (num_kv_heads * group) + head * group + head_in_group
+        cells = (q_begin + row) * stride_lse_row + head * group + head_in_group
         result = (
             wg_q_smem, acc, row_max, row_sum, row_live, cells, out, lse, q_begin + first_row,
             head_offset + CONSUMER_WG * 64, (rows - first_row) * group, head, group, inv_group, stride_out_row,
@@ -184,6 +184,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
         "stride_q_head",
         "stride_out_row",
         "stride_out_head",
+        "stride_lse_row",
         "stride_table",
         "num_pages",
         "num_splits",
@@ -203,12 +204,13 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
 def attend_prefill(
     q, k_source, v_source, k_extra, v_extra, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
     row_tiles, prefix_lens, q_indptr, page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row,
-    stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages, num_splits, PAGE_SIZE: gl.constexpr,
-    NUM_CONSUMER_WGS: gl.constexpr, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
-    WITH_LSE: gl.constexpr, SPLIT_KV: gl.constexpr, OVERHEAD_TILES: gl.constexpr, PDL: gl.constexpr,
-    STAGES: gl.constexpr, FP8_STAGES: gl.constexpr, UPCAST_FP8: gl.constexpr, INTRA_WG_OVERLAP: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
+    stride_q_head, stride_out_row, stride_out_head, stride_lse_row, stride_table, num_pages, num_splits,
+    PAGE_SIZE: gl.constexpr, NUM_CONSUMER_WGS: gl.constexpr, BLOCK_N: gl.constexpr, BOX_KEYS: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
+    SINKS: gl.constexpr, WITH_LSE: gl.constexpr, SPLIT_KV: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
+    PDL: gl.constexpr, STAGES: gl.constexpr, FP8_STAGES: gl.constexpr, UPCAST_FP8: gl.constexpr,
+    INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, BLOCK_D_REST: gl.constexpr,
+    STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
     """Attend prefill rows; arguments as in `kernels.prefill.attend_prefill`, except the TMA descriptors.
 
@@ -239,6 +241,6 @@ def attend_prefill(
     consumer_args = (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, row_tiles, prefix_lens, q_indptr, q_smem,
         pipeline, scheduler, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
-        stride_out_head,
+        stride_out_head, stride_lse_row,
     )  # fmt: skip
     start_tma(consume_prefill, consumer_args, produce_prefill, producer_args, CFG, UPCAST_FP8, CONSUMER_REGISTERS)

@@ -21,6 +21,7 @@ from .warp_specialize import start_gather
         "stride_q_head",
         "stride_out_row",
         "stride_out_head",
+        "stride_lse_row",
         "stride_table",
         "stride_k_page",
         "stride_k_slot",
@@ -45,12 +46,12 @@ from .warp_specialize import start_gather
 def attend_prefill_gather(
     q, k, v, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, row_tiles, prefix_lens, q_indptr,
     page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
-    stride_out_head, stride_table, stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot,
-    stride_v_head, num_splits, PAGE_SIZE: gl.constexpr, NUM_CONSUMER_WGS: gl.constexpr, BLOCK_N: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
-    SINKS: gl.constexpr, WITH_LSE: gl.constexpr, SPLIT_KV: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
-    PDL: gl.constexpr, STAGES: gl.constexpr, INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
+    stride_out_head, stride_lse_row, stride_table, stride_k_page, stride_k_slot, stride_k_head, stride_v_page,
+    stride_v_slot, stride_v_head, num_splits, PAGE_SIZE: gl.constexpr, NUM_CONSUMER_WGS: gl.constexpr,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, SPLIT_KV: gl.constexpr,
+    OVERHEAD_TILES: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, INTRA_WG_OVERLAP: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
 ):  # fmt: skip
     """Attend prefill rows over pages of any size.
 
@@ -82,6 +83,6 @@ def attend_prefill_gather(
     consumer_args = (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, row_tiles, prefix_lens, q_indptr, q_smem,
         pipeline, scheduler, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
-        stride_out_head,
+        stride_out_head, stride_lse_row,
     )  # fmt: skip
     start_gather(consume_prefill, consumer_args, produce_prefill, producer_args, CFG, CONSUMER_REGISTERS)

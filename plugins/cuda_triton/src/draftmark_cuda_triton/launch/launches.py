@@ -100,7 +100,7 @@ def write_metadata_prefill(
         shape.group, shape.num_kv_heads, shape.l2_keys, page_table.stride(0), num_splits, num_ctas, shape.window_left,
         config.block_m, config.block_n, int(engine_slots is not None), PAGE_SIZE=shape.page_size, BLOCK_R=PREFILL_REQS,
         BLOCK=PREFILL_ROWS, WINDOW=shape.window, OVERHEAD_TILES=OVERHEAD_TILES, MIN_SPLIT_TILES=MIN_SPLIT_TILES,
-        SPLIT_COST=split_costs(shape.head_dim)[0], BLOCK_TILES=SPLIT_TILES, BLOCK_SPLITS=SCHEDULE_SPLITS,
+        SPLIT_COST=split_costs(shape.value_width)[0], BLOCK_TILES=SPLIT_TILES, BLOCK_SPLITS=SCHEDULE_SPLITS,
     )  # fmt: skip
 
 
@@ -191,7 +191,8 @@ def _attend_generic(
         shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         PAGE_SIZE=shape.page_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim,
-        BLOCK_D=shape.block_d, TAIL_KIND=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
+        BLOCK_D=shape.block_d, VALUE_DIM=shape.value_width, BLOCK_V=shape.block_v, LATENT=shape.latent,
+        TAIL_KIND=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=config.use_tma, WITH_LSE=lse is not None,
         OVERHEAD_TILES=OVERHEAD_TILES, PDL=shape.pdl, STAGES=config.num_stages, num_warps=config.num_warps,
         num_stages=config.num_stages, **pdl_option(shape.pdl),
@@ -270,15 +271,15 @@ def _combine(
     if not isinstance(kernel, triton.JITFunction):
         # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
         cells, most_rows = 16 * cells, rows
-    block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_splits))
+    block_cols = min(max(16, next_power_of_two(shape.value_width)), max(32, cells // block_splits))
     block_rows = max(1, min(next_power_of_two(most_rows), cells // (block_splits * block_cols)))
-    blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
+    blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.value_width, block_cols)
     launch_kernel(
         kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
         partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.uniform_q_len,
-        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim,
-        BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits, SINKS=sinks is not None,
-        WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
+        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), _row_stride(lse),
+        VALUE_DIM=shape.value_width, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits,
+        SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
     )  # fmt: skip
 
 
@@ -360,10 +361,10 @@ def _attend_row_tiles(
             kernel, grid, q, *kv,
             _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), partial_out, partial_lse, work, tiles,
             prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
-            shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *kv_strides,
-            num_splits, PAGE_SIZE=shape.page_size, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
-            CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None,
-            SPLIT_KV=split, OVERHEAD_TILES=OVERHEAD_TILES, PDL=pdl, STAGES=config.num_stages,
+            shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), _row_stride(lse), page_table.stride(0),
+            *kv_strides, num_splits, PAGE_SIZE=shape.page_size, BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim,
+            WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
+            WITH_LSE=lse is not None, SPLIT_KV=split, OVERHEAD_TILES=OVERHEAD_TILES, PDL=pdl, STAGES=config.num_stages,
             STRIDE_ALIGN=_stride_align(q, out), **tma.kernel_options(config, k, q, shape.page_size), **pdl_option(pdl),
         )  # fmt: skip
         return
@@ -371,10 +372,11 @@ def _attend_row_tiles(
         select_variant(kernels.prefill.attend_prefill, q), (num_ctas,), q, _source(k, shape, config),
         _source(v, shape, config), k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, tiles,
         prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
-        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *k.stride()[:3],
-        *v.stride()[:3], num_splits, PAGE_SIZE=shape.page_size, BLOCK_M=config.block_m,
+        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), _row_stride(lse), page_table.stride(0),
+        *k.stride()[:3], *v.stride()[:3], num_splits, PAGE_SIZE=shape.page_size, BLOCK_M=config.block_m,
         BLOCK_M_POW2=next_power_of_two(config.block_m), BLOCK_N=config.block_n, HEAD_DIM=shape.head_dim,
-        BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
+        BLOCK_D=shape.block_d, VALUE_DIM=shape.value_width, BLOCK_V=shape.block_v, LATENT=shape.latent,
+        WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
         SINKS=sinks is not None, USE_TMA=config.use_tma, WITH_LSE=lse is not None, SPLIT_KV=split,
         OVERHEAD_TILES=OVERHEAD_TILES, PDL=pdl, STAGES=config.num_stages, num_warps=config.num_warps,
         num_stages=config.num_stages, **pdl_option(pdl),
@@ -431,6 +433,11 @@ def _stride_align(q: torch.Tensor, out: torch.Tensor) -> int:
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     """Return `tensor`, or `other` as a placeholder pointer for an argument that the kernel does not read."""
     return other if tensor is None else tensor
+
+
+def _row_stride(lse: torch.Tensor | None) -> int:
+    """Return the elements between two rows of the lse; 0 if the kernel does not store it."""
+    return 0 if lse is None else lse.stride(0)
 
 
 def _source(cache: torch.Tensor, shape: AttentionParams, config: KernelConfig) -> torch.Tensor | TensorDescriptor:

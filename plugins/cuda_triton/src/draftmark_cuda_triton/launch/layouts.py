@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -65,9 +65,45 @@ def kv_layout(
     return *facts, k_scale is None, v_scale is None
 
 
-def layout_of_cache(cache: KVCache) -> Layout:
-    """Return the interned layout of a layer's cache, to be compared by identity."""
-    return interned_layout(cache.k, cache.v, cache)
+class KvFacts(NamedTuple):
+    """Holds what launches need of one layer's K and V.
+
+    Attributes:
+        layout: interned layout of the cache.
+        k, v: K and V ``[pages, P, KV heads, elements]``; of a latent layer the value part and the rest of the rows.
+    """
+
+    layout: Layout
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class LayerFacts(NamedTuple):
+    """Holds what attention launches need of one layer's cache.
+
+    Attributes:
+        layout, k, v: as in `KvFacts`.
+        sinks: attention sinks, or None.
+    """
+
+    layout: Layout
+    k: torch.Tensor
+    v: torch.Tensor
+    sinks: torch.Tensor | None
+
+
+def kv_operands(cache: KVCache, is_latent: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V of a cache as kernels take them; of latent rows the value part and the rest.
+
+    Rows without a rest have the value part twice: kernels do not read it.
+    """
+    return latent_operands(*cache.parts) if is_latent else (cache.k, cache.v)
+
+
+def latent_operands(value: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both parts of latent rows ``[pages, P, elements]`` as ``[pages, P, 1, elements]``, as K and V are."""
+    value, rest = value.unsqueeze(2), rest.unsqueeze(2)
+    return value, rest if rest.shape[-1] else value
 
 
 def interned_layout(k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
@@ -77,10 +113,19 @@ def interned_layout(k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
 
 
 _LAYOUTS: dict[tuple[object, ...], Layout] = {}
-cached_layout = IdentityCache(layout_of_cache)
-"""`layout_of_cache`, computed once for each cache object."""
 
 
-def layer_facts(geometry: Geometry) -> IdentityCache[KVCache, tuple[Layout, torch.Tensor | None]]:
-    """Return a cache of each layer's (interned layout, attention sinks or None)."""
-    return IdentityCache(lambda cache: (cached_layout(cache), sinks_of(cache, geometry)))
+def kv_facts(geometry: Geometry) -> IdentityCache[KVCache, KvFacts]:
+    """Return a cache of each layer's `KvFacts`."""
+
+    def facts(cache: KVCache) -> KvFacts:
+        k, v = kv_operands(cache, geometry.attention.latent)
+        return KvFacts(interned_layout(k, v, cache), k, v)
+
+    return IdentityCache(facts)
+
+
+def layer_facts(geometry: Geometry) -> IdentityCache[KVCache, LayerFacts]:
+    """Return a cache of each layer's `LayerFacts`."""
+    known = kv_facts(geometry)
+    return IdentityCache(lambda cache: LayerFacts(*known(cache), sinks_of(cache, geometry)))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark import DTYPE_BYTES, Geometry, Mode
+from draftmark import Geometry, Mode
 
 from ..heuristics.common import next_power_of_two
 
@@ -33,6 +33,8 @@ class AttentionParams:
         kv_heads_per_tile: KV heads of the cache that count as one of `num_kv_heads`. `group` then counts the query
             heads of all of them (`merge_heads`).
         max_q_len: rows of the longest request in any mode except EXTEND. The combine's blocks follow it, not a batch.
+        value_dim: elements of a value and of an output row; 0 for head_dim.
+        latent: a token has one row, its key, and the value is the row's first value_dim elements.
     """
 
     num_kv_heads: int
@@ -46,6 +48,8 @@ class AttentionParams:
     l2_keys: int = 1 << 30
     kv_heads_per_tile: int = 1
     max_q_len: int = 1 << 16
+    value_dim: int = 0
+    latent: bool = False
 
     @classmethod
     def from_geometry(cls, geometry: Geometry, on_gpu: bool) -> AttentionParams:
@@ -63,8 +67,10 @@ class AttentionParams:
             cap=a.logits_soft_cap,
             window_left=a.window_left if hides else -1,
             pdl=on_gpu and geometry.device.arch >= 90,
-            l2_keys=L2_BYTES // (2 * a.head_dim * DTYPE_BYTES[a.kv_dtype]),
+            l2_keys=L2_BYTES // (geometry.row_bytes // a.num_kv_heads),
             max_q_len=max(q_lens, default=1),
+            value_dim=a.value_width,
+            latent=a.latent,
         )
 
     def merge_heads(self, kv_heads_per_tile: int) -> AttentionParams:
@@ -77,9 +83,20 @@ class AttentionParams:
         )
 
     @property
+    def value_width(self) -> int:
+        """Elements of a value and of an output row."""
+        return self.value_dim or self.head_dim
+
+    @property
     def block_d(self) -> int:
-        """Columns of a tile: head_dim padded to a power of two. Padding is masked and never stored."""
-        return max(16, next_power_of_two(self.kv_heads_per_tile * self.head_dim))
+        """Columns of a K tile, or of the rest of a latent row: a power of two. Padding is masked and never stored."""
+        dim = self.head_dim - self.value_width if self.latent else self.kv_heads_per_tile * self.head_dim
+        return max(16, next_power_of_two(dim))
+
+    @property
+    def block_v(self) -> int:
+        """Columns of a V tile, or of the value part of a latent row: a power of two."""
+        return max(16, next_power_of_two(self.kv_heads_per_tile * self.value_width))
 
     @property
     def window(self) -> bool:

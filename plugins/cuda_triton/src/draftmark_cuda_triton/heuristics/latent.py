@@ -1,0 +1,84 @@
+"""Kernel configurations for latent rows (MLA), where a row of hundreds of elements serves all query heads.
+
+A KV tile of 32 keys of 576 bfloat16 elements has 36 KiB, and the query rows of a row tile stay next to it in shared
+memory. So shared memory limits the keys of a tile and the tiles in flight, and the accumulator (packed rows x value
+elements in fp32) limits the packed rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile
+
+from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
+from .sm80 import SMALL_SMEM_ARCHS
+
+TILE_BYTES = 36 << 10
+"""Maximum bytes of a KV tile of more than MIN_BLOCK_N keys."""
+MIN_BLOCK_N, MAX_BLOCK_N = 16, 64
+"""Bounds of the keys of a tile: the smallest K extent of `mma`, and where larger tiles have no advantage."""
+SCRATCH_BYTES = 6 << 10
+"""Shared memory for the exchange of scores and sums between warps, in bytes."""
+SMEM_BYTES = {80: 163 << 10, 87: 163 << 10}
+"""Shared memory of a CTA in bytes, by architecture; 227 KiB for others, and 99 KiB for SMALL_SMEM_ARCHS."""
+RESERVED_BYTES = 1 << 10
+"""Shared memory that the driver reserves for each CTA."""
+
+
+def latent_config(shape: AttentionShape, device: DeviceProfile, rows: int) -> KernelConfig:
+    """Return the configuration for requests of `rows` packed rows (query rows times heads): 16, 32 or 64 a tile.
+
+    Tiles of 64 rows read each key a quarter as often as tiles of 16, and use wgmma or tcgen05 where the GPU has them.
+    Few rows take tiles without padding: their batches are bound by bytes. float32 has no tensor-core products, so its
+    tiles have 16 rows.
+    """
+    tiles = latent_candidates(shape, device)
+    return next((one for one in tiles if rows <= one.block_m), tiles[-1])
+
+
+def latent_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
+    """Return every configuration that `latent_config` can return, by ascending packed rows of a tile."""
+    tiles = [KernelConfig(MIN_BLOCK_M, 0, 4, 3, 1)]
+    if shape.q_dtype != "float32":
+        tiles.append(KernelConfig(32, 0, 8, 3, 1))
+        if device.arch not in SMALL_SMEM_ARCHS:
+            tiles.append(KernelConfig(64, 0, 8, 3, 1))
+    return tuple(_fitted(shape, device, one) for one in tiles)
+
+
+def _fitted(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> KernelConfig:
+    """Return `config` with the most keys and stages that shared memory holds, and two CTAs an SM if they fit."""
+    row, limit = row_bytes(shape), smem_bytes(device)
+    block_n = MAX_BLOCK_N
+    while block_n > MIN_BLOCK_N and (
+        block_n * row > TILE_BYTES or _used_bytes(device, config.block_m, block_n, config.num_stages, row) > limit
+    ):
+        block_n //= 2
+    stages = config.num_stages
+    while stages > 1 and _used_bytes(device, config.block_m, block_n, stages, row) > limit:
+        stages -= 1
+    used = _used_bytes(device, config.block_m, block_n, stages, row) + RESERVED_BYTES
+    two = config.num_warps == 4 and 2 * used <= limit + RESERVED_BYTES
+    return replace(config, block_n=block_n, num_stages=stages, ctas_per_sm=2 if two else 1)
+
+
+def row_bytes(shape: AttentionShape) -> int:
+    """Return the bytes of a row in q's dtype with both parts padded to powers of two."""
+    rest = shape.head_dim - shape.value_width
+    columns = max(16, next_power_of_two(shape.value_width)) + (max(16, next_power_of_two(rest)) if rest else 0)
+    return columns * DTYPE_BYTES[shape.q_dtype]
+
+
+def smem_bytes(device: DeviceProfile) -> int:
+    """Return the shared memory of a CTA in bytes."""
+    return (99 << 10) if device.arch in SMALL_SMEM_ARCHS else SMEM_BYTES.get(device.arch, 227 << 10)
+
+
+def _used_bytes(device: DeviceProfile, block_m: int, block_n: int, stages: int, row: int) -> int:
+    """Return the shared memory of a row tile in bytes: its query rows, and the KV tiles in flight.
+
+    The products of Hopper and newer read a tile after the next load has been issued, so they need one tile more.
+    """
+    reads_late = block_m >= 64 and device.arch >= 90
+    return (block_m + (stages if reads_late else max(1, stages - 1)) * block_n) * row + SCRATCH_BYTES

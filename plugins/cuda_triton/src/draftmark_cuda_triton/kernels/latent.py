@@ -1,0 +1,165 @@
+"""Mainloop over latent rows (MLA): a token has one row, its key is all of the row, its value the first elements.
+
+               BLOCK_N keys                      A KV tile is loaded once, in two parts. The value part serves both
+             ┌───────────────┐ value │ rest      products, so a tile crosses the memory bus and shared memory once:
+    BLOCK_M  │ s = q·rowᵀ    │                       s   = q_value · valueᵀ + q_rest · restᵀ
+    packed   │  [M, N] fp32  │                       out = softmax(s) · value
+    rows     └───────────────┘
+
+All query heads share the only KV head, so a row tile packs (query row, head) as in `tile`. The two parts lie in one
+buffer or in two. Bytes: (L + T) · head_dim · 2 for 16 bit, once for all rows and heads. Example: 64 requests x 4096
+tokens, rows of 512 + 64 elements. 302 MB take 69 µs at 4.4 TB/s. From 96 packed rows on, the products take longer.
+"""
+
+import triton.language as tl
+
+from .convert import convert
+from .inline import INTERPRETED, bound, inline
+from .reduce import largest, total
+from .tile import apply_soft_cap, dot, first_tile_in_window, first_visible_key, is_loaded, load_page_ids, visible_keys
+
+
+@inline
+def load_part(
+    source,
+    page,
+    tile,
+    first_key,
+    kv_len,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Load one part of a tile's rows, ``[BLOCK_N, BLOCK_D]``. Only masked tiles have keys that are not loaded."""
+    col = tl.arange(0, BLOCK_D)
+    position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    # 64-bit: page · stride exceeds 2**31 in a large pool (vllm#47671).
+    rows = page.to(tl.int64) * source.stride_page + (position % PAGE_SIZE) * source.stride_slot
+    pointers = source.data + rows[:, None] + col[None, :]
+    if MASKED:
+        live = is_loaded(position, first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)[:, None]
+        return tl.load(pointers, mask=live & (col < DIM)[None, :], other=0.0)
+    elif DIM != BLOCK_D:
+        return tl.load(pointers, mask=(col < DIM)[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@inline
+def latent_mainloop(
+    state,
+    q_value,
+    q_rest,
+    begin,
+    end,
+    last_tile,
+    values,
+    rests,
+    page_row,
+    row_mask,
+    scale,
+    cap,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    TAIL_KIND: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Process key tiles [begin, end) and return the updated state of the row tile: acc, row_max, row_sum.
+
+    Args:
+        last_tile: last tile for which the prefetch is allowed to load page ids.
+        values, rests: `tile.KvSource` of both parts of the rows.
+        MASKED: rows can see different keys of these tiles, or not every key exists.
+    """
+    acc, row_max, row_sum = state
+    kv_len, first_key = row_mask.prefix_len + row_mask.tail_len, first_visible_key(row_mask, WINDOW)
+    unit = 1.4426950408889634 if CAP else scale
+    # Page ids load one tile ahead, outside Triton's software pipeline (`tile.mainloop`).
+    page = load_page_ids(page_row, tl.minimum(begin, last_tile), first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)
+    for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
+        value = load_part(
+            values, page, tile, first_key, kv_len, PAGE_SIZE, BLOCK_N, VALUE_DIM, BLOCK_V, WINDOW, MASKED
+        )  # fmt: skip
+        s = tl.full([q_value.shape[0], BLOCK_N], 0.0, tl.float32)
+        if REST_DIM:
+            rest = load_part(
+                rests, page, tile, first_key, kv_len, PAGE_SIZE, BLOCK_N, REST_DIM, BLOCK_R, WINDOW, MASKED
+            )  # fmt: skip
+            s = dot(q_rest, tl.trans(rest.to(q_rest.dtype)), s)
+        page = load_page_ids(page_row, tl.minimum(tile + 1, last_tile), first_key, kv_len, PAGE_SIZE, BLOCK_N, WINDOW)
+        s = dot(q_value, tl.trans(value.to(q_value.dtype)), s)
+        if CAP:
+            s = apply_soft_cap(s, scale, cap, INTERPRETED or q_value.dtype == tl.float32)
+        if MASKED:
+            s = tl.where(visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW), s, float("-inf"))
+        new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
+        pivot = new_row_max
+        if MASKED:
+            # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
+            pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
+        p = tl.exp2(s * unit - pivot[:, None])
+        old_scale = tl.exp2(row_max - pivot)
+        row_sum = row_sum * old_scale + total(p, 1)
+        acc = dot(convert(p, q_value.dtype), value, acc * old_scale[:, None])
+        row_max = new_row_max
+    return acc, row_max, row_sum
+
+
+@inline
+def attend_latent_range(
+    q_value,
+    q_rest,
+    begin,
+    first_masked_tile,
+    end,
+    values,
+    rests,
+    page_row,
+    row_mask,
+    scale,
+    cap,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    TAIL_KIND: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attend a row tile to key tiles [begin, end) and return its state: acc, row_max, row_sum.
+
+    Rows can see different keys from tile `first_masked_tile` on, and at a window's start. Those tiles have loops of
+    their own, so the loop over the other tiles computes no mask.
+    """
+    acc = tl.full([q_value.shape[0], BLOCK_V], 0.0, tl.float32)
+    row_max = tl.full([q_value.shape[0]], float("-inf"), tl.float32)
+    row_sum = tl.full([q_value.shape[0]], 0.0, tl.float32)
+    state = (acc, row_max, row_sum)
+    first_unmasked_tile = begin
+    if WINDOW:
+        first_unmasked_tile = first_tile_in_window(row_mask, begin, first_masked_tile, BLOCK_N)
+        state = latent_mainloop(
+            state, q_value, q_rest, begin, first_unmasked_tile, end - 1, values, rests, page_row, row_mask, scale, cap,
+            PAGE_SIZE, BLOCK_N, VALUE_DIM, BLOCK_V, REST_DIM, BLOCK_R, TAIL_KIND, WINDOW, CAP, True, STAGES,
+        )  # fmt: skip
+    state = latent_mainloop(
+        state, q_value, q_rest, first_unmasked_tile, first_masked_tile, end - 1, values, rests, page_row, row_mask,
+        scale, cap, PAGE_SIZE, BLOCK_N, VALUE_DIM, BLOCK_V, REST_DIM, BLOCK_R, TAIL_KIND, WINDOW, CAP, False, STAGES,
+    )  # fmt: skip
+    return latent_mainloop(
+        state, q_value, q_rest, first_masked_tile, end, end - 1, values, rests, page_row, row_mask, scale, cap,
+        PAGE_SIZE, BLOCK_N, VALUE_DIM, BLOCK_V, REST_DIM, BLOCK_R, TAIL_KIND, WINDOW, CAP, True, STAGES,
+    )  # fmt: skip
