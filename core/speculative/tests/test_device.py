@@ -8,11 +8,13 @@ from itertools import product
 import pytest
 import torch
 
+from draftmark import load
 from draftmark.registry import available
-from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
+from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Mtp, Ngram, Sampling, generate
 from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.tiny import tiny_hf_model
+from draftmark_speculative.mtp.tiny import tiny_mtp_pair
 
 pytestmark = [
     pytest.mark.device,
@@ -171,3 +173,21 @@ def test_overlap_returns_tokens_one_step_later(configure):
     first = engine.step()
     assert [len(progress.tokens) for progress in first] == [1]
     assert len(engine._pending) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "graph", "page_size"), product(BACKENDS, [(1, 3, 4), (4, 3, 12)], [False, True], [1, 48])
+)
+def test_latent_rows_give_the_text_of_the_cpu(backend, shape, graph, page_size):
+    """A latent model with drafts of its MTP layer gives the CPU's text, eagerly and in graphs."""
+    if not load(backend).info.latent:
+        pytest.skip(f"{backend} does not claim latent layers")
+    (plain, _), (model, head) = tiny_mtp_pair("minicpm3"), tiny_mtp_pair("minicpm3", device="cuda")
+    want, _ = generate(plain, starts(), COUNT, EngineConfig(max_context_len=64))
+    config = EngineConfig(
+        backend=backend, speculate=Mtp(head, *shape), page_size=page_size, max_num_reqs=4, max_context_len=64,
+        graph=graph, overlap=True, host_lengths=HostKind.UPPER_BOUND,
+    )  # fmt: skip
+    outs, engine = generate(model, starts(), COUNT, config)
+    assert outs == want
+    assert engine.statistics.mean_accepted > 1.2, "the test needs accepted drafts"

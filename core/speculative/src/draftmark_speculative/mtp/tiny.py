@@ -22,11 +22,13 @@ def tiny_mtp(model: CausalLM, seed: int = 0) -> MtpHead:
     draw = torch.Generator().manual_seed(seed)
     for parameter in module.layers.parameters():
         if parameter.dim() > 1:
-            parameter.data.copy_(torch.randn(parameter.shape, generator=draw) * SPREAD)
+            parameter.data.copy_(torch.randn(parameter.shape, generator=draw) * SPREAD)  # the same on every device
     return MtpHead(module, model)
 
 
-def tiny_mtp_pair(family: str, strength: float = 0.01, seed: int = 0, **overrides: Any) -> tuple[CausalLM, MtpHead]:
+def tiny_mtp_pair(
+    family: str, strength: float = 0.01, seed: int = 0, *, device: torch.device | str = "cpu", **overrides: Any
+) -> tuple[CausalLM, MtpHead]:
     """Make a tiny model and its MTP layer with a chosen acceptance rate, as `eagle.tiny.tiny_pair` does.
 
     Args:
@@ -36,10 +38,10 @@ def tiny_mtp_pair(family: str, strength: float = 0.01, seed: int = 0, **override
     """
     hf = tiny_hf_model(family, seed, **overrides)
     _weaken(hf.model.layers, strength)
-    model = wrap_model(hf, name=f"tiny-markov-{family}")
+    model = wrap_model(hf.to(device), name=f"tiny-markov-{family}")
     head = tiny_mtp(model, seed + 1)
     _weaken(head.module.layers, strength)
-    layer, one = head.module.layers[0], torch.eye(model.hidden_size)
+    layer, one = head.module.layers[0], torch.eye(model.hidden_size, device=device)
     layer.eh_proj.weight.data.copy_(torch.cat((one, torch.zeros_like(one)), 1))
     layer.post_norm.weight.data.copy_(hf.model.norm.weight.data)
     return model, head
