@@ -118,7 +118,8 @@ class Harness(ForwardRunner):
         cache = (tensors or self.tensors).cache
         for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
             got = pool.reshape(want.shape)
-            changed = (words(got[start:]) != words(want[start:])).flatten(1).any(1).nonzero().flatten()
+            one, other = words(got[start:], want[start:])
+            changed = (one != other).flatten(1).any(1).nonzero().flatten()
             if changed.numel():
                 slots = (changed[:8] + start).tolist()
                 owners = [row for row, slot in expected.truth.writes.items() if slot in slots]

@@ -35,7 +35,7 @@ class Pool:
     def changed(self) -> list[int]:
         """Return the places of layers that no cache uses and that have changed; [] for a pool that is not filled."""
         others = [] if self._is_sparse else sorted(set(range(len(self._memory))) - self._taken)
-        return [layer for layer in others if bool((words(self._memory[layer]) != -1).any())]
+        return [layer for layer in others if bool((words(self._memory[layer])[0] != -1).any())]
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,15 +43,17 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of the tensor's memory as 64-bit integers where rows consist of them, else as `raw` does.
+def words(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return views of the tensors' memory as 64-bit integers if all their rows consist of them, else as `raw` does.
 
     Comparing large pools takes a fraction of the time.
     """
-    size = tensor.element_size()
-    steps = (tensor.storage_offset(), tensor.shape[-1], *tensor.stride()[:-1])
-    whole = tensor.stride(-1) == 1 and not any(step * size % 8 for step in steps)
-    return tensor.view(torch.int64) if whole else raw(tensor)
+    whole = all(
+        one.stride(-1) == 1
+        and not any(n * one.element_size() % 8 for n in (one.storage_offset(), one.shape[-1], *one.stride()[:-1]))
+        for one in tensors
+    )
+    return tuple(one.view(torch.int64) if whole else raw(one) for one in tensors)
 
 
 def at_slots(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
