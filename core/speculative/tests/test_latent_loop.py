@@ -121,3 +121,24 @@ def test_a_latent_target_accepts_its_own_drafts(make_model, prompts):
     assert judge_drafter(model, config, starts, 12, drafts=3) == []
     lost = judge_drafter(model, config, starts, 12, drafts=3, attention=Shifted)
     assert lost and {one.difference for one in lost} == {"position"}
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "page_size", "graph"),
+    [
+        ("deepseek_v3", (4, 3, 12), 48, False),
+        ("glm4_moe_lite", (1, 3, 4), 1, True),
+        pytest.param("glm4_moe_lite", (4, 3, 12), 64, True, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", (1, 3, 4), 16, True, marks=pytest.mark.slow),
+    ],
+)
+def test_interpreted_triton_kernels_decode_latent_rows(given, family, shape, page_size, graph):
+    """cuda_triton's latent kernels, interpreted, give transformers' text with MTP chains and trees."""
+    give = given(family)
+    config = EngineConfig(
+        backend="cuda_triton", speculate=Mtp(give.head, *shape), page_size=page_size, graph=graph,
+        overlap=True, host_lengths=HostKind.UNKNOWN, **SMALL,
+    )  # fmt: skip
+    outs, engine = generate(give.model, give.starts[:3], 8, config)
+    assert [out.tokens for out in outs] == [text[:8] for text in give.texts[:3]]
+    assert engine.statistics.mean_accepted > 1.2
