@@ -98,6 +98,20 @@ def test_rows_see_the_defined_keys(make_latent, make_batch, truth, page, heads, 
         arena.check()
 
 
+@pytest.mark.parametrize("heads", [4, 20])
+def test_blocks_see_themselves(make_latent, make_batch, heads):
+    """In DRAFT_BLOCK every row sees its prefix and all slots of its block, also slots after its own."""
+    geometry = make_latent(num_qo_heads=heads, page_size=16, block_size=7, modes=(Mode.DRAFT_BLOCK,))
+    backend, _ = opened(geometry)
+    lens = (0, 9, 63, 300)
+    batch = make_batch(geometry, Mode.DRAFT_BLOCK, lens, tree=False)
+    cache = cache_of(geometry, 1 + int(batch.page_table.max()))
+    q, out, sums = served(backend, geometry, batch, cache, lse=True)
+    for r, j in product(range(4), range(7)):
+        at = torch.arange(lens[r] + 7)
+        check(geometry, cache, q, out, sums, r * 7 + j, batch.page_table[r, at // 16].long() * 16 + at % 16)
+
+
 @pytest.mark.parametrize("heads", [4, 5, 128])
 def test_ragged_prompts_equal_float64(make_latent, heads):
     """EXTEND serves requests of any row count, also of none, and padded requests without rows."""

@@ -15,6 +15,7 @@ from draftmark.cache import KVCache
 from draftmark.devices import device_profile
 from draftmark.lengths import Exact
 from draftmark_cuda_flashinfer import latent_plan, sizing
+from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.latent import LatentBackend
 
 pytestmark = [
@@ -103,7 +104,7 @@ CASES = [
 
 @pytest.mark.parametrize(("heads", "page"), product([1, 5, 16, 20, 96, 128], [1, 16, 48, 64]))
 def test_forwards_equal_float64(make_latent, make_batch, truth, heads, page):
-    """Decode, chains, trees and draft steps equal float64 at any page and any number of heads, with NaN in unused slots."""
+    """Decode, chains, trees and draft steps equal float64 at any page and number of heads, with NaN in unused slots."""
     for modes, mode, step, tree in CASES:
         geometry = make_latent(modes, heads, page)
         backend, arena = opened(geometry)
@@ -130,6 +131,46 @@ def test_other_rows_equal_float64(make_latent, make_batch, truth, rest, dtype, p
         backend.plan(batch)
         run()
         check(cache, q, out, lse, seen(truth, geometry, batch))
+
+
+@pytest.mark.parametrize("latent", [True, False])
+def test_blocks_see_themselves(make_latent, make_geometry, make_batch, latent):
+    """In DRAFT_BLOCK every row sees its prefix and its whole block, in latent layers and in layers with K and V."""
+    modes = (Mode.DRAFT_BLOCK,)
+    if latent:
+        geometry = make_latent(modes, heads=20, block_size=7)
+        backend, _ = opened(geometry)
+        batch = make_batch(geometry, Mode.DRAFT_BLOCK, LENS, padded=4, tree=False, device="cuda")
+        cache = cache_of(geometry, batch)
+        run, q, out, lse = forward(backend, batch, cache)
+        backend.plan(batch)
+        run()
+    else:
+        made = make_geometry(max_context_len=5000, max_num_reqs=4, capture_batch_sizes=(4,), block_size=7, modes=modes)
+        geometry = Geometry.create(made.attention, made.limits, made.draft, device_profile("cuda"), modes)
+        backend = FlashInferBackend(geometry, Arena.allocate(sizing.buffers(geometry), "cuda", guard=True))
+        batch, a = make_batch(geometry, Mode.DRAFT_BLOCK, LENS, padded=4, tree=False, device="cuda"), geometry.attention
+        pages = torch.randn(
+            2, 1 + int(batch.page_table.max()), 64, a.num_kv_heads, a.head_dim, device="cuda"
+        ).bfloat16()
+        cache, q = KVCache(*pages), torch.randn(28, a.num_qo_heads, a.head_dim, device="cuda").bfloat16()
+        out, lse = torch.empty_like(q), torch.empty(28, a.num_qo_heads, device="cuda")
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        backend.attend(q, cache, batch, out, lse)
+    table = batch.page_table.cpu()
+    for r, j in product(range(4), range(7)):
+        at = torch.arange(LENS[r] + 7)
+        slots = (table[r, at // 64].long() * 64 + at % 64).cuda()
+        if latent:
+            check(cache, q[r * 7 + j :], out[r * 7 + j :], lse[r * 7 + j :], [slots.tolist()])
+            continue
+        group = geometry.attention.group_size
+        k, v = (one.flatten(0, 1)[slots].double().repeat_interleave(group, 1) for one in (cache.k, cache.v))
+        logits = torch.einsum("hd,shd->hs", q[r * 7 + j].double(), k) * geometry.attention.head_dim**-0.5
+        want = torch.einsum("hs,shd->hd", logits.softmax(-1), v)
+        assert float((out[r * 7 + j].double() - want).norm() / want.norm()) < 1e-2
+        torch.testing.assert_close(lse[r * 7 + j].double(), logits.logsumexp(-1), atol=5e-3, rtol=0)
 
 
 @pytest.mark.parametrize("heads", [5, 16, 128])

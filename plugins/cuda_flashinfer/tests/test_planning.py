@@ -178,3 +178,29 @@ def test_librarys_count_replaces_the_plugins(make_geometry, make_batch, monkeypa
     place = sizing.plan_offset(geometry, Mode.DRAFT, 2)
     assert (used[sizing.FLOATS], used[sizing.INTS], used[sizing.TAIL_INTS]) == (11, place + 7, 3)
     assert used[sizing.TAIL_OUT] == contract.plugin_usage(geometry, batch)[sizing.TAIL_OUT] > 0
+
+
+def test_blocks_run_one_pass_without_a_mask(make_geometry, make_batch):
+    """DRAFT_BLOCK plans and runs one pass over prefix and block that is not causal, because a row sees later rows."""
+    geometry = make_geometry(modes=(Mode.DRAFT_BLOCK,), block_size=4, page_size=16)
+    arena = Arena.allocate(sizing.buffers(geometry), "cpu", guard=True)
+    backend, passes = FlashInferBackend(geometry, arena), []
+
+    class Watching(Copying):
+        def plan(self, request, *rest):
+            passes.append(("plan", request.causal, request.kv_indptr.tolist()))
+            return super().plan(request, *rest)
+
+        def run(self, *given, causal, **more):
+            passes.append(("run", causal, given[7] if len(given) > 7 else None))
+
+    backend._vendor, backend._staging = Watching(), Staging(arena[sizing.STAGING], PassedFence)
+    batch, a = make_batch(geometry, Mode.DRAFT_BLOCK, (30, 13), tree=False), geometry.attention
+    q = torch.zeros(batch.num_rows, a.num_qo_heads, a.head_dim, dtype=torch.bfloat16)
+    k = torch.zeros(1 + int(batch.page_table.max()), 16, a.num_kv_heads, a.head_dim, dtype=torch.bfloat16)
+    backend.plan(batch)
+    backend.write_metadata(batch)
+    backend.attend(q, KVCache(k, k.clone()), batch, torch.empty_like(q))
+    assert [one[:2] for one in passes] == [("plan", False), ("run", False)]
+    assert passes[0][2] == [0, 3, 5]
+    assert arena[sizing.INDPTR][:3].tolist() == [0, 3, 5]

@@ -19,6 +19,7 @@ REFUSALS = {
     "fp8": ({"kv_dtype": "float8_e4m3fn"}, "FlashInfer takes KV scales as host numbers"),
     "mixed": ({"q_dtype": "float16"}, "kv_dtype bfloat16 with q_dtype float16 is not served"),
     "merge": ({"num_qo_heads": 128, "num_kv_heads": 8}, "the merge needs 2048 threads a row"),
+    "block": ({"window_left": 9, "block_size": 4, "modes": (Mode.DRAFT_BLOCK,)}, "window_left 9 with mode draft_block"),
     "slots": ({"max_num_reqs": 4096, "max_context_len": 1 << 20}, "token slots or mask bytes up to"),
     "pages": ({"max_num_reqs": 4096, "max_context_len": 1 << 20, "page_size": 1, "modes": PLAIN}, "indptr holds"),
 }
@@ -37,6 +38,7 @@ def test_refusal_names_the_value(make_geometry, name):
     [
         {},
         {"modes": DRAFT_MODES},
+        {"modes": (Mode.EXTEND, Mode.DRAFT_BLOCK), "block_size": 8},
         {"window_left": 5, "logits_soft_cap": 30.0},
         {"head_dim": 256, "page_size": 1},
         {"q_dtype": "float16", "kv_dtype": "float16", "page_size": 1024, "num_kv_heads": 1},

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from draftmark import (
     CONTRACT_MINOR,
+    CORE_MODES,
     BackendInfo,
     BackendPlugin,
     Form,
     Geometry,
     HostLengthsNeed,
+    Mode,
     Requirements,
     available,
     load,
@@ -50,6 +52,7 @@ class FlashInferPlugin(BackendPlugin):
         runtime=("flashinfer", "triton"),
         install=INSTALL,
         summary="FlashInfer's FA2 and MLA kernels: prefix unmasked, tail masked",
+        modes=(*CORE_MODES, Mode.DRAFT_BLOCK),
         forms=(Form.ENGINE_STORES, Form.LATENT_PARTS),
         latent=True,
         lse=True,

@@ -110,7 +110,7 @@ class FlashInferBackend:
     def attend(
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None = None
     ) -> None:
-        """Compute attention: one causal pass, or for trees an unmasked and a masked pass and their merge."""
+        """Compute attention: one pass, causal except in DRAFT_BLOCK, or for trees two passes and their merge."""
         vendor = self._vendor
         if vendor is None:
             raise BatchError("FlashInfer has no kernels for the CPU; open the backend on a CUDA device")
@@ -123,7 +123,7 @@ class FlashInferBackend:
         if plans.masked is None:
             vendor.run(
                 plans.paged, self._floats, ints, q, cache, batch.q_indptr, pages, out, lse,
-                causal=True, window_left=window,
+                causal=batch.mode is not Mode.DRAFT_BLOCK, window_left=window,
             )  # fmt: skip
         else:
             rows = batch.num_rows

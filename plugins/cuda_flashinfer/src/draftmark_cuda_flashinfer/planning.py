@@ -68,7 +68,8 @@ class Planner:
             ids = self._indptrs(count)[1]
             ids.copy_(_offsets(sizing.host_pages(self._geometry, batch)))
         if masked is None:
-            return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut, q_len), None
+            causal = batch.mode is not Mode.DRAFT_BLOCK
+            return Request(rows, ids, batch.num_rows, a.page_size, causal, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
         # The masked pass is planned with one token per request, because its plan does not split keys and so does not
         # depend on their number.

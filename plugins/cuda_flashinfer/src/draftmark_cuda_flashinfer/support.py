@@ -45,6 +45,8 @@ def _shape(geometry: Geometry) -> list[str]:
     reasons = []
     if a.head_dim not in HEAD_DIMS:
         reasons.append(f"head_dim {a.head_dim} is not served: FA2 is built here for {', '.join(map(str, HEAD_DIMS))}")
+    if a.window_left >= 0 and Mode.DRAFT_BLOCK in geometry.modes:
+        reasons.append(f"window_left {a.window_left} with mode draft_block is not served: FA2's windows are causal")
     threads = a.num_qo_heads * a.head_dim // 8
     if levels.masked_modes(geometry) and threads > MERGE_THREADS:
         reasons.append(
