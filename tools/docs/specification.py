@@ -48,6 +48,11 @@ MODULES = {
     "batch_invariance": "Batch invariance",
     "drafters": "Drafters",
     "repeats": "Repeated forwards",
+    "latent_sizing": "Sizes of latent layers",
+    "latent": "Latent layers",
+    "latent_graphs": "Latent layers in graphs",
+    "latent_lse": "Log-sum-exp",
+    "narrow_values": "Narrow values",
 }
 """Titles, in the order of the page. A module without a title here comes last, under its own name."""
 BOTH = "host and device"

@@ -19,7 +19,7 @@ from .sizing.batches import brief
 
 if TYPE_CHECKING:
     from draftmark.arena import Arena
-    from draftmark.backend import AttentionBackend
+    from draftmark.backend import BoundBackend
     from draftmark.batch import ForwardBatch
     from draftmark.buffers import BufferSpec
     from draftmark.graphs import GraphState
@@ -147,7 +147,7 @@ class BackendUnderTest:
 
     def open(
         self, geometry: Geometry, guard: bool = True, before: Callable[[Arena], None] | None = None
-    ) -> tuple[AttentionBackend, Arena]:
+    ) -> tuple[BoundBackend, Arena]:
         """Open the backend on a fresh arena on `device`, with guard words and poison by default.
 
         Args:

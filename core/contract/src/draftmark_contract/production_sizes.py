@@ -15,7 +15,17 @@ from typing import Any
 from draftmark.geometry import AttentionShape, Mode
 
 from .cases.forwards import ForwardCase
-from .profiles import MODEL_HEAD_DIMS, MODEL_PAGES, MODES_OF, SHAPES, Features, Profile
+from .profiles import (
+    LATENT_HEADS,
+    LATENT_PAGES,
+    MODEL_HEAD_DIMS,
+    MODEL_PAGES,
+    MODES_OF,
+    ROWS,
+    SHAPES,
+    Features,
+    Profile,
+)
 
 KEYS = 2048
 """Keys of the longest request of a forward: more than any tile, page or split of a small case."""
@@ -25,6 +35,8 @@ GROUPS = ((1, 1), (2, 4), (5, 8), (9, 16))
 """Ranges of query heads per KV head, both ends included."""
 HEAD_DIMS, PAGES = MODEL_HEAD_DIMS, MODEL_PAGES
 """Head dimensions and page sizes of models."""
+ROW_WIDTHS = ((512, 512), (320, 256), (160, 128))
+"""Row and value widths of latent layers, besides 576 and 512."""
 WITH_MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS})
 """Profiles that follow from the mode of a forward."""
 FEATURES = frozenset(Profile) - WITH_MODES - SHAPES - {Profile.CORE}
@@ -79,11 +91,13 @@ def _needs_only(shown: Shown, profile: Profile) -> bool:
     """Return True if the item needs the profile and no feature except it. CORE and SHAPES need an exact shape."""
     own = set() if profile is Profile.CORE else {profile}
     shapes = set() if profile in (Profile.CORE, *SHAPES) else SHAPES
-    return own <= shown.needs <= own | WITH_MODES | shapes
+    return own <= shown.needs <= own | WITH_MODES | shapes  # a geometry needs at most one of SHAPES
 
 
 def _ranges(profile: Profile) -> list[tuple[str, Callable[[AttentionShape], bool]]]:
-    """Return each range that a profile must meet, with its name. Odd shapes have dimensions and pages of their own."""
+    """Return each range that a profile must meet, with its name. Other shapes have sizes of their own."""
+    if profile in ROWS:
+        return _ranges_of_rows(profile)
     found: list[tuple[str, Callable[[AttentionShape], bool]]] = [
         (f"groups of {least} to {most}", lambda a, least=least, most=most: least <= a.group_size <= most)  # type: ignore[misc]
         for least, most in GROUPS
@@ -92,3 +106,19 @@ def _ranges(profile: Profile) -> list[tuple[str, Callable[[AttentionShape], bool
         return found
     found += [(f"head_dim {dim}", lambda a, dim=dim: a.head_dim == dim) for dim in HEAD_DIMS]  # type: ignore[misc]
     return found + [(f"pages of {size}", lambda a, size=size: a.page_size == size) for size in PAGES]
+
+
+def _ranges_of_rows(profile: Profile) -> list[tuple[str, Callable[[AttentionShape], bool]]]:
+    """Return the ranges of a profile of latent rows, or of narrow values."""
+    heads: tuple[int, ...] = {Profile.LATENT: LATENT_HEADS, Profile.LATENT_SHAPES: (1, 5, 20, 96)}.get(profile, ())
+    pages: tuple[int, ...] = {Profile.LATENT: LATENT_PAGES, Profile.LATENT_SHAPES: (48,)}.get(profile, (16, 128))
+    widths = {Profile.LATENT_SHAPES: ROW_WIDTHS, Profile.NARROW_VALUES: ((192, 128),)}.get(profile, ((576, 512),))
+    found: list[tuple[str, Callable[[AttentionShape], bool]]] = [
+        (f"{count} heads", lambda a, count=count: a.num_qo_heads == count)  # type: ignore[misc]
+        for count in heads
+    ]
+    found += [(f"pages of {size}", lambda a, size=size: a.page_size == size) for size in pages]  # type: ignore[misc]
+    return found + [
+        (f"rows of {row} and {value}", lambda a, row=row, value=value: (a.head_dim, a.value_width) == (row, value))
+        for row, value in widths
+    ]

@@ -2,7 +2,7 @@
 
 An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full under two
 conditions (`served_in_full`). Every item that needs nothing outside the set passed. At least one item of each profile
-passed, in the core's own shape for every profile except MODEL_SHAPES and ODD_SHAPES. No backend may refuse the core
+passed, in the core's own shape for every profile except those of shapes (`SHAPES`). No backend may refuse the core
 profile: EXTEND and DECODE, bfloat16, 8 query heads and 2 KV heads of 128, pages of 128 tokens.
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import Form, Geometry, Mode
 
 from .sizing.geometries import MANDATORY
 
@@ -47,6 +47,14 @@ class Profile(StrEnum):
     """An engine's own slots, page tables or strided KV."""
     BATCH_INVARIANCE = "batch invariance"
     """`Limits.batch_invariant`: output bits of a request that do not depend on its batch."""
+    LATENT = "latent"
+    """Latent rows of 512 + 64 elements (MLA, absorbed): 8 to 128 heads of a rank, pages of 1 to 128 tokens."""
+    LATENT_SHAPES = "latent shapes"
+    """Latent rows of other widths, other head counts and page sizes, and rows with a window, cap, sinks or 8 bits."""
+    LATENT_PARTS = "latent parts"
+    """Latent rows in two buffers, value part and rest (`Form.LATENT_PARTS`)."""
+    NARROW_VALUES = "narrow values"
+    """Values with fewer elements than keys, such as 128 and 192 in un-absorbed MLA prefill."""
 
 
 Features = frozenset[Profile]
@@ -68,8 +76,12 @@ MODES_OF: dict[Profile, tuple[Mode, ...]] = {
 }
 """Modes that belong to a profile. A profile that is not listed can occur in every mode."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
-SHAPES = frozenset({Profile.MODEL_SHAPES, Profile.ODD_SHAPES})
-"""Profiles of geometries with another shape than the core's."""
+ROWS = frozenset({Profile.LATENT, Profile.LATENT_SHAPES, Profile.LATENT_PARTS, Profile.NARROW_VALUES})
+"""Profiles of layers with values that are not as wide as their keys, or are a part of them."""
+SHAPES = ROWS | {Profile.MODEL_SHAPES, Profile.ODD_SHAPES}
+"""Profiles of geometries with another shape than the core's. A geometry needs at most one of them."""
+LATENT_ROW, LATENT_HEADS, LATENT_PAGES = (576, 512), (8, 12, 16, 32, 64, 128), (1, 16, 32, 64, 128)
+"""Row and value width, query heads of a rank, and page sizes of the latent profile."""
 SPECIAL = frozenset(Profile) - MODES - {Profile.CORE, Profile.MODEL_SHAPES}
 """Features that are rarer than the modes and shapes that they come with."""
 
@@ -81,7 +93,26 @@ def _has_core_shape(geometry: Geometry) -> bool:
     return heads == wanted and a.q_dtype == MANDATORY.q_dtype
 
 
+def _rows_of(geometry: Geometry) -> Profile | None:
+    """Return the profile of `ROWS` that a geometry needs; None if its values are apart and as wide as its keys."""
+    a = geometry.attention
+    if not a.latent:
+        return Profile.NARROW_VALUES if a.value_width != a.head_dim else None
+    if Form.LATENT_PARTS in geometry.forms:
+        return Profile.LATENT_PARTS
+    usual = (a.head_dim, a.value_width) == LATENT_ROW and a.num_qo_heads in LATENT_HEADS
+    usual = usual and a.page_size in LATENT_PAGES and a.q_dtype in MODEL_DTYPES and a.kv_dtype == a.q_dtype
+    special = a.window_left >= 0 or a.logits_soft_cap > 0 or a.sinks or geometry.limits.batch_invariant
+    return Profile.LATENT if usual and not special else Profile.LATENT_SHAPES
+
+
+def _needs_rows(profile: Profile) -> Callable[[Geometry], bool]:
+    return lambda g: _rows_of(g) is profile
+
+
 def _odd(geometry: Geometry) -> bool:
+    if _rows_of(geometry) is not None:
+        return False
     a, limits = geometry.attention, geometry.limits
     shape = a.head_dim not in MODEL_HEAD_DIMS or a.page_size not in MODEL_PAGES
     dtypes = a.q_dtype not in MODEL_DTYPES or a.kv_dtype not in (a.q_dtype, FP8_DTYPE)
@@ -94,7 +125,7 @@ def _has_mode_of(profile: Profile) -> Callable[[Geometry], bool]:
 
 
 NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
-    Profile.MODEL_SHAPES: lambda g: not _odd(g) and not _has_core_shape(g),
+    Profile.MODEL_SHAPES: lambda g: not _odd(g) and not _has_core_shape(g) and _rows_of(g) is None,
     Profile.ODD_SHAPES: _odd,
     **{profile: _has_mode_of(profile) for profile in (*MODES, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS)},
     Profile.WINDOW: lambda g: g.attention.window_left >= 0,
@@ -103,8 +134,9 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE,
     Profile.WIDE_TAILS: lambda g: g.mask_words > 1 and not TAILED.isdisjoint(g.modes),
     Profile.OVERLAP: lambda g: g.limits.overshoots or g.limits.host_lags,
-    Profile.ENGINE_FORMS: lambda g: bool(g.forms),
+    Profile.ENGINE_FORMS: lambda g: bool(set(g.forms) - {Form.LATENT_PARTS}),
     Profile.BATCH_INVARIANCE: lambda g: g.limits.batch_invariant,
+    **{profile: _needs_rows(profile) for profile in ROWS},
 }
 """Condition under which a geometry needs each profile; the core profile is always needed."""
 
@@ -162,5 +194,8 @@ def _dropped(unmet: set[Features]) -> set[Profile]:
 
 
 def _rarest(features: Features) -> Features:
-    """Return the special features among an unmet item's needs; without any its modes; without modes all its needs."""
-    return features & SPECIAL or features & MODES or features
+    """Return the rarest features among an unmet item's needs: of rows, else special ones, else modes, else all.
+
+    An unmet item of latent rows therefore costs no profile of other layers.
+    """
+    return features & ROWS or features & SPECIAL or features & MODES or features

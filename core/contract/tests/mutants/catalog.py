@@ -20,6 +20,7 @@ from . import (
     invariance,
     kernels,
     late,
+    latent,
     limits_and_logits,
     lives,
     museum,
@@ -42,7 +43,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters, lives, production_sizes),
+    *(pools, forks, drafters, lives, production_sizes, latent),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
     *(blind_histories, blind_invariance, blind_pools, blind_process, blind_sizes),
 )
@@ -66,6 +67,7 @@ KILLER = (
     | drafters.KILLER
     | lives.KILLER
     | production_sizes.KILLER
+    | latent.KILLER
     | blind_histories.KILLER
     | blind_invariance.KILLER
     | blind_pools.KILLER

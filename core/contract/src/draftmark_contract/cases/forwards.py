@@ -74,13 +74,18 @@ class ForwardCase:
     @property
     def kept(self) -> frozenset[Row]:
         """Live rows that this forward does not store. Their KV is in the cache before it."""
-        return frozenset(self.rows[: self.live_rows]) if self.shares_kv else self.unstored
+        return self.unstored if self.is_stored else frozenset(self.rows[: self.live_rows])
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the backend stores the rows: the engine calls write_kv, unless it stores or shares the KV itself."""
+        return not self.shares_kv and Form.ENGINE_STORES not in self.geometry.forms
 
     @property
     def stores_padding(self) -> bool:
         """True if rows of padded requests are stored, in null pages."""
         own_slots = Form.ENGINE_SLOTS in self.geometry.forms
-        return not (own_slots or self.shares_kv or self.mode is Mode.RAGGED_VERIFY)
+        return self.is_stored and not (own_slots or self.mode is Mode.RAGGED_VERIFY)
 
     @property
     def declared(self) -> bool:

@@ -205,12 +205,18 @@ def logits() -> list[Shape]:
     return [Shape(name, _make(one, PAGE128_TREE, limits, CORE_MODES), (1, 3)) for name, one in shapes.items()]
 
 
+def _rows(a: AttentionShape) -> str:
+    """Return the words about a layer's values for a message; empty if they are apart and as wide as the keys."""
+    return "latent " * a.latent + f"value_dim={a.value_width} " * (a.value_width != a.head_dim)
+
+
 def describe(geometry: Geometry) -> str:
     """Return the geometry in one line, for messages."""
     a, d, limits = geometry.attention, geometry.draft, geometry.limits
     return (
         f"{a.num_qo_heads}/{a.num_kv_heads} heads of {a.head_dim} {a.q_dtype} page_size={a.page_size} "
-        f"window_left={a.window_left} cap={a.logits_soft_cap} scale={a.softmax_scale:.6g}{' sinks' * a.sinks} "
+        f"{_rows(a)}window_left={a.window_left} cap={a.logits_soft_cap} scale={a.softmax_scale:.6g}"
+        f"{' sinks' * a.sinks} "
         f"{'batch_invariant ' * limits.batch_invariant}"
         f"topk={d.topk} num_steps={d.num_steps} num_draft_tokens={d.num_draft_tokens} "
         f"max_context_len={limits.max_context_len} overlap={limits.overlap}"

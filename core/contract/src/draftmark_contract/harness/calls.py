@@ -36,7 +36,8 @@ def _of_one(harness: Harness, forward: ForwardCase) -> Iterator[Call]:
     yield "write_metadata", forward, lambda: backend.write_metadata(batch)
     if harness.kernels:
         harness.subject.attended = True
-        yield "write_kv", forward, lambda: backend.write_kv(k, v, harness.tensors.cache, batch)
+        if forward.is_stored:
+            yield "write_kv", forward, lambda: backend.write_kv(k, v, harness.tensors.cache, batch)
         yield "attend", forward, lambda: backend.attend(q, harness.tensors.cache, batch, out)
     if forward.mode in (Mode.EXTEND, Mode.DRAFT):
         return

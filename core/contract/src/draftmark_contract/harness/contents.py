@@ -20,6 +20,7 @@ from ..cases.contents import (
 from ..cases.forwards import ForwardCase
 from ..oracle.attention import real_values
 from ..oracle.history import kv_slots
+from ..oracle.latent import keys_and_values
 from .expected import quantised, stored_pools
 from .pools import raw
 from .tensors import CaseTensors, used_slots
@@ -43,15 +44,16 @@ def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: i
 
 def _count(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
     """Give each value vector of the rows and of the cache a 1 in one random dimension, and zeros elsewhere."""
-    dice, cache, v = torch.Generator().manual_seed(seed + 5), tensors.cache, tensors.rows(forward)[2]
+    dice, cache, v = torch.Generator().manual_seed(seed + 5), tensors.cache, tensors.value_rows(forward)
+    pages = tensors.value_pages
 
     def values(shape: torch.Size) -> torch.Tensor:
         return torch.zeros(shape).scatter_(-1, torch.randint(0, shape[-1], (*shape[:-1], 1), generator=dice), 1.0)
 
     v.copy_(values(v.shape))
-    slots, size = torch.tensor(used_slots(forward), dtype=torch.int64, device=cache.v.device), cache.v.shape[1]
-    stored = values(torch.Size((len(slots), *cache.v.shape[2:]))).to(cache.v.device)
-    raw(cache.v)[slots // size, slots % size] = raw(quantised(stored, cache.v_scale, cache.v.dtype))
+    slots, size = torch.tensor(used_slots(forward), dtype=torch.int64, device=pages.device), pages.shape[1]
+    stored = values(torch.Size((len(slots), *pages.shape[2:]))).to(pages.device)
+    raw(pages)[slots // size, slots % size] = raw(quantised(stored, cache.v_scale, pages.dtype))
 
 
 def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
@@ -63,7 +65,7 @@ def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
     for n, row in rows:
         needles = Needles(forward.requests[n], row, a.window_left)
         chosen += [slots[n][needles.draw(dice)] for _ in range(a.num_qo_heads)]
-    keys = stored_pools(forward, tensors)[0]
+    keys = keys_and_values(stored_pools(forward, tensors), a)[0]
     where = torch.tensor(chosen, dtype=torch.int64, device=keys.device)
     found = real_values(keys, where, tensors.cache.k_scale).view(len(rows), a.num_qo_heads, a.num_kv_heads, -1)
     head = torch.arange(a.num_qo_heads, device=found.device)
@@ -83,8 +85,9 @@ def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
     q, k, _, _ = tensors.rows(forward)
     q.copy_(signs * query * ((1 + BELOW) * drawn(q.shape) - BELOW))
     k.copy_(signs * (low + (high - low) * drawn(k.shape)))
-    pool, scale = tensors.cache.k, tensors.cache.k_scale
-    used = torch.tensor(used_slots(forward), dtype=torch.int64, device=pool.device)
-    flat = raw(pool).view(-1, *pool.shape[2:])
-    values = (signs * (low + (high - low) * drawn(flat[used].shape))).to(pool.device)
-    flat[used] = raw(quantised(values, scale, pool.dtype))
+    used = torch.tensor(used_slots(forward), dtype=torch.int64, device=k.device)
+    values = (signs * (low + (high - low) * drawn(torch.Size((len(used), *k.shape[1:]))))).to(k.device)
+    pools = tensors.key_pages
+    for pool, part in zip(pools, torch.split(values, [one.shape[-1] for one in pools], -1), strict=True):
+        stored = raw(quantised(part, tensors.cache.k_scale, pool.dtype))
+        raw(pool)[used // pool.shape[1], used % pool.shape[1]] = stored

@@ -8,6 +8,7 @@ import torch
 
 from ..cases.forwards import ForwardCase
 from ..oracle import attention
+from ..oracle.latent import keys_and_values
 from ..oracle.truth import Row, Truth
 from .pools import at_slots, raw
 from .tensors import CaseTensors
@@ -19,13 +20,12 @@ class Expected:
 
     Attributes:
         truth: visible and written slots of every request. A padded request may see other slots instead.
-        k, v: the pool after the forward stored its rows, ``[slots, kv_heads, head_dim]``, kv_dtype.
+        pools: each tensor of `CaseTensors.stored` after the forward stored its rows, ``[slots, kv_heads, width]``.
         answer: output of the live rows; padded rows are zero.
     """
 
     truth: Truth
-    k: torch.Tensor
-    v: torch.Tensor
+    pools: list[torch.Tensor]
     answer: attention.Answer
 
 
@@ -37,31 +37,30 @@ def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | No
     """
     truth, pools = truth_of(forward), stored_pools(forward, tensors, after)
     live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
-    return Expected(truth, pools[0], pools[1], answer_of(forward, tensors, pools, live))
+    return Expected(truth, pools, answer_of(forward, tensors, pools, live))
 
 
 def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> list[torch.Tensor]:
-    """Return the k and v pools ``[slots, kv_heads, head_dim]`` as they must be after the live rows are stored."""
+    """Return the KV ``[slots, kv_heads, width]`` of each stored tensor as it must be after the live rows are stored."""
     writes = truth_of(forward).writes
-    before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
+    before = after.pools if after else tensors.stored.values()
     pools = [pool.reshape(-1, *pool.shape[-2:]).clone() for pool in before]
     store(pools, {row: writes[row] for row in forward.rows[: forward.live_rows]}, forward, tensors)
     return pools
 
 
 def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCase, tensors: CaseTensors) -> None:
-    """Store a forward's k and v at KV slots, quantised as in the cache. Rows missing from `writes` are not stored.
+    """Store a forward's new KV at KV slots, quantised as in the cache. Rows missing from `writes` are not stored.
 
     Rows that the forward does not store (`ForwardCase.kept`) are left out.
 
     Args:
-        pools: K and V, each ``[slots, kv_heads, head_dim]`` or ``[pages, P, kv_heads, head_dim]``.
+        pools: the stored tensors, each ``[slots, kv_heads, width]`` or ``[pages, P, kv_heads, width]``.
     """
-    _, k, v, _ = tensors.rows(forward)
-    kept, rows_in_order = forward.kept, forward.rows
+    kept, rows_in_order, device = forward.kept, forward.rows, tensors.k.device
     numbers = [number for number, row in enumerate(rows_in_order) if row in writes and row not in kept]
-    slots = torch.tensor([writes[rows_in_order[number]] for number in numbers], dtype=torch.int64, device=k.device)
-    for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
+    slots = torch.tensor([writes[rows_in_order[number]] for number in numbers], dtype=torch.int64, device=device)
+    for pool, rows, scale in zip(pools, tensors.stored_rows(forward), tensors.stored_scales, strict=True):
         where = (slots,) if pool.dim() == 3 else (slots // pool.shape[1], slots % pool.shape[1])
         raw(pool)[where] = raw(quantised(rows[numbers], scale, pool.dtype))
 
@@ -76,8 +75,8 @@ def answer_of(
 ) -> attention.Answer:
     """Return the oracle's float64 attention over the stored KV, with the KV scales applied."""
     q, cache, shape = tensors.rows(forward)[0], tensors.cache, forward.geometry.attention
-    scales = cache.k_scale, cache.v_scale
-    return attention.attend(q, pools[0], pools[1], visible, forward.rows, shape, scales, cache.sinks)
+    scales, (k, v) = (cache.k_scale, cache.v_scale), keys_and_values(pools, shape)
+    return attention.attend(q, k, v, visible, forward.rows, shape, scales, cache.sinks)
 
 
 def answer_from_cache(
@@ -87,7 +86,7 @@ def answer_from_cache(
     union = sorted(set().union(*visible.values()))
     index = {slot: at for at, slot in enumerate(union)}
     slots = torch.tensor(union, dtype=torch.int64)
-    pools = [at_slots(pool, slots) for pool in (tensors.cache.k, tensors.cache.v)]
+    pools = [at_slots(pool, slots) for pool in tensors.stored.values()]
     seen = {row: tuple(index[slot] for slot in named) for row, named in visible.items()}
     return answer_of(forward, tensors, pools, seen)
 

@@ -97,9 +97,10 @@ class ForwardRunner:
         q, k, v, out = tensors.rows(forward)
         if self.kernels:
             self.subject.attended = True
-            if not forward.shares_kv:
+            if forward.is_stored:
                 self.backend.write_kv(k, v, tensors.cache, batch)
-            self.backend.attend(q, tensors.cache, batch, out)
+            lse = () if tensors.lse is None else (tensors.lse[: forward.num_rows],)
+            self.backend.attend(q, tensors.cache, batch, out, *lse)
         else:
             self.interpret(forward, batch, tensors, self.buffers())
 
@@ -113,7 +114,7 @@ class ForwardRunner:
             "plan": lambda: backend.plan(batch),
             "write_metadata": lambda: backend.write_metadata(batch),
         }
-        if self.kernels and not forward.shares_kv:
+        if self.kernels and forward.is_stored:
             calls["write_kv"] = lambda: backend.write_kv(k, v, tensors.cache, batch)
         if self.kernels:
             calls["attend"] = lambda: backend.attend(q, tensors.cache, batch, out)
@@ -161,8 +162,7 @@ class ForwardRunner:
         found, truth = self.decoded(forward, batch, arena), truth_of(forward)
         stored = forward.rows if forward.stores_padding else forward.rows[: forward.live_rows]
         writes = found.writes or truth.writes
-        caches = [tensors.cache.k, tensors.cache.v]
-        store(caches, {row: writes[row] for row in stored if row in writes}, forward, tensors)
+        store([*tensors.stored.values()], {row: writes[row] for row in stored if row in writes}, forward, tensors)
         visible = truth.visible if found.opaque else found.visible
         live = {row: slots for row, slots in visible.items() if forward.requests[row[0]].live}
         tensors.rows(forward)[3].copy_(answer_from_cache(forward, tensors, live).out)

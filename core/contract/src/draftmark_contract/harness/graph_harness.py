@@ -12,7 +12,7 @@ import torch
 from draftmark.batch import ForwardBatch
 from draftmark.buffers import Memory
 from draftmark.errors import DraftmarkError
-from draftmark.geometry import Mode
+from draftmark.geometry import Form, Mode
 from draftmark.graphs import GraphKey, GraphState, Program
 
 from ..cases.forwards import ForwardCase
@@ -63,7 +63,7 @@ class GraphHarness:
         # memory.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
         device = harness.subject.device
-        num_pages = harness.tensors.cache.k.shape[0]
+        num_pages = harness.tensors.num_pages
         self.step_tensors = [CaseTensors(harness.geometry, device, num_pages) for _ in range(steps)]
         self.take(TensorForm())
         harness.tensors = self.step_tensors[0]
@@ -171,7 +171,8 @@ class GraphHarness:
         forwards = [forward.at_step(i) for i in steps] or [forward]
         batches: list[ForwardBatch] = []
         expected: list[Expected] = []
-        self.step_tensors[0].fill_cache(forwards[0], seed)
+        # An engine that stores KV itself has stored the rows of all steps before the round.
+        self.step_tensors[0].fill_cache(forwards[-1 if Form.ENGINE_STORES in forward.geometry.forms else 0], seed)
         for i, (one, tensors) in enumerate(zip(forwards, self.step_tensors, strict=False)):
             batches.append(tensors.set(one, host or self.harness.host))
             tensors.fill_rows(one, seed + 10 * i)

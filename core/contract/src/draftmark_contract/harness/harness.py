@@ -41,7 +41,7 @@ class Harness(ForwardRunner):
 
     def fresh(self) -> Harness:
         """Return a harness that opens this backend again, on new tensors."""
-        num_pages = self.tensors.cache.k.shape[0] - self.null_pages + 1
+        num_pages = self.tensors.num_pages - self.null_pages + 1
         return Harness(self.subject, self.geometry, num_pages)
 
     # -- assertions about whole forwards ------------------------------------------------------------------
@@ -115,8 +115,8 @@ class Harness(ForwardRunner):
         """Check that the pool contains the live rows at their slots and is unchanged elsewhere, except null pages."""
         null_slots = forward.null_pages * forward.geometry.attention.page_size
         start = null_slots if forward.stores_padding else 0
-        cache = (tensors or self.tensors).cache
-        for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
+        stored = (tensors or self.tensors).stored
+        for (name, pool), want in zip(stored.items(), expected.pools, strict=True):
             got = pool.reshape(want.shape)
             one, other = words(got[start:], want[start:])
             changed = (one != other).flatten(1).any(1).nonzero().flatten()
@@ -166,21 +166,20 @@ class Harness(ForwardRunner):
 
     def assert_sparse_pool(self, forward: ForwardCase) -> None:
         """Check the cache and the output only at the slots that the forward touches, for a pool too large to copy."""
-        truth, cache = truth_of(forward), self.tensors.cache
-        _, k, v, _ = self.tensors.rows(forward)
+        truth, stored = truth_of(forward), self.tensors.stored
         for number, row in enumerate(forward.rows[: forward.live_rows]):
-            at = divmod(truth.writes[row], cache.k.shape[1])
-            for name, pool, rows in zip("kv", (cache.k, cache.v), (k, v), strict=True):
+            at = divmod(truth.writes[row], forward.geometry.attention.page_size)
+            for (name, pool), rows in zip(stored.items(), self.tensors.stored_rows(forward), strict=True):
                 if not torch.equal(pool[at], rows[number].to(pool.dtype)):
                     what = f"row {row[1]} of request {row[0]} was not stored in the {name} cache at its slot"
                     want = f"its {name} at slot {truth.writes[row]}"
                     raise _violation(what, forward, "other values", want, wrong=Wrong("store", (row,)))
         live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
-        self.assert_output(forward, Expected(truth, cache.k, cache.v, answer_from_cache(forward, self.tensors, live)))
+        self.assert_output(forward, Expected(truth, [], answer_from_cache(forward, self.tensors, live)))
 
     def more_tensors(self) -> CaseTensors:
         """Return another set of tensors with the shapes of the harness's own, pool included."""
-        return CaseTensors(self.geometry, self.subject.device, self.tensors.cache.k.shape[0])
+        return CaseTensors(self.geometry, self.subject.device, self.tensors.num_pages)
 
     def grad_mode(self, mode: str) -> AbstractContextManager[object]:
         """Return a context with torch's ``"inference"`` mode, or with gradients ``"enabled"`` or off (``"none"``)."""
@@ -214,7 +213,8 @@ class Harness(ForwardRunner):
         device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
         cache = self.tensors.cache
         given = [one for one in (cache.k_scale, cache.v_scale, cache.sinks) if one is not None]
-        with host_reads([*batch_tensors(batch).values(), *device, *given, *self.tensors.rows(forward)[:3]]) as reads:
+        rows = [one for one in self.tensors.rows(forward)[:3] if one is not None]
+        with host_reads([*batch_tensors(batch).values(), *device, *given, *rows]) as reads:
             call()
         return reads
 

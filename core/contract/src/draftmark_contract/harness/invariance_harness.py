@@ -111,6 +111,7 @@ class InvarianceHarness:
             for pool, content in zip(pools, (keys, values), strict=True):
                 where = stored.to(pool.device)
                 raw(pool)[where // size, where % size] = raw(content.to(pool.dtype)).to(pool.device)
+            assert tensors.v is not None, "these rounds have layers with K and V apart only"
             for tensor, scale in ((tensors.q, 1.0), (tensors.k, 1.0), (tensors.v, SMALL)):
                 tensor[rows] = (torch.randn(tensor[rows].shape, generator=dice) * scale).to(tensor)
         heads = self.harness.geometry.attention.num_qo_heads

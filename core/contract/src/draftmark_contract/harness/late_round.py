@@ -96,4 +96,5 @@ def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBat
 def memory_of(tensors: CaseTensors) -> list[torch.Tensor]:
     """Return every tensor that a `CaseTensors` holds."""
     static = [one for one in vars(tensors.buffers).values() if isinstance(one, torch.Tensor)]
-    return [*static, tensors.q, tensors.k, tensors.v, tensors.out, tensors.cache.k, tensors.cache.v]
+    rows = [one for one in (tensors.q, tensors.k, tensors.v, tensors.out) if one is not None]
+    return [*static, *rows, *tensors.stored.values()]

@@ -51,7 +51,7 @@ class LayerHarness:
         self.subject = subject
         self.harnesses = [Harness(subject, shape, num_pages) for shape in shapes]
         self.layers: list[Layer] = []
-        pages = [harness.tensors.cache.k.shape[0] for harness in self.harnesses]
+        pages = [harness.tensors.num_pages for harness in self.harnesses]
         for number in range(3 if len(shapes) == 1 else 2):
             for harness, count in zip(self.harnesses, pages, strict=True):
                 first = harness.tensors if number else None

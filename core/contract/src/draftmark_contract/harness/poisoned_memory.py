@@ -17,8 +17,8 @@ class PoisonedMemory:
 
     def __init__(self, arena: Arena, tensors: CaseTensors) -> None:
         static = {f"static {name}": one for name, one in vars(tensors.buffers).items() if isinstance(one, torch.Tensor)}
-        rows = {name: getattr(tensors, name) for name in ("q", "k", "v", "out")}
-        self._given = {**static, **rows, "cache.k": tensors.cache.k, "cache.v": tensors.cache.v}
+        rows = {name: one for name in ("q", "k", "v", "out") if (one := getattr(tensors, name)) is not None}
+        self._given = {**static, **rows, **{f"cache.{name}": one for name, one in tensors.stored.items()}}
         self._arena = {f"buffer {name}": arena[name] for name in arena}
         zeros = [spec.name for spec in arena.specs if spec.init is not Init.EMPTY]
         self._kept = {name: arena[name].clone() for name in zeros}

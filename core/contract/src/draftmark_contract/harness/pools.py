@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 
@@ -12,30 +13,31 @@ SPARSE = 2**28
 
 
 class Pool:
-    """Holds K and V of several layers in one memory. Layers that no cache uses contain NaN and must not change.
+    """Holds the KV of several layers in one memory. Layers that no cache uses contain NaN and must not change.
 
     Args:
-        memory: ``[layers, 2, num_pages, P, kv_heads, head_dim]``, a view of any strides; index 0 is K, 1 is V.
+        parts: ``[layers, num_pages, P, kv_heads, width]`` each, views of any strides: K and V, or latent rows.
         draw: any value, from which the place of each of the model's layers in the pool is drawn.
     """
 
-    def __init__(self, memory: torch.Tensor, draw: object = 0) -> None:
-        self._memory, self._taken = memory, set[int]()
-        self._places = random.Random(f"layer {draw}").sample(range(len(memory)), len(memory))
-        self._is_sparse = memory[0, 0].numel() >= SPARSE
+    def __init__(self, parts: Sequence[torch.Tensor], draw: object = 0) -> None:
+        self._parts, self._taken, self._layers = parts, set[int](), len(parts[0])
+        self._places = random.Random(f"layer {draw}").sample(range(self._layers), self._layers)
+        self._is_sparse = parts[0][0].numel() >= SPARSE
         if not self._is_sparse:
-            raw(memory).fill_(-1)  # All bits set is NaN in every floating-point dtype.
+            for part in parts:
+                raw(part).fill_(-1)  # All bits set is NaN in every floating-point dtype.
 
-    def take(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K and V ``[num_pages, P, kv_heads, head_dim]`` of a model's layer, which may change from now on."""
-        at = self._places[layer % len(self._memory)]
+    def take(self, layer: int) -> list[torch.Tensor]:
+        """Return each part ``[num_pages, P, kv_heads, width]`` of a model's layer, which may change from now on."""
+        at = self._places[layer % self._layers]
         self._taken.add(at)
-        return self._memory[at, 0], self._memory[at, 1]
+        return [part[at] for part in self._parts]
 
     def changed(self) -> list[int]:
         """Return the places of layers that no cache uses and that have changed; [] for a pool that is not filled."""
-        others = [] if self._is_sparse else sorted(set(range(len(self._memory))) - self._taken)
-        return [layer for layer in others if bool((words(self._memory[layer])[0] != -1).any())]
+        others = [] if self._is_sparse else sorted(set(range(self._layers)) - self._taken)
+        return [layer for layer in others if any(bool((words(part[layer])[0] != -1).any()) for part in self._parts)]
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:

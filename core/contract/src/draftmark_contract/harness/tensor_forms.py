@@ -14,6 +14,8 @@ from draftmark.geometry import Form, Geometry
 from .pools import LAYERS
 
 Empty = Callable[..., torch.Tensor]
+GAP = 64
+"""Elements of memory between two latent rows in a strided layout by token."""
 NOWHERE = -1
 """Entry of a page table's surplus columns, and of the memory between its rows: no page."""
 
@@ -77,23 +79,62 @@ def kv_form_of(geometry: Geometry, form: KVForm) -> KVForm:
     return form if Form.STRIDED_KV in geometry.forms else KVForm.CONTIGUOUS
 
 
+def kv_widths(geometry: Geometry) -> dict[str, int]:
+    """Return the elements of one head in each tensor that a layer's KV lies in, by the tensor's name.
+
+    A latent layer stores one row per token, in one tensor or in two parts.
+    """
+    a = geometry.attention
+    if not a.latent:
+        return {"k": a.head_dim, "v": a.value_width}
+    if Form.LATENT_PARTS in geometry.forms:
+        return {"value_part": a.value_width, "rest": a.head_dim - a.value_width}
+    return {"rows": a.head_dim}
+
+
 def kv_pages(
     geometry: Geometry, num_pages: int, form: KVForm, device: str, layers: int = LAYERS, empty: Empty = torch.empty
-) -> torch.Tensor:
-    """Return uninitialized k and v pages of several layers in this layout.
+) -> list[torch.Tensor]:
+    """Return uninitialized pages of several layers in this layout, for each tensor that a layer's KV lies in.
 
     Args:
         empty: function (shape, dtype=, device=) that allocates the memory.
 
     Returns:
-        ``[layers, 2, num_pages, P, kv_heads, head_dim]``, a view of one memory.
+        ``[layers, num_pages, P, kv_heads, width]`` each, in the order of `kv_widths`.
     """
-    a = geometry.attention
+    a, widths = geometry.attention, tuple(kv_widths(geometry).values())
     heads, dim, size = a.num_kv_heads, a.head_dim, a.page_size
+    if a.latent or widths != (dim, dim):
+        return _apart(geometry, num_pages, form, device, layers, empty)
     shape, order = {
         KVForm.CONTIGUOUS: ((2, layers, num_pages, size, heads, dim), (1, 0, 2, 3, 4, 5)),
         KVForm.BY_HEAD: ((layers, num_pages, 2, heads, size, dim), (0, 2, 1, 4, 3, 5)),
         KVForm.BY_TOKEN: ((layers, num_pages, size, heads, 2, dim), (0, 4, 1, 2, 3, 5)),
         KVForm.BY_PAGE: ((num_pages, layers, 2, heads, size, dim), (1, 2, 0, 4, 3, 5)),
     }[form]
-    return empty(shape, dtype=getattr(torch, a.kv_dtype), device=device).permute(order)
+    return list(empty(shape, dtype=getattr(torch, a.kv_dtype), device=device).permute(order).unbind(1))
+
+
+def _apart(
+    geometry: Geometry, num_pages: int, form: KVForm, device: str, layers: int, empty: Empty
+) -> list[torch.Tensor]:
+    """Return the pages of latent rows, or of values that are narrower than keys.
+
+    In strided layouts the pages of all layers, or the values of a token and its key, are adjacent. A latent row then
+    has `GAP` elements of memory after it.
+    """
+    a, widths = geometry.attention, tuple(kv_widths(geometry).values())
+    dtype, size, heads = getattr(torch, a.kv_dtype), a.page_size, a.num_kv_heads
+    by_page = form in (KVForm.BY_PAGE, KVForm.BY_HEAD)
+
+    def made(width: int) -> torch.Tensor:
+        lead = (num_pages, layers) if by_page else (layers, num_pages)
+        found = empty((*lead, size, heads, width), dtype=dtype, device=device)
+        return found.transpose(0, 1) if by_page else found
+
+    if form is KVForm.CONTIGUOUS or (a.latent and by_page):
+        return [made(width) for width in widths]
+    if a.latent:
+        return [made(width + GAP)[..., :width] for width in widths]
+    return list(torch.split(made(sum(widths)), list(widths), dim=-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,15 +10,16 @@ import torch
 from draftmark.batch import BatchBuffers, ForwardBatch, Tree
 from draftmark.batch import ragged as ragged_batch
 from draftmark.cache import KVCache
-from draftmark.geometry import Form, Geometry, Mode
+from draftmark.geometry import AttentionShape, Form, Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
 from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
+from ..oracle.attention import Scales
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import Request, filled_slots
 from .pools import LAYERS, SPARSE, Pool, raw
-from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages
+from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages, kv_widths
 
 SCALES = (0.5, 2.0)
 """Scales of k and v in the first layer: the stored value times the scale is the real value. Each further layer doubles
@@ -34,7 +36,8 @@ class CaseTensors:
     Attributes:
         cache: one layer's pages, with its own scales and sinks. They are a view of a pool of several layers.
         page_table: the static page table, or an engine's own one with Form.ENGINE_TABLE.
-        q, k, v, out: rows of the largest forward. A forward uses the leading ones.
+        q, k, v, out: rows of the largest forward. A forward uses the leading ones. v is None in a latent layer.
+        lse: float32 ``[rows, num_qo_heads]`` if the check asks `attend` for it, else None.
 
     Args:
         pool: pool of the layer; by default a new one, in the geometry's form.
@@ -67,13 +70,16 @@ class CaseTensors:
             self._pools[form] = pool
         self._num_pages, self._layer, self._room, self._draw = num_pages, layer, room, draw
         sinks = torch.zeros(a.num_qo_heads, dtype=torch.float32, device=device) if a.sinks else None
-        self.cache = KVCache(*self._pool(form).take(layer), *_scales(a.kv_dtype, device, layer), sinks)
+        self._use(self._pool(form).take(layer), _scales(a, device, layer), sinks)
         self.take(TensorForm())
         rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
-        self.v = torch.empty_like(self.k)
-        self.out = torch.empty_like(self.q)
+        self.v: torch.Tensor | None = None
+        if not a.latent:
+            self.v = self.k.new_empty(rows, a.num_kv_heads, a.value_width)
+        self.out = self.q.new_empty(rows, a.num_qo_heads, a.value_width)
+        self.lse: torch.Tensor | None = None
         self.dirty(num_pages - 1)
 
     def take(self, form: TensorForm) -> None:
@@ -83,13 +89,64 @@ class CaseTensors:
         """
         if self._table is not None:
             self.page_table = self._table.view(form.table)
-        k, v = self._pool(kv_form_of(self.geometry, form.kv)).take(self._layer)
-        self.cache = replace(self.cache, k=k, v=v)
+        pages = self._pool(kv_form_of(self.geometry, form.kv)).take(self._layer)
+        self._use(pages, (self.cache.k_scale, self.cache.v_scale), self.cache.sinks)
 
     def share_pages(self, other: CaseTensors) -> None:
         """Use the KV pages of other tensors. Scales and sinks stay separate."""
         self._pools, self._layer = other._pools, other._layer
-        self.cache = replace(self.cache, k=other.cache.k, v=other.cache.v)
+        self._use([*other.stored.values()], (self.cache.k_scale, self.cache.v_scale), self.cache.sinks)
+
+    def _use(self, pages: Sequence[torch.Tensor], scales: Scales, sinks: torch.Tensor | None) -> None:
+        """Make the layer's cache of these pages, one tensor for each name of `kv_widths`."""
+        if not self.geometry.attention.latent:
+            self.cache = KVCache(pages[0], pages[1], *scales, sinks)
+            return
+        first, *rest = (one[:, :, 0] for one in pages)
+        rows, value_dim = (first, rest[0]) if rest else first, self.geometry.attention.value_width
+        self.cache = KVCache.latent(rows, scales[0], value_dim=value_dim, sinks=sinks)
+
+    @property
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Tensors ``[num_pages, P, kv_heads, width]`` that hold the layer's KV, by the names of `kv_widths`."""
+        names = tuple(kv_widths(self.geometry))
+        if names == ("k", "v"):
+            return {"k": self.cache.k, "v": self.cache.v}
+        pages = (self.cache.k,) if len(names) == 1 else tuple(one.unsqueeze(2) for one in self.cache.parts)
+        return dict(zip(names, pages, strict=True))
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages of the layer's KV."""
+        return next(iter(self.stored.values())).shape[0]
+
+    def stored_rows(self, forward: ForwardCase) -> list[torch.Tensor]:
+        """Return a forward's new KV as each tensor of `stored` holds it, ``[rows, kv_heads, width]`` each."""
+        _, k, v, _ = self.rows(forward)
+        if v is not None:
+            return [k, v]
+        return list(torch.split(k, [*kv_widths(self.geometry).values()], dim=-1))
+
+    @property
+    def key_pages(self) -> list[torch.Tensor]:
+        """Tensors of `stored` that hold the keys: K, or the rows of a latent layer in one tensor or two."""
+        return [one for name, one in self.stored.items() if name != "v"]
+
+    @property
+    def value_pages(self) -> torch.Tensor:
+        """View of the values, ``[num_pages, P, kv_heads, value_width]``."""
+        first = next(iter(self.stored.values()))
+        return self.stored.get("v", first[..., : self.geometry.attention.value_width])
+
+    def value_rows(self, forward: ForwardCase) -> torch.Tensor:
+        """Return a view of the values of a forward's rows, ``[rows, kv_heads, value_width]``."""
+        _, k, v, _ = self.rows(forward)
+        return k[..., : self.geometry.attention.value_width] if v is None else v
+
+    @property
+    def stored_scales(self) -> list[torch.Tensor | None]:
+        """Scale of each tensor of `stored`."""
+        return [self.cache.k_scale, self.cache.v_scale][: len(self.stored)]
 
     @property
     def changed_layers(self) -> list[int]:
@@ -104,6 +161,7 @@ class CaseTensors:
 
     def set_row_form(self, form: RowForm) -> None:
         """Make q, k and v views of new memory in this layout. Each head is contiguous in every layout."""
+        assert self.v is not None, "rows of a latent layer have forms of their own"
         heads = [self.q.shape[1], self.k.shape[1], self.v.shape[1]]
         rows, dim = self.q.shape[0], self.q.shape[2]
         fused = self.q.new_full((rows, sum(heads), dim), float("nan"))
@@ -178,6 +236,8 @@ class CaseTensors:
         """Fill the rows and sinks of a forward from a seed. `out`, and all rows after the forward's, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
+            if tensor is None:
+                continue
             tensor.fill_(float("nan"))
             part = tensor[: forward.num_rows]
             part.copy_(torch.randn(part.shape, generator=dice) * scale)
@@ -193,7 +253,7 @@ class CaseTensors:
         """Fill the cache: random KV where earlier forwards stored KV, zeros in the null pages, NaN elsewhere."""
         dice = torch.Generator().manual_seed(seed + 1)
         size, used = self.geometry.attention.page_size, used_slots(forward)
-        for pool in (self.cache.k, self.cache.v):
+        for pool in self.stored.values():
             if pool.numel() < SPARSE:
                 raw(pool).fill_(-1)  # All bits set is NaN in every floating-point dtype.
             ints = raw(pool)
@@ -202,10 +262,10 @@ class CaseTensors:
             slots = torch.tensor(used, dtype=torch.int64, device=pool.device)
             ints[slots // size, slots % size] = raw(values).to(pool.device)
 
-    def rows(self, forward: ForwardCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q, k, v and out of a forward, padded rows included."""
+    def rows(self, forward: ForwardCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Return q, k, v and out of a forward, padded rows included. v is None in a latent layer."""
         n = forward.num_rows
-        return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
+        return self.q[:n], self.k[:n], None if self.v is None else self.v[:n], self.out[:n]
 
 
 def used_slots(forward: ForwardCase) -> list[int]:
@@ -218,10 +278,10 @@ def used_slots(forward: ForwardCase) -> list[int]:
     return sorted(kept | {slot for one in live for slot in filled_slots(one, size)})
 
 
-def _scales(kv_dtype: str, device: str, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    if kv_dtype != "float8_e4m3fn":
+def _scales(attention: AttentionShape, device: str, layer: int) -> Scales:
+    if attention.kv_dtype != "float8_e4m3fn":
         return None, None
-    values = SCALES[0] * 2**layer, SCALES[1] / 2**layer
+    values = SCALES[0] * 2**layer, SCALES[0] * 2**layer if attention.latent else SCALES[1] / 2**layer
     k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in values)
     return k, v
 

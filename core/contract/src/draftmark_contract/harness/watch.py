@@ -31,12 +31,11 @@ class Watch:
         self._watched = {
             **batch_tensors(batch),
             **static,
-            "cache.k": tensors.cache.k,
-            "cache.v": tensors.cache.v,
+            **{f"cache.{name}": one for name, one in tensors.stored.items()},
             **({} if tensors.cache.sinks is None else {"cache.sinks": tensors.cache.sinks}),
             "q": tensors.q,
             "k": tensors.k,
-            "v": tensors.v,
+            **({} if tensors.v is None else {"v": tensors.v}),
             "out": tensors.rows(forward)[3],
             "out after the batch": tensors.out[forward.num_rows :],
         }

@@ -96,6 +96,7 @@ class EngineSubject:
     def rows(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v of a step; padding rows are NaN."""
         more = step.num_rows - step.forward.live_rows
+        assert self.tensors.v is not None, "the judge has layers with K and V apart only"
         found = [one[: step.forward.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
         if not more:  # Return slices, not copies: a copy would make strided views contiguous.
             return found[0], found[1], found[2]

@@ -25,15 +25,22 @@ class Answer:
     """Holds the oracle's output and two magnitudes that bound the rounding errors of a kernel.
 
     Attributes:
-        out: float64 ``[rows, num_qo_heads, head_dim]``; zero where a row sees nothing.
+        out: float64 ``[rows, num_qo_heads, value_width]``; zero where a row sees nothing.
         reach: float64, like out: the weighted mean of |v|. It scales every rounding error in `out`.
         strain: float64 ``[rows, num_qo_heads, 1]``: an upper bound of scale · Σ|q·k| over the row's keys. It scales
             every rounding error in a logit. A sink adds |sink| times its weight.
+        lse: float64 ``[rows, num_qo_heads, 1]``: natural log-sum-exp of a row's logits, without its sink. It is -inf
+            where a row sees nothing.
     """
 
     out: torch.Tensor
     reach: torch.Tensor
     strain: torch.Tensor
+    lse: torch.Tensor
+
+    def at(self, rows: slice) -> Answer:
+        """Return views of some rows."""
+        return Answer(self.out[rows], self.reach[rows], self.strain[rows], self.lse[rows])
 
 
 def attend(
@@ -54,7 +61,8 @@ def attend(
 
     Args:
         q: ``[rows, num_qo_heads, head_dim]``.
-        k, v: ``[num_slots, num_kv_heads, head_dim]``.
+        k: ``[num_slots, num_kv_heads, head_dim]``.
+        v: ``[num_slots, num_kv_heads, value_width]``.
         visible: KV slots of each row.
         order: (request, row) of each row of q, request by request. A row that is not in `visible` stays zero.
         scales: scales of k and v. The real value is the stored value times its scale.
@@ -62,8 +70,9 @@ def attend(
     """
     home = exact_device(q.device)
     sinks = None if sinks is None else sinks.to(home).double()
-    out = torch.zeros(q.shape, dtype=torch.float64, device=home)
-    answer = Answer(out, torch.zeros_like(out), torch.zeros_like(out[..., :1]))
+    out = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=torch.float64, device=home)
+    nothing = torch.full_like(out[..., :1], float("-inf"))
+    answer = Answer(out, torch.zeros_like(out), torch.zeros_like(out[..., :1]), nothing)
     first = 0
     for _, rows in groupby(order, key=lambda row: row[0]):
         lines = [visible.get(row, ()) for row in rows]
@@ -71,7 +80,7 @@ def attend(
         first += len(lines)
         if any(lines):
             block = _Block(*_keys_of(lines, k, v, scales), shape, sinks)
-            block.attend(q[here].to(home).double(), Answer(out[here], answer.reach[here], answer.strain[here]))
+            block.attend(q[here].to(home).double(), answer.at(here))
     return answer
 
 
@@ -99,11 +108,11 @@ class _Block:
         size = max(1, MOST_LOGITS // (q.shape[1] * self.counts.shape[1]))
         for first in range(0, len(q), size):
             here = slice(first, first + size)
-            self._attend(q[here], here, Answer(answer.out[here], answer.reach[here], answer.strain[here]))
+            self._attend(q[here], here, answer.at(here))
 
     def _attend(self, q: torch.Tensor, here: slice, answer: Answer) -> None:
         """Write the output of rows q, which are the rows `here` of the request."""
-        shape, (n, heads, dim) = self.shape, q.shape
+        shape, (n, heads, dim), width = self.shape, q.shape, self.both_values.shape[-1] // 2
         scale = dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale
         group = heads // shape.num_kv_heads
         grouped = q.view(n, shape.num_kv_heads, group, dim).permute(1, 0, 2, 3).reshape(-1, n * group, dim) * scale
@@ -112,14 +121,16 @@ class _Block:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
         times = self.counts[here].repeat_interleave(group, 0)
         # If the metadata names a key twice, its weight counts twice. A key that a row does not see has weight zero.
-        weights, strain_of_sinks = self._weights(logits + times.log(), n, group)
+        logits = logits + times.log()
+        weights, strain_of_sinks = self._weights(logits, n, group)
         both = weights @ self.both_values
         longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
         strain = grouped.norm(dim=-1, keepdim=True) * longest + strain_of_sinks
-        found = torch.cat((both, strain), -1).view(-1, n, group, 2 * dim + 1).permute(1, 0, 2, 3).reshape(n, heads, -1)
+        both = torch.cat((both, strain, logits.logsumexp(-1, keepdim=True)), -1)
+        found = both.view(-1, n, group, 2 * width + 2).permute(1, 0, 2, 3).reshape(n, heads, -1)
         found[self.poisoned[here]] = float("nan")
-        parts = (found[..., :dim], found[..., dim : 2 * dim], found[..., 2 * dim :])
-        for target, part in zip((answer.out, answer.reach, answer.strain), parts, strict=True):
+        parts = torch.split(found, [width, width, 1, 1], -1)
+        for target, part in zip((answer.out, answer.reach, answer.strain, answer.lse), parts, strict=True):
             target.copy_(part)
 
     def _weights(self, logits: torch.Tensor, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -80,8 +80,10 @@ def required_sizes_of(
             [] if batch.mode is Mode.EXTEND else [RequiredSize(spec.name, "slots", slots, spec.numel, "T per request")]
         )
     if spec.role in (Role.QUERY_STAGING, Role.OUTPUT_STAGING):
-        width = geometry.attention.num_qo_heads * geometry.attention.head_dim
-        return [RequiredSize(spec.name, "elements", batch.rows * width, spec.numel, "rows · num_qo_heads · head_dim")]
+        a = geometry.attention
+        one, of = (a.head_dim, "head_dim") if spec.role is Role.QUERY_STAGING else (a.value_width, "value_width")
+        elements = batch.rows * a.num_qo_heads * one
+        return [RequiredSize(spec.name, "elements", elements, spec.numel, f"rows · num_qo_heads · {of}")]
     return []
 
 

@@ -59,6 +59,10 @@ LEFT_OUT = {
     "forks": "no scene has requests that share a prefix yet",
     "windows": "SGLang frees pages left of a window itself",
     "drafters": "no scene has a draft model yet",
+    **dict.fromkeys(
+        ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
+        "no scene has a layer with latent rows or narrow values yet",
+    ),
 }
 
 

@@ -54,6 +54,10 @@ LEFT_OUT = {
     "forks": "no case has requests that share a prefix yet",
     "windows": "vLLM frees pages left of a window itself",
     "drafters": "no case has a draft model yet",
+    **dict.fromkeys(
+        ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
+        "no case has a layer with latent rows or narrow values yet",
+    ),
 }
 
 

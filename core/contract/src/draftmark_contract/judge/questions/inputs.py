@@ -62,5 +62,6 @@ def _views(subject: EngineSubject, step: Step) -> None:
 def _moved(subject: EngineSubject, step: Step) -> None:
     for number in range(3):
         tensors = subject.tensors
+        assert tensors.v is not None, "the judge has layers with K and V apart only"
         tensors.q, tensors.k, tensors.v = (torch.empty_like(one) for one in (tensors.q, tensors.k, tensors.v))
         subject.assert_step(step, seed=number)

@@ -1,0 +1,38 @@
+"""Tests of the latent designs, and of the mutants of latent rows: correct designs pass, mutants fail their check."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftmark.loaded import LoadedBackend
+from draftmark_contract.check import Check, spread
+
+from . import latent, suite, tutorial
+from .latent_designs import DESIGNS, latent_plugin
+from .mutant import Mutant
+
+torch.set_num_threads(1)
+CHECKS = {one.name: one for one in suite.checks_for() if one.name.partition(".")[0].startswith("latent")}
+QUICK = 1
+"""Cases of a check that each design runs in a quick run."""
+ROWS = [pytest.param(one, layout, id=f"{one.id}-{layout}") for one in latent.MUTANTS for layout in one.layouts]
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("check", [pytest.param(one, id=name) for name, one in CHECKS.items()])
+def test_design_is_right(check: Check, design: str) -> None:
+    """A correct latent backend of another design than the reference's passes the checks of latent layers."""
+    made = latent_plugin(DESIGNS[design])()
+    made.contract_notes = lambda: tutorial.notes(None)  # type: ignore[method-assign]
+    backend = LoadedBackend("tugboat", made)
+    wrong = [suite.outcome(backend, check, case) for case in spread(check.cases(), QUICK)]
+    assert not any(wrong), wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mutant", "layout"), ROWS)
+def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
+    """A mutant of latent rows fails the check of its class."""
+    check = {one.name: one for one in suite.checks_for()}[latent.KILLER[mutant.id]]
+    assert suite.killing_case(mutant.build(layout), check) is not None, f"{mutant.id} survives {check.name}"
