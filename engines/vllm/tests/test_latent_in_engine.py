@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(VLLM.installed_before("0.29"), reason="vLLM befo
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 USUAL: dict[str, Any] = {"max_num_batched_tokens": 512, "compilation_config": {"custom_ops": ["none"]}}
+TREES = "draftmark_vllm.trees.cpu_worker.CpuTreeWorker"
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
@@ -68,6 +69,22 @@ def test_draft_model_without_latent_attention(folder: Path) -> None:
     drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
     result = ours(model, speculative_config=drafts)
     assert result.tokens == plain(model).tokens and result.drafted > 0
+
+
+@pytest.mark.parametrize("page_size", [16, 48])
+def test_trees_over_latent_rows(folder: Path, page_size: int) -> None:
+    """If each tree has a wrong first branch and a right second branch, most right drafts are accepted.
+
+    Later tokens attend to the moved rows, so equal texts show that rows were moved and rotated correctly.
+    """
+    model = deepseek(folder)
+    wanted = plain(model).tokens
+    drafts = {"method": "custom_class", "model": "engines.vllm.tests.oracle.SecondBranch", "num_speculative_tokens": 7}
+    arguments = {**USUAL, "block_size": page_size, "worker_cls": TREES, "speculative_config": drafts}
+    environment = {"DRAFTMARK_ORACLE": repr(wanted)}
+    result = RunRequest(model, "reference", arguments=arguments, environment=environment).run()
+    assert result.tokens == wanted
+    assert result.accepted > 2 * result.rounds > 0, result
 
 
 def test_texts_without_the_debug_mode(folder: Path) -> None:

@@ -15,8 +15,8 @@ from draftmark import Form
 from draftmark_engines import EngineError
 
 from .bound_backends import OTHER_BACKEND, Geometries
-from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of, serves_trees
-from .options import refused_option
+from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of
+from .options import refused_option, refused_trees
 from .pages import head_slots
 from .registration import check_claim
 from .versions import VLLM
@@ -159,9 +159,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         except EngineError as error:
             return str(error)
         cls.separate_kv = Form.STRIDED_KV not in made.decode_verify.forms
-        if serves_trees(config) and not made.ragged:
-            return f"backend {backend.info.name} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
-        return None
+        return refused_trees(config, made, backend.info.name)
 
     # -- KV layout in vLLM 0.29 and later (0.28 calls one method) ----------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bound_backends import OTHER_BACKEND
+from .bound_backends import OTHER_BACKEND, Geometries
+from .limits import serves_trees
 from .versions import VLLM
 
 
@@ -29,3 +30,10 @@ def refused_option(config: Any) -> str | None:
         if ranks > 1:
             return f"{meant} is not served: {name} is {ranks}; leave --{name.replace('_', '-')} out"
     return None
+
+
+def refused_trees(config: Any, geometries: Geometries, backend: str) -> str | None:
+    """Return a sentence if drafts are trees and the backend has no RAGGED_VERIFY; None otherwise."""
+    if not serves_trees(config) or geometries.ragged:
+        return None
+    return f"backend {backend} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"

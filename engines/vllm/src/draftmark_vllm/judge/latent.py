@@ -47,7 +47,8 @@ class MlaFacts:
         dtype: dtype of the items.
         widths: (latent, rest) of the rows. heads: query heads. pages: page sizes.
         verifies: whether verifies run in the decode kernel. False: vLLM runs them as prompts with a context.
-        has_context: whether vLLM's prompts with a context run here; its CPU build lacks the kernel that gathers rows.
+        prompts: whether prompts run here. On a GPU they do not: a head is a row wide, and vLLM's prefill kernels take
+            at most 256 elements. Prompts with a context run nowhere: vLLM gathers their rows on a GPU only.
     """
 
     dtype: str
@@ -55,18 +56,18 @@ class MlaFacts:
     heads: tuple[int, ...]
     pages: tuple[int, ...]
     verifies: bool = True
-    has_context: bool = True
+    prompts: bool = True
 
 
 def facts_of(name: str, device: str) -> MlaFacts:
     """Return the facts of a backend, by vLLM's name."""
     on_cpu = device == "cpu"
     if name == "CPU_MLA":
-        return MlaFacts("float32", ((512, 64),), (4, 20), (16,), verifies=False, has_context=False)
-    widths, heads = ((512, 64), (256, 32)), (4, 16) if on_cpu else (16, 20, 128)
+        return MlaFacts("float32", ((512, 64),), (4, 20), (16,), verifies=False)
+    widths, heads = ((512, 64), (256, 64)), (4, 16) if on_cpu else (16, 20, 128)
     if name != "TRITON_MLA":
-        return MlaFacts("bfloat16", ((512, 64),), heads, (64,))
-    return MlaFacts("float16" if on_cpu else "bfloat16", widths, heads, (16, 64), has_context=not on_cpu)
+        return MlaFacts("bfloat16", ((512, 64),), heads, (64,), prompts=False)
+    return MlaFacts("float16" if on_cpu else "bfloat16", widths, heads, (16, 64), prompts=on_cpu)
 
 
 def items(backend: Any, name: str, device: str) -> Sequence[Item]:
@@ -115,10 +116,9 @@ def _forwards(facts: MlaFacts, geometry: Geometry) -> list[ForwardCase]:
     found.append(uniform("long", geometry, Mode.DECODE, (1200, 3), 2))
     if facts.verifies:
         found.append(uniform("verify", geometry, Mode.VERIFY, lens, len(lens), tree="chain"))
-    found.append(ragged("prompts", geometry, (0, 0), (19, 7), seed=1))
-    found.append(ragged("mixed", geometry, (page, 131, 0), (1, 1, 20), seed=2))
-    if facts.has_context:
-        found.append(ragged("chunk", geometry, (page + 1, page - 9), (17, 33), seed=3))
+    if facts.prompts:
+        found.append(ragged("prompts", geometry, (0, 0), (19, 7), seed=1))
+        found.append(ragged("mixed", geometry, (page, 131, 0), (1, 1, 20), seed=2))
     return found
 
 

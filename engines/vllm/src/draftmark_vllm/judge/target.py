@@ -121,6 +121,12 @@ class VllmTarget:
 class MlaTarget(VllmTarget):
     """Describes one vLLM backend for MLA layers to the judge."""
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Rules without an item. Items of MLA layers have the rules of ordinary layers."""
+        latent = ("latent", "latent_graphs", "latent_lse", "latent_sizing")
+        return {**LEFT_OUT, **dict.fromkeys(latent, "MLA layers are checked under rules 22, 29, 47 and 48")}
+
     def items(self) -> Sequence[Item]:
         """Return the items of MLA layers."""
         from . import latent

@@ -11,15 +11,18 @@ from vllm.v1.attention.backend import MultipleOf
 from draftmark_engines import EngineError
 
 from ..bound_backends import OTHER_BACKEND, Geometries
-from ..limits import chosen_backend, engine_limits, is_fp8, latent_layer_shape, profile_of, serves_trees
-from ..options import refused_option
+from ..limits import chosen_backend, engine_limits, is_fp8, latent_layer_shape, profile_of
+from ..options import refused_option, refused_trees
 
 ANY_SCALE = 1.0
 """Softmax scale where vLLM has not given the layer's. No backend refuses a geometry for its scale."""
 
 
 class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
-    """vLLM's backend CUSTOM for MLA layers. It refuses unsupported models."""
+    """vLLM's backend CUSTOM for MLA layers. It refuses unsupported models.
+
+    The base class gives the row widths (320, 512 and 576 elements), because vLLM's metadata refuses all others.
+    """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     # fp8 is listed so that `supports_combination` can refuse it in a sentence with a remedy.
@@ -43,11 +46,6 @@ class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
         from .builder import DraftmarkMLABuilder
 
         return DraftmarkMLABuilder
-
-    @classmethod
-    def get_supported_head_sizes(cls) -> list[int]:
-        """Return no size, which means any: `supports_combination` checks whether the chosen backend serves it."""
-        return []
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
@@ -89,16 +87,14 @@ class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
                 ANY_SCALE,
             )
             backend = chosen_backend(config, current_platform.device_type)
-            Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
+            made = Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:
             return str(error)
-        return None
+        return refused_trees(config, made, backend.info.name)
 
 
 def _refused_for_latent(config: Any, kv_cache_dtype: Any) -> str | None:
     """Return a sentence about the first option that only MLA layers do not serve; None if there is none."""
     if is_fp8(kv_cache_dtype):
         return f"fp8 KV of MLA layers is not served; leave --kv-cache-dtype out, or {OTHER_BACKEND}"
-    if serves_trees(config):
-        return "trees of drafts are not served for MLA models in vLLM; leave --worker-cls out"
     return None

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from ..limits import engine_limits, latent_layer_shape
+from ..limits import engine_limits, latent_layer_shape, serves_trees
 from ..parts import Part, PartsBuilder, graph_support, refresh_parts, step_of
 from ..step import part
 from .backend import ANY_SCALE
@@ -47,7 +47,7 @@ class DraftmarkMLABuilder(PartsBuilder, MLACommonMetadataBuilder[MLACommonMetada
         limits = engine_limits(vllm_config)
         self.reorder_batch_threshold = limits.num_draft_tokens
         most = limits.max_num_reqs * limits.num_draft_tokens
-        self._open(replace(limits, max_num_tokens=most), None, tails=False)
+        self._open(replace(limits, max_num_tokens=most), None, tails=serves_trees(vllm_config))
         self._cam: Any = None
         self._capture = False
 

@@ -19,10 +19,11 @@ def moved_rows(paths: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[l
 
 
 def move_kv(pages: Iterable[torch.Tensor], slots: torch.Tensor, sources: list[int], targets: list[int]) -> None:
-    """Copy K and V of rows to other rows' slots, in every layer.
+    """Copy KV of rows to other rows' slots, in every layer.
 
     Args:
-        pages: pages of each layer, ``[pages, heads, page_size, head_dim]`` with any strides, as vLLM allocates them.
+        pages: pages of each layer, ``[pages, heads, page_size, head_dim]`` with any strides, as vLLM allocates them; of
+            an MLA layer ``[pages, page_size, row]``.
         slots: int64 ``[rows]``, the KV slot of each row of the step.
         sources, targets: rows. Every source is read before any target is written.
     """
@@ -30,5 +31,6 @@ def move_kv(pages: Iterable[torch.Tensor], slots: torch.Tensor, sources: list[in
         return
     old, new = (slots[torch.tensor(rows, device=slots.device)] for rows in (sources, targets))
     for layer in pages:
-        by_token, size = layer.transpose(1, 2), layer.shape[2]
+        by_token = layer if layer.dim() == 3 else layer.transpose(1, 2)
+        size = by_token.shape[1]
         by_token[new // size, new % size] = by_token[old // size, old % size]
