@@ -34,6 +34,7 @@ def _sizes(geometry: Geometry) -> dict[str, int]:
         "draftmark, page table": table,
         "draftmark, other batch tensors": sized.batch_bytes - table,
         "reference, lengths and slots": sized.buffer_bytes,
+        "cuda_triton, all buffers": sizing(load("cuda_triton"), geometry).buffer_bytes,
         "FlashMLA, tile schedule": 4 * schedules.FLASHMLA_ENTRY * schedules.flashmla_parts(a.num_qo_heads, sms),
         "FlashMLA, splits": 4 * (requests + 1),
         "FlashMLA, partial results": 4 * schedules.flashmla_partials_bound(requests, packed, a.value_width, sms),

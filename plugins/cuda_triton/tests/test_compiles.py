@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -565,26 +566,31 @@ LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Shared memory of a CTA, in KiB."""
 
 
+LATENT_ROWS = [
+    ((512, 64), 64, "bfloat16", "bfloat16"),
+    ((512, 64), 1, "bfloat16", "float8_e4m3fn"),
+    ((512, 256), 48, "float16", "float16"),
+    ((512, 64), 48, "float32", "float32"),
+    ((40, 9), 2, "bfloat16", "bfloat16"),
+]
+"""Value and rest of a latent row, page size, dtype of q and dtype of the cache."""
+
+
 @pytest.mark.parametrize(
-    ("row", "page_size", "dtype", "kv_dtype"),
+    ("arch", "row", "page_size", "dtype", "kv_dtype"),
     [
-        ((512, 64), 64, "bfloat16", None),
-        ((512, 64), 1, "bfloat16", "float8_e4m3fn"),
-        ((512, 256), 48, "float16", None),
-        ((512, 64), 48, "float32", None),
-        ((40, 9), 2, "bfloat16", None),
+        pytest.param(arch, *case, marks=() if arch in (90, 120) and case is LATENT_ROWS[0] else pytest.mark.slow)
+        for arch, case in product(LIMIT_KIB, LATENT_ROWS)
+        if arch >= 89 or case[3] != "float8_e4m3fn"
     ],
     ids=str,
 )
-@pytest.mark.parametrize("arch", LIMIT_KIB)
 def test_latent_kernels_compile_within_shared_memory(monkeypatch, tmp_path, arch, row, page_size, dtype, kv_dtype):
     """Every kernel of a latent geometry compiles for each architecture, and its tiles fit in shared memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    if kv_dtype and arch < 89:
-        pytest.skip("e4m3 needs sm_89")
     value, rest = row
     shape = AttentionShape(
-        20, 1, value + rest, page_size, dtype, kv_dtype or dtype, softmax_scale=0.1, value_dim=value, latent=True
+        20, 1, value + rest, page_size, dtype, kv_dtype, softmax_scale=0.1, value_dim=value, latent=True
     )
     modes = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
     geometry = Geometry.create(shape, Limits(4, 4096), DraftShape(2, 3, 4), DeviceProfile("cuda", arch, 100), modes)

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from draftmark import AttentionShape, Form, Geometry, Limits, Mode, load
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, load
 from draftmark.lengths import UpperBound
 from draftmark.runtime import KVPool, VerifyResult
 from draftmark_cuda_triton import sizing, support
-from draftmark_cuda_triton.heuristics import upcast
+from draftmark_cuda_triton.heuristics import select, upcast
 from draftmark_cuda_triton.tree_ops import TritonTreeOps
 from plugins.cuda_triton.tools.latent_batches import Problem, Sizes, draw
 
@@ -141,6 +141,27 @@ def test_lse_of_e4m3_prompts_in_head_groups(helpers, monkeypatch):
     found = sizing.plan_upcast(problem.geometry, problem.batch)
     assert found is not None and found.head_groups > 1
     assert_right(problem, helpers.device)
+
+
+@pytest.mark.parametrize(("heads", "rows", "tile"), [(5, 1, 16), (16, 1, 16), (16, 2, 32), (12, 4, 64), (128, 1, 64)])
+def test_row_tiles_follow_rows_times_heads(heads, rows, tile):
+    """A request's rows times heads select the row tile; architectures with 99 KiB of shared memory have at most 32."""
+    shape = latent(heads, 512, 64, 64, "bfloat16")
+    assert select.select_config(shape, DeviceProfile("cuda", 90, 132), rows).block_m == tile
+    assert select.select_config(shape, DeviceProfile("cuda", 120, 170), rows).block_m == min(tile, 32)
+
+
+def test_buffers_depend_on_rows_and_heads_only():
+    """Partial results and schedules have the same size for any number of requests and any context length."""
+    found = set()
+    for requests, context in ((64, 8192), (256, 131072)):
+        limits = Limits(requests, context)
+        draft, device = DraftShape(4, 4, 16), DeviceProfile("cuda", 90, 132)
+        geometry = Geometry.create(latent(128, 512, 64, 64, "bfloat16"), limits, draft, device, (Mode.VERIFY,))
+        own = {one.name: tuple(map(int, one.shape)) for one in sizing.buffers(geometry)}
+        found.add((own[sizing.WORK], own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE]))
+    [(_, partial_out, _)] = found
+    assert partial_out[1] == 512
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ TESTS = Path("plugins/cuda_triton/tests")
 FILES = {
     "heuristics/common": ("select_config", "heuristics", "sizing"),
     "heuristics/interpreted": ("heuristics", "select_config", "sizing"),
+    "heuristics/latent": ("latent", "sizing"),
     "heuristics/select": ("select_config", "heuristics", "sizing"),
     "heuristics/sm80": ("select_config", "heuristics", "sizing"),
     "heuristics/sm90": ("select_config", "heuristics", "sizing"),
@@ -45,6 +46,7 @@ FILES = {
     "kv_write": ("kv_write", "decode_verify_ragged", "relaunch"),
     "kernels/tile": ("decode_verify", "prefill"),
     "kernels/decode_verify": ("decode_verify", "decode_verify_ragged"),
+    "kernels/latent": ("latent",),
     "kernels/tile_schedule": ("tile_schedule", "decode_verify_ragged", "prefill"),
     "kernels/combine": ("decode_verify", "decode_verify_ragged"),
     "kernels/prefill": ("prefill",),
