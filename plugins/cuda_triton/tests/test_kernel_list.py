@@ -103,7 +103,7 @@ class Traffic:
         )
         self.masks = self.new(self.rows, int(geometry.mask_words), dtype=torch.int32)
         self.projected = self.new(self.rows, a.num_qo_heads + 2 * a.num_kv_heads, a.head_dim, dtype=self.q_dtype)
-        self.out = self.new(self.rows, a.num_qo_heads, a.head_dim, dtype=self.q_dtype)
+        self.out = self.new(self.rows, a.num_qo_heads, a.value_width, dtype=self.q_dtype)
         self.scale = self.new(4, dtype=torch.float32)
 
     def slice(self, tensor, first, count):
@@ -116,8 +116,10 @@ class Traffic:
         return self.slice(self.new(first + count, pitch, dtype=torch.int32), first, count)
 
     def cache(self):
-        """Return a layer's cache of any number of pages: K and V contiguous, or interleaved by page."""
+        """Return a layer's cache of any number of pages: K and V contiguous, or interleaved by page; or latent rows."""
         a, pages = self.geometry.attention, self.chance.choice((2, 3, 5))
+        if a.latent:
+            return self.latent_cache(pages)
         shape = (a.page_size, a.num_kv_heads, a.head_dim)
         if self.chance.random() < 0.5:
             k, v = map(self.as_gpu, self.new(pages, 2, *shape, dtype=self.kv_dtype).unbind(1))
@@ -128,6 +130,13 @@ class Traffic:
             [self.slice(self.scale, first + n, 1) for n in range(2)] if self.kv_dtype != self.q_dtype else [None] * 2
         )
         return KVCache(k, v, *scales, self.new(a.num_qo_heads, dtype=torch.float32) if a.sinks else None)
+
+    def latent_cache(self, pages):
+        """Return a cache of latent rows in one buffer, or in two with LATENT_PARTS."""
+        a, parts = self.geometry.attention, Form.LATENT_PARTS in self.geometry.forms
+        widths = (a.value_width, a.head_dim - a.value_width) if parts else (a.head_dim,)
+        rows = tuple(self.new(pages, a.page_size, width, dtype=self.kv_dtype) for width in widths)
+        return KVCache.latent(rows if parts else rows[0], value_dim=a.value_width)
 
     def batch(self):
         """Return a batch of any mode and size."""
@@ -169,7 +178,7 @@ class Traffic:
         if self.chance.random() < 0.3:
             q, k, v = (self.as_gpu(one.contiguous()) for one in (q, k, v))
         self.backend.write_metadata(batch)
-        self.backend.write_kv(k, v, cache, batch)
+        self.backend.write_kv(k, None if a.latent else v, cache, batch)
         self.backend.attend(q, cache, batch, self.slice(self.out, row, batch.num_rows))
         if batch.mode in (Mode.VERIFY, Mode.DRAFT_EXTEND, Mode.DECODE):
             nodes, count = batch.q_lens[0], batch.padded_reqs
@@ -217,6 +226,7 @@ def test_addresses_with_own_kernels_are_part_of_a_layout():
     assert aligned == relaunch.ALIGNED
 
 
+LATENT = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True, "page_size": 64}
 CASES = {
     "chain": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
     "plain": (90, geometry_of((Mode.EXTEND, Mode.DECODE), DraftShape(), 256), 11),
@@ -226,6 +236,8 @@ CASES = {
     "e4m3": (90, geometry_of(kv_dtype="float8_e4m3fn"), 14),
     "tree": (90, geometry_of((Mode.EXTEND, Mode.DECODE, Mode.VERIFY), DraftShape(4, 3, 16)), 13),
     "every mode": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8)), 18),
+    "latent": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), softmax_scale=0.1, **LATENT), 11),
+    "latent trees": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8), softmax_scale=0.1, **LATENT), 13),
     "Ampere": (80, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
     "Blackwell": (
         100,
@@ -244,6 +256,7 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     arch, geometry, most = CASES[name]
     seed = sum(map(ord, name))
     forms = (Form.ENGINE_SLOTS,) if seed % 2 else ()
+    forms += (Form.LATENT_PARTS,) if name == "latent trees" else ()
     geometry = replace(geometry, device=replace(geometry.device, arch=arch), forms=forms)
     listed = kernel_list.calls_of(geometry)
     monkeypatch.setattr(
@@ -264,4 +277,5 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     attention = [one for one in listed if one.kernel.__name__ not in TREE_KERNELS]
     trees = len(listed) - len(attention)
     print(f"{name}: {len(attention)} kernels and {trees} tree operations listed, {len(launched)} launched")
-    assert len(attention) <= most and trees <= len(TREE_KERNELS)
+    # Two parts of latent rows move in one launch each.
+    assert len(attention) <= most and trees <= len(TREE_KERNELS) + (Form.LATENT_PARTS in forms)
