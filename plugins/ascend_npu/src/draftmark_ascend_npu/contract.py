@@ -37,6 +37,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         widths = {name: a.value_width for name in (sizing.QUERIES, sizing.OUTPUTS)}
         row = sizing.padded_heads(a.num_qo_heads) * DTYPE_BYTES[a.q_dtype]
         used |= {name: batch.num_rows * row * width for name, width in widths.items()}
+        if batch.mode is Mode.EXTEND:
+            used[sizing.PIECE_TABLES] = sum(sizing.pieces(batch.q_lens)) * geometry.max_pages_per_req * 4
         used[sizing.QUERY_RESTS] = batch.num_rows * row * (a.head_dim - a.value_width)
     if batch.mode not in sizing.tree_modes(geometry) or extent is None:
         return used

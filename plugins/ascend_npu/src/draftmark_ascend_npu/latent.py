@@ -9,6 +9,7 @@ from draftmark.runtime import Arena, ForwardBatch, KVCache, sinks_of
 
 from . import sizing
 from .backend import AscendBackend
+from .lengths import HostLists
 from .metadata import is_tree
 
 
@@ -16,8 +17,9 @@ class AscendLatentBackend(AscendBackend):
     """Runs attention over latent rows, with one code path for eager mode, capture and replay.
 
     Queries are staged: the operator needs their two parts contiguous, and a power of two of heads. A chain is one
-    fused call. A tree is a fused call over the prefix without a mask, and products over the gathered tail under its
-    mask, since the operator has no mask for latent rows. Log-sum-exps give the weights of the merge.
+    fused call. In EXTEND a request of more than 16 rows is several requests of the call. A tree is a fused call over
+    the prefix without a mask, and products over the gathered tail under its mask, since the operator has no mask for
+    latent rows. Log-sum-exps give the weights of the merge.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -61,9 +63,11 @@ class AscendLatentBackend(AscendBackend):
         values, rest = (part.unsqueeze(2) for part in cache.parts)
         queries[:, :heads].copy_(q[..., : queries.shape[2]])
         rests[:, :heads].copy_(q[..., queries.shape[2] :])
-        causal, pick = self._mask_and_lists(batch, lse)
+        tables, (causal, pick) = self._metadata.tables(batch), self._mask_and_lists(batch, lse)
+        if batch.uniform is None:
+            tables, pick = self._metadata.piece_tables(batch), _pieces
         call = PagedAttention(
-            queries, values, values, self._metadata.tables(batch), causal, self._scale, outputs,
+            queries, values, values, tables, causal, self._scale, outputs,
             self._no_lse if lse is None else lse, rests, rest,
         )  # fmt: skip
         self._call(call, batch, pick)
@@ -84,3 +88,7 @@ class AscendLatentBackend(AscendBackend):
         logits.view(reqs, rows, heads, slots).masked_fill_(hidden, float("-inf"))
         values = keys[..., : self.geometry.attention.value_width]
         return torch.bmm(logits.softmax(-1), values.contiguous()), logits.logsumexp(-1, keepdim=True)
+
+
+def _pieces(lists: HostLists) -> tuple[list[int], list[int]]:
+    return lists.piece_lists

@@ -10,6 +10,8 @@ from itertools import accumulate
 from draftmark import GraphError, LengthsError, Mode
 from draftmark.runtime import Exact, ForwardBatch, HostLengths
 
+from .sizing import PIECE_ROWS, pieces
+
 StepKey = tuple[Mode, int]
 """Mode and draft step. Forwards of one captured program have different keys."""
 
@@ -55,6 +57,19 @@ class HostLists:
     def whole(self) -> list[int]:
         """Prefix and tail of each request: actual_seq_lengths_kv in one pass. Over pages it is not a running sum."""
         return [n + t for n, t in zip(self._prefixes(), self.tail_lens, strict=True)]
+
+    @cached_property
+    def pieces(self) -> list[int]:
+        """Request of each piece of at most 16 rows, for latent rows in EXTEND. A request without rows is one piece."""
+        return [request for request, count in enumerate(pieces(self.q_lens)) for _ in range(count)]
+
+    @cached_property
+    def piece_lists(self) -> tuple[list[int], list[int]]:
+        """Running sums of the pieces' rows, and keys of each piece: its request's keys up to the piece's last row."""
+        ends = [end for n in self.q_lens for end in (*range(PIECE_ROWS, n, PIECE_ROWS), n)]
+        firsts = [0, *accumulate(self.q_lens)]
+        keys = [self._prefixes()[request] + end for request, end in zip(self.pieces, ends, strict=True)]
+        return [firsts[request] + end for request, end in zip(self.pieces, ends, strict=True)], keys
 
     def recovered(self, lens: Sequence[int]) -> HostLists:
         """Return the lists of this forward with `lens`, the prefix lengths copied from the device.

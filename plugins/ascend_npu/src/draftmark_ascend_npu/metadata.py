@@ -14,6 +14,7 @@ from draftmark import BatchError, Geometry
 from draftmark.runtime import Arena, ForwardBatch, Tree
 
 from . import sizing
+from .lengths import HostLists
 from .tree_ops import WORD, bit_weights, slots_at
 
 
@@ -89,6 +90,10 @@ class Metadata:
         """Return the block tables, int32 ``[R, max_pages_per_req]``, contiguous, at an address that never changes."""
         return self._arena[sizing.TABLES][: batch.padded_reqs]
 
+    def piece_tables(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the block tables of an EXTEND batch's pieces of latent rows, int32 ``[pieces, max_pages_per_req]``."""
+        return self._arena[sizing.PIECE_TABLES][: len(HostLists.of(batch).pieces)]
+
     def write(self, batch: ForwardBatch) -> None:
         """Write every metadata buffer that a forward reads. It can be captured and reads nothing on the host."""
         if batch.padded_reqs > self._geometry.max_reqs:
@@ -99,6 +104,9 @@ class Metadata:
         self.tables(batch).copy_(batch.page_table)
         extent = batch.uniform
         if extent is None:
+            if sizing.PIECE_TABLES in self._arena:
+                request = torch.tensor(HostLists.of(batch).pieces, dtype=torch.int32).to(batch.device)
+                self.piece_tables(batch).copy_(self.tables(batch).index_select(0, request))
             self._write_ragged_slots(batch)
             self.slots32(batch).copy_(self.slots(batch))
             return

@@ -5,6 +5,7 @@ Only the block tables grow with the context; masks do not. A geometry without tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from draftmark import BufferSpec, Extent, Geometry, Init, Memory, Mode, Role, Unit, maximum, minimum
@@ -14,6 +15,9 @@ TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv
 PARTS, LSES, WEIGHT, MERGE = "partial_out", "partial_lse", "merge_weight", "merge"
 BITS, WORD_OF, HOST_LENS, SLOTS32 = "bit_weights", "word_of_bit", "recovered_lens", "slot_mapping_int32"
 QUERIES, QUERY_RESTS, OUTPUTS = "padded_queries", "padded_query_rests", "padded_outputs"
+PIECE_TABLES = "piece_tables"
+PIECE_ROWS = 16
+"""Most rows of one request of latent rows in TND. Longer requests of EXTEND are cut into pieces of this many rows."""
 TRIANGLE_SIDE = 2048
 """Side of the mask of sparse_mode 2, 3 and 4 for every length (page, atten_mask)."""
 
@@ -52,11 +56,26 @@ def _latent_buffers(geometry: Geometry) -> list[BufferSpec]:
     a = geometry.attention
     rows, heads, formula = geometry.max_rows_any, padded_heads(a.num_qo_heads), "rows x padded heads"
     shapes = {QUERIES: a.value_width, QUERY_RESTS: a.head_dim - a.value_width, OUTPUTS: a.value_width}
+    specs = []
+    if Mode.EXTEND in geometry.modes:
+        table = (max_pieces(geometry), geometry.max_pages_per_req)
+        pieces = f"max_reqs + max_extend_tokens / {PIECE_ROWS} x max_pages_per_req"
+        specs.append(BufferSpec(PIECE_TABLES, Role.WORKSPACE, table, "int32", Unit.PAGES, pieces))
     # The parts of the queries begin as zeros and the padding heads are never written, so these heads stay finite.
-    return [
+    return specs + [
         BufferSpec(name, Role.WORKSPACE, (rows, heads, width), a.q_dtype, Unit.ROWS, formula, init=Init.ZEROS)
         for name, width in shapes.items()
     ]
+
+
+def pieces(q_lens: Sequence[int]) -> list[int]:
+    """Return the number of pieces of each request of an EXTEND batch; a request without rows is one piece."""
+    return [max(1, -(-n // PIECE_ROWS)) for n in q_lens]
+
+
+def max_pieces(geometry: Geometry) -> Any:
+    """Return an upper bound of the pieces of an EXTEND batch of latent rows."""
+    return geometry.max_reqs + geometry.limits.max_extend_tokens // PIECE_ROWS
 
 
 def tree_modes(geometry: Geometry) -> list[Mode]:

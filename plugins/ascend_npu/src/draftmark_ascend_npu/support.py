@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from draftmark import Form, Geometry, Mode
 
+from . import sizing
+
 BLOCK_STEP, MAX_BLOCK = 16, 512
 """Tokens of a page: multiples of 16, at most 512 (host code, TND). vllm-ascend and SGLang use 128."""
 HEAD_STEP, MAX_HEAD_DIM = 16, 256
@@ -24,7 +26,7 @@ MAX_REQUESTS = 4096
 """Entries of actual_seq_lengths in TND (page, TND limits)."""
 MAX_SLOTS = 2**31
 """Slots are stored as int32, as vllm-ascend and SGLang pass them. No device has memory for a larger pool."""
-LATENT_VALUE, LATENT_REST, LATENT_BLOCK, LATENT_ROWS = 512, 64, 128, 16
+LATENT_VALUE, LATENT_REST, LATENT_BLOCK, LATENT_ROWS = 512, 64, 128, sizing.PIECE_ROWS
 """Latent rows: elements of the two parts, tokens of a page, and most rows of a request in TND (vllm-ascend, mla_v1)."""
 LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16")
@@ -100,11 +102,14 @@ def _latent(geometry: Geometry) -> list[str]:
     if a.num_qo_heads > LATENT_HEADS[-1]:
         reasons.append(f"num_qo_heads {a.num_qo_heads} of a latent layer is not served: at most {LATENT_HEADS[-1]}")
     for mode in geometry.modes:
-        rows = geometry.limits.max_extend_tokens if mode is Mode.EXTEND else geometry.extent(mode).q_len
-        if rows > LATENT_ROWS:
-            remedy = "lower max_extend_tokens" if mode is Mode.EXTEND else "draft fewer tokens"
+        if mode is not Mode.EXTEND and geometry.extent(mode).q_len > LATENT_ROWS:
             reasons.append(
-                f"{rows} rows of a request in mode {mode.value} are not served for latent rows: the operator takes "
-                f"{LATENT_ROWS} in TND; {remedy}"
+                f"{geometry.extent(mode).q_len} rows of a request in mode {mode.value} are not served for latent rows: "
+                f"the operator takes {LATENT_ROWS} in TND; draft fewer tokens"
             )
+    if Mode.EXTEND in geometry.modes and sizing.max_pieces(geometry) > MAX_REQUESTS:
+        reasons.append(
+            f"{sizing.max_pieces(geometry)} pieces of {LATENT_ROWS} rows in mode extend are not served: a length list "
+            f"holds at most {MAX_REQUESTS}; lower max_extend_tokens"
+        )
     return reasons
