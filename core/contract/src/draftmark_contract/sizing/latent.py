@@ -81,13 +81,18 @@ def claims() -> list[Case]:
 
 
 def ways_to_serve(geometry: Geometry, device: DeviceProfile) -> Iterator[Geometry]:
-    """Yield geometries like this one with other pages, heads, widths, layouts of rows, dtypes and devices."""
+    """Yield geometries like this one with other pages, heads, widths, layouts of rows, dtypes, modes and devices.
+
+    An engine may prefill latent rows with heads before absorption, so a backend may serve all modes except EXTEND.
+    """
     latent = geometry.attention.latent
     shapes = list((ROWS if latent else NARROW).values())
     shapes += [replace(one, q_dtype="float16", kv_dtype="float16") for one in shapes]
     layouts = dict.fromkeys((geometry.forms, (*geometry.forms, *PARTS)) if latent else (geometry.forms,))
-    for forms, shape, one in product(layouts, shapes, (device, *KINDS.get(device.kind, ()))):
+    decoding = tuple(mode for mode in geometry.modes if mode is not Mode.EXTEND)
+    sets = dict.fromkeys((geometry.modes, decoding or geometry.modes))
+    for modes, forms, shape, one in product(sets, layouts, shapes, (device, *KINDS.get(device.kind, ()))):
         apart = Form.LATENT_PARTS in forms and shape.head_dim == shape.value_width
         if len(set(forms)) == len(forms) and not apart:
-            made = Geometry.create(shape, geometry.limits, geometry.draft, modes=geometry.modes, forms=forms)
+            made = Geometry.create(shape, geometry.limits, geometry.draft, modes=modes, forms=forms)
             yield replace(made, device=one)
