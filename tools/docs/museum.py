@@ -36,7 +36,8 @@ why no rule can. {new} rows (*new*) belong to classes that appeared since June 2
 *Caught by* names at most two rules of [the specification]({specification}).
 `make kills` lists the mutants that imitate the bugs.
 A draftmark backend with this defect fails there. The column makes no claim about the
-engine's code today. *Open* threads were open when they were read, all others closed or merged.
+engine's code today. *Open* threads were open when they were read, all others closed or merged. A ? marks a status
+that was not read.
 
 <div class="filter" data-rows="bugs"></div>
 """

@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant("V30", "Copies from pageable memory in the captured region", "sglang#29415", patch=_pageable),
     Mutant("V37", "Writes after the end of a buffer", "sglang#27338", patch=_strays(torch.numel)),
-    Mutant("V73", "Writes before the start of a buffer", "sglang#35969", patch=_strays(lambda buffer: -1)),
+    Mutant("V73", "Writes before the start of a buffer", "vllm#35969", patch=_strays(lambda buffer: -1)),
     Mutant("V43", "Mixes pages and tokens as units", "sglang#24587", patch=edit(_units)),
     Mutant(
         "V52",
