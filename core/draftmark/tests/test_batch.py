@@ -140,6 +140,21 @@ def test_negative_new_tokens_are_refused(geometry, q_lens):
         validate(extend_batch(geometry, q_lens, (0,) * len(q_lens)), geometry)
 
 
+@pytest.mark.parametrize("q_lens", [(), (0,), (0, 0, 0)])
+def test_an_extend_without_rows_is_refused(geometry, extend, q_lens):
+    """An EXTEND batch without new tokens is refused where it is made and where it is validated; the forward is skipped."""
+    refusal = "an EXTEND has at least one new token; skip the forward"
+    with pytest.raises(BatchError, match=refusal):
+        extend_batch(geometry, q_lens, (0,) * len(q_lens))
+    if not q_lens:
+        return
+    indptr, table = torch.zeros(len(q_lens) + 1, dtype=torch.int32), extend.page_table[: len(q_lens)]
+    empty = replace(extend, q_indptr=indptr, page_table=table, prefix_lens=extend.prefix_lens[: len(q_lens)])
+    empty = replace(empty, positions=extend.positions[:0], q_lens=q_lens, tail_lens=q_lens, num_rows=0)
+    with pytest.raises(BatchError, match=refusal):
+        validate(replace(empty, num_reqs=len(q_lens), host=Exact((0,) * len(q_lens))), geometry)
+
+
 def test_an_extend_tail_must_equal_its_rows(geometry, extend):
     """An EXTEND batch with different tail_lens and q_lens is refused: every new token is a row and a tail slot."""
     with pytest.raises(BatchError):
@@ -175,12 +190,6 @@ def test_padded_requests_of_a_ragged_batch_have_no_rows(geometry):
     batch = validate(extend_batch(geometry, (3, 2, 0, 0), (1, 0, 0, 0), num_reqs=2), geometry)
     assert batch.q_indptr.tolist() == [0, 3, 5, 5, 5]
     assert batch.positions.tolist() == [1, 2, 3, 0, 1]
-
-
-def test_an_extend_batch_of_padding_only_has_no_rows(geometry):
-    """An EXTEND batch with only padded requests is valid and has no rows."""
-    batch = validate(extend_batch(geometry, (0, 0), (0, 0), num_reqs=0), geometry)
-    assert (batch.num_rows, batch.positions.tolist()) == (0, [])
 
 
 def test_positions_are_clamped_to_the_context(geometry):

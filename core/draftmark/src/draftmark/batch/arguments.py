@@ -12,6 +12,7 @@ from .checks import (
     check_integers,
     check_kind,
     check_mode,
+    check_rows,
     check_slots,
     check_table,
     require_tensor,
@@ -91,8 +92,7 @@ def check_ragged(
     count, rows, most = len(q_lens), sum(q_lens), geometry.limits.max_extend_tokens
     if min(q_lens, default=0) < 0:
         raise BatchError(f"q_lens is {q_lens}, but each entry must be >= 0; give the chunk length of each prompt")
-    if not count:
-        raise BatchError("q_lens is (), but a batch has at least one request; skip the forward")
+    check_rows(q_lens)
     if rows > most:
         raise BatchError(f"EXTEND has {rows} tokens, but max_extend_tokens is {most}; split the prompts into chunks")
     device = require_tensor("prefix_lens", prefix_lens, (count,), torch.int32).device

@@ -27,6 +27,8 @@ def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
     r, rows = batch.padded_reqs, batch.num_rows
     if batch.mode is not Mode.RAGGED_VERIFY and rows != sum(batch.q_lens):
         raise BatchError(f"num_rows is {rows}, but q_lens add up to {sum(batch.q_lens)}; give their sum")
+    if batch.mode is Mode.EXTEND:
+        check_rows(batch.q_lens)
     device = require_tensor("prefix_lens", batch.prefix_lens, (r,), torch.int32).device
     require_tensor("q_indptr", batch.q_indptr, (r + 1,), torch.int32, device)
     check_table(batch.page_table, r, geometry, device)
@@ -38,6 +40,12 @@ def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
         depth = (rows,) if by_row else (r, max(batch.tail_lens, default=0))
         require_tensor("tail.depth", batch.tail.depth, depth, torch.int32, device)
     return batch
+
+
+def check_rows(q_lens: tuple[int, ...]) -> None:
+    """Require at least one new token in an EXTEND batch; a forward without rows has nothing to compute."""
+    if not sum(q_lens):
+        raise BatchError(f"q_lens is {shown(q_lens)}, but an EXTEND has at least one new token; skip the forward")
 
 
 def check_mode(mode: object, geometry: Geometry) -> None:
