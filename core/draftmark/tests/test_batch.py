@@ -142,7 +142,7 @@ def test_negative_new_tokens_are_refused(geometry, q_lens):
 
 @pytest.mark.parametrize("q_lens", [(), (0,), (0, 0, 0)])
 def test_an_extend_without_rows_is_refused(geometry, extend, q_lens):
-    """An EXTEND batch without new tokens is refused where it is made and where it is validated; the forward is skipped."""
+    """An EXTEND batch without new tokens is refused where it is made and where it is validated."""
     refusal = "an EXTEND has at least one new token; skip the forward"
     with pytest.raises(BatchError, match=refusal):
         extend_batch(geometry, q_lens, (0,) * len(q_lens))

@@ -2,7 +2,8 @@
 
 A feature that is tested only at the sizes at which it joined the suite can be wrong at every other size. So each
 profile must meet thousands of keys and a crowd of requests in every mode that it has, and every range of GQA groups,
-head dimensions and pages. A test of the suite computes this from the cases.
+head dimensions and pages. A profile that any mode can have must meet these ranges in the core's modes, because a
+backend may serve no others. A test of the suite computes this from the cases.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from draftmark.geometry import AttentionShape, Mode
+from draftmark.geometry import CORE_MODES, AttentionShape, Mode
 
 from .cases.forwards import ForwardCase
 from .profiles import (
@@ -81,7 +82,9 @@ def gaps(shown: Iterable[Shown]) -> list[str]:
         if not any(one.mode is mode and _needs_only(one, profile) for one in large)
     ]
     for profile in sorted(set(Profile) - {Profile.CORE}):
-        mine = [one.attention for one in large if profile in one.needs]
+        core = set(modes_of(profile)) & set(CORE_MODES)
+        modes = core if len(core) >= len(GROUPS) else modes_of(profile)
+        mine = [one.attention for one in large if profile in one.needs and one.mode in modes]
         found += [f"{profile}: no item with {what}" for what, holds in _ranges(profile) if not any(map(holds, mine))]
     pairs = combinations(sorted(FEATURES), 2)
     return found + [f"{a} with {b}: no large item" for a, b in pairs if not any({a, b} <= one.needs for one in large)]

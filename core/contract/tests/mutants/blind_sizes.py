@@ -199,9 +199,11 @@ MUTANTS = (
 
 KILLER = {
     "OF1": "sizes.may_be_every_length",
+    "OF2": "sizes.may_be_any_number_of_rows",
     "OF3": "sizes.may_pass_small_integers",
     "OF4": "sizes.may_be_any",
     "OF5": "purity.steps_read_no_device_memory",
     **dict.fromkeys(("OK1", "OK2", "OK3", "OK4", "OK5"), "production.profiles_are_right_together"),
+    "OK6": "production.a_crowd_is_right",
 }
 """Check that must kill each mutant."""

@@ -24,11 +24,15 @@ from .graph_rounds import programs_of, sizes_of
 from .trees import beams, verify_tree
 
 SINCE = (1, 5)
-SIZES = (((3, 12), (600, 1800)), ((12, 28), (200, 600)), ((3, 12), (300, 1200)))
+SIZES = (((3, 12), (600, 1800)), ((3, 28), (200, 1200)), ((33, 128), (150, 400)))
 """(lowest, highest) number of requests and context length of each geometry that is drawn for a mode.
 
-The first geometry has the core's attention shape.
+The first and the last geometry, a crowd, have the core's attention shape.
 """
+DRAWN = 1
+"""Index of the geometry with a drawn attention shape and drawn forms."""
+MOST_ROWS = 200
+"""Most verify rows of a full batch."""
 PROBES = 3
 """Requests that are compared in each draw."""
 BATCHES = 4
@@ -79,8 +83,9 @@ class Draw:
         return [self._company((n,), (), 0, f"alone-{n}") for n in range(self._count)]
 
     def batches(self) -> list[Company]:
-        """Return drawn batches of one size each: other requests, another order, padding or none."""
-        return [self._batch(self._dice(f"batch {number}"), f"batch-{number}") for number in range(BATCHES)]
+        """Return drawn batches of one size each: other requests, another order, padding or none. The first is full."""
+        sizes = [max_requests(self.geometry), *[0] * (BATCHES - 1)]
+        return [self._batch(self._dice(f"batch {n}"), f"batch-{n}", most=size) for n, size in enumerate(sizes)]
 
     def of_sizes(self) -> Iterator[list[Company]]:
         """Yield drawn batches for each captured size: the first is captured, and its graph replays the others."""
@@ -131,15 +136,16 @@ class Draw:
         prefix = most if longest else drawn_size(dice, 1, most + 1) - 1
         return Request(prefix, (), parents, rows, masks=block_masks(self.mode, tail))
 
-    def _batch(self, dice: random.Random, name: str, size: int = 0) -> Company:
+    def _batch(self, dice: random.Random, name: str, size: int = 0, most: int = 0) -> Company:
         """Draw a batch.
 
         Args:
             size: requests, padding included, or rows in RAGGED_VERIFY; 0 draws them.
+            most: requests, padding included, of an eager batch; 0 draws them.
         """
         limits, ragged = self.geometry.limits, self.mode is Mode.RAGGED_VERIFY
         budget = (size or max(limits.row_budgets)) if ragged else 0
-        reqs = size or drawn_size(dice, 1, max_requests(self.geometry))
+        reqs = size or most or drawn_size(dice, 1, max_requests(self.geometry))
         reqs = min(max_requests(self.geometry), budget) if ragged else reqs
         live = min(reqs, limits.max_num_reqs, dice.randint(1, reqs) if size else dice.choice((reqs, (reqs + 1) // 2)))
         room = budget or (limits.max_extend_tokens if self.mode is Mode.EXTEND else 1 << 30)
@@ -195,7 +201,9 @@ def _draw(mode: Mode, number: int) -> Draw:
     seed = f"batch invariance {mode.value} {number}"
     dice = random.Random(seed)
     reqs, context = (drawn_size(dice, *span) for span in SIZES[number])
-    draft = DraftShape(dice.randint(2, 4), dice.randint(2, 4), dice.randint(2, 16), block_size=dice.randint(2, 9))
+    most = max(2, min(16, MOST_ROWS // reqs))
+    topk, steps, nodes = dice.randint(2, 4), dice.randint(2, 4), dice.randint(2, most)
+    draft = DraftShape(topk, steps, nodes, block_size=dice.randint(2, 9))
     budgets = (2 * draft.num_draft_tokens, reqs * draft.num_draft_tokens)
     limits = Limits(
         *(reqs, context, dice.randint(60, 300), (2, reqs + dice.randint(0, 3))),
@@ -203,9 +211,9 @@ def _draw(mode: Mode, number: int) -> Draw:
         batch_invariant=True,
     )
     modes = tuple(dict.fromkeys((Mode.EXTEND, mode)))
-    shape = _shape(dice) if number else MANDATORY
+    shape = _shape(dice) if number == DRAWN else MANDATORY
     plain = mode in (Mode.EXTEND, Mode.DECODE)
-    forms = LAYOUT_FORMS if number and dice.random() < 0.25 else ()
+    forms = LAYOUT_FORMS if number == DRAWN and dice.random() < 0.25 else ()
     geometry = Geometry.create(shape, limits, DraftShape() if plain else draft, modes=modes, forms=forms)
     trees = mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) and dice.random() < 0.7
     return Draw(geometry, mode, not trees and mode is not Mode.DRAFT, seed)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from draftmark.geometry import LAYOUT_FORMS, AttentionShape, Mode
+from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, AttentionShape, Mode
 
 from ..check import Case
 from ..production_sizes import GROUPS, HEAD_DIMS, KEYS, PAGES, REQUESTS, modes_of
@@ -78,14 +78,17 @@ FREE = tuple(name for name in FEATURES if name not in (PLAIN, Profile.ODD_SHAPES
 def alone() -> list[Case]:
     """Return a forward for each profile in each of its modes that needs no profile beyond those of its mode and shape.
 
-    The shape is the core's own for plain forwards, and in the first mode of each feature.
+    The shape is the core's own for plain forwards, and in the first mode of each feature. In the other core modes each
+    feature meets every range of GQA groups.
     """
     rows = [{"feature": PLAIN, "mode": mode, **CORE_SHAPE} for mode in Mode]
-    for feature in FEATURES:
+    for number, feature in enumerate(FEATURES):
         first = next(mode for mode in (Mode.DECODE, *Mode) if _possible({"feature": feature, "mode": mode}))
         core = {} if feature in (PLAIN, Profile.ODD_SHAPES) else CORE_SHAPE
         modes = [mode for mode in Mode if _possible({"feature": feature, "mode": mode})]
-        rows += [{"feature": feature, "mode": mode, **(core if mode is first else {})} for mode in modes]
+        others = [mode for mode in (*CORE_MODES, *Mode) if mode in modes and mode is not first]
+        turns = {mode: {"group": GROUPS[(number + n) % len(GROUPS)]} for n, mode in enumerate(dict.fromkeys(others))}
+        rows += [{"feature": feature, "mode": mode, **turns.get(mode, core)} for mode in modes]
     axes = {"feature": tuple(FEATURES), "mode": tuple(Mode), **SHAPE_AXES, "requests": CROWDS}
     points = covering(axes, random.Random("alone"), rows, _possible)
     return [_case(str(point["feature"]), point, n) for n, point in enumerate(points)]

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftmark.geometry import CORE_MODES, AttentionShape, Mode
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
 from ..profiles import MODEL_HEAD_DIMS, MODEL_PAGES
 from ..sizing.geometries import MANDATORY
 from .drawn import Sizes, in_one_geometry
 from .features import ODD_DIMS
+from .forwards import ForwardCase, uniform
 from .space import Point, covering, log_uniform
 
 SINCE = (1, 5)
@@ -42,6 +43,11 @@ LONGEST, AT_ONCE = 700, 50
 """Every number of keys up to here, this many requests at a time."""
 STEP, MOST = 16, 1024
 """Multiples of `STEP` up to `MOST` contain several multiples of every tile size of kernels."""
+ROW_MODES = (Mode.VERIFY, Mode.DRAFT_EXTEND, Mode.DRAFT_BLOCK)
+EVERY_ROWS, MOST_ROWS, DRAWN = 64, 160, 10
+"""Rows of a request up to which VERIFY has every number, most rows, and drawn numbers of each mode."""
+ROWS = 300
+"""Most rows of a forward with many requests."""
 MANY_REQUESTS, MANY_KEYS = 256, 2**16 + 300
 """More requests than a byte counts, and more keys than 16 bits count."""
 
@@ -111,3 +117,29 @@ def extremes() -> list[Case]:
         ):
             found.append(Case(f"{label}-{name}", sizes.draw(f"{label}-{name}"), SINCE))
     return found
+
+
+def row_counts() -> list[Case]:
+    """Return forwards with each number of rows a request from 1 to 64 in VERIFY, and with drawn numbers in other modes.
+
+    The number of requests is drawn too.
+    """
+    dice = random.Random("row counts")
+    counts = {mode: [log_uniform(dice, 1, MOST_ROWS) for _ in range(DRAWN)] for mode in ROW_MODES}
+    counts[Mode.VERIFY] = [*range(1, EVERY_ROWS + 1), *counts[Mode.VERIFY]]
+    return [
+        Case(mode.value.replace("_", "-"), tuple(_of_rows(mode, rows) for rows in some), SINCE)
+        for mode, some in counts.items()
+    ]
+
+
+def _of_rows(mode: Mode, rows: int) -> ForwardCase:
+    name = f"{mode.value}-rows{rows}"
+    dice = random.Random(name)
+    prefixes = [dice.randrange(24) for _ in range(log_uniform(dice, 3, max(3, ROWS // rows)))]
+    block = mode is Mode.DRAFT_BLOCK
+    limits = Limits(len(prefixes), max(rows, 24), 16, (1,))
+    draft = DraftShape(2, 2, 2 if block else rows, block_size=rows if block else 0)
+    geometry = Geometry.create(SMALL, limits, draft, modes=(mode,))
+    tree = dice.choice(("chain", "random"))
+    return uniform(name, geometry, mode, prefixes, len(prefixes), tree=tree if rows > 1 else "chain", seed=rows)

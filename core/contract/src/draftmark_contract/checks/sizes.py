@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..behaviour import Fixture, behaviour
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
-from ..cases.sizes import SINCE, drawn, every_length, extremes, multiples
+from ..cases.sizes import SINCE, drawn, every_length, extremes, multiples, row_counts
+from ..check import Refused
 from .production import assert_forward
 
 if TYPE_CHECKING:
+    from ..backend_under_test import BackendUnderTest
     from ..harness.harness import Harness
 
 
@@ -40,3 +43,25 @@ def may_end_at_any_tile(harness: Harness, forward: ForwardCase) -> None:
 def may_pass_small_integers(harness: Harness, forward: ForwardCase) -> None:
     """Outputs are right for 256 requests, and for a request of over 65,536 keys, in each mode."""
     assert_forward(harness, forward, Contents.COUNTED)
+
+
+@behaviour(Fixture.SUBJECT, cases=row_counts, since=SINCE)
+def may_be_any_number_of_rows(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> None:
+    """Outputs are right for each number of rows a request: from 1 to 64 in VERIFY, and drawn up to 160 in other modes.
+
+    Each number has a geometry of its own. A backend may refuse some of them, for example those of several mask words.
+    """
+    from ..harness.harness import Harness
+
+    refused: Refused | None = None
+    served = 0
+    for number, forward in enumerate(forwards):
+        try:
+            harness = Harness(subject, forward.geometry, forward.num_pages)
+        except Refused as refusal:
+            refused = refusal
+            continue
+        placed, served = harness.place(forward), served + 1
+        harness.assert_forward(placed, harness.load(placed, seed=number))
+    if refused is not None and not served:
+        raise refused

@@ -156,8 +156,8 @@ def ragged(
         slots: int64 ``[rows]`` on the device, KV slot of each row, for an engine that places tokens itself.
 
     Raises:
-        BatchError: a negative entry in `q_lens`, no rows, more rows than `Limits.max_extend_tokens`, or another argument
-            that does not match the geometry.
+        BatchError: a negative entry in `q_lens`, no rows, more rows than `Limits.max_extend_tokens`, or another
+            argument that does not match the geometry.
     """
     check_geometry(geometry)
     check_integers("q_lens", q_lens, "give the chunk length of each prompt")
