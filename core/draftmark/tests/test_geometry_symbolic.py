@@ -46,8 +46,8 @@ Symbol.__dm_min__ = _binary("min")
 
 NUMBERS = {
     "heads": 2,
+    "V": 6,
     "dim": 8,
-    "value": 6,
     "P": 3,
     "k": 4,
     "S": 5,
