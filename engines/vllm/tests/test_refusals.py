@@ -62,7 +62,6 @@ def test_a_usual_model_is_served() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason_text"),
     [
-        ({"use_mla": True}, "MLA"),
         ({"use_sparse": True}, "sparse"),
         ({"use_mm_prefix": True}, "multimodal"),
         ({"use_per_head_quant_scales": True}, "per-head"),
@@ -82,11 +81,35 @@ def test_a_usual_model_is_served() -> None:
 )
 def test_predicates_refuse_unsupported_models(arguments: dict[str, Any], reason_text: str) -> None:
     """The predicates refuse each unsupported property with a reason that names it."""
-    if not set(arguments) <= set(inspect.signature(DraftmarkBackend.validate_configuration).parameters):
+    if not set(arguments) <= set(inspect.signature(theirs.AttentionBackend.validate_configuration).parameters):
         pytest.skip(f"this vLLM has no argument {', '.join(arguments)}")
     if arguments == {"use_dcp": True} and not hasattr(theirs.AttentionBackend, "supports_dcp"):
         pytest.skip("this vLLM checks DCP only for MLA")
     reasons = DraftmarkBackend.validate_configuration(**{**USUAL, **arguments})
+    assert any(reason_text in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason_text"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "fp8 KV of MLA layers is not served; leave --kv-cache-dtype out"),
+        ({"head_size": 288}, "head_size not supported"),
+        ({"block_size": 24}, "block_size not supported"),
+        ({"has_sink": True}, "attention sinks not supported"),
+        ({"use_sparse": True}, "sparse not supported"),
+        ({"use_non_causal": True}, "non-causal attention not supported"),
+        ({"dtype": torch.float64}, "dtype not supported"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_predicates_refuse_unsupported_mla_layers(
+    config: SimpleNamespace, arguments: dict[str, Any], reason_text: str
+) -> None:
+    """The predicates accept a usual MLA layer, and refuse each unsupported property with a reason that names it."""
+    config.model_config.hf_text_config = SimpleNamespace(kv_lora_rank=512)
+    usual = {**USUAL, "use_mla": True, "head_size": 576}
+    assert DraftmarkBackend.validate_configuration(**usual) == []
+    reasons = DraftmarkBackend.validate_configuration(**{**usual, **arguments})
     assert any(reason_text in reason for reason in reasons), reasons
 
 
