@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -445,9 +446,13 @@ class GpuTensor(torch.Tensor):
 
 
 def new_tensor(*shape, dtype=torch.bfloat16, odd=False):
-    """Return a new fake GPU tensor; with `odd` its address is not a multiple of 16 bytes."""
+    """Return a new fake GPU tensor of zeros; with `odd` its address is not a multiple of 16 bytes.
+
+    Its memory is mapped, because some Pythons have their heap below 2³², where no GPU has memory.
+    """
     count = torch.Size(shape).numel()
-    return as_gpu(torch.zeros(count + 8, dtype=dtype)[4 * odd :][:count].view(shape))
+    memory = torch.frombuffer(mmap.mmap(-1, (count + 8) * dtype.itemsize), dtype=torch.uint8)
+    return as_gpu(memory.view(dtype)[4 * odd :][:count].view(shape))
 
 
 def as_gpu(view):
