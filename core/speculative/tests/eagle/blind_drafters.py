@@ -31,7 +31,7 @@ class DrafterMutant:
         owner, name: the class and its attribute.
         change: original attribute → changed attribute.
         imitation: attention with the same defect, for a target that drafts for itself.
-        difference: what `judge_drafter` must name; "" if the defect does not exist in the judge's chains.
+        difference: what `judge_drafter` must name in trees.
     """
 
     id: str
@@ -143,7 +143,7 @@ DRAFTERS = (
     DrafterMutant("OP2", "Attends within the target's window", DraftHead, "layers",
                   _layers(window_left=TARGETS_WINDOW), OtherWindow, "window"),
     DrafterMutant("OP3", "Counts positions of drafts by tail slot instead of depth", HeadDrafter, "_run",
-                  _positions_by_slot, SlotPositions, ""),
+                  _positions_by_slot, SlotPositions, "position"),
     DrafterMutant("OP4", "Stores keys by the target's scale and reads them by its own", HeadDrafter, "_run",
                   _scales_of_target, KeysByTargetsScale, "KV"),
     DrafterMutant("OP5", "Overwrites the KV of the newest committed token in draft steps", HeadDrafter, "_gather",

@@ -66,13 +66,14 @@ class StaleKV(DraftAttention):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
-@pytest.mark.parametrize("drafts", [1, 4])
-def test_target_that_drafts_for_itself_loses_no_draft(make_model, prompts, family: str, drafts: int) -> None:
+@pytest.mark.parametrize(("drafts", "topk"), [(1, 1), (4, 1), (4, 2), (3, 3)])
+def test_target_that_drafts_for_itself_loses_no_draft(make_model, prompts, family, drafts, topk) -> None:
     """With the target's own KV, scales, windows and positions every greedy draft is accepted."""
     starts = prompts(4, 20)
-    assert judge_drafter(make_model(family), CONFIG, starts, NEW_TOKENS, drafts=drafts) == []
+    assert judge_drafter(make_model(family), CONFIG, starts, NEW_TOKENS, drafts=drafts, topk=topk) == []
 
 
+@pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize(
     ("attention", "difference", "detail"),
     [
@@ -82,9 +83,9 @@ def test_target_that_drafts_for_itself_loses_no_draft(make_model, prompts, famil
         (StaleKV, "KV", "of position"),
     ],
 )
-def test_wrong_drafter_is_named(make_model, prompts, attention, difference: str, detail: str) -> None:
+def test_wrong_drafter_is_named(make_model, prompts, attention, difference: str, detail: str, topk: int) -> None:
     """Every lost draft names what the drafter reads differently, with the layer and the values."""
-    lost = judge_drafter(make_model("mistral"), CONFIG, prompts(4, 20), NEW_TOKENS, attention=attention)
+    lost = judge_drafter(make_model("mistral"), CONFIG, prompts(4, 20), NEW_TOKENS, topk=topk, attention=attention)
     assert lost
     assert {one.difference for one in lost} == {difference}
     assert detail in lost[0].detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,12 +48,14 @@ class DraftAttention:
 
     Attributes:
         layers: one entry per decoder layer of the target.
-        readings: what the rows of the newest forward read, by layer.
+        readings: what the greedy row of each request reads in the newest forward, by layer.
+        path: tail slots of the greedy row's ancestors and of that row itself, which comes last.
     """
 
     def __init__(self, target: AttentionLayers) -> None:
         self.layers = target_layers(target)
         self.readings: dict[int, list[Reading]] = {}
+        self.path: tuple[int, ...] = (0,)
         self._batch: ForwardBatch | None = None
         self._positions: list[int] = []
 
@@ -74,8 +77,10 @@ class DraftAttention:
         out = q.new_empty(*q.shape[:-1], one.shape.value_width)
         one.backend.write_kv(k.contiguous(), None if v is None else v.contiguous(), one.cache, self._batch)
         one.backend.attend(q, one.cache, self._batch, out)
+        rows = self._batch.q_lens[0]
         self.readings[layer] = [
-            reading(one, self._batch.page_table[n], self._positions[n]) for n in range(self._batch.num_reqs)
+            reading(one, self._batch.page_table[n], self._positions[n * rows + self.path[-1] % rows], self.path)
+            for n in range(self._batch.num_reqs)
         ]
         return out
 
@@ -85,9 +90,14 @@ def target_layers(target: AttentionLayers) -> list[DraftLayer]:
     return [DraftLayer(group.backend, group.geometry.attention, cache) for group, cache in target.of_layers()]
 
 
-def reading(layer: DraftLayer, page_row: torch.Tensor, position: int) -> Reading:
-    """Return what a row at this position of a request reads in a layer, given the request's page-table row."""
+def reading(layer: DraftLayer, page_row: torch.Tensor, position: int, path: Sequence[int] = (0,)) -> Reading:
+    """Return what a row at this position of a request reads in a layer, given the request's page-table row.
+
+    Args:
+        path: tail slots of the row's ancestors and of the row; its other keys are the tokens before them.
+    """
     place = torch.arange(position + 1, device=page_row.device)
+    place[-len(path) :] = position + 1 - len(path) + torch.tensor(path, device=page_row.device)[-(position + 1) :]
     page, offset = page_row.long()[place // layer.shape.page_size], place % layer.shape.page_size
     cache = layer.cache
     scales = tuple(1.0 if one is None else float(one) for one in (cache.k_scale, cache.v_scale))

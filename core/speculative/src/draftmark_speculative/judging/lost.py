@@ -55,6 +55,7 @@ def judge_drafter(
     new_tokens: int,
     *,
     drafts: int = 4,
+    topk: int = 1,
     attention: Callable[[AttentionLayers], DraftAttention] = DraftAttention,
 ) -> list[LostDraft]:
     """Let a target draft for itself with greedy decoding, and return every round that lost a draft.
@@ -63,7 +64,8 @@ def judge_drafter(
 
     Args:
         config: the engine's settings. `speculate`, `graph` and `overlap` are replaced.
-        drafts: draft tokens a round.
+        drafts: draft tokens of each branch.
+        topk: branches of a draft tree. Positions that follow tail slots and not depths show from 2 on.
         attention: makes the drafter's attention from the target's layers.
     """
     found: list[LostDraft] = []
@@ -72,7 +74,7 @@ def judge_drafter(
         difference, detail = first_difference(mine, theirs)
         found.append(replace(lost, difference=difference, detail=detail))
 
-    speculation = SelfDrafts(drafts, attention, lambda *lost: rejected(LostDraft(*lost[:4]), *lost[4:]))
+    speculation = SelfDrafts(drafts, attention, lambda *lost: rejected(LostDraft(*lost[:4]), *lost[4:]), topk)
     generate(model, prompts, new_tokens, replace(config, speculate=speculation, graph=False, overlap=False))
     return found
 

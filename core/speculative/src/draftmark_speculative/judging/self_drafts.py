@@ -1,4 +1,4 @@
-"""A target that drafts for itself, in DRAFT forwards over its own KV. Each draft costs a whole forward."""
+"""A target that drafts for itself, in DRAFT forwards over its own KV. Each level of a tree costs a whole forward."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ Rejected = Callable[[int, int, int, int, dict[int, Reading], dict[int, Reading]]
 
 @dataclass(frozen=True)
 class SelfDrafts(Speculation):
-    """Chains of greedy drafts by the target itself. Without faults every draft is accepted.
+    """Trees of drafts by the target itself: a greedy branch, which the target accepts whole, and other branches.
+
+    Branch c begins with the token that is c-th after the best one. Branches change beams from step to step.
 
     Attributes:
-        length: draft tokens a round.
+        length: draft tokens of each branch.
+        topk: branches; 1 drafts chains.
         attention: makes the drafter's attention from the target's layers.
         rejected: receives the first rejected draft of each round.
     """
@@ -39,12 +42,12 @@ class SelfDrafts(Speculation):
 
     @property
     def num_draft_tokens(self) -> int:  # type: ignore[override]
-        """Nodes of a chain, root included."""
-        return self.length + 1
+        """Nodes of a tree, root included."""
+        return self.topk * self.length + 1
 
     @property
     def num_steps(self) -> int:  # type: ignore[override]
-        """One DRAFT forward for each draft token, and one level for the root."""
+        """One DRAFT forward for each level, and one level for the root."""
         return self.length + 1
 
     @property
@@ -71,23 +74,29 @@ class SelfDrafter(Drafting):
         self._verified: list[list[dict[int, Reading]]] = []
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
-        """Draft a chain below every root, one forward a token."""
-        state, rows = self._state, self._state.rows[:padded]
-        tokens, chosen = state.pending.index_select(0, rows), []
+        """Draft a tree below every root, one forward a level."""
+        state, rows, k = self._state, self._state.rows[:padded], self._geometry.draft.topk
+        tokens, levels = state.pending.index_select(0, rows)[:, None].expand(-1, k), list[torch.Tensor]()
         self._lens, self._read = state.lengths.device.index_select(0, rows).tolist(), []
         for step in range(self._geometry.num_draft_steps):
-            batch = self._batch.uniform(Mode.DRAFT, step, padded, len(requests), host, tree=False)
+            batch = self._batch.uniform(Mode.DRAFT, step, padded, len(requests), host, tree=k > 1)
             batch.prefix_lens.copy_(state.lengths.device.index_select(0, rows))
             torch.index_select(state.page_table, 0, rows, out=batch.page_table)
-            self._layers.tree_ops.write_tail(batch)
+            if k > 1:
+                self._layers.tree_ops.write_tail(batch, _slots(k, step, rows.device).expand(padded, -1))
+            else:
+                self._layers.tree_ops.write_tail(batch)
+            self._attention.path = tuple(k * i + i % k for i in range(step + 1))
             self._attention.begin(batch)
-            logits = self._model.forward(tokens, self._attention.positions(batch), self._attention)
-            tokens = logits.argmax(-1)
-            chosen.append(tokens)
+            beams = tokens.roll(step, 1).flatten()
+            logits = self._model.forward(beams, self._attention.positions(batch), self._attention)
+            by_branch = logits.view(padded, k, -1).roll(-step, 1)
+            tokens = by_branch.argmax(-1) if step else by_branch[:, 0].topk(k, -1).indices
+            levels.append(tokens)
             self._read.append(self._attention.readings)
-        drafts = torch.stack(chosen, 1)
-        self._drafts = drafts[: len(requests)].tolist()
-        parents = torch.arange(drafts.shape[1], device=drafts.device).expand_as(drafts)
+        self._drafts = torch.stack(levels, 1)[: len(requests), :, 0].tolist()
+        drafts = torch.cat(levels, 1)
+        parents = (torch.arange(drafts.shape[1], device=drafts.device) - k + 1).clamp(min=0).expand_as(drafts)
         state.set_draft_tokens(padded, drafts, parents)
         return Round(Mode.VERIFY, padded)
 
@@ -105,9 +114,20 @@ class SelfDrafter(Drafting):
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
         """Report each request's first rejected draft, with what drafter and target read in the row that chose it."""
         for n, one in enumerate(finished):
-            accepted = len(one.tokens) - 1
-            if accepted < len(self._drafts[n]):
+            pairs = zip(self._drafts[n], one.tokens, strict=False)
+            accepted = next((level for level, (draft, token) in enumerate(pairs) if draft != token), None)
+            if accepted is not None:
                 mine = {layer: rows[n] for layer, rows in self._read[accepted].items()}
-                draft, target = self._drafts[n][accepted], one.tokens[-1]
+                draft, target = self._drafts[n][accepted], one.tokens[accepted]
                 position = self._lens[n] + accepted + 1
                 self._rejected(one.request.id, position, draft, target, mine, self._verified[n][accepted])
+
+
+def _slots(topk: int, step: int, device: torch.device) -> torch.Tensor:
+    """Return the parent slot of each tail slot at a draft step, int64 ``[topk · (step + 1)]``; -1 for the first ones.
+
+    Beam b continues beam b - 1 of the step before.
+    """
+    slot = torch.arange(topk * (step + 1), device=device)
+    before = slot // topk - 1
+    return torch.where(before < 0, -1, before * topk + (slot % topk - 1) % topk)
