@@ -107,3 +107,4 @@ class TurnsHarness:
         for turn in turns:
             if not turn.harness.kernels:
                 turn.harness.interpret(turn.forward, turn.batch, turn.harness.tensors, turn.harness.buffers())
+            turn.harness.subject.attended = turn.harness.subject.attended or turn.harness.kernels
