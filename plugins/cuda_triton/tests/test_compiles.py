@@ -562,6 +562,21 @@ def test_kernels_compile_for_other_architectures(fake_gpu, case):
     assert not any("kernels_sm90" in source.fn.__module__ for source, _ in fake_gpu.launched)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("page_size", "kv_dtype"), [(16, "bfloat16"), (1, "bfloat16"), (16, "float8_e4m3fn")])
+def test_kernels_that_write_lse_compile_for_hopper(monkeypatch, tmp_path, page_size, kv_dtype):
+    """Every Hopper kernel also compiles with log-sum-exps."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = AttentionShape(32, 8, 128, page_size, kv_dtype=kv_dtype)
+    modes = (Mode.EXTEND, Mode.RAGGED_VERIFY)
+    geometry = Geometry.create(shape, Limits(2, 4096), DraftShape(1, 1, 4), DeviceProfile("cuda", 90, 132), modes)
+    both = kernel_list.kernels_of(geometry, 90, kernel_list.EngineUse(lse=True), trees=False)
+    added = [one for one in both if one not in kernel_list.kernels_of(geometry, 90, trees=False)]
+    assert len(added) >= 3
+    for one in added:
+        one.compile()
+
+
 LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Shared memory of a CTA, in KiB."""
 
