@@ -24,6 +24,7 @@ from draftmark_contract.sizing.geometries import MANDATORY, mandatory
 
 CORE: frozenset[Profile] = frozenset()
 TREE, WINDOW, CAP, MODEL = ({Profile.TREE}, {Profile.WINDOW}, {Profile.SOFT_CAP}, {Profile.MODEL_SHAPES})
+ROWS = {Profile.LATENT}
 
 
 def _geometry(
@@ -101,6 +102,8 @@ def test_core_profile_has_items_in_every_tier() -> None:
         ([CORE, MODEL], [TREE, WINDOW | TREE], "core, model shapes"),
         ([CORE, WINDOW | MODEL], [MODEL], "core"),
         ([CORE, MODEL, TREE], [TREE | MODEL], "core, model shapes"),
+        ([CORE, TREE, WINDOW, ROWS], [ROWS | TREE | WINDOW], "core, tree, window"),
+        ([CORE, TREE, ROWS], [ROWS], "core, tree"),
     ],
 )
 def test_profiles_served_in_full(met: list[set[Profile]], unmet: list[set[Profile]], named: str) -> None:

@@ -89,8 +89,8 @@ class ForwardCase:
 
     @property
     def declared(self) -> bool:
-        """True if a plugin's `MetadataSpec` describes the metadata: a core mode without engine forms."""
-        return self.mode in CORE_MODES and not self.geometry.forms
+        """True if a plugin's `MetadataSpec` describes the metadata: a core mode, with no form except LATENT_PARTS."""
+        return self.mode in CORE_MODES and set(self.geometry.forms) <= {Form.LATENT_PARTS}
 
     @property
     def slots(self) -> dict[Row, int]:
