@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 
 from draftmark_vllm.versions import VLLM
 from engines.vllm.tests.engine_models import deepseek, tiny
-from engines.vllm.tests.engine_run import RunRequest, RunResult
+from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, RunRequest, RunResult
 
 pytestmark = pytest.mark.skipif(VLLM.installed_before("0.29"), reason="vLLM before 0.29 has no MLA prefills on a CPU")
 
@@ -85,6 +85,19 @@ def test_trees_over_latent_rows(folder: Path, page_size: int) -> None:
     result = RunRequest(model, "reference", arguments=arguments, environment=environment).run()
     assert result.tokens == wanted
     assert result.accepted > 2 * result.rounds > 0, result
+
+
+def test_triton_kernels_on_vllms_rows(folder: Path) -> None:
+    """With cuda_triton in Triton's interpreter, and with drafts, texts equal those of vLLM's own MLA attention."""
+    model = deepseek(folder)
+    request = RunRequest(
+        model,
+        "cuda_triton",
+        new_tokens=SLOW_NEW_TOKENS,
+        environment={"TRITON_INTERPRET": "1"},
+        arguments={**USUAL, "block_size": 16, "speculative_config": NGRAM},
+    )
+    assert request.run().tokens == [tokens[:SLOW_NEW_TOKENS] for tokens in plain(model).tokens]
 
 
 def test_texts_without_the_debug_mode(folder: Path) -> None:

@@ -56,3 +56,17 @@ def test_tokens_equal_sglangs_own(
     assert made["texts"] == plain
     saved = len(PROMPTS) * TOKENS - made["verifies"] if more else 0
     assert saved >= fewest_saved, f"{made['verifies']} verifications: drafts were not accepted"
+
+
+def test_triton_kernels_on_sglangs_rows(deepseek: str, plain: list[list[int]]) -> None:
+    """With cuda_triton in Triton's interpreter, MTP trees at page size 16 give SGLang's own tokens."""
+    served = dict(model_path=deepseek, attention_backend="draftmark", page_size=16)
+    made = in_a_fork(_generate, **served, **_mtp(deepseek, TREE), environment={"DRAFTMARK_BACKEND": "cuda_triton"})
+    assert made["backend"] == "DraftmarkBackend" and made["texts"] == plain
+
+
+def test_draft_model_without_latent_attention(deepseek: str, target: str, plain: list[list[int]]) -> None:
+    """A Llama that drafts trees for an MLA target has its own KV pool with keys and values; tokens stay equal."""
+    drafts = dict(TREE, speculative_algorithm="STANDALONE", speculative_draft_model_path=target)
+    made = in_a_fork(_generate, model_path=deepseek, attention_backend="draftmark", page_size=16, **drafts)
+    assert made["backend"] == "DraftmarkBackend" and made["texts"] == plain and made["verifies"] > 0

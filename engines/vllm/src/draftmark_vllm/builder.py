@@ -61,7 +61,7 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
             model.dtype,
             cache.cache_dtype,
         )
-        return graph_support(vllm_config, shape)
+        return graph_support(vllm_config, shape, engine_limits(vllm_config))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
         """Split a step into runs, build a batch for each run, plan, and write metadata on the device."""

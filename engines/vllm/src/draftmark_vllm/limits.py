@@ -38,6 +38,12 @@ def engine_limits(config: Any) -> EngineLimits:
     )
 
 
+def latent_limits(config: Any) -> EngineLimits:
+    """Read the limits of MLA layers from a `VllmConfig`: draftmark runs only requests of at most a verify's rows."""
+    limits = engine_limits(config)
+    return replace(limits, max_num_tokens=limits.max_num_reqs * limits.num_draft_tokens)
+
+
 def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
     """Return the engine limits for layers with chunked attention, where a row sees only its own chunk (Llama 4).
 

@@ -17,7 +17,7 @@ from . import reservation
 from .batch_runs import BatchRun, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
 from .checking import check_batch
-from .limits import chosen_backend, engine_limits, profile_of
+from .limits import chosen_backend, profile_of
 from .metadata_graphs import MetadataGraphs
 from .settings import Settings
 from .step import Step, StepBuffers, part, refresh
@@ -178,19 +178,20 @@ def bounds_of(cam: Any) -> tuple[int, ...] | None:
     return None if bounds is None else tuple(bounds.tolist())
 
 
-def graph_support(config: Any, shape: AttentionShape) -> Any:
+def graph_support(config: Any, shape: AttentionShape, limits: EngineLimits) -> Any:
     """Return UNIFORM_BATCH: graphs for batches with equal rows per request.
 
     Return NEVER for a backend that plans from exact lengths.
 
     Args:
         shape: a layer with the model's configured heads, for facts that depend only on the backend.
+        limits: limits of the layer's runs.
     """
     from vllm.platforms import current_platform
 
     device = current_platform.device_type
     backend = chosen_backend(config, device)
-    made = Geometries.of(backend, shape, engine_limits(config), profile_of(device))
+    made = Geometries.of(backend, shape, limits, profile_of(device))
     exact = HostLengthsNeed.EXACT in {backend.requirements(one).host_lengths for one in made.each()}
     return AttentionCGSupport.NEVER if exact else AttentionCGSupport.UNIFORM_BATCH
 

@@ -11,7 +11,7 @@ from vllm.v1.attention.backend import MultipleOf
 from draftmark_engines import EngineError
 
 from ..bound_backends import OTHER_BACKEND, Geometries
-from ..limits import chosen_backend, engine_limits, is_fp8, latent_layer_shape, profile_of
+from ..limits import chosen_backend, is_fp8, latent_layer_shape, latent_limits, profile_of
 from ..options import refused_option, refused_trees
 
 ANY_SCALE = 1.0
@@ -87,7 +87,7 @@ class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
                 ANY_SCALE,
             )
             backend = chosen_backend(config, current_platform.device_type)
-            made = Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
+            made = Geometries.of(backend, shape, latent_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:
             return str(error)
         return refused_trees(config, made, backend.info.name)

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from ..limits import engine_limits, latent_layer_shape, serves_trees
+from ..limits import latent_layer_shape, latent_limits, serves_trees
 from ..parts import Part, PartsBuilder, graph_support, refresh_parts, step_of
 from ..step import part
 from .backend import ANY_SCALE
@@ -44,10 +44,9 @@ class DraftmarkMLABuilder(PartsBuilder, MLACommonMetadataBuilder[MLACommonMetada
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         MLACommonMetadataBuilder.__init__(self, kv_cache_spec, layer_names, vllm_config, device)
         self.layer_names = layer_names
-        limits = engine_limits(vllm_config)
+        limits = latent_limits(vllm_config)
         self.reorder_batch_threshold = limits.num_draft_tokens
-        most = limits.max_num_reqs * limits.num_draft_tokens
-        self._open(replace(limits, max_num_tokens=most), None, tails=serves_trees(vllm_config))
+        self._open(limits, None, tails=serves_trees(vllm_config))
         self._cam: Any = None
         self._capture = False
 
@@ -65,7 +64,7 @@ class DraftmarkMLABuilder(PartsBuilder, MLACommonMetadataBuilder[MLACommonMetada
             cache.cache_dtype,
             ANY_SCALE,
         )
-        return graph_support(vllm_config, shape)
+        return graph_support(vllm_config, shape, latent_limits(vllm_config))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         """Split a step into decodes and prompts, and build the metadata of both."""

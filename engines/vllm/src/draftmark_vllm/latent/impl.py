@@ -15,7 +15,7 @@ from draftmark_engines import EngineError
 
 from .. import reservation
 from ..bound_backends import OTHER_BACKEND, Geometries, arena_bytes
-from ..limits import chosen_backend, engine_limits, latent_layer_shape, profile_of
+from ..limits import chosen_backend, latent_layer_shape, latent_limits, profile_of
 from ..step import part
 
 
@@ -126,6 +126,6 @@ class DraftmarkMLAImpl(MLACommonImpl):  # type: ignore[misc]
         device, dtype = current_platform.device_type, torch.get_default_dtype()
         backend = chosen_backend(config, device)
         shape = self._described(config.cache_config.block_size, dtype)
-        made = Geometries.of(backend, shape, engine_limits(config), profile_of(device))
+        made = Geometries.of(backend, shape, latent_limits(config), profile_of(device))
         if device != "cpu":
             reservation.hold(shape, arena_bytes(backend, made), torch.device(device))
