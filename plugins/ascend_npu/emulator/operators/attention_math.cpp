@@ -13,7 +13,8 @@ at::Tensor gather(const AttentionCall& c, const at::Tensor& cache, int64_t reque
         throw std::out_of_range("block_table names a block outside the cache of " + std::to_string(cache.size(0)));
     auto pages = cache.index_select(0, ids);
     if (pages.dim() == 4) pages = pages.permute({0, 2, 1, 3}).flatten(2);
-    return pages.flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, -1});
+    auto rows = pages.flatten(0, 1).slice(0, 0, length);
+    return rows.reshape({length, c.num_kv_heads, rows.size(1) / c.num_kv_heads});
 }
 
 // The page: "The user must ensure a triangle" of ones above the diagonal. A corner and the last row rule out poison and
