@@ -154,7 +154,9 @@ MUTANTS = {"queries": (unrotated, other_heads), "values": (keys_for_values,), "e
 
 
 @pytest.mark.parametrize(
-    ("name", "mutant"), [(name, one) for name, every in MUTANTS.items() for one in every], ids=lambda one: str(one)[:30]
+    ("name", "mutant"),
+    [(name, one) for name, every in MUTANTS.items() for one in every],
+    ids=lambda one: getattr(one, "__name__", one),
 )
 @pytest.mark.parametrize("family", LATENTS)
 def test_a_mistake_in_the_absorption_is_found(monkeypatch: Any, family: str, name: str, mutant: Any) -> None:
