@@ -123,7 +123,7 @@ def test_every_rule_cites_its_source():
     texts = [Path(one.__file__).read_text() for one in (ops, rules)]
     sources = [found for text in texts for found in re.findall(r'rule\([^\n]*"([^"]*)"\)\n', text)]
     assert len(sources) > 20
-    assert all(one.startswith(("FIA, ", "SCATTER, ", "HOST, ", "CALLS ", "CALLS, ")) for one in sources)
+    assert all(one.startswith(("FIA, ", "SCATTER, ", "HOST, ", "CALLS ", "CALLS, ", "MLA, ")) for one in sources)
 
 
 def test_both_entry_points_get_the_same_arguments(monkeypatch):
