@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark import TARGET_MODES, Mode
+from draftmark import TARGET_MODES, Geometry, Mode
 from draftmark.runtime import BatchBuffers, HostLengths
 
 from ..drafts import Drafting, Round, Speculation
@@ -83,7 +83,7 @@ class SelfDrafter(Drafting):
             batch.prefix_lens.copy_(state.lengths.device.index_select(0, rows))
             torch.index_select(state.page_table, 0, rows, out=batch.page_table)
             if k > 1:
-                self._layers.tree_ops.write_tail(batch, _slots(k, step, rows.device).expand(padded, -1))
+                self._layers.tree_ops.write_tail(batch, _slots(self._geometry, step).to(rows.device).expand(padded, -1))
             else:
                 self._layers.tree_ops.write_tail(batch)
             self._attention.path = tuple(k * i + i % k for i in range(step + 1))
@@ -123,11 +123,11 @@ class SelfDrafter(Drafting):
                 self._rejected(one.request.id, position, draft, target, mine, self._verified[n][accepted])
 
 
-def _slots(topk: int, step: int, device: torch.device) -> torch.Tensor:
-    """Return the parent slot of each tail slot at a draft step, int64 ``[topk · (step + 1)]``; -1 for the first ones.
+def _slots(geometry: Geometry, step: int) -> torch.Tensor:
+    """Return the parent slot of each tail slot at a draft step, int64 ``[tail slots]``; -1 for the first ones.
 
     Beam b continues beam b - 1 of the step before.
     """
-    slot = torch.arange(topk * (step + 1), device=device)
+    topk, slot = geometry.draft.topk, torch.arange(geometry.extent(Mode.DRAFT, step).tail_len)
     before = slot // topk - 1
     return torch.where(before < 0, -1, before * topk + (slot % topk - 1) % topk)
