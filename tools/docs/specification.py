@@ -58,7 +58,6 @@ MODULES = {
 BOTH = "host and device"
 """Tiers of most rules, which the page does not repeat."""
 
-
 def page(collection: Museum) -> str:
     """Return the specification page as Markdown."""
     known = rules()
@@ -70,9 +69,8 @@ def page(collection: Museum) -> str:
         f"{len(known)} rules. Each rule is one check of `draftmark contract`. "
         "[The contract](contract.md) explains tiers, verdicts and profiles. A rule keeps its number for ever. "
         "`draftmark contract NAME -k CHECK` runs one rule. A rule belongs to the host and device tiers and to contract "
-        "1.0, unless the line of its check says otherwise. *Since* is the minor version that added the rule; its items "
-        "count as upcoming for a backend that targets an older minor. *Known from* lists public bugs that break the "
-        "rule. `make kills` lists defects, built into correct backends, that it finds.",
+        "1.0, unless the line of its check says otherwise. Items of a newer minor version than the backend's are "
+        "*upcoming*. *Bugs* are public bugs that break the rule. `make kills` lists planted defects that it finds.",
         "",
         '<div class="filter" data-rows="rules"></div>',
         "",
@@ -85,31 +83,28 @@ def page(collection: Museum) -> str:
             lines += _entry(rule, collection)
     return "\n".join(lines)
 
-
 def main() -> None:
     """Give new checks a number in rules.toml, and write the specification page."""
     number_new_checks()
     PAGE.write_text(page(museum()), encoding="utf-8")
 
-
 def _entry(rule: Rule, collection: Museum) -> list[str]:
     check = rule.check
-    tiers = f" · {rule.tiers}" if rule.tiers != BOTH else ""
-    since = f" · since {check.since[0]}.{check.since[1]}" if check.since != (1, 0) else ""
+    tiers = [] if rule.tiers == BOTH else [rule.tiers]
+    since = [] if check.since == (1, 0) else [f"since {check.since[0]}.{check.since[1]}"]
+    unusual = f" ({', '.join([*tiers, *since])})" if tiers or since else ""
     lines = [f'<a id="rule-{rule.number}"></a>', "", f"**{rule.number}. {check.doc}**", ""]
     lines += [check.details, ""] if check.details else []
-    lines += [f"`{check.name}`{tiers}{since}", ""]
+    lines += [f"`{check.name}`{unusual}", ""]
     shown = {bug.threads[0]: bug for bug in collection.bugs if set(bug.threads) & set(check.bugs)}
     threads = [thread for thread in check.bugs if not any(thread in bug.threads for bug in shown.values())]
     known = [*(_exhibit(bug) for bug in shown.values()), *(collection.link(thread) for thread in threads)]
     if known:
-        lines += [f"Known from {', '.join(known)}.", ""]
+        lines += [f"Bugs: {', '.join(known)}.", ""]
     return lines
-
 
 def _exhibit(bug: Bug) -> str:
     return f"[{bug.threads[0]}](museum.md#{bug.anchor})"
-
 
 if __name__ == "__main__":
     main()
