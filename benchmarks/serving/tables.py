@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 def summary(record: Row) -> str:
     """Return the table of a record, its origin, and the servers that ended early or did not run."""
-    lines = [_line(TITLES), _line(["---"] * LEFT + ["---:"] * (len(TITLES) - LEFT))]
+    lines = [_line(TITLES), f"|{'---|' * LEFT}{'---:|' * (len(TITLES) - LEFT)}"]
     workload = record["workloads"][0]["name"]
     rows = [row for row in record["rows"] if row["workload"] == workload and "monitor_mode" not in row]
     cold = [row for row in rows if row["pass"] == "cold" and "tokens_per_s" in row]
@@ -69,10 +69,9 @@ def _explained(record: Row) -> str:
     one = record["workloads"][0]
     (least, most), (few, many) = one["prompt"], one["new"]
     return (
-        f"A server starts with empty caches and gets {one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on "
-        f"average. They have {least:,} to {most:,} prompt tokens and {few} to {many} new ones. *Cold* is the first "
-        "pass. The columns after *again* are of it: p50/p99 of the first token, p50/p99/worst between tokens, and the "
-        "compiled Triton kernels."
+        f"{one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on average, of {least:,} to {most:,} prompt "
+        f"tokens and {few} to {many} new ones. *Cold* is the first pass, with empty caches, *again* the second. Latencies "
+        "(first token p50/p99, between tokens p50/p99/worst) and compiled Triton kernels are of the cold pass."
     )
 
 

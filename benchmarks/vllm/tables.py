@@ -109,7 +109,7 @@ def summary(record: dict[str, Any]) -> str:
     for (engine, phase, *_), found in newest.items():
         groups.setdefault(engine, {}).setdefault(phase, []).append(found)
     phases = sorted({phase for found in groups.values() for phase in found}, key=_place)
-    lines = [_line(["model shape", "GPUs", "backend", *phases]), _line(["---"] * 3 + ["---:"] * len(phases))]
+    lines = [_line(["model shape", "GPUs", "backend", *phases]), f"|{'---|' * 3}{'---:|' * len(phases)}"]
     for engine in sorted(groups, key=lambda one: (not one[0].startswith(MODEL), one[2] != "`cuda_triton`", one)):
         lines.append(_line([*engine, *(_range(groups[engine].get(phase, ())) for phase in phases)]))
     return "\n".join(lines)

@@ -58,6 +58,7 @@ MODULES = {
 BOTH = "host and device"
 """Tiers of most rules, which the page does not repeat."""
 
+
 def page(collection: Museum) -> str:
     """Return the specification page as Markdown."""
     known = rules()
@@ -83,10 +84,12 @@ def page(collection: Museum) -> str:
             lines += _entry(rule, collection)
     return "\n".join(lines)
 
+
 def main() -> None:
     """Give new checks a number in rules.toml, and write the specification page."""
     number_new_checks()
     PAGE.write_text(page(museum()), encoding="utf-8")
+
 
 def _entry(rule: Rule, collection: Museum) -> list[str]:
     check = rule.check
@@ -103,8 +106,10 @@ def _entry(rule: Rule, collection: Museum) -> list[str]:
         lines += [f"Bugs: {', '.join(known)}.", ""]
     return lines
 
+
 def _exhibit(bug: Bug) -> str:
     return f"[{bug.threads[0]}](museum.md#{bug.anchor})"
+
 
 if __name__ == "__main__":
     main()
