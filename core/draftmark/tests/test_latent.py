@@ -116,13 +116,15 @@ def test_a_latent_cache_has_one_scale():
         (lambda: KVCache.latent((torch.zeros(2, 4, 8), torch.zeros(2, 5, 4))), "two buffers are value parts"),
         (lambda: KVCache.latent((torch.zeros(2, 4, 8), torch.zeros(2, 4, 4).half())), "one dtype and device"),
         (lambda: KVCache.latent((torch.zeros(2, 4, 8), torch.zeros(2, 4, 0))), "two buffers are value parts"),
+        (lambda: KVCache.latent((torch.zeros(2, 4, 0), torch.zeros(2, 4, 4))), "two buffers are value parts"),
+        (lambda: KVCache.latent([torch.zeros(2, 4, 8), torch.zeros(2, 4, 4)]), r"rows are \[tensor.*…, but a latent"),
         (
             lambda: KVCache.latent((torch.zeros(2, 4, 8), torch.zeros(2, 4, 4)), value_dim=7),
             "value parts have 8 elements",
         ),
         (lambda: KVCache(torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8)).parts, "only latent rows have parts"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_rows_of_a_wrong_form_are_refused(call, words):
     """`KVCache.latent` and `parts` refuse a wrong argument with one sentence."""
@@ -300,7 +302,7 @@ BAD = {
     "parts without the form": (
         (),
         lambda rig: {"cache": KVCache.latent((ROWS[..., :8], ROWS[..., 8:]))},
-        "k does not exist",
+        "rows in two buffers, but the geometry lacks Form.LATENT_PARTS; add the form",
     ),
     "parts of other widths": (
         (Form.LATENT_PARTS,),

@@ -103,9 +103,10 @@ def test_rows_without_a_rotated_rest():
 @pytest.mark.parametrize(
     ("change", "ranks", "field", "words"),
     [
-        ({}, 3, "ranks", "it must divide the 64 query heads"),
-        ({}, 0, "ranks", "it must divide the 64 query heads"),
-        ({}, 128, "ranks", "it must divide the 64 query heads"),
+        ({}, 3, "ranks", "an integer that divides the 64 query heads"),
+        ({}, 0, "ranks", "an integer that divides the 64 query heads"),
+        ({}, "8", "ranks", "is '8', but it must be an integer that divides"),
+        ({}, 128, "ranks", "an integer that divides the 64 query heads"),
         (
             {"kv_lora_rank": None},
             1,
@@ -119,6 +120,12 @@ def test_rows_without_a_rotated_rest():
         ({"rope_scaling": "yarn"}, 1, "config.rope_parameters", "it must be a mapping or None"),
         (
             {"rope_scaling": {"type": "yarn", "mscale_all_dim": 1.0}},
+            1,
+            "config.rope_parameters.factor",
+            "positive number",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "mscale_all_dim": 1.0, "factor": 10**400}},
             1,
             "config.rope_parameters.factor",
             "positive number",

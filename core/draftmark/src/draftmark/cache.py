@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .batch.checks import check_kind, shown
 from .devices import present_device
 from .errors import BatchError, BufferError
 from .geometry import Form, Geometry
@@ -33,7 +34,7 @@ class KVCache:
             read the tensor at every run and replay. None for a layer without sinks (`AttentionShape.sinks`).
 
     Raises:
-        BatchError: a scale is given for KV that is not fp8, or sinks have a wrong dtype, shape or device.
+        BatchError: a scale is given for KV that is not fp8, or a scale or sinks have a wrong dtype, shape or device.
     """
 
     k: torch.Tensor
@@ -50,6 +51,8 @@ class KVCache:
                     f"{name}_scale is given for a cache of {pages.dtype}, but only fp8 caches have scales; set it to "
                     "None, or store float8_e4m3fn"
                 )
+            if scale is not None:
+                _check_scale(f"{name}_scale", scale, pages.device)
         if self.sinks is not None:
             self._check_sinks(self.sinks, keys.device)
 
@@ -104,6 +107,7 @@ class KVCache:
 
     @staticmethod
     def _check_sinks(sinks: torch.Tensor, device: torch.device) -> None:
+        check_kind("sinks", sinks, torch.Tensor, "a tensor", "pass float32 [num_qo_heads]")
         if sinks.dtype is not torch.float32 or sinks.dim() != 1 or not sinks.is_contiguous():
             raise BatchError(
                 f"sinks are {str(sinks.dtype).removeprefix('torch.')} {list(sinks.shape)} with strides "
@@ -112,6 +116,13 @@ class KVCache:
             )
         if sinks.device != device:
             raise BatchError(f"sinks are on {sinks.device}, but the pages are on {device}; move the sinks there")
+
+
+def _check_scale(name: str, scale: object, device: torch.device) -> None:
+    if not isinstance(scale, torch.Tensor) or (scale.dtype, scale.shape) != (torch.float32, (1,)):
+        raise BatchError(f"{name} is {shown(scale)}, but kernels read float32 [1]; pass such a tensor")
+    if scale.device != device:
+        raise BatchError(f"{name} is on {scale.device}, but the pages are on {device}; move the scale there")
 
 
 class _PartsCache(KVCache):

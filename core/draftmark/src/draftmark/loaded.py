@@ -253,12 +253,17 @@ class LoadedBackend:
         Args:
             checked: check each call's order, shapes and contents; this reads the device in eager steps. None checks
                 if the arena has guard words.
+
+        Raises:
+            BackendRefusal: `BackendInfo` does not claim the latent rows or narrow values of `geometry`.
         """
         from .arena import Arena
         from .backend import AttentionBackend
 
         if not isinstance(arena, Arena):
             raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate")
+        if isinstance(geometry, Geometry) and (unclaimed := self._unclaimed_rows(geometry)):
+            raise BackendRefusal(self.name, unclaimed)
         backend: Any = self._call("open_backend", object, geometry=geometry, arena=arena)
         if not isinstance(backend, AttentionBackend):
             raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)

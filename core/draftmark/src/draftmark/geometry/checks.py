@@ -6,7 +6,7 @@ The checks branch on values. The formulas are in another module, because proofs 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import GeometryError
 from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftShape, Form, Limits, Mode
@@ -66,12 +66,11 @@ def _check_attention(a: AttentionShape) -> None:
         )
     _check_dtype("attention.q_dtype", a.q_dtype, Q_DTYPES)
     _check_dtype("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
-    if a.softmax_scale is not None and not (_is_number(a.softmax_scale) and a.softmax_scale > 0):
-        raise GeometryError(
-            "attention.softmax_scale", a.softmax_scale, "it must be finite and positive", "use head_dim ** -0.5"
-        )
+    if a.softmax_scale is not None and not (is_number(a.softmax_scale) and a.softmax_scale > 0):
+        remedy = "use draftmark.latent_shape" if a.latent else "use head_dim ** -0.5"
+        raise GeometryError("attention.softmax_scale", a.softmax_scale, "it must be finite and positive", remedy)
     _at_least("attention.window_left", a.window_left, -1, "use -1 for no window")
-    if not (_is_number(a.logits_soft_cap) and a.logits_soft_cap >= 0):
+    if not (is_number(a.logits_soft_cap) and a.logits_soft_cap >= 0):
         raise GeometryError(
             "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
         )
@@ -143,7 +142,8 @@ def _check_limits(limits: Limits) -> None:
         _at_least("limits.max_kv_len", limits.max_kv_len, limits.max_context_len, at_least)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True if `value` is an int or a float that has a finite float value."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:

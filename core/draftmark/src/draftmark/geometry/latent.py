@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import GeometryError
-from .checks import INT32_MAX
+from .checks import INT32_MAX, is_number
 from .shapes import AttentionShape
 
 ABSENT = "the configuration has no kv_lora_rank, the value width of latent attention"
@@ -40,7 +40,8 @@ def latent_shape(
     rank, rotated = _integer(text, "kv_lora_rank", 1), _integer(text, "qk_rope_head_dim", 0)
     heads, plain = _integer(text, "num_attention_heads", 1), _integer(text, "qk_nope_head_dim", 1)
     if type(ranks) is not int or ranks < 1 or heads % ranks:
-        raise GeometryError("ranks", ranks, f"it must divide the {heads} query heads", "use a divisor of the heads")
+        limit = f"it must be an integer that divides the {heads} query heads"
+        raise GeometryError("ranks", ranks, limit, "use a divisor of the heads")
     scale = (plain + rotated) ** -0.5
     return AttentionShape(
         num_qo_heads=heads // ranks,
@@ -90,12 +91,11 @@ def _mscale_of(rope: Mapping[str, Any]) -> float:
     weight = rope.get("mscale_all_dim") or 0
     if kind == "default" or not weight:
         return 1.0
-    factor = rope.get("factor")
+    factor: Any = rope.get("factor")
     for name, value in (("factor", factor), ("mscale_all_dim", weight)):
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        if not is_number(value) or value <= 0:
             limit = f"{kind} RoPE with mscale_all_dim needs a positive number"
             raise GeometryError(f"config.rope_parameters.{name}", value, limit, "use the config.json of the weights")
-    assert isinstance(factor, (int, float))
     return 1.0 if factor <= 1 else 0.1 * float(weight) * math.log(factor) + 1.0
 
 

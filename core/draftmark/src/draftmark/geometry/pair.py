@@ -54,6 +54,10 @@ class GeometryPair:
     draft_model: ModelFacts | None = None
 
     def __post_init__(self) -> None:
+        for side in ("target", "draft"):
+            _check_kind(f"pair.{side}", getattr(self, side), Geometry)
+            if getattr(self, f"{side}_model") is not None:
+                _check_kind(f"pair.{side}_model", getattr(self, f"{side}_model"), ModelFacts)
         for name in ("draft", "limits"):
             mine, other = getattr(self.target, name), getattr(self.draft, name)
             if mine != other:
@@ -71,6 +75,12 @@ class GeometryPair:
                 _check_model(f"pair.{side}", getattr(self, side), model)
 
 
+def _check_kind(field: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        remedy = f"write {kind.__name__}{'.create' * (kind is Geometry)}(…)"
+        raise GeometryError(field, value, f"it must be an instance of {kind.__name__}", remedy)
+
+
 def _check_model(side: str, geometry: Geometry, model: ModelFacts) -> None:
     """Raise unless `geometry` has the model's attention shape and the rotary table covers max_context_len."""
     a = geometry.attention
@@ -84,6 +94,9 @@ def _check_model(side: str, geometry: Geometry, model: ModelFacts) -> None:
             remedy = "make each geometry from its own model's configuration"
             raise GeometryError(f"{side}.{name}", mine[name], f"the model has {said!r}", remedy)
     needed = geometry.limits.max_context_len
+    if type(model.rotary_len) is not int:
+        limit = "it must be an integer"
+        raise GeometryError(f"{side}.rotary_len", model.rotary_len, limit, "use max_position_embeddings")
     if model.rotary_len < needed:
         raise GeometryError(
             f"{side}.rotary_len",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Hashable
 from typing import cast
 
@@ -111,6 +112,13 @@ class GuardedBackend:
             )
         shape = (batch.num_rows, self._geometry.attention.num_qo_heads)
         require_tensor("lse", lse, shape, torch.float32, batch.device)
+        try:
+            inspect.signature(self._inner.attend).bind(*[None] * 5)
+        except TypeError as error:
+            raise BatchError(
+                "lse is given and BackendInfo.lse is True, but the backend's attend has no argument lse; fix the "
+                "plugin, or pass None"
+            ) from error
 
     def _check_call(self, call: str, cache: KVCache, batch: ForwardBatch) -> None:
         check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")

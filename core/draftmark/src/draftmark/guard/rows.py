@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..batch.checks import shown
 from ..errors import BatchError
 from ..geometry import AttentionShape, Form, Geometry
 
@@ -29,7 +30,7 @@ def check_rows(rows: object, value_dim: object) -> None:
     """
     if not isinstance(rows, torch.Tensor) or rows.dim() != 3:
         remedy = "pass one such tensor, or a tuple of two"
-        raise BatchError(f"rows are {_shown(rows)}, but a latent cache has rows {ROWS}; {remedy}")
+        raise BatchError(f"rows are {shown(rows)}, but a latent cache has rows {ROWS}; {remedy}")
     if type(value_dim) is not int or not 1 <= value_dim <= rows.shape[-1]:
         raise BatchError(
             f"value_dim is {value_dim!r}, but the value is the first 1 … {rows.shape[-1]} elements of a row; pass "
@@ -45,9 +46,9 @@ def check_parts(parts: tuple[object, ...], value_dim: object) -> None:
     """
     tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim() == 3]
     alike = {(part.dtype, part.device, part.shape[:-1]) for part in tensors}
-    if len(parts) != 2 or len(tensors) != 2 or len(alike) != 1 or not tensors[1].shape[-1]:
+    if len(parts) != 2 or len(tensors) != 2 or len(alike) != 1 or not all(part.shape[-1] for part in tensors):
         raise BatchError(
-            f"rows are ({', '.join(map(_shown, parts))}), but two buffers are value parts [num_pages, page_size, "
+            f"rows are ({', '.join(map(shown, parts))}), but two buffers are value parts [num_pages, page_size, "
             "value_dim] and rests [num_pages, page_size, head_dim - value_dim] of one dtype and device; allocate both "
             "with the same pages"
         )
@@ -64,11 +65,11 @@ def check_cache(cache: KVCache, geometry: Geometry, device: torch.device, larges
     Raises:
         BatchError: the first tensor that does not fit.
     """
-    a = geometry.attention
-    for name, pages, want in _wanted(cache, geometry):
+    a, wanted = geometry.attention, _wanted(cache, geometry)
+    for name, pages, want in wanted:
         if pages.dim() != len(want) + 1 or pages.shape[1:] != want or pages.dtype != getattr(torch, a.kv_dtype):
             raise BatchError(
-                f"{name} is {_shown(pages)}, but the geometry needs {a.kv_dtype} [num_pages, "
+                f"{name} is {shown(pages)}, but the geometry needs {a.kv_dtype} [num_pages, "
                 f"{', '.join(map(str, want))}]; create the KVPool with this geometry"
             )
         if pages.device != device:
@@ -80,12 +81,26 @@ def check_cache(cache: KVCache, geometry: Geometry, device: torch.device, larges
             )
     if a.latent:
         _check_latent(cache, geometry)
+    elif Form.ENGINE_STORES not in geometry.forms and cache.k.numel() and is_leading(cache.v, cache.k):
+        raise BatchError(
+            "cache.v is a view of cache.k, but the layer is not latent, so its values would overwrite keys; give V its "
+            "own memory, or set AttentionShape.latent"
+        )
+    for name, pages, _ in wanted:
+        _check_strides(name, pages, geometry)
 
 
 def _wanted(cache: KVCache, geometry: Geometry) -> list[tuple[str, torch.Tensor, tuple[int, ...]]]:
     """Return name, tensor and expected page shape of each tensor of a cache."""
     a = geometry.attention
     if Form.LATENT_PARTS not in geometry.forms:
+        try:
+            cache.k  # noqa: B018
+        except BatchError as error:
+            raise BatchError(
+                "the cache has rows in two buffers, but the geometry lacks Form.LATENT_PARTS; add the form, or pass "
+                "one buffer to KVCache.latent"
+            ) from error
         heads = a.page_size, a.num_kv_heads
         return [("cache.k", cache.k, (*heads, a.head_dim)), ("cache.v", cache.v, (*heads, a.value_width))]
     values, rest = cache.parts
@@ -94,6 +109,19 @@ def _wanted(cache: KVCache, geometry: Geometry) -> list[tuple[str, torch.Tensor,
         ("cache.parts[0]", values, (a.page_size, widths[0])),
         ("cache.parts[1]", rest, (a.page_size, widths[1])),
     ]
+
+
+def _check_strides(name: str, pages: torch.Tensor, geometry: Geometry) -> None:
+    """Require contiguous pages, or with `Form.STRIDED_KV` contiguous heads. V of a latent layer is a view of K."""
+    a, strides = geometry.attention, list(pages.stride())
+    if Form.STRIDED_KV in geometry.forms:
+        if strides[-1] != 1 and pages.shape[-1] > 1:
+            raise BatchError(f"{name} has strides {strides}, but the elements of a head are contiguous; copy the pages")
+    elif not pages.is_contiguous() and not (a.latent and name == "cache.v"):
+        raise BatchError(
+            f"{name} has strides {strides}, but pages are contiguous without Form.STRIDED_KV; give the tensor its own "
+            "memory, or add the form"
+        )
 
 
 def _check_latent(cache: KVCache, geometry: Geometry) -> None:
@@ -105,9 +133,3 @@ def _check_latent(cache: KVCache, geometry: Geometry) -> None:
         )
     if cache.k_scale is not cache.v_scale:
         raise BatchError("k_scale and v_scale differ, but a latent row has one scale; pass it to KVCache.latent")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return repr(value)
