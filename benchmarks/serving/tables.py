@@ -71,7 +71,7 @@ def _explained(record: Row) -> str:
     return (
         f"{one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on average, of {least:,} to {most:,} prompt "
         f"tokens and {few} to {many} new ones. *Cold* is the first pass, with empty caches, *again* the second. "
-        "Latencies (first token p50/p99, between tokens p50/p99/worst) and compiled Triton kernels are of the cold pass."
+        "Latencies (first token p50/p99, between tokens p50/p99/worst) and compiled Triton kernels are of cold passes."
     )
 
 

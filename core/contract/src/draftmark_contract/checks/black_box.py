@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 def gives_the_same_results(subject: BackendUnderTest, value: Groups) -> None:
     """In a process without the suite a backend is right, with the same bits in any fresh memory and on any thread.
 
-    An engine makes one call at a time, and may make every call on another thread: open, plan, write_metadata,
-    write_kv, attend, capture and replay. It sets that thread's device and stream. So a backend keeps nothing in
-    thread-local storage or context variables, and needs no main thread. The arena has no guard words. All fresh memory
-    has one byte in one run and another byte in the next. Loading and running leave the process as it was. The items
-    have every mode and form.
+    An engine makes one call at a time, each on any thread, with that thread's device and stream set. So a backend keeps
+    nothing in thread-local storage or context variables. The arena has no guard words. Fresh memory has one byte
+    throughout in one run and another byte in the next. Loading and running leave the process as it was.
     """
     from ..black_box.process import given_of, run_black_box
 

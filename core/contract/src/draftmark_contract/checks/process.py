@@ -37,10 +37,9 @@ def _of_all_kinds() -> list[Case]:
 def is_left_as_it_was(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> None:
     """No call of a backend changes the state of its process, whatever that state is.
 
-    Other code of the process shares this state: settings, modes and random generators of torch, Python and numpy;
-    environment variables, signal handlers and warnings filters. Loggers, import paths, locale, current folder, limits,
-    threads, and the functions of torch and Python belong to it too. Every call of a backend runs under two sets of
-    settings. So a setting that a backend writes once shows in one of them.
+    Settings, modes, random generators and functions of torch, Python and numpy are state. So are environment variables,
+    signal handlers, warnings filters, loggers, import paths, locale, current folder, limits and threads. Every call
+    runs under two sets of settings, so a setting that a backend writes once shows in one of them.
     """
     from ..harness.calls import calls_of
     from ..harness.process_state import changed, process_state

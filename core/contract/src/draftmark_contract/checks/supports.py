@@ -140,11 +140,10 @@ def _places() -> Sequence[Case]:
 def answers_alike_elsewhere(subject: BackendUnderTest, places: Sequence[Place]) -> None:
     """The sizing hooks and the contract notes give the same answers in every process.
 
-    supports, requirements, buffers, layouts and usage answer for hundreds of geometries. The processes differ in
-    imported modules, hash seed, processors, memory size, host name, environment variables, locale, current folder,
-    optimization, threads, and order of the questions. Every variable that a process reads is also set to several
-    numbers, to a list and to a word. A backend may refuse a value in a BackendError that names the variable: no size is
-    then wrong. Any error may refuse a list or a word.
+    The processes differ in imported modules, hash seed, processors, memory size, host name, environment variables,
+    locale, current folder, optimization, threads, and order of the questions. Every variable that a process reads is
+    also set to several numbers, to a list and to a word. A BackendError that names the variable may refuse a number,
+    any error a list or a word.
     """
     if not installed(subject.backend.name, subject.backend.plugin):
         return  # Another process cannot load a backend object that a test registered.
