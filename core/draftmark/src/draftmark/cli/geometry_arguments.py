@@ -53,7 +53,7 @@ def add_geometry_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--num-qo-heads", type=int, default=32, metavar="N", help="query heads")
     group.add_argument("--num-kv-heads", type=int, metavar="N", help="KV heads; default: 8, or 1 with --latent")
-    group.add_argument("--head-dim", type=int, default=128, metavar="N", help="elements of one head")
+    group.add_argument("--head-dim", type=int, default=128, metavar="N", help="elements of a head or latent row")
     group.add_argument("--page-size", type=int, default=16, metavar="P", help="tokens per KV page")
     group.add_argument("--dtype", type=dtype, default="bfloat16", help="dtype of queries: bfloat16, float16 or float32")
     group.add_argument("--kv-dtype", type=dtype, metavar="DTYPE", help="dtype of the KV cache; default: --dtype")
@@ -61,7 +61,12 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--logits-soft-cap", type=float, default=0.0, metavar="CAP", help="0 means no cap")
     group.add_argument("--latent", action="store_true", help="a token has one row: key and value (MLA)")
     group.add_argument("--value-dim", type=int, metavar="N", help="elements of a value; default: --head-dim")
-    group.add_argument("--softmax-scale", type=float, metavar="X", help="factor on q·k; default: head_dim ** -0.5")
+    group.add_argument(
+        "--softmax-scale",
+        type=float,
+        metavar="X",
+        help="factor on q·k; default: head_dim ** -0.5; required with --latent",
+    )
     group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
 
 

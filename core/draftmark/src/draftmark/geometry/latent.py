@@ -23,7 +23,8 @@ def latent_shape(
     The softmax scale is that of the heads before absorption: ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``. RoPE
     with mscale_all_dim multiplies it by mscale twice, ``mscale = 1 + 0.1 · mscale_all_dim · ln(factor)``, as in
     transformers' DeepSeek V3. Scales that a model applies to q or to the compressed KV itself (LongCat, Mistral 4) are
-    not part of it. Attention sinks, windows and chosen keys (DSA) are not read either; set them on the result.
+    not part of it. Attention sinks and windows are not read; set them on the result. The shape is dense: sparse
+    attention (DSA of DeepSeek V3.2 and GLM-5) has no field.
 
     Args:
         config: a configuration of transformers, or config.json as a mapping. A multimodal configuration's text_config
