@@ -29,10 +29,11 @@ STUCK_OUT = 1.4
 NAMES = {"fa3": "FA3", "flashinfer": "FlashInfer", "triton": "Triton"}
 HEADINGS = {
     "none": "plain",
-    "chain": "a chain of 3 drafts",
-    "tree": "a tree of topk, steps, nodes",
-    "ngram": "an n-gram tree of nodes",
+    "chain": "chain of 3 drafts",
+    "tree": "tree",
+    "ngram": "n-gram tree",
 }
+"""Names of drafts. In brackets follow topk, steps and nodes of a tree, or the nodes of an n-gram tree."""
 
 HEAD = "| requests × prompt | draftmark | SGLang's fastest | ratio | bound | others |\n|---|---:|---:|---:|---:|---|\n"
 SUMMARY = (

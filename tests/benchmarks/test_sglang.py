@@ -154,7 +154,7 @@ def test_point_without_a_peer_is_shown() -> None:
     row = dict(phase="verify", case="ngram(16) 1x1024", backend="draftmark", page_size=1, speculate="ngram")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0)
     text = tables(dict(rows=[row]))
-    assert "**an n-gram tree of nodes (16)**" in text and "| 1 × 1k | 400 (p1) | – | – | – |  |" in text
+    assert "**n-gram tree (16)**" in text and "| 1 × 1k | 400 (p1) | – | – | – |  |" in text
 
 
 def test_two_runs_share_no_ratio() -> None:
@@ -164,4 +164,4 @@ def test_two_runs_share_no_ratio() -> None:
     rows = [ours | dict(run="one", tokens_per_s=12.0), peer | dict(run="one", tokens_per_s=10.0)]
     rows += [ours | dict(run="two", tokens_per_s=99.0)]
     text = summary(dict(runs=dict(one={}, two={}), rows=rows, profiles=[]))
-    assert text.splitlines()[2:] == ["| a tree of topk, steps, nodes (4, 4, 16) | 1 | FA3 | 1 | 1.20 | 1.20 | 1.20 |"]
+    assert text.splitlines()[2:] == ["| tree (4, 4, 16) | 1 | FA3 | 1 | 1.20 | 1.20 | 1.20 |"]
