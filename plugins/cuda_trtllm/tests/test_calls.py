@@ -142,18 +142,6 @@ def test_extend_runs_cuda_tritons_kernel(recorded):
     assert one.calls == []
 
 
-def test_extend_without_rows_writes_nothing(recorded):
-    """An EXTEND batch with only padding requests writes no KV and does not call XQA."""
-    one = recorded(TARGET_MODES, (1, 1, 1))
-    b, cache = one.buffers, cache_of(one.geometry)
-    batch = ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (0, 0), Unknown(2, 300))
-    rows = torch.zeros(0, one.geometry.attention.num_kv_heads, 64, dtype=torch.bfloat16)
-    one.backend.write_metadata(batch)
-    one.backend.write_kv(rows, rows, cache, batch)
-    one.backend.attend(torch.zeros(0, 4, 64, dtype=torch.bfloat16), cache, batch, torch.zeros(0, 4, 64))
-    assert not cache.k.any() and one.calls == []
-
-
 def test_extend_with_too_many_requests_raises(recorded):
     """write_metadata raises if an EXTEND batch has more requests than the geometry permits."""
     one = recorded(TARGET_MODES, (1, 1, 1))

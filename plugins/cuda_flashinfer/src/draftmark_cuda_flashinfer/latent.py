@@ -119,7 +119,8 @@ def runs_two_passes(geometry: Geometry, batch: ForwardBatch) -> bool:
         if batch.uniform is None:
             return plans.ragged_splits_a_row(heads)
         return plans.splits_a_row(heads, batch.uniform.q_len)
-    return isinstance(batch.tail, Tree)
+    # With one branch and in a tree of one row, each row sees every slot up to its own, as causal rows do.
+    return isinstance(batch.tail, Tree) and plans.may_run_two_passes(geometry, batch.mode)
 
 
 def _request(batch: ForwardBatch, pitch: int, *, causal: bool, with_tail: bool) -> LatentRequest:

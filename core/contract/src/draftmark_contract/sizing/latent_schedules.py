@@ -12,6 +12,8 @@ from typing import Any
 
 from draftmark.geometry import Geometry, Mode, ceil_div, maximum
 
+from ..oracle.formulas import rows_and_tail
+
 TILE = 64
 """Packed rows of one tile."""
 FLASHINFER_WORKS = 16_384
@@ -22,7 +24,7 @@ FLASHMLA_ENTRY = 8
 
 def packed_rows(geometry: Geometry, mode: Mode) -> Any:
     """Return the packed rows of one request in a uniform mode: query rows · query heads."""
-    return geometry.extent(mode, geometry.last_step(mode)).q_len * geometry.attention.num_qo_heads
+    return rows_and_tail(geometry, mode)[0] * geometry.attention.num_qo_heads
 
 
 def flashmla_parts(packed: Any, num_sms: Any) -> Any:
