@@ -115,17 +115,15 @@ def interned_layout(k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
 _LAYOUTS: dict[tuple[object, ...], Layout] = {}
 
 
-def kv_facts(geometry: Geometry) -> IdentityCache[KVCache, KvFacts]:
-    """Return a cache of each layer's `KvFacts`."""
-
-    def facts(cache: KVCache) -> KvFacts:
-        k, v = kv_operands(cache, geometry.attention.latent)
-        return KvFacts(interned_layout(k, v, cache), k, v)
-
-    return IdentityCache(facts)
+def kv_facts(geometry: Geometry) -> Callable[[KVCache], KvFacts]:
+    """Return a function that gives a cache's `KvFacts`. It remembers layouts, and no tensor of a cache."""
+    is_latent = geometry.attention.latent
+    layout_of = IdentityCache[KVCache, Layout](lambda cache: interned_layout(*kv_operands(cache, is_latent), cache))
+    return lambda cache: KvFacts(layout_of(cache), *kv_operands(cache, is_latent))
 
 
-def layer_facts(geometry: Geometry) -> IdentityCache[KVCache, LayerFacts]:
-    """Return a cache of each layer's `LayerFacts`."""
+def layer_facts(geometry: Geometry) -> Callable[[KVCache], LayerFacts]:
+    """Return a function that gives a cache's `LayerFacts`. It remembers layouts and sinks."""
     known = kv_facts(geometry)
-    return IdentityCache(lambda cache: LayerFacts(*known(cache), sinks_of(cache, geometry)))
+    checked_sinks = IdentityCache[KVCache, torch.Tensor | None](lambda cache: sinks_of(cache, geometry))
+    return lambda cache: LayerFacts(*known(cache), checked_sinks(cache))
