@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+import threading
 from dataclasses import replace
 
 import pytest
@@ -57,9 +58,25 @@ class Library:
     def __init__(self, gpu, lacks=(), reverse=False):
         self.reverse = reverse
         self.gpu, self.started, self.captures, self._captured, self.capturing = gpu, [], 0, [], False
-        self._sizes = {}
+        self._sizes, self.contexts = {}, {}
         for name in lacks:
             setattr(self, name, None)
+
+    def cuCtxGetCurrent(self, context):
+        context._obj.value = self.contexts.get(threading.get_ident())
+        return 0
+
+    def cuDeviceGet(self, handle, device):
+        handle._obj.value = 20 + device
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, handle):
+        context._obj.value = 100 + handle.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.contexts[threading.get_ident()] = context.value
+        return 0
 
     def cuStreamCreate(self, stream, flags):
         stream._obj.value = 5
@@ -359,6 +376,25 @@ def test_evicted_descriptors_are_encoded_again(library, make_layers, without_rel
         with without_relaunch():
             wanted = triton_calls(library.gpu, layers.attention.attend, *one)
         assert (triton_calls(library.gpu, layers.attention.attend, *one) or driver_calls(library)) == wanted
+
+
+def test_each_thread_gets_a_context_before_its_first_launch(library):
+    """A thread without a CUDA context gets the device's primary one; a thread with a context keeps it."""
+    own = {}
+
+    def launch(context):
+        own[context] = threading.get_ident()
+        if context:
+            library.contexts[own[context]] = context
+        for _ in range(2):
+            cuda_driver.bind_context(1)
+
+    for context in (None, 7):
+        one = threading.Thread(target=launch, args=(context,))
+        one.start()
+        one.join()
+        assert library.contexts[own[context]] == (context or 121)
+        library.contexts.clear()
 
 
 def test_kv_write_launches_through_the_driver(library, make_layers):

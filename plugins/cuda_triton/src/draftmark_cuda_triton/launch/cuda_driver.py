@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 from ..switches import logger
 
+_BOUND = local()
 NON_BLOCKING, RELAXED = 1, 2
 """CU_STREAM_NON_BLOCKING: no implicit synchronization. CU_STREAM_CAPTURE_MODE_RELAXED: no call is prohibited."""
 COOPERATIVE, CLUSTER, CLUSTER_POLICY, PROGRAMMATIC_DEPENDENT = 2, 4, 5, 6
@@ -112,6 +113,20 @@ class Driver:
                 return self._read_node(self._only_node(graph))
             finally:
                 self._call("cuGraphDestroy", graph)
+
+    def bind_context(self, device: int) -> None:
+        """Make the device's primary context current on this thread, unless a context is.
+
+        Raises:
+            DriverError: a driver call failed.
+        """
+        context, handle = c_void_p(), c_int()
+        self._call("cuCtxGetCurrent", byref(context))
+        if context.value is None:
+            self._call("cuDeviceGet", byref(handle), device)
+            # Never released: the context lives as long as the process, because torch retains it too.
+            self._call("cuDevicePrimaryCtxRetain", byref(context), handle)
+            self._call("cuCtxSetCurrent", context)
 
     def is_capturing(self, stream: int) -> bool:
         """Check whether a stream captures a graph; also True if another capture makes the driver reject the query."""
@@ -210,6 +225,15 @@ class PreparedLaunch:
             driver.launch_ex,
             (byref(self.config), c_void_p(captured_launch.function), self.pointers, None),
         )
+
+
+def bind_context(device: int) -> None:
+    """Give this thread a CUDA context before its first launch: it has none until it calls CUDA's runtime."""
+    if not getattr(_BOUND, "done", False):
+        found = driver()
+        if found is not None:
+            found.bind_context(device)
+        _BOUND.done = True
 
 
 @lru_cache(1)

@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from ..compiled.loading import finish_loading, use_store
 from ..compiled.source import libdevice_path
 from ..switches import uses_own_launch
+from .cuda_driver import bind_context
 
 ALIGNMENT = 16
 """Triton compiles separate kernels for addresses and integers that are multiples of 16."""
@@ -61,6 +62,7 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: A
         with torch.cuda.device(device):
             launch_kernel(kernel, grid, *args, **constants)
         return
+    bind_context(current)
     if not uses_own_launch():
         use_store(kernel, current)
         kernel[grid](*args, **constants)

@@ -112,6 +112,7 @@ class RelaunchCache:
         if recorded is None:
             self._record(key, tensors, launch, args)
             return
+        cuda_driver.bind_context(device)
         stream = driver.active.get_current_stream(device)
         with self._lock:
             recorded.addresses[:] = addresses  # type: ignore[assignment]  # the array also accepts int
