@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ class CudaGraph:
         try:
             # "thread_local": a harmless CUDA call of another thread (a pinned allocation, NCCL's watchdog) must not
             # invalidate this capture.
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            recording = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+            with _without_garbage_collection(), recording:
                 # Reserved bytes, not allocated bytes: the pool keeps the memory of freed intermediates for replays.
                 # Read inside the block, because entering it may empty the ordinary cache.
                 reserved = torch.cuda.memory_reserved(stream.device)
@@ -84,6 +87,18 @@ class CudaGraphState(KeyedGraphState):
         with torch.cuda.stream(self._stream):
             step()
         torch.cuda.current_stream().wait_stream(self._stream)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Keep Python from freeing an older graph or event during a capture: that calls CUDA, and ends the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _is_capture_failure(error: BaseException) -> bool:
