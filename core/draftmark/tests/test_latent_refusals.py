@@ -89,8 +89,10 @@ def test_a_scale_is_one_float32_on_the_device_of_the_rows(scale, words):
             KVCache.latent(rows, scale, value_dim=value_dim)
 
 
-def test_sinks_are_a_tensor():
-    """A list of logits is refused when the cache is created."""
+def test_pages_and_sinks_are_tensors():
+    """A cache without V, as `write_kv` of a latent layer has it, and a list of logits are refused at once."""
+    with pytest.raises(BatchError, match=r"v is None, but it must be a tensor; .* use KVCache.latent"):
+        KVCache(torch.zeros(2, 4, 1, 12), None)
     with pytest.raises(BatchError, match=r"sinks is .*, but it must be a tensor; pass float32"):
         KVCache.latent(torch.zeros(2, 4, 12), value_dim=8, sinks=[0.0] * 4)
 

@@ -34,7 +34,8 @@ class KVCache:
             read the tensor at every run and replay. None for a layer without sinks (`AttentionShape.sinks`).
 
     Raises:
-        BatchError: a scale is given for KV that is not fp8, or a scale or sinks have a wrong dtype, shape or device.
+        BatchError: k or v is no tensor, KV with a scale is not fp8, or a scale or sinks have a wrong dtype, shape or
+            device.
     """
 
     k: torch.Tensor
@@ -46,6 +47,7 @@ class KVCache:
     def __post_init__(self) -> None:
         keys, values = self._tensors()
         for name, scale, pages in (("k", self.k_scale, keys), ("v", self.v_scale, values)):
+            check_kind(name, pages, torch.Tensor, "a tensor", "allocate its pages, or use KVCache.latent for one row")
             if scale is not None and pages.element_size() != 1:
                 raise BatchError(
                     f"{name}_scale is given for a cache of {pages.dtype}, but only fp8 caches have scales; set it to "
