@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -27,6 +28,7 @@ def pages() -> list[Path]:
     return sorted(path for path in (ROOT / name for name in set(names)) if path.is_file())
 
 
+@cache
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page: GitHub's anchors of headings, and ids of HTML tags."""
     found: set[str] = set(ANCHOR.findall(text))
