@@ -61,7 +61,9 @@ def test_contract_judges_without_torch(environment: Environment, cases: int) -> 
 
 
 @SIZES
-@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one == "cuda_triton" else [pytest.mark.slow]) for one in PLUGINS]
+)
 def test_each_plugin_is_judged_without_its_runtime(environment: Environment, name: str, cases: int) -> None:
     """With only the core and the contract, a plugin's wheel is listed and sized, and passes the sizing tier.
 

@@ -109,7 +109,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: int) -> None:
     """The first failed write of the journal stops the run; after space is freed, the next run continues."""
     command = ("reference", "--tier", "sizing", "-k", "load or supports", "--journal", "run.jsonl", *FILES)
@@ -146,7 +146,7 @@ def test_bad_expression_is_named(folder: Folder, k: str) -> None:
     ("workers", "number"),
     [
         pytest.param(0, signal.SIGTERM, id="0-SIGTERM"),
-        pytest.param(2, signal.SIGINT, id="2-Ctrl-C"),
+        pytest.param(2, signal.SIGINT, id="2-Ctrl-C", marks=pytest.mark.slow),
         pytest.param(0, signal.SIGINT, id="0-Ctrl-C", marks=pytest.mark.slow),
         pytest.param(2, signal.SIGTERM, id="2-SIGTERM", marks=pytest.mark.slow),
     ],
@@ -196,7 +196,7 @@ def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
     assert folder.run(*command)[0] == 0
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
     """A run ended by SIGKILL gives no verdict; the output suggests the system's out-of-memory killer as the cause."""
     folder = plugin("import os, signal\ndef act():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
@@ -238,7 +238,7 @@ def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) ->
     assert code == 1 and "odd does not conform" in said, said
 
 
-@pytest.mark.parametrize("code", [0, 5, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2))])
+@pytest.mark.parametrize("code", [0, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2, 5))])
 def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
     """If a hook calls os._exit, its item fails, even if the exit code is one that pytest uses."""
     folder = plugin(f"import os\ndef act():\n    os._exit({code})\n")

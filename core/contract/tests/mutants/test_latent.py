@@ -16,11 +16,15 @@ torch.set_num_threads(1)
 CHECKS = {one.name: one for one in suite.checks_for() if one.name.partition(".")[0].startswith("latent")}
 QUICK = 1
 """Cases of a check that each design runs in a quick run."""
+LARGE = pytest.mark.slow
+"""Mark of checks with a cache of more than 2³¹ elements."""
 ROWS = [pytest.param(one, layout, id=f"{one.id}-{layout}") for one in latent.MUTANTS for layout in one.layouts]
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("check", [pytest.param(one, id=name) for name, one in CHECKS.items()])
+@pytest.mark.parametrize(
+    "check", [pytest.param(one, id=name, marks=[LARGE] if "int32" in name else []) for name, one in CHECKS.items()]
+)
 def test_design_is_right(check: Check, design: str) -> None:
     """A correct latent backend of another design than the reference's passes the checks of latent layers."""
     made = latent_plugin(DESIGNS[design])()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from draftmark.loaded import LoadedBackend
@@ -50,9 +51,16 @@ class Item:
         return needs(self.case.value if self.case.geometry is None else self.case.geometry)
 
 
-def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[Item]:
-    """Return all items of these tiers in a fixed order that no backend changes; at most `sample` per check."""
-    return [Item(one, case) for one in all_checks() if one.tier in tiers for case in spread(one.cases(), sample)]
+def all_items(
+    tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0, names: Collection[str] | None = None
+) -> list[Item]:
+    """Return all items of these tiers in a fixed order that no backend changes; at most `sample` per check.
+
+    Args:
+        names: names of checks; None for all. The cases of other checks are not built.
+    """
+    checks = [one for one in all_checks() if one.tier in tiers and (names is None or one.name in names)]
+    return [Item(one, case) for one in checks for case in spread(one.cases(), sample)]
 
 
 def targeted_minor(backend: LoadedBackend) -> int:

@@ -69,8 +69,10 @@ class ContractSession:
     @cached_property
     def items(self) -> dict[str, Item]:
         """Selected items by id, in the suite's order."""
-        wanted = all_items() if self._only else all_items(self.tier.includes, self._sample)
-        return {item.id: item for item in wanted if not self._only or item.id in self._only}
+        if not self._only:
+            return {item.id: item for item in all_items(self.tier.includes, self._sample)}
+        names = {one.partition("[")[0] for one in self._only}
+        return {item.id: item for item in all_items(names=names) if item.id in self._only}
 
     @property
     def collected(self) -> list[str]:
