@@ -42,7 +42,8 @@ def _cases() -> list[Case]:
 def is_natural(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
     """A backend that claims BackendInfo.lse returns the natural log-sum-exp of each row's logits, without its sink.
 
-    Rows that see one key only are among the rows. A backend without the claim never receives the argument.
+    Rows that see one key only are among the rows. A backend without the claim never receives the argument. As in the
+    product with values, weights may be rounded to q's dtype before they are summed.
     """
     subject.require(forwards[0].geometry)
     if not subject.backend.info.lse:
@@ -79,7 +80,8 @@ def _assert_lse(harness: Harness, forward: ForwardCase, contents: Contents, seed
     live, answer = forward.live_rows, expected.answer
     found, want = tensors.lse[:live].to(answer.lse.device).double(), answer.lse[:live, :, 0]
     capped = 2 * forward.geometry.attention.logits_soft_cap * 2.0**-11
-    bound = ROUNDING + capped + 8 * 2.0**-24 * answer.strain[:live, :, 0]
+    summed = torch.finfo(tensors.q.dtype).eps / 2
+    bound = ROUNDING + summed + capped + 8 * 2.0**-24 * answer.strain[:live, :, 0]
     wrong = ~((found - want).abs() <= bound) & (found != want)
     after = tensors.lse[live : forward.num_rows]
     if bool(wrong.any()):
