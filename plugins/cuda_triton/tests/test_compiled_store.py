@@ -210,7 +210,7 @@ def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypat
 
 
 def test_libdevice_of_this_process_does_not_change_machine_code(empty_store, quick_specs, monkeypatch, tmp_path):
-    """torch sets another libdevice in a process that it compiles in; kernels keep Triton's own."""
+    """torch can set another libdevice in a process that it compiles in; kernels keep Triton's own."""
     key, other = source_of(quick_specs[0]).key, tmp_path / "libdevice.10.bc"
     other.write_bytes(b"another library")
     monkeypatch.setattr(triton.knobs.nvidia, "libdevice_path", str(other))

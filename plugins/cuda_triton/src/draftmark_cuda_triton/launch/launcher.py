@@ -37,7 +37,7 @@ KernelCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 _COLLECTING: ContextVar[Callable[[KernelCall], object] | None] = ContextVar("draftmark_collected_calls", default=None)
 COMPILER_OPTIONS = {"enable_fp_fusion": True, "extern_libs": (("libdevice", libdevice_path()),)}
 """Compiler options of every kernel. Triton 3.10 no longer fuses multiplications and additions by default. torch
-replaces Triton's libdevice in a process that it compiles in, but a kernel must be equal in every process."""
+can replace Triton's libdevice in a process that it compiles in, but a kernel must be equal in every process."""
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
