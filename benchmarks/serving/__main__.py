@@ -3,10 +3,10 @@
     python -m benchmarks.serving PLAN.json --out RESULT.json [--seconds N] [--waves 0,1] [--resume RESULT.json]
 
 The servers of a plan start in waves (groups). Each server has an empty folder for all its caches. A workload runs
-twice on it: "cold", then "again". Then a server with ``restart``, which is the only one of its wave, starts a second
-time with the caches of the first start, and the first workload runs as "restarted". While one server is measured,
-the others of its wave are idle. Before the first wave a process imports the engine once, so that no start reads
-packages from disk.
+twice on it: "cold", then "again". The servers of a wave take turns with each workload, so their rates can be compared;
+while one is measured, the others are idle. Servers with ``restart`` start one after another, so each start is alone.
+After all passes they start a second time with the caches of the first, and the first workload runs as "restarted".
+Before the first wave a process imports the engine once, so that no start reads packages from disk.
 
 The result is written to disk after every start and pass. What does not fit into `--seconds` is listed as not run, so a
 plan begins with its most important servers. `--waves` selects waves, and `--resume` keeps the rows of an earlier result
@@ -149,16 +149,24 @@ class Run:
             for at, server in enumerate(possible)
         ]
         try:
-            for one in self._started(served, "first"):
-                self._passes(one)
-                if one.server.restart:
-                    self._restart(one)
+            ready = self._started(served, "first")
+            for at, workload in enumerate(self._plan.workloads):
+                for one in ready:
+                    if at < (one.server.workloads or len(self._plan.workloads)):
+                        self._pass(one, workload, "cold")
+                        self._pass(one, workload, "again")
+            self._restart([one for one in ready if one.server.restart and one.process is not None])
         finally:
             for one in served:
                 one.end()
 
     def _started(self, served: list[Served], which: str) -> list[Served]:
-        """Start servers together, record their starts, and return the ready ones."""
+        """Start servers, record their starts, and return the ready ones. Those with ``restart`` start alone, first."""
+        alone = [[one] for one in served if one.server.restart]
+        together = [one for one in served if not one.server.restart]
+        return [ready for group in (*alone, together) for ready in self._started_together(group, which)]
+
+    def _started_together(self, served: list[Served], which: str) -> list[Served]:
         processes = {number: one.start() for number, one in enumerate(served)}
         ready = wait_for(processes, min(LONGEST_START * self._plan.start_s, self._left()))
         for number, one in enumerate(served):
@@ -174,16 +182,14 @@ class Run:
         self._add("failed", {**one.server.about, "what": what, "why": one.process.reason()})
         one.end()
 
-    def _passes(self, one: Served) -> None:
-        for workload in self._plan.workloads[: one.server.workloads or None]:
-            for name in ("cold", "again"):
-                self._pass(one, workload, name)
-
-    def _restart(self, one: Served) -> None:
-        one.end()
-        if self._left() < self._plan.start_s:
-            self._not_run(one.server, "second start", "no time left")
-        elif self._started([one], "second"):
+    def _restart(self, served: list[Served]) -> None:
+        for one in served:
+            one.end()
+        if served and self._left() < self._plan.start_s:
+            for one in served:
+                self._not_run(one.server, "second start", "no time left")
+            return
+        for one in self._started(served, "second"):
             self._pass(one, self._plan.workloads[0], "restarted")
 
     def _pass(self, one: Served, workload: Workload, name: str) -> None:

@@ -16,8 +16,8 @@ class Plan:
     """Workloads and servers of a run, as read from a JSON file.
 
     The file has ``engine``, ``workloads`` (fields of `Workload`), ``servers`` (fields that all servers share) and
-    ``waves`` (lists of the fields of each `Server`). The servers of a wave start together. Only a wave of one server
-    gives start times that can be compared, and a server with ``restart`` must be the only one of its wave.
+    ``waves`` (lists of the fields of each `Server`). The servers of a wave take turns with each workload. Those with
+    ``restart`` start alone, one after another; the others start together, and their start times are not compared.
 
     Attributes:
         start_s, pass_s: seconds that a start and a pass are expected to take; none begins with less time left.
@@ -31,18 +31,10 @@ class Plan:
 
 
 def read(path: Path) -> Plan:
-    """Read a plan.
-
-    Raises:
-        ValueError: a server that starts twice shares its wave.
-    """
+    """Read a plan."""
     given: dict[str, Any] = json.loads(path.read_text())
     shared = {"engine": given["engine"], **given.get("servers", {})}
     waves = tuple(tuple(Server(**shared | one) for one in wave) for wave in given["waves"])
-    for wave in waves:
-        if len(wave) > 1 and any(one.restart for one in wave):
-            named = next(one.backend for one in wave if one.restart)
-            raise ValueError(f"{path.name}: {named} has restart in a wave of {len(wave)}; give it a wave of its own")
     workloads = (
         Workload(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()})
         for fields in given["workloads"]

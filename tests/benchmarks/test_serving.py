@@ -250,12 +250,34 @@ def test_plan_can_run(path: Path) -> None:
         assert sum(2 * elements(one) + BESIDES for one in engines) + kv < H200
 
 
-def test_plan_rejects_a_second_start_beside_others(tmp_path: Path) -> None:
-    """A server that starts twice must be the only one of its wave, because its start times are compared."""
-    wave = [{"backend": "FLASH_ATTN", "restart": True}, {"backend": "TRITON_ATTN"}]
-    (tmp_path / "plan.json").write_text(json.dumps({"engine": "vllm", "workloads": [], "waves": [wave]}))
-    with pytest.raises(ValueError, match="FLASH_ATTN has restart in a wave of 2"):
-        read(tmp_path / "plan.json")
+def test_servers_take_turns_and_restarted_ones_start_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each server with restart starts alone, before and after the passes; the servers take turns with each workload."""
+    begun: list[list[str]] = []
+    passes: list[tuple[str, str, str]] = []
+
+    def started(run: Run, served: list[Any], which: str) -> list[Any]:
+        begun.append([which, *(one.server.backend for one in served)])
+        for one in served:
+            one.process = one
+        return served
+
+    def run_pass(run: Run, one: Any, workload: Any, name: str) -> None:
+        passes.append((one.server.backend, workload.name, name))
+
+    monkeypatch.setattr(Run, "_started_together", started)
+    monkeypatch.setattr(Run, "_pass", run_pass)
+    monkeypatch.setattr(Run, "_read_packages", lambda run: None)
+    monkeypatch.setattr("benchmarks.serving.__main__.Served.end", lambda one: None)
+    wave = [{"backend": "A", "restart": True}, {"backend": "B", "restart": True}, {"backend": "C", "workloads": 1}]
+    workloads = [{"name": "x", "seed": 1}, {"name": "y", "seed": 2}]
+    (tmp_path / "plan.json").write_text(json.dumps({"engine": "vllm", "workloads": workloads, "waves": [wave]}))
+    Run(read(tmp_path / "plan.json"), tmp_path / "out.json", tmp_path / "folder", 1e6).run([0])
+    assert [one for one in begun if len(one) > 1] == [
+        ["first", "A"], ["first", "B"], ["first", "C"], ["second", "A"], ["second", "B"],
+    ]  # fmt: skip
+    turns = [("A", "x"), ("B", "x"), ("C", "x"), ("A", "y"), ("B", "y")]
+    expected = [(*one, name) for one in turns for name in ("cold", "again")]
+    assert passes == [*expected, ("A", "x", "restarted"), ("B", "x", "restarted")]
 
 
 def test_run_without_time_names_what_did_not_run(tmp_path: Path) -> None:
