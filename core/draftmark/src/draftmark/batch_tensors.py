@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from .buffers import BufferSpec, Role, Unit
-from .geometry import Form, Geometry, Mode, maximum
+from .geometry import Form, Geometry, Mode, StateGeometry, maximum
 
 
-def batch_tensors(geometry: Geometry) -> list[BufferSpec]:
-    """List every static tensor of a `ForwardBatch`, sized for the largest batch, in the order of the batch's fields."""
+def batch_tensors(geometry: Geometry | StateGeometry, *, state: bool = False) -> list[BufferSpec]:
+    """List every static tensor of a `ForwardBatch`, sized for the largest batch, in the order of the batch's fields.
+
+    Args:
+        state: the model also has layers with state; a `StateGeometry` implies it.
+    """
     reqs, rows, words = geometry.max_reqs, geometry.max_rows_any, geometry.mask_words
     table = (reqs, geometry.max_pages_per_req)
     depth, depth_formula = reqs * geometry.max_tail, "max_reqs · max_tail"
@@ -25,4 +29,7 @@ def batch_tensors(geometry: Geometry) -> list[BufferSpec]:
         tensors.append(BufferSpec("q_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"))
     if Form.ENGINE_SLOTS in geometry.forms:
         tensors.append(BufferSpec("slots", Role.SLOT_MAPPING, (rows,), "int64", Unit.TOKENS, "max_rows_any"))
+    if state or isinstance(geometry, StateGeometry):
+        tensors.append(BufferSpec("parents", Role.TAIL_PARENTS, (depth,), "int32", Unit.ROWS, depth_formula))
+        tensors.append(BufferSpec("state_slots", Role.STATE_SLOTS, (reqs,), "int32", Unit.SLOTS, "max_reqs"))
     return tensors

@@ -156,15 +156,15 @@ class CaptureError(GraphError):
 
 
 class CacheExhausted(DraftmarkError):
-    """The page pool has fewer free pages than a reservation needs. No page was taken."""
+    """The page pool has fewer free pages than a reservation needs, or no state slot is free. Nothing was taken."""
 
-    def __init__(self, needed: int, free: int, total: int) -> None:
+    def __init__(self, needed: int, free: int, total: int, unit: str = "pages") -> None:
         self.needed = needed
         self.free = free
         self.total = total
         super().__init__(
-            f"{needed} KV pages are needed, but {free} of {total} are free; "
-            "finish or cancel a request, lower max_num_reqs, or give the cache more pages"
+            f"{needed} {'KV ' * (unit == 'pages')}{unit} are needed, but {free} of {total} are free; "
+            f"finish or cancel a request, lower max_num_reqs, or give the cache more {unit}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The pluggy hooks of a backend: six required and four optional.
+"""The pluggy hooks of a backend: six required and seven optional.
 
 Hooks run at start-up only, because a pluggy call costs more than a microsecond. The step loop calls the plain methods
 of `draftmark.runtime.AttentionBackend` instead. Hooks have no default arguments; new inputs become dataclass fields.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from .buffers import BufferSpec
-from .geometry import CORE_MODES, Form, Geometry, Mode
+from .geometry import CORE_MODES, Form, Geometry, Mode, Recurrence, StateGeometry
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .requirements import Requirements
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .arena import Arena
     from .backend import AttentionBackend
     from .graphs import GraphState
+    from .state import StateBackend
     from .tree import TreeOps
 
 PREFIX = "draftmark_"
@@ -61,6 +62,8 @@ class BackendInfo:
         lse: `attend` accepts `lse`, in every geometry that the backend serves. When False, the engine never passes it.
         batch_invariant: with `Limits.batch_invariant` the bits of a request's outputs do not depend on its batch. When
             False, a geometry with that limit is refused.
+        recurrences: recurrences of the layers with state that the backend serves, through the hooks `state_supports`,
+            `state_buffers` and `open_state`. A `StateGeometry` with any other recurrence is refused.
     """
 
     name: str
@@ -78,6 +81,7 @@ class BackendInfo:
     latent: bool = False
     narrow_values: bool = False
     lse: bool = False
+    recurrences: tuple[Recurrence, ...] = ()
 
 
 @hookspec(firstresult=True)
@@ -142,7 +146,32 @@ def draftmark_explain(geometry: Geometry, batch: BatchSize) -> list[KernelChoice
     """Return the choices that lead to the kernels of a batch, in their order. Needs no device. Optional."""
 
 
-OPTIONAL_HOOKS: tuple[str, ...] = tuple(PREFIX + name for name in ("contract_notes", "explain", "tree_ops", "warm"))
+@hookspec(firstresult=True)
+def draftmark_state_supports(geometry: StateGeometry) -> list[str]:  # type: ignore[empty-body]
+    """Return why the backend does not serve layers with this state; an empty list means it does. Optional.
+
+    Must not import torch. The core asks only for recurrences in `BackendInfo.recurrences`.
+    """
+
+
+@hookspec(firstresult=True)
+def draftmark_state_buffers(geometry: StateGeometry) -> list[BufferSpec]:  # type: ignore[empty-body]
+    """Return the buffers of all layers with this state, which never move after capture. Optional.
+
+    They hold what the rows of a verify leave until the commit: `Role.STATE_ROWS` or `Role.STATE_RECORDS`.
+    """
+
+
+@hookspec(firstresult=True)
+def draftmark_open_state(geometry: StateGeometry, arena: Arena) -> StateBackend:  # type: ignore[empty-body]
+    """Return the object that the step loop calls for layers with this state, bound to its buffers. Optional."""
+
+
+STATE_HOOKS = ("state_supports", "state_buffers", "open_state")
+"""Names of the hooks that get a `StateGeometry`."""
+OPTIONAL_HOOKS: tuple[str, ...] = tuple(
+    PREFIX + name for name in sorted(("contract_notes", "explain", "tree_ops", "warm", *STATE_HOOKS))
+)
 """Hooks that a backend may omit."""
 HOOKS: tuple[str, ...] = tuple(
     sorted(name for name in globals() if name.startswith(PREFIX) and name not in OPTIONAL_HOOKS)

@@ -23,9 +23,10 @@ from .errors import (
     GeometryError,
     LoadFailure,
 )
-from .geometry import Form, Geometry, Mode
-from .hookspecs import PREFIX, BackendInfo
+from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
+from .hookspecs import PREFIX, STATE_HOOKS, BackendInfo
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
+from .loaded_state import StateHooks
 from .plugin import BackendPlugin
 from .registration import one_line, plugin_of, register
 from .requirements import HostLengthsNeed, Requirements
@@ -54,11 +55,12 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
     ("latent", bool, "True or False"),
     ("narrow_values", bool, "True or False"),
     ("lse", bool, "True or False"),
+    ("recurrences", (Recurrence,), "a tuple of Recurrence"),
 )
 """Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
 
 
-class LoadedBackend:
+class LoadedBackend(StateHooks):
     """A backend plugin with its hooks as plain methods. Each instance has its own pluggy plugin manager.
 
     Every method that calls a hook raises `BackendHookError` when the hook raises or returns a wrong type. Only a
@@ -318,7 +320,7 @@ class LoadedBackend:
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
         """Return the backend's draft-tree kernels on `device`, or torch operations if it has none."""
-        from .tree import TorchTreeOps, TreeOps
+        from .tree import ParentTreeOps, TorchTreeOps, TreeOps
 
         offered = self._offer("tree_ops", geometry=geometry, device=device)
         if offered is None:
@@ -327,11 +329,12 @@ class LoadedBackend:
             raise self._wrong_return("tree_ops", "a TreeOps (write_tail, verify_tree, compact)", offered)
         from .guard.switch import guarding
 
+        ops: TreeOps = offered if isinstance(offered, TorchTreeOps) else ParentTreeOps(offered)
         if not guarding():
-            return offered
+            return ops
         from .guard.tree_ops import GuardedTreeOps
 
-        return GuardedTreeOps(offered, geometry)
+        return GuardedTreeOps(ops, geometry)
 
     def implementation(self, hook: str) -> Callable[..., Any]:
         """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
@@ -352,8 +355,11 @@ class LoadedBackend:
         A wrong geometry is the caller's error, so it raises here, not as an error of the plugin.
         """
         geometry = arguments.get("geometry")
-        if "geometry" in arguments and not isinstance(geometry, Geometry):
-            raise GeometryError("geometry", geometry, "it must be a Geometry", "write Geometry.create(…)")
+        kind = StateGeometry if hook in STATE_HOOKS else Geometry
+        if "geometry" in arguments and not isinstance(geometry, kind):
+            raise GeometryError(
+                "geometry", geometry, f"it must be a {kind.__name__}", f"write {kind.__name__}.create(…)"
+            )
         try:
             return getattr(self._hooks, PREFIX + hook)(**arguments)
         except DraftmarkError:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .buffers import BufferSpec
-from .geometry import Geometry
+from .geometry import Geometry, StateGeometry
 from .hookspecs import BackendInfo, hookimpl
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .requirements import Requirements
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .arena import Arena
     from .backend import AttentionBackend
     from .graphs import GraphState
+    from .state import StateBackend
     from .tree import TreeOps
 
 NOTES = "contract"
@@ -83,6 +84,24 @@ class BackendPlugin(ABC):
     def explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:
         """Return the choices that lead to the kernels of a batch, in their order, without a device. Default: None."""
         return None
+
+    def state_supports(self, geometry: StateGeometry) -> list[str]:
+        """Return the reasons why layers with this state are not served, as sentences. Default: an empty list.
+
+        The core asks only for recurrences in `BackendInfo.recurrences`.
+        """
+        return []
+
+    def state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
+        """Return the buffers of all layers with this state. Default: none. Must not import torch."""
+        return []
+
+    def open_state(self, geometry: StateGeometry, arena: Arena) -> StateBackend:
+        """Return the object that the step loop calls for layers with this state, bound to the state buffers.
+
+        A plugin that lists a recurrence in `BackendInfo.recurrences` overrides it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} lists a recurrence, but does not define open_state")
 
     def contract_notes(self) -> object | None:
         """Return notes that only the conformance suite reads; see `draftmark_contract.notes`.
@@ -144,6 +163,21 @@ class BackendPlugin(ABC):
     def draftmark_explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:
         """Call `explain`."""
         return self.explain(geometry, batch)
+
+    @hookimpl
+    def draftmark_state_supports(self, geometry: StateGeometry) -> list[str]:
+        """Call `state_supports`."""
+        return self.state_supports(geometry)
+
+    @hookimpl
+    def draftmark_state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
+        """Call `state_buffers`."""
+        return self.state_buffers(geometry)
+
+    @hookimpl
+    def draftmark_open_state(self, geometry: StateGeometry, arena: Arena) -> StateBackend:
+        """Call `open_state`."""
+        return self.open_state(geometry, arena)
 
     @hookimpl
     def draftmark_contract_notes(self) -> object | None:

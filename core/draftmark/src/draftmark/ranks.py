@@ -28,8 +28,9 @@ _FIRST, _SECOND = -7046029254386353131, -4658895280553007687
 def step_digest(batch: ForwardBatch, page_size: int) -> torch.Tensor:
     """Return a digest of all metadata that ranks must agree on in one forward. Capturable, no host read.
 
-    Pages after a request's last token and rows after the last request's rows may be stale, so they are not included.
-    Two different steps have equal digests with a probability of 2**-64.
+    State slots are not included, because each rank gives out its own. Pages after a request's last token and rows after
+    the last request's rows may be stale, so they are not included either. Two different steps have equal digests with a
+    probability of 2**-64.
 
     Args:
         batch: a batch with all its device tensors filled. Read-only.
@@ -124,7 +125,11 @@ def _tail(batch: ForwardBatch, live: torch.Tensor) -> torch.Tensor:
     depth = batch.tail.depth
     if depth.dim() == 1:  # RAGGED_VERIFY has one depth per row; depths of padding rows may be stale
         depth = torch.where(live, depth, -1)
-    return _mix(torch.where(live[:, None], batch.tail.mask, 0)) + _mix(depth) * 3
+    found = _mix(torch.where(live[:, None], batch.tail.mask, 0)) + _mix(depth) * 3
+    parents = batch.tail.parents
+    if parents is None:
+        return found
+    return found + _mix(torch.where(live, parents, -1) if parents.dim() == 1 else parents) * 5
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@
 * Memory: a `KVPool` of one `KVCache` per layer, and the backend's `Arena`.
 * Attention: `AttentionBackend`, the four methods of a plugin; `BoundBackend` adds their optional arguments.
 * Draft trees: `write_tail`, `verify_tree`, and `TreeOps`, which a backend may implement with its own kernels.
+* Recurrent state: a `StatePool` of one `StateCache` per layer, `StateSlots`, and `StateBackend`, the five methods.
 * Graphs: a `GraphState` with one graph per `GraphKey`, and `record_call` for kernels that torch does not dispatch.
 * Ranks: `step_digest`, and `RankGuard`, which compares digests between ranks.
 * Host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
@@ -32,8 +33,9 @@ from .graphs import (
 )
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
 from .ranks import RankGuard, step_digest
+from .state import StateBackend, StateCache, StatePool, StateSlots, checkpoint_lens
 from .transfer import AsyncHostCopy, Fence, fence, to_device
-from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_tail
+from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_parents, write_tail
 
 __all__ = [
     "Arena",
@@ -56,6 +58,10 @@ __all__ = [
     "RankGuard",
     "Recording",
     "SequenceLengths",
+    "StateBackend",
+    "StateCache",
+    "StatePool",
+    "StateSlots",
     "Tail",
     "TorchTreeOps",
     "Tree",
@@ -64,6 +70,7 @@ __all__ = [
     "UpperBound",
     "VerifyResult",
     "ancestors",
+    "checkpoint_lens",
     "depths",
     "device_profile",
     "fence",
@@ -80,5 +87,6 @@ __all__ = [
     "to_device",
     "validate",
     "verify_tree",
+    "write_parents",
     "write_tail",
 ]

@@ -63,7 +63,7 @@ def write_tail(
     parents: torch.Tensor | None = None,
     pack: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
 ) -> None:
-    """Write the tail (mask and depth of a `Tree`) and the positions of a uniform batch. Capturable.
+    """Write the tail (mask, depth and parents of a `Tree`) and the positions of a uniform batch. Capturable.
 
     Args:
         batch: batch with filled prefix_lens; its tail and positions are written.
@@ -85,8 +85,20 @@ def write_tail(
         depth = depths(reach)
         batch.tail.mask.copy_((pack or pack_bits)(reach[:, rows].flatten(0, 1), geometry.mask_words))
         batch.tail.depth.copy_(depth)
+        write_parents(batch, parents)
     positions = batch.prefix_lens[:, None] + depth[:, rows]
     batch.positions.copy_(positions.clamp(max=geometry.limits.max_context_len - 1).view(-1))
+
+
+def write_parents(batch: ForwardBatch, parents: torch.Tensor | None) -> None:
+    """Write `Tree.parents` of a batch with state layers; do nothing in a batch without that tensor. Capturable.
+
+    Args:
+        batch: a uniform batch; its tail is written.
+        parents: int64 ``[R, T]`` as for `write_tail`.
+    """
+    if isinstance(batch.tail, Tree) and batch.tail.parents is not None and parents is not None:
+        batch.tail.parents.copy_(parents)
 
 
 class VerifyResult(NamedTuple):
@@ -146,6 +158,8 @@ class TreeOps(Protocol):
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
         """Write mask, depth and positions of a uniform batch, as the function `write_tail` does. Capturable.
 
+        Kernels of a plugin need not write `Tree.parents`: `LoadedBackend.tree_ops` adds that.
+
         Args:
             batch: batch with filled prefix_lens; its tail and positions are written.
             parents: int64 ``[R, T]``, rows of any stride; may be None for a `Causal` tail.
@@ -171,6 +185,19 @@ class TreeOps(Protocol):
             batch: the VERIFY batch that was verified, with the prefix lengths from before the round.
             accepted: result of the verification.
         """
+
+
+class ParentTreeOps:
+    """The plugin's `TreeOps`; `write_tail` also writes `Tree.parents` in a batch with state layers."""
+
+    def __init__(self, inner: TreeOps) -> None:
+        self.inner = inner
+        self.verify_tree, self.compact = inner.verify_tree, inner.compact
+
+    def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
+        """Write the tail with the plugin's kernels, and the parents with torch."""
+        self.inner.write_tail(batch, parents)
+        write_parents(batch, parents)
 
 
 class TorchTreeOps:

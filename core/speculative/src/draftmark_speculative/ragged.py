@@ -76,6 +76,8 @@ class RaggedRows:
         if isinstance(batch.tail, Tree) and isinstance(full.tail, Tree):
             batch.tail.mask.copy_(placed.of_nodes(full.tail.mask))
             batch.tail.depth.copy_(placed.of_nodes(full.tail.depth))
+            if batch.tail.parents is not None:
+                batch.tail.parents.copy_(placed.of_nodes(trees.parents.flatten()))
         return placed
 
     def _all_nodes(self, batch: ForwardBatch) -> ForwardBatch:

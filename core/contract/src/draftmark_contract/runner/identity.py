@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEP_PATH = (
     *("arena", "backend", "batch", "batch_tensors", "buffers", "cache", "devices", "geometry", "graphs", "lengths"),
-    *("guard", "requirements", "transfer", "tree"),
+    *("guard", "requirements", "state", "transfer", "tree"),
 )
 """Modules and packages of draftmark with code that runs, or decides sizes, from `open` to the end of a step."""
 IMPORTED_ONLY = ("errors", "version", "hookspecs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import BatchError
-from ..geometry import Geometry, Mode
+from ..geometry import BatchGeometry, Geometry, Mode, StateGeometry
 from .checks import (
     check_host,
     check_integer,
@@ -14,6 +14,7 @@ from .checks import (
     check_mode,
     check_rows,
     check_slots,
+    check_state_slots,
     check_table,
     require_tensor,
     shown,
@@ -21,12 +22,24 @@ from .checks import (
 
 
 def check_geometry(geometry: object) -> None:
-    """Require a `Geometry`."""
-    check_kind("geometry", geometry, Geometry, "a Geometry", "write Geometry.create(…)")
+    """Require a `Geometry` or a `StateGeometry`."""
+    check_kind("geometry", geometry, (Geometry, StateGeometry), "a Geometry", "write Geometry.create(…)")
+
+
+def check_state(state: object) -> None:
+    """Require a `StateGeometry` or None."""
+    remedy = "write StateGeometry.create(…), or leave it out"
+    check_kind("state", state, (StateGeometry, type(None)), "a StateGeometry", remedy)
 
 
 def check_uniform(
-    geometry: Geometry, mode: object, step: object, padded_reqs: object, num_reqs: object, host: object, tree: object
+    geometry: BatchGeometry,
+    mode: object,
+    step: object,
+    padded_reqs: object,
+    num_reqs: object,
+    host: object,
+    tree: object,
 ) -> None:
     """Check the arguments of `BatchBuffers.uniform`.
 
@@ -46,7 +59,7 @@ def check_uniform(
 
 
 def check_ragged_verify(
-    geometry: Geometry,
+    geometry: BatchGeometry,
     budget: int,
     num_reqs: object,
     host: object,
@@ -75,13 +88,14 @@ def check_ragged_verify(
 
 
 def check_ragged(
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     prefix_lens: object,
     page_table: object,
     q_lens: tuple[int, ...],
     host: object,
     num_reqs: object,
     slots: object,
+    state_slots: object = None,
 ) -> None:
     """Check the arguments of `ragged`, with `num_reqs` filled in; `q_lens` are integers.
 
@@ -100,9 +114,10 @@ def check_ragged(
     check_integer("num_reqs", num_reqs, 0, count, "count the live requests, which come first")
     check_host(host, num_reqs, geometry)  # type: ignore[arg-type]
     check_slots(slots, rows, geometry, device)
+    check_state_slots(state_slots, count, isinstance(geometry, StateGeometry), device)
 
 
-def _check_requests(geometry: Geometry, padded_reqs: object, num_reqs: object, host: object) -> None:
+def _check_requests(geometry: BatchGeometry, padded_reqs: object, num_reqs: object, host: object) -> None:
     remedy = "raise max_num_reqs or capture a larger batch"
     check_integer("padded_reqs", padded_reqs, 1, geometry.max_reqs, remedy)
     check_integer("num_reqs", num_reqs, 0, padded_reqs, "pad to at least num_reqs")  # type: ignore[arg-type]

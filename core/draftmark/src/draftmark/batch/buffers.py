@@ -8,10 +8,11 @@ import torch
 
 from ..batch_tensors import batch_tensors
 from ..devices import present_device
-from ..geometry import Extent, Geometry, Mode
+from ..geometry import Extent, Geometry, Mode, StateGeometry
+from ..geometry.pair import check_shared_batch
 from ..lengths import HostLengths
 from ..transfer import to_device
-from .arguments import check_geometry, check_ragged, check_ragged_verify, check_uniform
+from .arguments import check_geometry, check_ragged, check_ragged_verify, check_state, check_uniform
 from .checks import check_integers
 from .forward import Block, Causal, ForwardBatch, Tail, Tree
 
@@ -23,22 +24,35 @@ class BatchBuffers:
     share addresses, so a captured graph reads the contents of the next fill. The object owns its buffers.
 
     Attributes:
-        geometry: shapes and limits that size the buffers.
+        geometry: shapes and limits that size the buffers; a `StateGeometry` for a model without attention.
         prefix_lens, page_table, positions, mask, depth, q_indptr, slots: see `ForwardBatch` and `Tree`. `q_indptr` is
             None without RAGGED_VERIFY, `slots` is None without Form.ENGINE_SLOTS.
+        parents, state_slots: see `Tree` and `ForwardBatch`; None for a model without state layers.
+
+    Args:
+        state: geometry of the model's layers with state, which share the batch; None for a model without any.
+
+    Raises:
+        GeometryError: `geometry` and `state` differ in the draft shape or the limits.
     """
 
-    def __init__(self, geometry: Geometry, device: torch.device | str) -> None:
+    def __init__(
+        self, geometry: Geometry | StateGeometry, device: torch.device | str, state: StateGeometry | None = None
+    ) -> None:
         check_geometry(geometry)
+        check_state(state)
+        if state is not None:
+            check_shared_batch(geometry, state)
         device = present_device("BatchBuffers", device)
         self.geometry = geometry
         made = {
             one.name: torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device)
-            for one in batch_tensors(geometry)
+            for one in batch_tensors(geometry, state=state is not None)
         }
         self.prefix_lens, self.page_table = made["prefix_lens"], made["page_table"]
         self.positions, self.mask, self.depth = made["positions"], made["mask"], made["depth"]
         self.q_indptr, self.slots = made.get("q_indptr"), made.get("slots")
+        self.parents, self.state_slots = made.get("parents"), made.get("state_slots")
         self._indptr: dict[int, torch.Tensor] = {}
 
     def uniform(
@@ -64,7 +78,9 @@ class BatchBuffers:
         rows, slots = padded_reqs * extent.q_len, padded_reqs * extent.tail_len
         tail: Tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
         if tree:
-            tail = Tree(self.mask[:rows], self.depth[:slots].view(padded_reqs, extent.tail_len))
+            shape = padded_reqs, extent.tail_len
+            parents = None if self.parents is None else self.parents[:slots].view(shape)
+            tail = Tree(self.mask[:rows], self.depth[:slots].view(shape), parents)
         return ForwardBatch(
             mode,
             step,
@@ -79,6 +95,7 @@ class BatchBuffers:
             (extent.tail_len,) * padded_reqs,
             rows,
             self._slots(rows),
+            self._state_slots(padded_reqs),
         )
 
     def ragged_verify(
@@ -109,13 +126,14 @@ class BatchBuffers:
         geometry = self.geometry
         padded, bounds = check_ragged_verify(geometry, budget, num_reqs, host, tree, padded_reqs, q_bounds)
         assert self.q_indptr is not None, "the geometry serves RAGGED_VERIFY"
+        parents = None if self.parents is None else self.parents[:budget]
         return ForwardBatch(
             Mode.RAGGED_VERIFY,
             0,
             self.prefix_lens[:padded],
             self.q_indptr[: padded + 1],
             self.page_table[:padded],
-            Tree(self.mask[:budget], self.depth[:budget]) if tree else Causal(),
+            Tree(self.mask[:budget], self.depth[:budget], parents) if tree else Causal(),
             self.positions[:budget],
             host,
             num_reqs,
@@ -123,10 +141,14 @@ class BatchBuffers:
             bounds,
             budget,
             self._slots(budget),
+            self._state_slots(padded),
         )
 
     def _slots(self, rows: int) -> torch.Tensor | None:
         return None if self.slots is None else self.slots[:rows]
+
+    def _state_slots(self, requests: int) -> torch.Tensor | None:
+        return None if self.state_slots is None else self.state_slots[:requests]
 
     def _uniform_indptr(self, q_len: int) -> torch.Tensor:
         if q_len not in self._indptr:
@@ -136,24 +158,26 @@ class BatchBuffers:
 
 
 def ragged(
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     prefix_lens: torch.Tensor,
     page_table: torch.Tensor,
     q_lens: tuple[int, ...],
     host: HostLengths,
     num_reqs: int | None = None,
     slots: torch.Tensor | None = None,
+    state_slots: torch.Tensor | None = None,
 ) -> ForwardBatch:
     """Return an EXTEND batch: q_lens[r] new tokens of request r follow its prefix, with a causal mask.
 
     Args:
         geometry: shapes and limits of the batch.
         prefix_lens: int32 ``[R]`` on the device, committed tokens of each request.
-        page_table: int32 ``[R, max_pages_per_req]`` on the device, page ids.
+        page_table: int32 ``[R, max_pages_per_req]`` on the device, page ids; 0 columns for a `StateGeometry`.
         q_lens: new tokens of each request; 0 for a padded request.
         host: the host's view of the live requests' prefix lengths.
         num_reqs: live requests; default R.
         slots: int64 ``[rows]`` on the device, KV slot of each row, for an engine that places tokens itself.
+        state_slots: int32 ``[R]`` on the device, slot of each request's state; required for a `StateGeometry`.
 
     Raises:
         BatchError: a negative entry in `q_lens`, no rows, more rows than `Limits.max_extend_tokens`, or another
@@ -162,7 +186,7 @@ def ragged(
     check_geometry(geometry)
     check_integers("q_lens", q_lens, "give the chunk length of each prompt")
     live = len(q_lens) if num_reqs is None else num_reqs
-    check_ragged(geometry, prefix_lens, page_table, q_lens, host, live, slots)
+    check_ragged(geometry, prefix_lens, page_table, q_lens, host, live, slots, state_slots)
     rows, device = sum(q_lens), prefix_lens.device
     indptr = to_device(list(accumulate(q_lens, initial=0)), device, torch.int32)
     lens = to_device(q_lens, device)
@@ -182,4 +206,5 @@ def ragged(
         q_lens,
         rows,
         slots,
+        state_slots,
     )

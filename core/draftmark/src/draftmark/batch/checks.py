@@ -5,21 +5,24 @@ from __future__ import annotations
 import torch
 
 from ..errors import BatchError
-from ..geometry import Form, Geometry, Mode
+from ..geometry import BatchGeometry, Form, Geometry, Mode, StateGeometry
 from ..lengths import HostLengths, Unknown
 from .forward import Block, Causal, ForwardBatch, Tree
 
 INT32_MAX = 2**31 - 1
 
 
-def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
+def validate(batch: ForwardBatch, geometry: Geometry | StateGeometry) -> ForwardBatch:
     """Check shapes, dtypes and host numbers of a batch against its geometry; return the batch. No device read.
+
+    A batch of a hybrid model matches the geometry of each of its layers. A `StateGeometry` needs `state_slots`, and
+    `Tree.parents` in a tree; it ignores the page table and the KV slots.
 
     Raises:
         BatchError: the first contradiction, with its value, limit and remedy.
     """
     check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-    check_kind("geometry", geometry, Geometry, "a Geometry", "pass the geometry of the batch")
+    check_kind("geometry", geometry, (Geometry, StateGeometry), "a Geometry", "pass the geometry of the batch")
     check_mode(batch.mode, geometry)
     _check_numbers(batch)
     _check_requests(batch, geometry)
@@ -31,14 +34,18 @@ def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
         check_rows(batch.q_lens)
     device = require_tensor("prefix_lens", batch.prefix_lens, (r,), torch.int32).device
     require_tensor("q_indptr", batch.q_indptr, (r + 1,), torch.int32, device)
-    check_table(batch.page_table, r, geometry, device)
+    stateful = isinstance(geometry, StateGeometry)
+    if not stateful:
+        check_table(batch.page_table, r, geometry, device)
+        check_slots(batch.slots, rows, geometry, device)
+    check_state_slots(batch.state_slots, r, stateful, device)
     require_tensor("positions", batch.positions, (rows,), torch.int64, device)
-    check_slots(batch.slots, rows, geometry, device)
     if isinstance(batch.tail, Tree):
         require_tensor("tail.mask", batch.tail.mask, (rows, geometry.mask_words), torch.int32, device)
         by_row = batch.mode is Mode.RAGGED_VERIFY
         depth = (rows,) if by_row else (r, max(batch.tail_lens, default=0))
         require_tensor("tail.depth", batch.tail.depth, depth, torch.int32, device)
+        _check_parents(batch.tail.parents, depth, stateful, device)
     return batch
 
 
@@ -48,7 +55,7 @@ def check_rows(q_lens: tuple[int, ...]) -> None:
         raise BatchError(f"q_lens is {shown(q_lens)}, but an EXTEND has at least one new token; skip the forward")
 
 
-def check_mode(mode: object, geometry: Geometry) -> None:
+def check_mode(mode: object, geometry: BatchGeometry) -> None:
     """Require a `Mode` that the geometry serves."""
     remedy = f"write Mode.{mode.upper()}" if isinstance(mode, str) and mode.lower() in tuple(Mode) else "pass a Mode"
     check_kind("mode", mode, Mode, "a draftmark.Mode", remedy)
@@ -83,7 +90,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def check_host(host: object, num_reqs: int, geometry: Geometry) -> None:
+def check_host(host: object, num_reqs: int, geometry: BatchGeometry) -> None:
     """Require host lengths of `num_reqs` live requests, each within the geometry's limit."""
     remedy = "take them from SequenceLengths for the same rows"
     check_kind("host", host, HostLengths, "Exact, UpperBound or Unknown", "take it from SequenceLengths")  # type: ignore[arg-type]
@@ -114,7 +121,9 @@ def _check_numbers(batch: ForwardBatch) -> None:
     check_kind("tail", batch.tail, (Causal, Tree, Block), "Causal, Tree or Block", "take the batch from BatchBuffers")
 
 
-def check_table(table: object, requests: int, geometry: Geometry, device: torch.device | None = None) -> None:
+def check_table(
+    table: object, requests: int, geometry: Geometry | StateGeometry, device: torch.device | None = None
+) -> None:
     """Require a page table with the geometry's number of columns; with Form.ENGINE_TABLE it may have more."""
     width, wide = geometry.max_pages_per_req, Form.ENGINE_TABLE in geometry.forms
     if wide and isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] > width:
@@ -122,7 +131,7 @@ def check_table(table: object, requests: int, geometry: Geometry, device: torch.
     require_tensor("page_table", table, (requests, width), torch.int32, device)
 
 
-def check_slots(slots: object, rows: int, geometry: Geometry, device: torch.device) -> None:
+def check_slots(slots: object, rows: int, geometry: BatchGeometry, device: torch.device) -> None:
     """Require the `slots` tensor if the geometry has Form.ENGINE_SLOTS; otherwise require None."""
     brings = Form.ENGINE_SLOTS in geometry.forms
     if slots is None:
@@ -139,7 +148,30 @@ def check_slots(slots: object, rows: int, geometry: Geometry, device: torch.devi
     require_tensor("slots", slots, (rows,), torch.int64, device)
 
 
-def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
+def check_state_slots(state_slots: object, requests: int, needed: bool, device: torch.device) -> None:
+    """Require the `state_slots` tensor if `needed`; a layer without state accepts the tensor and None."""
+    if state_slots is None:
+        if needed:
+            raise BatchError(
+                "state_slots is None, but the geometry has recurrent state; create BatchBuffers with state=, or pass "
+                "state_slots to ragged"
+            )
+        return
+    require_tensor("state_slots", state_slots, (requests,), torch.int32, device)
+
+
+def _check_parents(parents: object, shape: tuple[int, ...], needed: bool, device: torch.device) -> None:
+    if parents is None:
+        if needed:
+            raise BatchError(
+                "tail.parents is None, but a tree over recurrent state needs the parent of each slot; create "
+                "BatchBuffers with state="
+            )
+        return
+    require_tensor("tail.parents", parents, shape, torch.int32, device)
+
+
+def _check_requests(batch: ForwardBatch, geometry: BatchGeometry) -> None:
     r = batch.padded_reqs
     if r > geometry.max_reqs and batch.mode is not Mode.EXTEND:
         raise BatchError(
@@ -151,7 +183,7 @@ def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
     check_host(batch.host, batch.num_reqs, geometry)
 
 
-def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
+def _check_extent(batch: ForwardBatch, geometry: BatchGeometry) -> None:
     if batch.mode is Mode.EXTEND:
         if batch.tail_lens != batch.q_lens or min(batch.q_lens, default=0) < 0:
             raise BatchError(
@@ -185,7 +217,7 @@ def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
         )
 
 
-def _check_budget(batch: ForwardBatch, geometry: Geometry) -> None:
+def _check_budget(batch: ForwardBatch, geometry: BatchGeometry) -> None:
     d, most = geometry.draft.num_draft_tokens, geometry.max_rows(Mode.RAGGED_VERIFY)
     if batch.num_rows > most:
         raise BatchError(

@@ -28,10 +28,13 @@ class Tree:
             row sees tail slot j. A row sees its own slot and no later slot. Bits at and above T are zero.
         depth: int32 ``[R, T]``; tail slot s has position L + depth[s]. In RAGGED_VERIFY int32 ``[num_rows]``, one depth
             per row, because every tail slot is a row.
+        parents: int32 in the shape of `depth`, parent slot of each tail slot in the request's own tail; -1 for a slot
+            after the committed tokens. It describes the same tree as `mask`. None in a batch without state layers.
     """
 
     mask: torch.Tensor
     depth: torch.Tensor
+    parents: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class ForwardBatch:
         num_rows: query rows, padding included; in RAGGED_VERIFY the batch's budget.
         slots: int64 ``[num_rows]``, KV slot of each row for an engine that places tokens itself; -1 stores nothing.
             None: the backend computes slots from the page table.
+        state_slots: int32 ``[R]``, slot of each request in a `StatePool`; a null slot for a padded request. Slots of
+            live requests are distinct. Padded requests may share a null slot. None in a batch without state layers.
     """
 
     mode: Mode
@@ -95,6 +100,7 @@ class ForwardBatch:
     tail_lens: tuple[int, ...]
     num_rows: int
     slots: torch.Tensor | None
+    state_slots: torch.Tensor | None = None
 
     @property
     def padded_reqs(self) -> int:

@@ -1,6 +1,7 @@
 """Geometry: shapes, limits and every length formula of the attention layer. Integers only, no torch."""
 
 from .arithmetic import ceil_div, maximum, minimum
+from .batch_geometry import BatchGeometry
 from .geometry import Geometry
 from .latent import latent_shape
 from .pair import GeometryPair, ModelFacts
@@ -20,6 +21,8 @@ from .shapes import (
     Limits,
     Mode,
 )
+from .state import STATE_MODES, Gate, Recurrence, StateGeometry, StateShape
+from .state_checks import STATE_DTYPES
 
 __all__ = [
     "CORE_MODES",
@@ -28,17 +31,24 @@ __all__ = [
     "KV_DTYPES",
     "LAYOUT_FORMS",
     "Q_DTYPES",
+    "STATE_DTYPES",
+    "STATE_MODES",
     "TARGET_MODES",
     "AttentionShape",
+    "BatchGeometry",
     "DeviceProfile",
     "DraftShape",
     "Extent",
     "Form",
+    "Gate",
     "Geometry",
     "GeometryPair",
     "Limits",
     "Mode",
     "ModelFacts",
+    "Recurrence",
+    "StateGeometry",
+    "StateShape",
     "ceil_div",
     "latent_shape",
     "maximum",

@@ -12,6 +12,7 @@ from ..errors import GeometryError
 from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftShape, Form, Limits, Mode
 
 if TYPE_CHECKING:
+    from .batch_geometry import BatchGeometry
     from .geometry import Geometry
 
 INT32_MAX = 2**31 - 1
@@ -21,28 +22,18 @@ SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32"
 
 def check(geometry: Geometry) -> None:
     """Raise `GeometryError` for the first field that is out of range."""
-    parts = {"attention": AttentionShape, "limits": Limits, "draft": DraftShape, "device": DeviceProfile}
-    for name, kind in parts.items():
-        value = getattr(geometry, name)
-        if not isinstance(value, kind):
-            raise GeometryError(name, value, f"it must be an instance of {kind.__name__}", f"write {kind.__name__}(…)")
-    _check_attention(geometry.attention)
-    _check_values(geometry.attention)
-    _check_draft(geometry.draft)
-    _check_limits(geometry.limits)
-    _check_device(geometry.device)
-    modes = geometry.modes
-    if not isinstance(modes, (tuple, list)) or not modes or not all(isinstance(mode, Mode) for mode in modes):
-        raise GeometryError(
-            "modes", modes, "it must be a tuple of one Mode or more", "pass TARGET_MODES or DRAFT_MODES"
-        )
-    forms, block = geometry.forms, geometry.draft.block_size
+    attention = geometry.attention
+    if not isinstance(attention, AttentionShape):
+        limit = "it must be an instance of AttentionShape"
+        raise GeometryError("attention", attention, limit, "write AttentionShape(…)")
+    _check_attention(attention)
+    _check_values(attention)
+    check_batch_fields(geometry)
+    forms = geometry.forms
     if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
         raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
     if Form.LATENT_PARTS in forms:
-        _check_parts(geometry.attention, forms)
-    if Mode.DRAFT_BLOCK in modes:
-        _at_least("draft.block_size", block, 1, "set the rows of a block, or remove DRAFT_BLOCK from the modes")
+        _check_parts(attention, forms)
     longest = geometry.max_kv_len
     if longest > INT32_MAX:
         raise GeometryError(
@@ -53,10 +44,30 @@ def check(geometry: Geometry) -> None:
         )
 
 
+def check_batch_fields(geometry: BatchGeometry) -> None:
+    """Raise `GeometryError` for the first field out of range that a batch of any layer has."""
+    parts = {"limits": Limits, "draft": DraftShape, "device": DeviceProfile}
+    for name, kind in parts.items():
+        value = getattr(geometry, name)
+        if not isinstance(value, kind):
+            raise GeometryError(name, value, f"it must be an instance of {kind.__name__}", f"write {kind.__name__}(…)")
+    _check_draft(geometry.draft)
+    _check_limits(geometry.limits)
+    _check_device(geometry.device)
+    modes = geometry.modes
+    if not isinstance(modes, (tuple, list)) or not modes or not all(isinstance(mode, Mode) for mode in modes):
+        raise GeometryError(
+            "modes", modes, "it must be a tuple of one Mode or more", "pass TARGET_MODES or DRAFT_MODES"
+        )
+    if Mode.DRAFT_BLOCK in modes:
+        block = geometry.draft.block_size
+        at_least("draft.block_size", block, 1, "set the rows of a block, or remove DRAFT_BLOCK from the modes")
+
+
 def _check_attention(a: AttentionShape) -> None:
     for name in ("num_qo_heads", "num_kv_heads", "head_dim"):
-        _at_least(f"attention.{name}", getattr(a, name), 1, f"set the model's {name}")
-    _at_least("attention.page_size", a.page_size, 1, "use the KV cache's tokens per page, such as 16 or 64")
+        at_least(f"attention.{name}", getattr(a, name), 1, f"set the model's {name}")
+    at_least("attention.page_size", a.page_size, 1, "use the KV cache's tokens per page, such as 16 or 64")
     if a.num_qo_heads % a.num_kv_heads:
         raise GeometryError(
             "attention.num_qo_heads",
@@ -64,12 +75,12 @@ def _check_attention(a: AttentionShape) -> None:
             f"it must be a multiple of num_kv_heads = {a.num_kv_heads}",
             "take both numbers from one model, per tensor-parallel rank",
         )
-    _check_dtype("attention.q_dtype", a.q_dtype, Q_DTYPES)
-    _check_dtype("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
+    check_dtype("attention.q_dtype", a.q_dtype, Q_DTYPES)
+    check_dtype("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
     if a.softmax_scale is not None and not (is_number(a.softmax_scale) and a.softmax_scale > 0):
         remedy = "use draftmark.latent_shape" if a.latent else "use head_dim ** -0.5"
         raise GeometryError("attention.softmax_scale", a.softmax_scale, "it must be finite and positive", remedy)
-    _at_least("attention.window_left", a.window_left, -1, "use -1 for no window")
+    at_least("attention.window_left", a.window_left, -1, "use -1 for no window")
     if not (is_number(a.logits_soft_cap) and a.logits_soft_cap >= 0):
         raise GeometryError(
             "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
@@ -85,7 +96,7 @@ def _check_values(a: AttentionShape) -> None:
     if not isinstance(a.latent, bool):
         raise GeometryError("attention.latent", a.latent, "it must be True or False", "use True for an MLA layer")
     if a.value_dim is not None:
-        _at_least("attention.value_dim", a.value_dim, 1, "set the elements of a value, or None for head_dim")
+        at_least("attention.value_dim", a.value_dim, 1, "set the elements of a value, or None for head_dim")
         if a.value_dim > a.head_dim:
             remedy = "set head_dim to the whole row of a latent layer, or to the elements of a key"
             raise GeometryError("attention.value_dim", a.value_dim, f"it must be <= head_dim = {a.head_dim}", remedy)
@@ -112,21 +123,21 @@ def _check_parts(a: AttentionShape, forms: tuple[Form, ...]) -> None:
 def _check_device(device: DeviceProfile) -> None:
     if not isinstance(device.kind, str) or not device.kind:
         raise GeometryError("device.kind", device.kind, "it must be a torch device type", "write cpu, cuda or npu")
-    _at_least("device.arch", device.arch, 0, "set the compute capability times ten, or 0 on other devices")
-    _at_least("device.num_sms", device.num_sms, 1, "set the device's number of multiprocessors or cores")
+    at_least("device.arch", device.arch, 0, "set the compute capability times ten, or 0 on other devices")
+    at_least("device.num_sms", device.num_sms, 1, "set the device's number of multiprocessors or cores")
 
 
 def _check_draft(d: DraftShape) -> None:
-    _at_least("draft.topk", d.topk, 1, "use topk = 1 for a chain")
-    _at_least("draft.num_steps", d.num_steps, 1, "use num_steps = 1 for no draft forward")
-    _at_least("draft.num_draft_tokens", d.num_draft_tokens, 1, "use num_draft_tokens = 1 for no speculation")
-    _at_least("draft.block_size", d.block_size, 0, "use block_size = 0 for a draft model without blocks")
+    at_least("draft.topk", d.topk, 1, "use topk = 1 for a chain")
+    at_least("draft.num_steps", d.num_steps, 1, "use num_steps = 1 for no draft forward")
+    at_least("draft.num_draft_tokens", d.num_draft_tokens, 1, "use num_draft_tokens = 1 for no speculation")
+    at_least("draft.block_size", d.block_size, 0, "use block_size = 0 for a draft model without blocks")
 
 
 def _check_limits(limits: Limits) -> None:
-    _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "allow at least one request")
-    _at_least("limits.max_context_len", limits.max_context_len, 1, "set the longest prompt plus its output")
-    _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "set the tokens of the largest prefill chunk")
+    at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "allow at least one request")
+    at_least("limits.max_context_len", limits.max_context_len, 1, "set the longest prompt plus its output")
+    at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "set the tokens of the largest prefill chunk")
     for name in ("overlap", "overshoot", "host_lag", "batch_invariant"):
         value = getattr(limits, name)
         if not isinstance(value, bool) and (name not in ("overshoot", "host_lag") or value is not None):
@@ -136,10 +147,11 @@ def _check_limits(limits: Limits) -> None:
         if not isinstance(sizes, (tuple, list)):
             raise GeometryError(f"limits.{name}", sizes, "it must be a tuple of sizes", "write (8,) for one size")
         for size in sizes:
-            _at_least(f"limits.{name}", size, 1, f"capture batches of at least one {least}")
+            at_least(f"limits.{name}", size, 1, f"capture batches of at least one {least}")
+    at_least("limits.state_interval", limits.state_interval, 0, "use 0 for no checkpoints of states")
     if limits.max_kv_len is not None:
-        at_least = "set at least max_context_len, or leave it out for the default"
-        _at_least("limits.max_kv_len", limits.max_kv_len, limits.max_context_len, at_least)
+        remedy = "set at least max_context_len, or leave it out for the default"
+        at_least("limits.max_kv_len", limits.max_kv_len, limits.max_context_len, remedy)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -152,7 +164,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
         return False
 
 
-def _at_least(field: str, value: object, low: int, remedy: str) -> None:
+def at_least(field: str, value: object, low: int, remedy: str) -> None:
+    """Raise `GeometryError` unless `value` is an integer from `low` to the largest int32."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise GeometryError(field, value, "it must be an integer", remedy)
     if value < low:
@@ -161,7 +174,8 @@ def _at_least(field: str, value: object, low: int, remedy: str) -> None:
         raise GeometryError(field, value, "it must fit int32", remedy)
 
 
-def _check_dtype(field: str, value: object, allowed: tuple[str, ...]) -> None:
+def check_dtype(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise `GeometryError` unless `value` is one of the dtype names in `allowed`."""
     if value in allowed:
         return
     name = SHORT_DTYPES.get(value) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Shapes and limits of a model's attention, with every length formula of the attention layer.
+"""Shapes and limits of a model's attention, with every formula that depends on pages or heads.
 
 This module contains integers only: no torch, no device. The same formulas run on Python ints at start-up, on a laptop
 without the hardware, and on symbolic integers in a proof. The formulas here and the sizing code of plugins therefore
@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from .arithmetic import ceil_div, maximum, minimum
+from .arithmetic import ceil_div
+from .batch_geometry import BatchGeometry, sorted_sizes
 from .checks import check
-from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Extent, Form, Limits, Mode
+from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Form, Limits, Mode
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(BatchGeometry):
     """Attention shape of a layer, with the draft shape, limits and device that bound its batches.
 
     Create an instance with `Geometry.create`, which validates all fields. The bare constructor does not validate, so
@@ -66,40 +67,7 @@ class Geometry:
         check(cls(attention, draft, limits, device, modes, forms))
         if attention.softmax_scale is None:
             attention = replace(attention, softmax_scale=1.0 / math.sqrt(attention.head_dim))
-        limits = replace(
-            limits,
-            capture_batch_sizes=tuple(sorted(set(limits.capture_batch_sizes))),
-            row_budgets=tuple(sorted(set(limits.row_budgets))),
-        )
-        return cls(attention, draft, limits, device, tuple(modes), tuple(forms))
-
-    # -- lengths, in tokens -------------------------------------------------------------------------------
-
-    @property
-    def max_tail(self) -> int:
-        """Tail slots that one request can have in any forward: ``max(1, D, k·(S-1), block_size)``."""
-        return maximum(1, self.draft.num_draft_tokens, self.max_draft_tail, self.draft.block_size)
-
-    @property
-    def max_draft_tail(self) -> int:
-        """Tail slots of the last DRAFT forward: ``k·(S-1)``; 0 when the draft model has no forward of its own."""
-        return self.draft.topk * self.num_draft_steps
-
-    @property
-    def max_prefix_len(self) -> int:
-        """Largest prefix length in any forward: max_context_len, plus one tail when lengths may overshoot."""
-        return self.limits.max_context_len + self.max_tail * int(self.limits.overshoots)
-
-    @property
-    def max_kv_len(self) -> int:
-        """KV positions of one request, with room for a tail after the longest prefix.
-
-        sglang#22778 and sglang#19016 lacked this room. `Limits.max_kv_len` replaces the formula for an engine that
-        trims tails at its own limit.
-        """
-        if self.limits.max_kv_len is not None:
-            return self.limits.max_kv_len
-        return self.max_prefix_len + self.max_tail
+        return cls(attention, draft, sorted_sizes(limits), device, tuple(modes), tuple(forms))
 
     # -- pages --------------------------------------------------------------------------------------------
 
@@ -123,59 +91,6 @@ class Geometry:
     def null_pages_per_req(self) -> int:
         """Number of null pages that one padded request gets for its tail, if the backend requires unique slots."""
         return ceil_div(self.max_tail, self.attention.page_size)
-
-    # -- batch --------------------------------------------------------------------------------------------
-
-    @property
-    def max_reqs(self) -> int:
-        """Requests of the largest batch; padding to a captured size may exceed max_num_reqs (sglang#25124)."""
-        return maximum(self.limits.max_num_reqs, *self.limits.capture_batch_sizes)
-
-    def extent(self, mode: Mode, step: int = 0) -> Extent:
-        """Return rows and tail slots per request; for EXTEND and RAGGED_VERIFY the maximum of one request.
-
-        Args:
-            mode: mode of the forward.
-            step: index of the DRAFT forward, 0 … num_steps - 2; ignored in other modes.
-        """
-        k, d = self.draft.topk, self.draft.num_draft_tokens
-        if mode == Mode.DRAFT:
-            return Extent(k, k * (step + 1))
-        if mode == Mode.DECODE:
-            return Extent(1, 1)
-        if mode == Mode.EXTEND:
-            rows = minimum(self.limits.max_extend_tokens, self.limits.max_context_len)
-            return Extent(rows, rows)
-        if mode == Mode.DRAFT_BLOCK:
-            return Extent(self.draft.block_size, self.draft.block_size)
-        return Extent(d, d)
-
-    def max_rows(self, mode: Mode) -> int:
-        """Return the query rows of the largest forward in `mode`, padding included."""
-        if mode == Mode.EXTEND:
-            return self.limits.max_extend_tokens
-        if mode == Mode.RAGGED_VERIFY and self.limits.row_budgets:
-            return maximum(*self.limits.row_budgets)
-        return self.max_reqs * self.extent(mode).q_len
-
-    @property
-    def max_rows_any(self) -> int:
-        """Query rows of the largest forward in any of this geometry's modes."""
-        return maximum(*(self.max_rows(mode) for mode in self.modes))
-
-    @property
-    def mask_words(self) -> int:
-        """int32 words of one packed tail-mask row, in every mode: ``ceil(max_tail / 32)``."""
-        return ceil_div(self.max_tail, 32)
-
-    @property
-    def num_draft_steps(self) -> int:
-        """Number of DRAFT forwards before each VERIFY: num_steps - 1."""
-        return self.draft.num_steps - 1
-
-    def last_step(self, mode: Mode) -> int:
-        """Return the step of the largest forward of `mode`: num_steps - 2 in DRAFT (at least 0), 0 in other modes."""
-        return maximum(0, self.num_draft_steps - 1) if mode == Mode.DRAFT else 0
 
     # -- bytes --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from ..errors import GeometryError
+from .batch_geometry import BatchGeometry
 from .geometry import Geometry
 
 
@@ -73,6 +74,15 @@ class GeometryPair:
             model = getattr(self, f"{side}_model")
             if model is not None:
                 _check_model(f"pair.{side}", getattr(self, side), model)
+
+
+def check_shared_batch(geometry: BatchGeometry, state: BatchGeometry) -> None:
+    """Raise `GeometryError` unless two layers of one model have the same draft shape and limits, so share a batch."""
+    for name in ("draft", "limits"):
+        mine, other = getattr(geometry, name), getattr(state, name)
+        if mine != other:
+            remedy = "give all geometries of a model the same value: they share a batch"
+            raise GeometryError(f"state.{name}", other, f"the other layers have {mine!r}", remedy)
 
 
 def _check_kind(field: str, value: object, kind: type) -> None:

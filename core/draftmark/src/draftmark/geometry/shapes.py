@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DTYPE_BYTES = {
+    "float64": 8,
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
@@ -167,6 +168,8 @@ class Limits:
     batch_invariant: bool = False
     """A request must have the same output bits in every batch, eager or replayed. The chunks of a prompt may differ in
     their bits from the prompt cut elsewhere."""
+    state_interval: int = 0
+    """Tokens between two checkpoints of a request's recurrent state, for prefix reuse; 0 for none."""
 
     @property
     def overshoots(self) -> bool:

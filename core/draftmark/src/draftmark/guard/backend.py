@@ -44,20 +44,20 @@ class GuardedBackend:
         if self._written:
             self._planned.clear()
             self._written = False
-        self._planned.add(_key(batch))
+        self._planned.add(forward_key(batch))
         self._inner.plan(batch)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Check that the batch was planned, and its contents where the host may read them; then write."""
         check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-        if _key(batch) not in self._planned:
+        if forward_key(batch) not in self._planned:
             raise BatchError(
                 f"write_metadata got a {batch.mode} batch that plan did not get; call plan(batch) on the host before "
                 "each forward and before each replay"
             )
         if readable(batch.device):
             self._largest_page = check_contents(batch, self._geometry, self._null_pages)
-        self._current, self._written = _key(batch), True
+        self._current, self._written = forward_key(batch), True
         self._inner.write_metadata(batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
@@ -122,7 +122,7 @@ class GuardedBackend:
 
     def _check_call(self, call: str, cache: KVCache, batch: ForwardBatch) -> None:
         check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-        if _key(batch) != self._current:
+        if forward_key(batch) != self._current:
             raise BatchError(
                 f"{call} got a {batch.mode} batch that write_metadata did not get last; call write_metadata(batch) "
                 "before the layers of each forward"
@@ -146,7 +146,7 @@ class GuardedBackend:
             raise BatchError(f"{name} has strides {list(tensor.stride())}, but a head is contiguous; copy the tensor")
 
 
-def _key(batch: ForwardBatch) -> Hashable:
+def forward_key(batch: ForwardBatch) -> Hashable:
     """Return an identifier of a forward: its host numbers, and the addresses of its tensors."""
     numbers = (batch.mode, batch.step, batch.num_reqs, batch.q_lens, batch.tail_lens, batch.num_rows, batch.host)
     return (*numbers, type(batch.tail), batch.prefix_lens.data_ptr(), batch.page_table.data_ptr())

@@ -8,7 +8,7 @@ import torch
 
 from ..batch import ForwardBatch, Tree
 from ..errors import BatchError
-from ..geometry import Form, Geometry, Mode
+from ..geometry import BatchGeometry, Form, Geometry, Mode
 from ..lengths import Exact
 
 
@@ -18,15 +18,25 @@ def check_contents(batch: ForwardBatch, geometry: Geometry, null_pages: int) -> 
     Raises:
         BatchError: the first tensor that contradicts the batch, with the value, the limit and the remedy.
     """
+    rows = check_rows_and_lengths(batch, geometry)
+    return _check_pages(batch, geometry, batch.prefix_lens.tolist(), rows, null_pages)
+
+
+def check_rows_and_lengths(batch: ForwardBatch, geometry: BatchGeometry) -> list[int]:
+    """Check prefix lengths, row counts, positions and the tree's mask; return the number of rows of each request.
+
+    Raises:
+        BatchError: the first tensor that contradicts the batch.
+    """
     lens = _check_lengths(batch, geometry)
     rows = _check_rows(batch)
     _check_positions(batch, geometry, lens, rows)
     if isinstance(batch.tail, Tree):
         _check_tree(batch, geometry, rows)
-    return _check_pages(batch, geometry, lens, rows, null_pages)
+    return rows
 
 
-def _check_lengths(batch: ForwardBatch, geometry: Geometry) -> list[int]:
+def _check_lengths(batch: ForwardBatch, geometry: BatchGeometry) -> list[int]:
     lens: list[int] = batch.prefix_lens.tolist()
     for r, length in enumerate(lens):
         if not 0 <= length <= geometry.max_prefix_len:
@@ -69,7 +79,7 @@ def _tail_lens(batch: ForwardBatch, rows: list[int]) -> list[int]:
     return rows if batch.mode is Mode.RAGGED_VERIFY else list(batch.tail_lens)
 
 
-def _check_positions(batch: ForwardBatch, geometry: Geometry, lens: list[int], rows: list[int]) -> None:
+def _check_positions(batch: ForwardBatch, geometry: BatchGeometry, lens: list[int], rows: list[int]) -> None:
     last, starts = geometry.limits.max_context_len - 1, batch.q_indptr.tolist()
     got: list[int] = batch.positions.tolist()
     for r in range(batch.num_reqs):
@@ -95,7 +105,7 @@ def _depths(batch: ForwardBatch, request: int, start: int, rows: int, tail: int)
     return found
 
 
-def _check_tree(batch: ForwardBatch, geometry: Geometry, rows: list[int]) -> None:
+def _check_tree(batch: ForwardBatch, geometry: BatchGeometry, rows: list[int]) -> None:
     assert isinstance(batch.tail, Tree)
     starts = batch.q_indptr.tolist()
     for r in range(batch.num_reqs):
