@@ -84,7 +84,7 @@ class Library:
 
     def cuStreamIsCapturing(self, stream, status):
         status._obj.value = self.capturing
-        return 0
+        return 0 if threading.get_ident() in self.contexts else 201  # CUDA_ERROR_INVALID_CONTEXT
 
     def cuStreamBeginCapture_v2(self, stream, mode):
         self._before = len(self.gpu.launched)
@@ -146,6 +146,7 @@ def library(fake_gpu, monkeypatch):
 def use_library(library, monkeypatch):
     driver = Driver(library)
     monkeypatch.setattr(cuda_driver, "driver", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "_BOUND", threading.local())  # no thread has a context of this library
     return library
 
 
@@ -395,6 +396,17 @@ def test_each_thread_gets_a_context_before_its_first_launch(library):
         one.join()
         assert library.contexts[own[context]] == (context or 121)
         library.contexts.clear()
+
+
+def test_the_first_use_on_a_new_thread_is_recorded(library, make_layers):
+    """A thread without a CUDA context gets one before the driver is asked whether its stream captures a graph."""
+    chance, layers = random.Random(5), make_layers(Mode.DECODE, 16)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    q, out = layers.rows(batch, chance)
+    thread = threading.Thread(target=layers.attention.attend, args=(q, cache, batch, out))
+    thread.start()
+    thread.join()
+    assert launches_of(layers.attention._relaunch) and library.captures
 
 
 def test_kv_write_launches_through_the_driver(library, make_layers):

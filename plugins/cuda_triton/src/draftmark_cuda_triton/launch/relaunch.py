@@ -107,12 +107,12 @@ class RelaunchCache:
             with torch.cuda.device(device):
                 self(layout, tensors, launch, *args)
             return
+        cuda_driver.bind_context(device)
         key = (layout, alignment, device)
         recorded = self._cache.get(key)
         if recorded is None:
             self._record(key, tensors, launch, args)
             return
-        cuda_driver.bind_context(device)
         stream = driver.active.get_current_stream(device)
         with self._lock:
             recorded.addresses[:] = addresses  # type: ignore[assignment]  # the array also accepts int
