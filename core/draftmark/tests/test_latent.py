@@ -80,6 +80,8 @@ def test_one_buffer_gives_views_of_its_rows():
     assert cache.k.shape == (2, 4, 1, 12) and cache.v.shape == (2, 4, 1, 8)
     assert torch.equal(cache.k[:, :, 0], rows) and torch.equal(cache.v[:, :, 0], rows[..., :8])
     value, rest = cache.parts
+    assert cache.parts is cache.parts and cache.part_pages is cache.part_pages
+    assert [tuple(one.shape) for one in cache.part_pages] == [(2, 4, 1, 8), (2, 4, 1, 4)]
     assert torch.equal(torch.cat((value, rest), -1), rows) and rest.shape[-1] == 4
     assert {one.untyped_storage().data_ptr() for one in (cache.k, cache.v, value, rest)} == {rows.data_ptr()}
 

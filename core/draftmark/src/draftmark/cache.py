@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -89,11 +90,12 @@ class KVCache:
         k = rows.unsqueeze(2)
         return cls(k, k[..., :value_dim], scale, scale, sinks)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Value parts and rests of a latent layer's rows: its two buffers, or two views of its one buffer.
 
         Each is ``[num_pages, page_size, elements]``; together they have head_dim elements, and the rests may have 0.
+        The first use checks the cache and makes the views, which the cache keeps.
 
         Raises:
             BatchError: the cache is not one of a latent layer.
@@ -102,6 +104,16 @@ class KVCache:
             raise BatchError("the cache has K and V apart, but only latent rows have parts; read k and v")
         rows, value_dim = self.k[:, :, 0], self.v.shape[-1]
         return rows[..., :value_dim], rows[..., value_dim:]
+
+    @cached_property
+    def part_pages(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`parts` with the axis of the one KV head: ``[num_pages, page_size, 1, elements]``, as k and v have it.
+
+        Raises:
+            BatchError: the cache is not one of a latent layer.
+        """
+        values, rests = self.parts
+        return values.unsqueeze(2), rests.unsqueeze(2)
 
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tensors with keys and with values; for rows in two buffers, the parts."""
@@ -130,19 +142,18 @@ def _check_scale(name: str, scale: object, device: torch.device) -> None:
 class _PartsCache(KVCache):
     """Cache of a latent layer with value parts and rests in two buffers."""
 
-    _parts: tuple[torch.Tensor, torch.Tensor]
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __init__(
         self, parts: tuple[torch.Tensor, torch.Tensor], scale: torch.Tensor | None, sinks: torch.Tensor | None
     ) -> None:
-        fields = {"_parts": parts, "k_scale": scale, "v_scale": scale, "sinks": sinks}
+        fields = {"parts": parts, "k_scale": scale, "v_scale": scale, "sinks": sinks}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
 
     def __repr__(self) -> str:
-        values, rest = self._parts
+        values, rest = self.parts
         return f"KVCache.latent(({values.dtype} {list(values.shape)}, {rest.dtype} {list(rest.shape)}))"
 
     @property
@@ -153,13 +164,8 @@ class _PartsCache(KVCache):
     def v(self) -> torch.Tensor:
         raise BatchError(APART.format(name="v"))
 
-    @property
-    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value parts and rests, the two buffers."""
-        return self._parts
-
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._parts
+        return self.parts
 
 
 def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:

@@ -60,7 +60,7 @@ class AscendLatentBackend(AscendBackend):
         from .ops import PagedAttention
 
         heads, (queries, rests, outputs) = q.shape[1], (one[: batch.num_rows] for one in self._staged)
-        values, rest = (part.unsqueeze(2) for part in cache.parts)
+        values, rest = cache.part_pages
         queries[:, :heads].copy_(q[..., : queries.shape[2]])
         rests[:, :heads].copy_(q[..., queries.shape[2] :])
         tables, (causal, pick) = self._metadata.tables(batch), self._mask_and_lists(batch, lse)

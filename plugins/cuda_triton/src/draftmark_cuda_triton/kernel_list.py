@@ -228,7 +228,7 @@ def _latent_cache(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         rows = _tensor(PAGES, a.page_size, a.head_dim, dtype=a.kv_dtype)
         parts = [rows[..., :width], rows[..., width:]]
-    value, rest = latent_operands(*parts)
+    value, rest = latent_operands(*[part.unsqueeze(2) for part in parts])
     return value.as_subclass(_StandIn), rest.as_subclass(_StandIn)
 
 

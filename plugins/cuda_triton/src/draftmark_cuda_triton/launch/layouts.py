@@ -93,16 +93,12 @@ class LayerFacts(NamedTuple):
 
 
 def kv_operands(cache: KVCache, is_latent: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V of a cache as kernels take them; of latent rows the value part and the rest.
-
-    Rows without a rest have the value part twice: kernels do not read it.
-    """
-    return latent_operands(*cache.parts) if is_latent else (cache.k, cache.v)
+    """Return K and V of a cache as kernels take them; of latent rows the value part and the rest."""
+    return latent_operands(*cache.part_pages) if is_latent else (cache.k, cache.v)
 
 
 def latent_operands(value: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both parts of latent rows ``[pages, P, elements]`` as ``[pages, P, 1, elements]``, as K and V are."""
-    value, rest = value.unsqueeze(2), rest.unsqueeze(2)
+    """Return both parts of latent rows; rows without a rest have the value part twice, because kernels read no rest."""
     return value, rest if rest.shape[-1] else value
 
 
