@@ -114,6 +114,14 @@ def test_bind_refuses_rows_that_a_plugin_does_not_claim(make_geometry):
             old.bind(geometry, arena)
 
 
+def test_bind_refuses_a_form_that_a_plugin_does_not_claim(make_geometry):
+    """An arena that was allocated without the core's checks does not open a geometry with an unclaimed form."""
+    old, geometry = draftmark.LoadedBackend("old", _plugin("old", forms=())), make_geometry(forms=STRIDED)
+    arena = Arena.allocate(old.buffers(geometry), "cpu")
+    with pytest.raises(draftmark.BackendRefusal, match=r"form strided_kv is not accepted: it is not in BackendInfo"):
+        old.bind(geometry, arena)
+
+
 def test_guard_mode_refuses_a_claim_of_lse_without_the_argument():
     """A plugin that claims lse and has the arguments of contract 1.4 gives an error that names both."""
     rig = Rig(guard=True)

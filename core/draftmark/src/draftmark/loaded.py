@@ -116,15 +116,19 @@ class LoadedBackend(StateHooks):
     def _undeclared(self, geometry: Geometry) -> list[str]:
         """Return one reason for each mode, form and feature of `geometry` that `BackendInfo` does not declare."""
         modes = [mode for mode in geometry.modes if mode not in self.info.modes]
-        forms = [form for form in geometry.forms if form not in self.info.forms]
         sinks = geometry.attention.sinks and not self.info.sinks
         invariance = geometry.limits.batch_invariant and not self.info.batch_invariant
         return [
             *(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes),
-            *(f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms),
+            *self._unclaimed_forms(geometry),
             *(["attention sinks are not served: BackendInfo.sinks is False"] if sinks else []),
             *(["batch invariance is not served: BackendInfo.batch_invariant is False"] if invariance else []),
         ]
+
+    def _unclaimed_forms(self, geometry: Geometry) -> list[str]:
+        """Return one reason for each form of `geometry` that `BackendInfo` does not claim."""
+        forms = [form for form in geometry.forms if form not in self.info.forms]
+        return [f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms]
 
     def _unclaimed_rows(self, geometry: Geometry) -> list[str]:
         """Return one reason if `BackendInfo` does not claim the rows of `geometry`: latent rows, or narrow values."""
@@ -257,15 +261,17 @@ class LoadedBackend(StateHooks):
                 if the arena has guard words.
 
         Raises:
-            BackendRefusal: `BackendInfo` does not claim the latent rows or narrow values of `geometry`.
+            BackendRefusal: `BackendInfo` does not claim the forms, latent rows or narrow values of `geometry`.
         """
         from .arena import Arena
         from .backend import AttentionBackend
 
         if not isinstance(arena, Arena):
             raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate")
-        if isinstance(geometry, Geometry) and (unclaimed := self._unclaimed_rows(geometry)):
-            raise BackendRefusal(self.name, unclaimed)
+        if isinstance(geometry, Geometry):  # else the hook's call refuses it
+            unclaimed = self._unclaimed_rows(geometry) or self._unclaimed_forms(geometry)[:1]
+            if unclaimed:
+                raise BackendRefusal(self.name, unclaimed)
         backend: Any = self._call("open_backend", object, geometry=geometry, arena=arena)
         if not isinstance(backend, AttentionBackend):
             raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)
