@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend
 
 from draftmark import Form
 from draftmark_engines import EngineError
 
 from .bound_backends import OTHER_BACKEND, Geometries
+from .custom import CustomBackend
 from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of
 from .options import refused_option, refused_trees
 from .pages import head_slots
@@ -25,12 +26,9 @@ VLLM.require()
 check_claim()
 
 
-class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
+class DraftmarkBackend(CustomBackend, AttentionBackend):  # type: ignore[misc]
     """vLLM's backend CUSTOM, served by draftmark. Its forward also writes KV. It refuses unsupported models."""
 
-    # Query dtypes that the adapter can pass to a backend. `supports_combination` then checks the chosen backend.
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
     forward_includes_kv_cache_update: bool = True
     # True if K and V of a layer lie in two separate halves, for a backend without STRIDED_KV. The methods from which
     # vLLM reads the layout get no configuration. So `supports_combination`, which vLLM calls before them in each
@@ -54,11 +52,6 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             raise EngineError(f"the model has layers of vLLM's kind {kind}, which is not served; {OTHER_BACKEND}")
 
     @staticmethod
-    def get_name() -> str:
-        """Return ``"CUSTOM"``, the member of vLLM's backend enum that is reserved for external backends."""
-        return "CUSTOM"
-
-    @staticmethod
     def get_impl_cls() -> Any:
         """Return `DraftmarkImpl`, the class that runs one attention layer."""
         from .impl import DraftmarkImpl
@@ -71,16 +64,6 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         from .builder import DraftmarkBuilder
 
         return DraftmarkBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Return the supported page sizes in tokens. vLLM passes `kv_cache_spec` since 0.31."""
-        return [MultipleOf(16)]
-
-    @classmethod
-    def supports_block_size(cls, block_size: int | None) -> bool:
-        """Return True for multiples of 16. vLLM's own rule admits more sizes."""
-        return block_size is None or block_size % 16 == 0
 
     @classmethod
     def supports_sliding_window(cls) -> bool:

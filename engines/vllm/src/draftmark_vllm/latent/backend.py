@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
-from vllm.v1.attention.backend import MultipleOf
 
 from draftmark_engines import EngineError
 
 from ..bound_backends import OTHER_BACKEND, Geometries
+from ..custom import CustomBackend
 from ..limits import chosen_backend, is_fp8, latent_layer_shape, latent_limits, profile_of
 from ..options import refused_option, refused_trees
 
@@ -18,20 +18,11 @@ ANY_SCALE = 1.0
 """Softmax scale where vLLM has not given the layer's. No backend refuses a geometry for its scale."""
 
 
-class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
+class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc]
     """vLLM's backend CUSTOM for MLA layers. It refuses unsupported models.
 
     The base class gives the row widths (320, 512 and 576 elements), because vLLM's metadata refuses all others.
     """
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    # fp8 is listed so that `supports_combination` can refuse it in a sentence with a remedy.
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
-
-    @staticmethod
-    def get_name() -> str:
-        """Return ``"CUSTOM"``, the member of vLLM's backend enum that is reserved for external backends."""
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> Any:
@@ -46,16 +37,6 @@ class DraftmarkMLABackend(MLACommonBackend):  # type: ignore[misc]
         from .builder import DraftmarkMLABuilder
 
         return DraftmarkMLABuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Return the supported page sizes in tokens. vLLM passes `kv_cache_spec` since 0.31."""
-        return [MultipleOf(16)]
-
-    @classmethod
-    def supports_block_size(cls, block_size: int | None) -> bool:
-        """Return True for multiples of 16. vLLM's own rule admits more sizes."""
-        return block_size is None or block_size % 16 == 0
 
     @classmethod
     def supports_combination(
