@@ -399,7 +399,7 @@ def test_each_thread_gets_a_context_before_its_first_launch(library):
 
 
 def test_the_first_use_on_a_new_thread_is_recorded(library, make_layers):
-    """A thread without a CUDA context gets one before the driver is asked whether its stream captures a graph."""
+    """A thread without a CUDA context gets one before the query whether its stream captures a graph."""
     chance, layers = random.Random(5), make_layers(Mode.DECODE, 16)
     batch, cache = layers.batch(chance), layers.layer(chance)
     q, out = layers.rows(batch, chance)
