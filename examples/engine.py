@@ -12,7 +12,16 @@ from collections.abc import Callable
 import torch
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
-from draftmark.runtime import BatchBuffers, ForwardBatch, KVPool, SequenceLengths, VerifyResult, ragged, validate
+from draftmark.runtime import (
+    BatchBuffers,
+    ForwardBatch,
+    KVPool,
+    SequenceLengths,
+    VerifyResult,
+    commit_round,
+    ragged,
+    validate,
+)
 
 DEVICE = torch.device("cpu")
 LETTERS = "abcdefghijklmnopqrstuvwxyz "  # token t is letter t
@@ -98,7 +107,7 @@ class Engine:
         targets = self.forward(batch, torch.tensor([token for text in texts for token in text]))
         for text, last in zip(texts, (batch.q_indptr[1:] - 1).tolist(), strict=True):
             text.append(int(targets[last]))
-        self.commit(rows, torch.tensor(q_lens), max(q_lens))
+        self.commit(batch, None, rows)
 
     def batch(self, mode: Mode, rows: list[int]) -> ForwardBatch:
         """Fill the static buffers with the requests' lengths and pages; return a batch over them."""
@@ -115,7 +124,7 @@ class Engine:
         targets = self.forward(batch, torch.tensor([texts[row][-1] for row in rows]))
         for row, token in zip(rows, targets.tolist(), strict=True):
             texts[row].append(token)
-        self.commit(rows, torch.ones_like(targets), 1)
+        self.commit(batch, None, rows)
 
     def verify_round(self, rows: list[int], texts: list[list[int]]) -> tuple[torch.Tensor, VerifyResult]:
         """Verify one draft tree a request in a single forward; append the accepted tokens to the texts."""
@@ -125,16 +134,17 @@ class Engine:
         self.tree_ops.write_tail(batch, parents)
         targets = self.forward(batch, drafts.flatten()).view_as(drafts)
         result = self.tree_ops.verify_tree(drafts, parents, targets)
-        self.tree_ops.compact(self.pool, batch, result)
         for row, tokens, count in zip(rows, result.tokens.tolist(), result.accept_lens.tolist(), strict=True):
             texts[row] += tokens[:count]
-        self.commit(rows, result.accept_lens, len(PARENTS))
+        self.commit(batch, result, rows)
         return drafts, result
 
-    def commit(self, rows: list[int], counts: torch.Tensor, at_most: int) -> None:
-        """Advance the committed lengths on the device, then record the counts on the host."""
+    def commit(self, batch: ForwardBatch, result: VerifyResult | None, rows: list[int]) -> None:
+        """End a round: move accepted KV and advance the lengths on the device, then record the counts on the host."""
+        at_most = max(batch.q_lens)
         self.lengths.dispatched(rows, at_most)
-        self.lengths.advance(torch.tensor(rows), counts)
+        commit_round(batch, result, self.lengths, torch.tensor(rows), kv=((self.tree_ops, self.pool),))
+        counts = batch.q_indptr.diff() if result is None else result.accept_lens
         self.lengths.settle(rows, counts.tolist(), at_most)
 
 

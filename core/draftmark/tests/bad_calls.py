@@ -28,6 +28,7 @@ from draftmark.runtime import (
     Unknown,
     UpperBound,
     VerifyResult,
+    commit_round,
     device_profile,
     fence,
     graph_state_for,
@@ -130,9 +131,20 @@ class Rig:
         slots = torch.arange(4).repeat(2, 1) if index is None else torch.tensor(index)
         return VerifyResult(slots, torch.ones(2, dtype=torch.int64), slots)
 
+    def commit(self, **changes) -> None:
+        """Call `commit_round` with valid arguments; `changes` replaces some of them."""
+        rows, kv = torch.tensor([0, 1]), ((self.tree_ops, self.pool),)
+        arguments = {"batch": self.batch, "accepted": self.accepted(), "lengths": self.lengths, "rows": rows, "kv": kv}
+        commit_round(**(arguments | changes))
+
 
 Call = Callable[[Rig], object]
 META = torch.device("meta")
+
+
+def commit(**changes) -> Call:
+    """Return a function that calls `commit_round`; `changes` replaces valid arguments."""
+    return lambda rig: rig.commit(**changes)
 
 
 def uniform(**changes) -> Call:
@@ -322,6 +334,21 @@ FREE: dict[str, tuple[Call, str]] = {
         ),
         "pages of 8 tokens",
     ),
+    # -- wrong arguments of commit_round
+    "commit nothing": (commit(batch=None, accepted=None), "batch and accepted are None"),
+    "commit no batch but a list": (commit(batch=[1]), "batch is [1]"),
+    "commit a draft's forward": (
+        lambda rig: rig.commit(batch=rig.uniform(Mode.DRAFT_EXTEND, 0, 2, 2, Exact(LENS), tree=False)),
+        "a draft_extend batch",
+    ),
+    "commit an unverified round": (commit(accepted=None), "accepted is None for a verify batch"),
+    "commit counts alone": (commit(accepted=torch.ones(2)), "accepted is a tensor"),
+    "commit rows of no lengths": (commit(lengths=None), "rows is given and lengths is None"),
+    "commit lengths without rows": (commit(rows=None), "lengths is given and rows is None"),
+    "commit a list of lengths": (commit(lengths=[5, 2]), "lengths is [5, 2]"),
+    "commit a pool alone": (lambda rig: rig.commit(kv=(rig.pool,)), "kv is (<"),
+    "commit rows of one request": (commit(rows=torch.tensor([0])), "1 rows advance by 2 counts"),
+    "commit into no pool": (lambda rig: rig.commit(kv=((rig.tree_ops, None),)), "pool is None"),
     # -- batches that validate refuses
     "validate nothing": (lambda rig: validate(None, rig.geometry), "batch is None"),
     "validate without a geometry": (lambda rig: validate(rig.batch, None), "geometry is None"),

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.draftmark.tests.bad_calls import FREE, GUARDED, LENS, Rig
-from draftmark import DraftmarkError, Mode, cache, lengths, tree
+from draftmark import DraftmarkError, Mode, cache, commit, lengths, tree
 from draftmark.batch import buffers
 from draftmark.guard.switch import GUARD_VARIABLE
 from draftmark.reference.backend import ReferenceBackend
@@ -23,6 +23,7 @@ CHECKS = [
     (cache, "check_slots_of_pool"),
     (cache, "check_positions"),
     (lengths, "check_advance"),
+    (commit, "check_commit"),
 ]
 """Modules and names of the checks that a good step passes."""
 
@@ -100,6 +101,7 @@ def test_checks_are_free_without_guard(monkeypatch):
             rig.verify()
             rig.lengths.advance(torch.tensor([0]), torch.tensor([1]))
             rig.tree_ops.compact(rig.pool, rig.batch, rig.accepted())
+            rig.commit()
         return seen.operators, seen.reads
 
     step()  # the first call fills caches, so its operators are not counted

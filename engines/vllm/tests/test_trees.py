@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from draftmark import DeviceProfile, Mode, load
+from draftmark.runtime import commit_round
 from draftmark_engines import EngineError
 from draftmark_speculative import Ngram
 from draftmark_vllm.batch_runs import split_decodes_prefills
@@ -21,7 +22,7 @@ from draftmark_vllm.step import StepBuffers
 from draftmark_vllm.trees.choices import Choice, choose
 from draftmark_vllm.trees.combs import comb, steps_of
 from draftmark_vllm.trees.look_up import MAX_NGRAM, MIN_NGRAM, look_up
-from draftmark_vllm.trees.moves import move_kv, moved_rows
+from draftmark_vllm.trees.moves import ChainMoves, GroupPages, move_kv, moved_rows
 from draftmark_vllm.trees.step_trees import (
     StepTrees,
     chain,
@@ -171,6 +172,19 @@ def test_accepted_kv_moves_to_chain_slots() -> None:
         assert torch.equal(by_slot[6], old[7]) and torch.equal(by_slot[7], old[9])
         same = [slot for slot in range(16) if slot not in (6, 7)]
         assert torch.equal(by_slot[same], old[same])
+
+
+def test_rounds_end_in_one_commit() -> None:
+    """`commit_round` without a batch or lengths, which vLLM owns, moves the accepted KV of every cache group."""
+    groups = [GroupPages([torch.randn(4, 2, 4, 3)], torch.tensor(slots)) for slots in ([1, 2, 3, 4], [9, 8, 7, 6])]
+    before = [one.pages[0].transpose(1, 2).reshape(16, 2, 3).clone() for one in groups]
+    kept = walk([[11, 12, 13]], [(-1, 0, 0, 2)], torch.tensor([12, 0, 13, 7]))
+    commit_round(None, kept.result, None, None, kv=[(ChainMoves(kept.paths, (0, 4)), one) for one in groups])
+    for one, old in zip(groups, before, strict=True):
+        now, (root, first, second, third) = one.pages[0].transpose(1, 2).reshape(16, 2, 3), one.slots.tolist()
+        assert torch.equal(now[first], old[second]) and torch.equal(now[second], old[third])
+        same = [slot for slot in range(16) if slot not in (first, second)]
+        assert root in same and torch.equal(now[same], old[same])
 
 
 def params(**changes: object) -> SimpleNamespace:

@@ -6,6 +6,7 @@
 * Attention: `AttentionBackend`, the four methods of a plugin; `BoundBackend` adds their optional arguments.
 * Draft trees: `write_tail`, `verify_tree`, and `TreeOps`, which a backend may implement with its own kernels.
 * Recurrent state: a `StatePool` of one `StateCache` per layer, `StateSlots`, and `StateBackend`, the five methods.
+* End of a round: `commit_round` compacts accepted KV and advances the lengths.
 * Graphs: a `GraphState` with one graph per `GraphKey`, and `record_call` for kernels that torch does not dispatch.
 * Ranks: `step_digest`, and `RankGuard`, which compares digests between ranks.
 * Host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
@@ -17,6 +18,7 @@ from .arena import Arena
 from .backend import AttentionBackend, BoundBackend
 from .batch import BatchBuffers, Block, Causal, ForwardBatch, Tail, Tree, ragged, validate
 from .cache import KVCache, KVPool, sinks_of, slots_of
+from .commit import commit_round
 from .devices import device_profile
 from .graphs import (
     GraphKey,
@@ -71,6 +73,7 @@ __all__ = [
     "VerifyResult",
     "ancestors",
     "checkpoint_lens",
+    "commit_round",
     "depths",
     "device_profile",
     "fence",

@@ -9,7 +9,16 @@ from itertools import accumulate
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.runtime import ForwardBatch, GraphKey, HostLengths, Program, Tree, VerifyResult, ragged, to_device
+from draftmark.runtime import (
+    ForwardBatch,
+    GraphKey,
+    HostLengths,
+    Program,
+    VerifyResult,
+    commit_round,
+    ragged,
+    to_device,
+)
 
 from .drafts import Drafting, Round
 from .layers import AttentionLayers
@@ -85,7 +94,7 @@ class Forwards:
         if features is not None:
             following = to_device(_tokens(chunks, 1), device).index_copy_(0, last, chosen)
             self._drafting.extend(batch, features, following, ended_rows, last)
-        state.lengths.advance(rows, to_device(counts, device))
+        commit_round(batch, None, state.lengths, rows, kv=self._layers.kv)
         return ended, chosen
 
     # -- rounds -------------------------------------------------------------------------------------------
@@ -133,12 +142,10 @@ class Forwards:
         else:
             targets, features = self._targets(batch, drafts, parents)
         result = self._layers.tree_ops.verify_tree(drafts, parents, targets)
-        if isinstance(batch.tail, Tree):
-            self._layers.compact(batch, result)
         if features is not None:
             self._drafting.keep(batch, result, features)
         state.pending.index_copy_(0, rows, result.tokens.gather(1, result.accept_lens[:, None] - 1)[:, 0])
-        state.lengths.advance(rows, result.accept_lens)
+        commit_round(batch, result, state.lengths, rows, kv=self._layers.kv)
         return result
 
     def _targets(

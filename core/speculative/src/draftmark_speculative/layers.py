@@ -24,8 +24,8 @@ from draftmark.runtime import (
     HostLengths,
     KVCache,
     KVPool,
+    TreeOps,
     Unknown,
-    VerifyResult,
     device_profile,
     validate,
 )
@@ -164,10 +164,10 @@ class AttentionLayers:
             if group.arena.guarded:
                 group.arena.check()
 
-    def compact(self, batch: ForwardBatch, accepted: VerifyResult) -> None:
-        """Make the accepted path's KV contiguous in every layer; see `TreeOps.compact`."""
-        for group in self.groups:
-            self.tree_ops.compact(group.pool, batch, accepted)
+    @property
+    def kv(self) -> tuple[tuple[TreeOps, KVPool], ...]:
+        """Tree operations and pool of each group, as `commit_round` takes them."""
+        return tuple((self.tree_ops, group.pool) for group in self.groups)
 
 
 def open_layers(

@@ -3,8 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
+
+from draftmark.runtime import VerifyResult
+
+
+class GroupPages(NamedTuple):
+    """KV of the layers of one vLLM cache group.
+
+    Attributes:
+        pages: pages of each layer, as `move_kv` takes them.
+        slots: int64 ``[rows]``, the KV slot of each row of the step.
+    """
+
+    pages: list[torch.Tensor]
+    slots: torch.Tensor
+
+
+class ChainMoves:
+    """KV operations of one step for `commit_round`: each accepted node moves to its row in a chain.
+
+    vLLM's scheduler counts the tokens and its block tables place them, so the round has no draftmark batch or lengths.
+
+    Attributes:
+        sources, targets: rows to move, and the rows that they move to.
+    """
+
+    def __init__(self, paths: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
+        self.sources, self.targets = moved_rows(paths, starts)
+
+    def compact(self, pool: GroupPages, batch: None, accepted: VerifyResult) -> None:
+        """Move the accepted KV of one group. The rows are known, so `batch` and `accepted` are not read."""
+        move_kv(pool.pages, pool.slots, self.sources, self.targets)
 
 
 def moved_rows(paths: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[list[int], list[int]]:

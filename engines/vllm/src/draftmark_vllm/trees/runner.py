@@ -9,12 +9,13 @@ import torch
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from draftmark.runtime import commit_round
 from draftmark_engines import EngineError
 
 from ..settings import Settings
 from .choices import Choice, choose
 from .combs import comb, comb_proposer, steps_of
-from .moves import move_kv, moved_rows
+from .moves import ChainMoves, GroupPages, moved_rows
 from .step_trees import Parents, StepTrees, set_current_trees, starts_of, trimmed
 from .walk import Kept, walk
 
@@ -93,8 +94,7 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
             theirs = super()._sample(logits, spec_decode_metadata)
             own = [number for number, one in enumerate(choices) if one is None]
             tokens, more = _joined(tokens, theirs.sampled_token_ids, own), theirs.logprobs_tensors
-        sources, targets = moved_rows(kept.paths, trees.starts)
-        self._move(sources, targets, trees)
+        self._commit(kept, trees)
         self._kept = kept
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=more)
 
@@ -151,14 +151,18 @@ class TreeRunner(GPUModelRunner):  # type: ignore[misc]
         drafts = [ids[a + 1 : b] for a, b in pairwise(first)]
         return walk(drafts, trees.parents, targets)
 
-    def _move(self, sources: list[int], targets: list[int], trees: StepTrees) -> None:
-        """Move KV, tokens and positions of the accepted nodes to the rows that a chain of drafts would have used."""
-        layers = self.compilation_config.static_forward_context
-        for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
-            pages = [_pages(layers[name]) for name in group.layer_names]
-            move_kv(pages, self.input_batch.block_table[number].slot_mapping.gpu, sources, targets)
+    def _commit(self, kept: Kept, trees: StepTrees) -> None:
+        """End the round: move KV, tokens and positions of accepted nodes to the rows of a chain. vLLM owns lengths."""
+        layers, tables = self.compilation_config.static_forward_context, self.input_batch.block_table
+        moves = ChainMoves(kept.paths, trees.starts)
+        groups = [
+            GroupPages([_pages(layers[name]) for name in group.layer_names], tables[number].slot_mapping.gpu)
+            for number, group in enumerate(self.kv_cache_config.kv_cache_groups)
+        ]
+        commit_round(None, kept.result, None, None, kv=[(moves, group) for group in groups])
         if self._comb is None:
             return
+        sources, targets = moves.sources, moves.targets
         rows, changes = trees.depth_changes()
         if rows:
             at = torch.tensor(rows, device=self.positions.device)

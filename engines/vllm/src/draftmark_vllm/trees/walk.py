@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark.runtime import verify_tree
+from draftmark.runtime import VerifyResult, verify_tree
 
 from .step_trees import Parents, chain
 
@@ -19,10 +19,12 @@ class Kept:
     Attributes:
         tokens: int32 ``[R, most nodes]``, the tokens to emit, then -1, as vLLM's own sampler returns them.
         paths: accepted nodes of each request, root first; one for each emitted token.
+        result: the same on the device, as `commit_round` takes it.
     """
 
     tokens: torch.Tensor
     paths: list[list[int]]
+    result: VerifyResult
 
 
 def walk(drafts: Sequence[Sequence[int]], parents: Sequence[Parents | None], targets: torch.Tensor) -> Kept:
@@ -45,4 +47,4 @@ def walk(drafts: Sequence[Sequence[int]], parents: Sequence[Parents | None], tar
         torch.tensor(tokens, device=targets.device), torch.tensor(padded, device=targets.device), by_node
     )
     lens, index = found.accept_lens.tolist(), found.accept_index.tolist()
-    return Kept(found.tokens.int(), [one[:n] for one, n in zip(index, lens, strict=True)])
+    return Kept(found.tokens.int(), [one[:n] for one, n in zip(index, lens, strict=True)], found)

@@ -1,0 +1,64 @@
+"""End of a round: accepted KV becomes contiguous, recurrent states follow the accepted path, lengths grow.
+
+An engine that does these in different places forgets one of them: n-gram rounds of SGLang left the recurrent state
+where it was (sglang#26351), a suffix automaton of TensorRT-LLM as well (TensorRT-LLM#16759). `commit_round` does all of
+them, in the one order in which each step still reads the values from before the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from .batch import ForwardBatch, Tree
+from .guard.commit import check_commit
+from .lengths import SequenceLengths
+from .tree import VerifyResult
+
+
+class CompactsKV(Protocol):
+    """The part of `TreeOps` that `commit_round` calls. An engine with its own KV layout implements it alone."""
+
+    def compact(self, pool: Any, batch: Any, accepted: VerifyResult) -> None:
+        """Move the KV of the i-th accepted node to tail slot i; see `TreeOps.compact`."""
+
+
+def commit_round(
+    batch: ForwardBatch | None,
+    accepted: VerifyResult | None,
+    lengths: SequenceLengths | None,
+    rows: torch.Tensor | None,
+    kv: Sequence[tuple[CompactsKV, Any]] = (),
+) -> None:
+    """End a round: compact the KV of accepted tree nodes, then advance the committed lengths. Capturable, no host read.
+
+    Every forward of a target ends with this call, also a prefill and a plain decode. A draft head's forward commits
+    nothing: its KV lies under the target's lengths. vLLM counts tokens itself, so its adapter calls this function
+    without a batch and without lengths. SGLang also moves accepted KV itself, so its adapter ends no round.
+
+    Args:
+        batch: the batch of the forward, with the prefix lengths from before the round. None for an engine that lays out
+            its KV and counts its tokens itself (vLLM): its `kv` operations know the rows.
+        accepted: result of `verify_tree`. None commits every row of an EXTEND or DECODE batch.
+        lengths: owner of the committed lengths; None if the engine owns them.
+        rows: int64 ``[R]``, row of each batch entry in `lengths`; null rows for padding. None without `lengths`.
+        kv: pairs of tree operations and the pool that they compact, one for each group of layers. A batch with a causal
+            tail needs no move, so they are called only for a `Tree` and without a batch.
+
+    Raises:
+        BatchError, LengthsError: an argument has a wrong form, or two arguments do not fit together.
+    """
+    check_commit(batch, accepted, lengths, rows, kv)
+    if accepted is not None and (batch is None or isinstance(batch.tail, Tree)):
+        for operations, pool in kv:
+            operations.compact(pool, batch, accepted)
+    if lengths is not None and rows is not None:
+        lengths.advance(rows, _counts(batch) if accepted is None else accepted.accept_lens)
+
+
+def _counts(batch: ForwardBatch | None) -> torch.Tensor:
+    """Return the number of rows of each request, int32 ``[R]``."""
+    assert batch is not None, "check_commit requires it"
+    return batch.q_indptr[1:] - batch.q_indptr[:-1]
