@@ -37,7 +37,7 @@ class Gate(StrEnum):
     KEY = "key"
     """One number per head and key element."""
     CONSTANT = "constant"
-    """One number per head, equal in all rows."""
+    """One number per head, the same in every row."""
 
 
 @dataclass(frozen=True)

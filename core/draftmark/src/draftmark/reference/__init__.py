@@ -7,10 +7,11 @@ conformance suite only.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..buffers import BufferSpec
-from ..geometry import Form, Geometry, Mode
+from ..geometry import Form, Geometry, Mode, Recurrence, StateGeometry
 from ..hookspecs import BackendInfo
 from ..plugin import BackendPlugin
 from ..version import CONTRACT_MINOR
@@ -19,12 +20,26 @@ from . import sizing
 if TYPE_CHECKING:
     from ..arena import Arena
     from ..backend import AttentionBackend
+    from ..state import StateBackend
 
-__all__ = ["ReferencePlugin"]
+__all__ = ["ReferencePlugin", "Rollback"]
+
+
+class Rollback(StrEnum):
+    """Way of recurrent layers to take rejected rows back."""
+
+    SNAPSHOTS = "snapshots"
+    """Keep the state after each row; the commit copies the last accepted row's."""
+    REPLAY = "replay"
+    """Keep the inputs of each row; the commit runs the accepted rows again."""
 
 
 class ReferencePlugin(BackendPlugin):
-    """Plugin of the reference backend: plain torch on any device."""
+    """Plugin of the reference backend: plain torch on any device.
+
+    Args:
+        rollback: how recurrent layers take rejected rows back.
+    """
 
     info = BackendInfo(
         name="reference",
@@ -39,7 +54,11 @@ class ReferencePlugin(BackendPlugin):
         latent=True,
         narrow_values=True,
         lse=True,
+        recurrences=tuple(Recurrence),
     )
+
+    def __init__(self, rollback: Rollback = Rollback.REPLAY) -> None:
+        self.rollback = Rollback(rollback)
 
     def supports(self, geometry: Geometry) -> list[str]:
         """Return a reason for fp8 KV; every other geometry is served."""
@@ -56,3 +75,15 @@ class ReferencePlugin(BackendPlugin):
         from .backend import ReferenceBackend
 
         return ReferenceBackend(geometry, arena)
+
+    def state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
+        """Return the snapshots, or the inputs of each row."""
+        if self.rollback is Rollback.SNAPSHOTS:
+            return sizing.snapshot_buffers(geometry)
+        return sizing.replay_buffers(geometry)
+
+    def open_state(self, geometry: StateGeometry, arena: Arena) -> StateBackend:
+        """Return a `SnapshotState` or a `ReplayState` bound to `arena`."""
+        from .state import ReplayState, SnapshotState
+
+        return (SnapshotState if self.rollback is Rollback.SNAPSHOTS else ReplayState)(geometry, arena)

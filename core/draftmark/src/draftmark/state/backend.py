@@ -112,7 +112,7 @@ class StateBackend(Protocol):
         ends there. Other slots keep their bytes.
 
         Args:
-            pool: the pool whose layers the forward used.
+            pool: the pool that the forward used.
             batch: the batch of the forward, with the prefix lengths from before the round. Read-only.
             accepted: result of the verification; None after EXTEND and DECODE.
             save_slots: int32 ``[R]``, slot for each request's checkpoint, or a null slot; None for no checkpoints. It
