@@ -51,6 +51,7 @@ class Server:
         restart: start a second time, with the caches of the first start.
         workloads: number of the plan's workloads that it runs, the first ones; 0 for all.
         needs: package without which the server is skipped; "" for none.
+        num_gpus: GPUs of the server; its ranks split the heads (tensor parallelism).
         arguments: more options of the command line, such as those of a CPU.
         environment: more variables of the process.
     """
@@ -71,6 +72,7 @@ class Server:
     restart: bool = False
     workloads: int = 0
     needs: str = ""
+    num_gpus: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,6 +86,7 @@ class Server:
     def about(self) -> dict[str, Any]:
         """Fields of each row of this server."""
         found = {"backend": self.backend, "drafter": self.drafter or "none", "page_size": self.page_size}
+        found |= {"num_gpus": self.num_gpus} if self.num_gpus > 1 else {}
         return found | ({"monitor_mode": self.monitor} if self.monitor != "warn" else {})
 
     @property
@@ -178,6 +181,7 @@ def engine_of(server: Server) -> Engine:
         max_model_len=server.max_model_len,
         max_num_seqs=server.max_num_seqs,
         max_num_batched_tokens=server.max_num_batched_tokens,
+        num_gpus=server.num_gpus,
         **(drafts if server.drafter else {}),
     )
 
@@ -220,6 +224,8 @@ def _sglang(server: Server, folder: Path) -> list[str]:
         "disable_radix_cache": True,
         "served_model_name": MODEL,
     }
+    if server.num_gpus > 1:
+        given["tp_size"] = server.num_gpus
     if server.drafter == "ngram":
         given |= drafting(Case("ngram", server.page_size, num_draft_tokens=server.drafts), folder)
     elif server.drafter:
