@@ -7,7 +7,7 @@ rows packed into a batch of one. Every layer passes q, k and v to the `Run` that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ class AttentionStep(Protocol):
         """Store k and v, compute attention, and return its output.
 
         Args:
-            layer: decoder layer, from 0.
+            layer: layer with attention, from 0. Decoder layers without attention do not count.
             q: ``[rows, num_qo_heads, head_dim]`` in the model's dtype, RoPE applied; not contiguous.
             k, v: ``[rows, num_kv_heads, head_dim]``, RoPE applied to k; not contiguous. v is None for a latent layer.
 
@@ -94,8 +94,15 @@ class Run(Protocol):
         """
 
 
-def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
-    """Return a `Run` that passes calls equal to `layers` to `step` and raises `ModelError` for other calls."""
+def checked(
+    step: AttentionStep, layers: tuple[LayerAttention, ...], decoder_layers: Sequence[int] | None = None
+) -> Run:
+    """Return a `Run` that passes calls equal to `layers` to `step` and raises `ModelError` for other calls.
+
+    Args:
+        decoder_layers: decoder layer of each of `layers`; None if every decoder layer has attention.
+    """
+    places = {decoder: place for place, decoder in enumerate(decoder_layers or range(len(layers)))}
 
     def run(
         layer: int,
@@ -105,12 +112,13 @@ def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
         v: torch.Tensor | None,
         sinks: torch.Tensor | None = None,  # ignored: backends read `Layered.sinks`
     ) -> torch.Tensor:
-        if called != layers[layer]:
+        place = places[layer]
+        if called != layers[place]:
             raise ModelError(
-                f"layer {layer} called attention with {called}, but {layers[layer]} was verified when the model "
+                f"layer {layer} called attention with {called}, but {layers[place]} was verified when the model "
                 "was loaded; load the model again after changing its configuration"
             )
-        return step.attend(layer, q, k, v)
+        return step.attend(place, q, k, v)
 
     return run
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
+
+from draftmark import StateShape
 
 from .attention import RUN, AttentionStep, LayerAttention, Run, attention_of, checked
 from .features import FeatureTaps
 from .fused import FusedDecoder
+from .states import HybridLayers, StateStep
 
 
 class CausalLM:
     """Decoder-only model, verified to run correctly on paged attention. Made by `load_model` or `wrap_model`.
 
     Attributes:
-        layers: attention parameters of each decoder layer, equal as configured and as called.
-        sinks: attention sinks of each layer; see `Layered.sinks`. In float32 the model's own tensors, else copies.
+        layers: attention parameters of each layer with attention, equal as configured and as called.
+        sinks: attention sinks of each of `layers`; see `Layered.sinks`. In float32 the model's own tensors, else
+            copies.
+        states: shape of each layer with recurrent state, in order; empty for a model without such layers.
         vocab_size: width of the logits.
         max_context_len: number of positions that the model was made for (``max_position_embeddings``).
         dtype, device: of the weights; q, k and v have this dtype.
@@ -29,6 +35,8 @@ class CausalLM:
 
     Args:
         fused: a faster forward over the same weights, or None.
+        hybrid: layers with state; None for a model without.
+        decoder_layers: decoder layer of each of `layers`; None if every decoder layer has attention.
     """
 
     def __init__(
@@ -39,9 +47,12 @@ class CausalLM:
         tokenizer: Any,
         name: str,
         fused: FusedDecoder | None = None,
+        hybrid: HybridLayers | None = None,
+        decoder_layers: Sequence[int] | None = None,
     ) -> None:
         self.hf = hf
-        self._fused = fused
+        self._fused, self._hybrid, self._decoder_layers = fused, hybrid, decoder_layers
+        self.states: tuple[StateShape, ...] = () if hybrid is None else hybrid.shapes
         self.layers = layers
         self.sinks = sinks
         self.tokenizer = tokenizer
@@ -57,7 +68,7 @@ class CausalLM:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        step: AttentionStep,
+        step: AttentionStep | StateStep,
         logits_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one forward over packed rows of any number of requests. Reads nothing on the host; capturable.
@@ -65,7 +76,7 @@ class CausalLM:
         Args:
             token_ids: int64 ``[rows]``.
             positions: int64 ``[rows]``, below max_context_len.
-            step: this forward's attention; called once per layer, in order.
+            step: this forward's attention; called once per layer, in order. A model with `states` needs a `StateStep`.
             logits_rows: int64 ``[n]``, rows that need logits, in this order; None means all.
 
         Returns:
@@ -74,10 +85,11 @@ class CausalLM:
         Raises:
             ModelError: a layer calls attention with other parameters than verified.
         """
-        run = checked(step, self.layers)
+        run = checked(step, self.layers, self._decoder_layers)
         if self._fused is not None:
             return self._fused(token_ids, positions, run, logits_rows)[0]
-        return packed_forward(self.hf, token_ids, positions, run, logits_rows)
+        with nullcontext() if self._hybrid is None else self._hybrid.running(cast(StateStep, step)):
+            return packed_forward(self.hf, token_ids, positions, run, logits_rows)
 
     def tap(self, feature_layers: Sequence[int]) -> FeatureTaps:
         """Create taps for `forward_features`. Call it once and reuse the result.
@@ -91,7 +103,7 @@ class CausalLM:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        step: AttentionStep,
+        step: AttentionStep | StateStep,
         taps: FeatureTaps | None,
         logits_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -10,6 +10,9 @@ import torch
 
 from draftmark import ModelError
 
+FINAL_NORMS = ("norm", "norm_f", "final_layernorm", "embedding_norm")
+"""Names of the norm after the last decoder layer: most families, Nemotron-H, Falcon-H1, LFM2."""
+
 
 class FeatureTaps:
     """Records some hidden states of a model's forward, by hooks.
@@ -27,10 +30,11 @@ class FeatureTaps:
 
     def __init__(self, hf: Any, layers: Sequence[int], name: str) -> None:
         decoder = hf.get_decoder()
-        blocks, norm = getattr(decoder, "layers", None), getattr(decoder, "norm", None)
+        blocks = getattr(decoder, "layers", None)
+        norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
         if blocks is None or norm is None:
             raise ModelError(
-                f"model {name!r} has no decoder .layers or no final .norm, so its hidden states cannot be read; "
+                f"model {name!r} has no decoder .layers or no final norm, so its hidden states cannot be read; "
                 "use another model, or draft without a head"
             )
         wrong = [layer for layer in layers if not 0 <= layer <= len(blocks)]

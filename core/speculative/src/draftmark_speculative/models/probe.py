@@ -6,6 +6,8 @@ Three short forwards run:
 2. transformers' own attention over the same requests;
 3. draftmark's attention again, with the second request moved to the end of the context.
 
+A model with recurrent state also runs a prefill and decodes, with the states of draftmark's reference.
+
 In a mixture of experts, rounding may select other experts. If the first two differ by more than rounding, the first is
 run again with the experts of the second.
 
@@ -15,7 +17,8 @@ reach the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -29,11 +32,15 @@ from .causal_lm import packed_forward
 from .files import MOST_OF_A_CAUSE
 from .fused import FusedDecoder, fits
 from .latent import absorb
+from .layer_kinds import attention_layers
 from .refusals import is_latent
 from .routing import Routing
+from .states import HybridLayers, ProbeStates
 
 REQUESTS, TOKENS = 2, 4
 """Number of packed requests, and of tokens in each."""
+PIECES = (2, 1, 1)
+"""Tokens of each request in the forwards over a model with state: one prefill, then decodes."""
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 2e-2}
 """Largest relative difference of logits, by dtype.
 
@@ -55,17 +62,20 @@ class Probed(NamedTuple):
     sinks: tuple[torch.Tensor | None, ...]
 
 
-def probe(hf: Any, name: str) -> Probed:
+def probe(hf: Any, name: str, hybrid: HybridLayers | None = None) -> Probed:
     """Return the arguments with which each layer calls attention.
+
+    Args:
+        hybrid: layers with state; None for a model without.
 
     Raises:
         ModelError: the family bypasses the attention registry, or its logits would differ from transformers' own.
     """
-    return probed_by(lambda: _probe(hf), hf, name, int(hf.config.get_text_config().num_hidden_layers))
+    return probed_by(lambda: _probe(hf, hybrid), hf, name, attention_layers(hf.config.get_text_config()))
 
 
-def probed_by(run: Callable[[], ProbeAttention], hf: Any, name: str, num_layers: int) -> Probed:
-    """Return what a probe of `num_layers` layers recorded. `run` runs the probe, in inference mode.
+def probed_by(run: Callable[[], ProbeAttention], hf: Any, name: str, decoder_layers: Sequence[int]) -> Probed:
+    """Return what a probe of the `decoder_layers` with attention recorded. `run` runs the probe, in inference mode.
 
     Raises:
         ModelError: the probe failed.
@@ -73,9 +83,9 @@ def probed_by(run: Callable[[], ProbeAttention], hf: Any, name: str, num_layers:
     try:
         with torch.inference_mode():
             attention = run()
-        layers = attention.layers(num_layers)
+        layers = attention.layers(decoder_layers)
         # This runs outside of inference mode, so that converted sinks are ordinary tensors.
-        sinks = [attention.sinks[layer] for layer in range(num_layers)]
+        sinks = [attention.sinks[layer] for layer in decoder_layers]
         return Probed(layers, tuple(None if one is None else one.detach().float().contiguous() for one in sinks))
     except DraftmarkError as error:
         raise _refusal(hf, name, str(error)) from None
@@ -97,7 +107,7 @@ def fused_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder |
     return fused if error <= TOLERANCE.get(hf.dtype, FLOAT32_TOLERANCE) else None
 
 
-def _probe(hf: Any) -> ProbeAttention:
+def _probe(hf: Any, hybrid: HybridLayers | None) -> ProbeAttention:
     config = hf.config.get_text_config()
     if is_latent(config):
         absorb(hf)
@@ -106,8 +116,8 @@ def _probe(hf: Any) -> ProbeAttention:
     far[TOKENS:] += max(0, int(config.max_position_embeddings) - TOKENS)
 
     attention = ProbeAttention()
-    ours = packed_forward(hf, tokens, near, attention)
-    attention.layers(int(config.num_hidden_layers))
+    ours = _whole(hf, hybrid, tokens, near, attention)
+    attention.layers(attention_layers(config))
     routing = Routing(hf)
     with routing.recorded():
         own = hf(input_ids=tokens.view(REQUESTS, TOKENS), use_cache=False).logits.float().flatten(0, 1)
@@ -116,14 +126,43 @@ def _probe(hf: Any) -> ProbeAttention:
             f"its own forward gives logits that are not finite in {str(hf.dtype).removeprefix('torch.')}: weights are "
             "damaged, or too large for this dtype; download them again, or use float32"
         )
-    moved = packed_forward(hf, tokens, far, ProbeAttention())
+    moved = _whole(hf, hybrid, tokens, far, ProbeAttention())
     one, same = slice(TOKENS), ours
     if routing and differs(hf.dtype, ours, own):
         with routing.repeated():
-            same = packed_forward(hf, tokens, near, ProbeAttention())
+            same = _whole(hf, hybrid, tokens, near, ProbeAttention())
     compare(hf.dtype, same, own, "its logits differ from transformers' own by {}, so a part of it is not supported")
     compare(hf.dtype, moved[one], ours[one], "a request's logits change by {} with the positions of another request")
+    if hybrid is not None:
+        _compare_pieces(hf, hybrid, routing, own)
     return attention
+
+
+def _whole(
+    hf: Any, hybrid: HybridLayers | None, tokens: torch.Tensor, positions: torch.Tensor, attention: ProbeAttention
+) -> torch.Tensor:
+    """Return the logits of one forward over all rows."""
+    if hybrid is None:
+        return packed_forward(hf, tokens, positions, attention)
+    states = ProbeStates(hybrid.shapes, REQUESTS, TOKENS, hf.device)
+    with hybrid.running(states), states.forward(TOKENS):
+        return packed_forward(hf, tokens, positions, attention)
+
+
+def _compare_pieces(hf: Any, hybrid: HybridLayers, routing: Routing, own: torch.Tensor) -> None:
+    """Run a prefill and decodes of the probe's rows, and raise `ModelError` if their logits differ from `own`."""
+    attention, states = ProbeAttention(), ProbeStates(hybrid.shapes, REQUESTS, TOKENS, hf.device)
+    tokens, positions = rows_of(hf)
+    every = torch.arange(REQUESTS * TOKENS, device=hf.device).view(REQUESTS, TOKENS)
+    start = 0
+    for count in PIECES:
+        rows = every[:, start : start + count].flatten()
+        routed = routing.repeated(rows) if routing else nullcontext()
+        with hybrid.running(states), states.forward(count), routed:
+            ours = packed_forward(hf, tokens[rows], positions[rows], attention)
+        what = f"its logits after {start} tokens differ from those of one forward by {{}}, so its state is not supported"
+        compare(hf.dtype, ours, own[rows], what)
+        start += count
 
 
 def rows_of(hf: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,11 +194,15 @@ def _refusal(hf: Any, name: str, reason: str) -> ModelError:
 
 
 class ProbeAttention:
-    """`Run` that records each layer's call and computes plain causal attention over the probe's rows."""
+    """`Run` that records each layer's call and computes plain causal attention over the probe's rows.
+
+    Each call of a layer appends the same number of tokens to every request.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerAttention]] = []
         self.sinks: dict[int, torch.Tensor | None] = {}
+        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
         self,
@@ -175,27 +218,35 @@ class ProbeAttention:
         self.calls.append((layer, called))
         self.sinks[layer] = sinks
         # [requests, heads, tokens, head_dim]; query heads of a group are adjacent
-        q, k, v = (t.reshape(REQUESTS, TOKENS, -1, called.head_dim).transpose(1, 2).float() for t in (q, k, v))
+        count = len(q) // REQUESTS
+        q, k, v = (t.reshape(REQUESTS, count, -1, called.head_dim).transpose(1, 2).float() for t in (q, k, v))
         k, v = (t.repeat_interleave(called.num_qo_heads // called.num_kv_heads, dim=1) for t in (k, v))
+        if layer in self._stored:
+            k, v = (torch.cat(pair, 2) for pair in zip(self._stored[layer], (k, v), strict=True))
+        self._stored[layer] = k, v
         scores = q @ k.transpose(-1, -2) * called.softmax_scale
         if called.logits_soft_cap:
             scores = torch.tanh(scores / called.logits_soft_cap) * called.logits_soft_cap
-        row = torch.arange(TOKENS, device=q.device)
-        back = row[:, None] - row
+        row = torch.arange(k.shape[2], device=q.device)
+        back = row[-count:, None] - row
         hidden = back < 0 if called.window_left < 0 else (back < 0) | (back > called.window_left)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:  # the sink is one more logit column, without a value vector
-            scores = torch.cat((scores, sinks.float().view(1, -1, 1, 1).expand(REQUESTS, -1, TOKENS, 1)), -1)
-        out = scores.softmax(-1)[..., :TOKENS] @ v[..., : called.value_width]
+            scores = torch.cat((scores, sinks.float().view(1, -1, 1, 1).expand(REQUESTS, -1, count, 1)), -1)
+        out = scores.softmax(-1)[..., : len(row)] @ v[..., : called.value_width]
         return out.transpose(1, 2).flatten(0, 1).to(dtype)
 
-    def layers(self, count: int) -> tuple[LayerAttention, ...]:
-        """Return the recorded calls; raise `ModelError` unless each of `count` layers called attention exactly once."""
+    def layers(self, expected: Sequence[int]) -> tuple[LayerAttention, ...]:
+        """Return the recorded calls.
+
+        Raises:
+            ModelError: the `expected` decoder layers did not call attention exactly once each, in order.
+        """
         got = [layer for layer, _ in self.calls]
-        if got != list(range(count)):
+        if got != list(expected):
             raise ModelError(
                 f"{len(got)} attention calls of {len(set(got))} layers reached transformers' attention registry, but "
-                f"the model has {count} layers, and each must call it once; use a family whose attention goes "
-                "through the registry"
+                f"the model has {len(expected)} layers with attention, and each must call it once; use a family whose "
+                "attention goes through the registry"
             )
         return tuple(called for _, called in self.calls)

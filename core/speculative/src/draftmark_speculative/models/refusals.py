@@ -6,7 +6,7 @@ features that no configuration declares. `verify` compares the configuration wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import isclose
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from draftmark import DraftmarkError, ModelError, latent_shape
 
 from .attention import LayerAttention
+from .layer_kinds import layer_reasons
 
 ALIBI_FAMILIES = ("bloom", "mpt")
 SPARSE_FIELDS = ("index_topk", "index_topk_blocks")
@@ -21,7 +22,6 @@ BATCH_DEPENDENT_ROPE = {
     "longrope": "picks one set of frequencies for the whole batch by its longest request",
     "dynamic": "rescales its frequencies by the longest request of the batch",
 }
-PAGED_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def refuse(config: Any, name: str) -> None:
@@ -42,7 +42,7 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
         yield "it is an encoder-decoder and needs cross attention; use a decoder-only model"
     if any(hasattr(config, field) for field in SPARSE_FIELDS):
         yield "it picks keys with an indexer (sparse attention), which draftmark would drop; use a dense model"
-    yield from _layer_reasons(config)
+    yield from layer_reasons(config, family)
     if family in ALIBI_FAMILIES or getattr(config, "alibi", False):
         yield "it uses ALiBi, a position bias on the logits that draftmark would drop; use a RoPE model"
     yield from _rope_reasons(config)
@@ -71,23 +71,6 @@ def _latent_reasons(config: Any) -> Iterator[str]:
         yield f"its latent attention has no single shape ({error}); use the config.json that came with the weights"
 
 
-def _layer_reasons(config: Any) -> Iterator[str]:
-    types = getattr(config, "layer_types", None) or ()
-    other = sorted({str(kind) for kind in types} - set(PAGED_LAYER_TYPES))
-    if any("chunk" in kind for kind in other) or getattr(config, "attention_chunk_size", None):
-        yield (
-            "it has chunked attention layers, but transformers does not pass their chunk size to attention; "
-            "use a model with full or sliding-window layers"
-        )
-    if other:
-        yield (
-            f"it has {', '.join(other)} layers, which keep a recurrent or other state outside the paged cache; "
-            "use a model with full or sliding-window attention layers only"
-        )
-    if not hasattr(config, "num_attention_heads"):
-        yield "it has no attention heads (a recurrent or state-space model); use a decoder with attention"
-
-
 def _rope_reasons(config: Any) -> Iterator[str]:
     for kind in sorted(rope_types(config)):
         if kind in BATCH_DEPENDENT_ROPE:
@@ -104,16 +87,21 @@ def rope_types(config: Any) -> set[str]:
     return {str(one.get("rope_type", "default")) for one in (nested or [parameters]) if one}
 
 
-def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[LayerAttention, ...]:
-    """Return `called` if the text `config` has equal parameters for every layer.
+def verify(
+    config: Any, called: tuple[LayerAttention, ...], name: str, decoder_layers: Sequence[int] | None = None
+) -> tuple[LayerAttention, ...]:
+    """Return `called` if the text `config` has equal parameters for every layer with attention.
 
     A configured window or cap that never reaches the attention function is in a mask or unused. draftmark would
     ignore such a window or cap.
 
+    Args:
+        decoder_layers: decoder layer of each of `called`; None if every decoder layer has attention.
+
     Raises:
         ModelError: the first layer and field that differ.
     """
-    for index, layer in enumerate(called):
+    for index, layer in zip(decoder_layers or range(len(called)), called, strict=True):
         configured = _configured(config, index, layer)
         for field in (field.name for field in fields(LayerAttention)):
             stated, got = getattr(configured, field), getattr(layer, field)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 
 class Routing:
     """Outputs of all routers of some modules in one forward.
@@ -44,9 +46,20 @@ class Routing:
             yield
 
     @contextmanager
-    def repeated(self) -> Iterator[None]:
-        """Replace the routers' outputs by the recorded ones inside the context. The rows must have the same order."""
-        with self._hooked(lambda module, args, output: self._outputs[module]):
+    def repeated(self, rows: torch.Tensor | None = None) -> Iterator[None]:
+        """Replace the routers' outputs by the recorded ones inside the context.
+
+        Args:
+            rows: int64, recorded rows of the forward inside the context, in its order; None means all, in order.
+        """
+
+        def recorded(module: Any, args: Any, output: Any) -> Any:
+            kept = self._outputs[module]
+            if rows is None:
+                return kept
+            return kept[rows] if isinstance(kept, torch.Tensor) else tuple(one[rows] for one in kept)
+
+        with self._hooked(recorded):
             yield
 
     @contextmanager

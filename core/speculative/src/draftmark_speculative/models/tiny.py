@@ -16,6 +16,7 @@ from draftmark import ModelError
 
 from .causal_lm import CausalLM
 from .loading import wrap_model
+from .tiny_hybrids import HYBRIDS, slow_decays
 
 WINDOW = 9
 """Sliding window of the windowed families in Hugging Face's count: a query sees itself and 8 positions to its left."""
@@ -69,7 +70,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"v_head_dim": 8, "kv_lora_rank": 24, "qk_rope_head_dim": 4, "scale_emb": 1.0},
     },
 }
-"""Model types of transformers, and the fields in which each differs from the shared shape."""
+"""Model types of transformers with attention only, and the fields in which each differs from the shared shape.
+
+`tiny_hybrids.HYBRIDS` has those with recurrent state."""
 
 
 def tiny_model(
@@ -78,7 +81,7 @@ def tiny_model(
     """Make a tiny model of `family` with weights drawn from `seed`; the global random state does not change.
 
     Args:
-        family: a key of `FAMILIES`; ``"gemma3"`` means its text model.
+        family: a key of `FAMILIES` or `tiny_hybrids.HYBRIDS`; ``"gemma3"`` means its text model.
         overrides: configuration fields.
 
     Raises:
@@ -93,11 +96,13 @@ def tiny_hf_model(
 ) -> Any:
     """Make the transformers model of `tiny_model` without wrapping or checking it."""
     family = "gemma3_text" if family == "gemma3" else family
-    if family not in FAMILIES:
-        raise ModelError(f"family is {family!r}, but tiny models exist for {', '.join(FAMILIES)}; choose one of them")
-    fields = {**_SHARED, **FAMILIES[family], "vocab_size": vocab_size, **overrides}
+    shapes = {**FAMILIES, **HYBRIDS}
+    if family not in shapes:
+        raise ModelError(f"family is {family!r}, but tiny models exist for {', '.join(shapes)}; choose one of them")
+    fields = {**_SHARED, **shapes[family], "vocab_size": vocab_size, **overrides}
     config = AutoConfig.for_model(family, **fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
+        slow_decays(model)
     return model.to(getattr(torch, dtype)).eval()

@@ -23,7 +23,7 @@ def probe_mtp(module: Any, hf: Any, name: str) -> Probed:
     Raises:
         ModelError: the layer bypasses the attention registry, or its output would differ from transformers' own.
     """
-    probed = probed_by(lambda: _probe(module, hf), hf, name, 1)
+    probed = probed_by(lambda: _probe(module, hf), hf, name, (0,))
     return Probed(verify(module.config, probed.layers, name), probed.sinks)
 
 

@@ -1,0 +1,100 @@
+"""Common parts of all token mixers with state: their place in the model, their convolution, and their dtypes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from draftmark import Gate, ModelError, Recurrence, StateShape
+
+from .step import StateRun
+
+
+class Heads(NamedTuple):
+    """Heads of a recurrence, as `StateShape` names them."""
+
+    num_heads: int = 0
+    num_key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+
+
+class StateBlock(ABC):
+    """Token mixer with state of one decoder layer, over the weights of its transformers module.
+
+    The projections, norms and gates are the module's own. Only the convolution and the recurrence are replaced: they
+    run in the forward's `StateRun`, which can take rejected rows back.
+
+    Attributes:
+        module: the transformers module.
+        decoder_layer: index of its decoder layer.
+        shape: heads, convolution and dtypes of the layer.
+    """
+
+    recurrence: Recurrence
+    gate = Gate.HEAD
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.decoder_layer = int(module.layer_idx)
+        conv = self.convolution
+        dtype = str(conv.weight.dtype).removeprefix("torch.")
+        self.shape = StateShape(
+            self.recurrence,
+            self.gate,
+            *self.heads(),
+            conv_channels=conv.in_channels,
+            conv_kernel=conv.kernel_size[0],
+            dtype=dtype,
+            state_dtype="float64" if dtype == "float64" else "float32",
+            conv_dtype=dtype,
+            conv_silu=self._silu(),
+        )
+        self._wide: torch.dtype = getattr(torch, self.shape.compute_dtype)
+
+    @abstractmethod
+    def __call__(self, hidden: torch.Tensor, step: StateRun, layer: int) -> torch.Tensor:
+        """Mix the rows of all requests.
+
+        Args:
+            hidden: ``[rows, hidden_size]``.
+            layer: index of the layer among the layers with state.
+
+        Returns:
+            ``[rows, hidden_size]``, without the residual.
+        """
+
+    @abstractmethod
+    def heads(self) -> Heads:
+        """Return the heads of the recurrence."""
+
+    @property
+    def convolution(self) -> nn.Conv1d:
+        """Depthwise convolution of the module."""
+        conv: nn.Conv1d = self.module.conv1d
+        return conv
+
+    def convolve(self, x: torch.Tensor, step: StateRun, layer: int) -> torch.Tensor:
+        """Return the rows' channels after the convolution: ``[rows, conv_channels]``."""
+        conv = self.convolution
+        return step.convolve(layer, x.contiguous(), conv.weight.squeeze(1), conv.bias)
+
+    def wide(self, x: torch.Tensor) -> torch.Tensor:
+        """Convert to the dtype of decays, write strengths and inner arithmetic."""
+        return x.to(self._wide)
+
+    def _silu(self) -> bool:
+        """Return True if the convolution applies SiLU, False if it applies nothing; raise `ModelError` otherwise."""
+        name = getattr(self.module, "activation", None)
+        if name is None:
+            return False
+        if not isinstance(ACT2FN[name], (nn.SiLU, type(ACT2FN["silu"]))):
+            raise ModelError(
+                f"its layer {self.decoder_layer} applies {name} after the short convolution, but draftmark serves silu; "
+                "use a model with silu"
+            )
+        return True
