@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from draftmark import Recurrence, StateShape
+from draftmark import Gate, Recurrence, StateShape
 from draftmark_speculative.models import LayerAttention
 
 
@@ -72,7 +72,7 @@ class PlainRun:
         state = self._states.get(layer, v.new_zeros(shape.num_heads, shape.value_dim, shape.key_dim))
         outputs = []
         for row in range(len(q)):
-            decay = log_decay[row].exp()
+            decay = (log_decay if shape.gate is Gate.CONSTANT else log_decay[row]).exp()
             state = state * decay.reshape(shape.num_heads, 1, -1)
             value = v[row]
             if shape.recurrence is Recurrence.DELTA:

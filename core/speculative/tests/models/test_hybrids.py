@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from core.speculative.tests.models.plain_states import PlainRun
-from draftmark import Gate, Recurrence
 from draftmark_speculative.models.causal_lm import packed_forward
 from draftmark_speculative.models.latent import absorb
 from draftmark_speculative.models.refusals import is_latent
@@ -16,6 +15,8 @@ from draftmark_speculative.models.states import HybridLayers
 from draftmark_speculative.models.tiny import tiny_hf_model
 from draftmark_speculative.models.tiny_hybrids import HYBRIDS
 
+NEAR = {"minimax": 1e-5}
+"""Tolerances of families whose modules keep numbers in float32; for all others it is 1e-9."""
 PIECES = (7, 1, 1, 5, 1, 1, 8)
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in HYBRIDS),
@@ -40,7 +41,7 @@ def exactly(monkeypatch: pytest.MonkeyPatch) -> None:
 def _random(hf: Any) -> Any:
     """Shift vectors (norms, biases, skips, decays), which start at values that would hide a mistake."""
     torch.manual_seed(3)
-    for name, parameter in hf.named_parameters():
+    for parameter in hf.parameters():
         if parameter.dim() == 1:
             parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
     return hf
@@ -64,4 +65,4 @@ def test_mixers_compute_transformers_logits(family: str, overrides: dict[str, An
         rows = torch.arange(end - count, end)
         with hybrid.running(run):
             got = packed_forward(hf, tokens[rows], rows, run)
-        torch.testing.assert_close(got, own[rows], rtol=0, atol=1e-9, msg=lambda text, rows=rows: f"{rows}: {text}")
+        torch.testing.assert_close(got, own[rows], rtol=0, atol=NEAR.get(family, 1e-9), msg=f"rows {rows.tolist()}")

@@ -20,21 +20,16 @@ NEITHER = ("mlp", "moe")
 
 HYBRIDS = (
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "kimi_linear"),
-    *("granitemoehybrid", "nemotron_h", "falcon_h1", "lfm2", "lfm2_moe", "lfm3"),
+    *("granitemoehybrid", "bamba", "nemotron_h", "falcon_h1", "minimax", "lfm2", "lfm2_moe", "lfm3"),
 )
 """Model types with state that draftmark decodes."""
 
+_MAMBA1 = "its Mamba1 layers have one decay for each channel and state element, which draftmark does not compute"
 _OTHERS = {
-    "bamba": "its attention gives other logits with transformers' cache than without it, so its text has no reference",
-    "minimax": "its forwards of several rows over transformers' cache differ from one forward, so its text has no "
-    "reference",
-    "jamba": "its Mamba1 layers have a decay for every channel and state element, which draftmark does not compute",
-    "mamba": "its Mamba1 layers have a decay for every channel and state element, which draftmark does not compute",
-    "falcon_mamba": "its Mamba1 layers have a decay for every channel and state element, which draftmark does not "
-    "compute",
-    "zamba": "its Mamba1 layers have a decay for every channel and state element, which draftmark does not compute",
-    "zamba2": "its layers share one attention block, and each would need KV pages of its own",
-    "recurrent_gemma": "its RG-LRU layers are a recurrence that draftmark does not compute",
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "zamba"), _MAMBA1),
+    "mamba2": "it has no attention layers, and the loop counts its pages by attention",
+    "zamba2": "several of its layers share one attention block, and each needs KV pages of its own",
+    "recurrent_gemma": "its RG-LRU layers have a recurrence that draftmark does not compute",
 }
 REMEDY = "use Qwen3.5, Qwen3-Next, Granite 4, Nemotron-H, Falcon-H1 or LFM2, or a model with attention layers only"
 
@@ -65,8 +60,8 @@ def layer_reasons(config: Any, family: str) -> Iterator[str]:
         )
     if family in _OTHERS:
         yield f"{_OTHERS[family]}; {REMEDY}"
-    if family in HYBRIDS and not other and not attention_layers(config):
-        yield f"it has no attention layers, and the loop counts its pages by attention; {REMEDY}"
+    if family in HYBRIDS and not attention_layers(config):
+        yield f"{_OTHERS['mamba2']}; {REMEDY}"
     if not hasattr(config, "num_attention_heads"):
         yield f"it has no attention heads (a recurrent or state-space model); {REMEDY}"
     if other:

@@ -46,6 +46,11 @@ TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 2e-2}
 
 A dropped feature makes 0.2 or more. Rounding made up to 2.6e-2 in bfloat16 and 5e-3 in float16, over all tiny families
 and SmolLM2-135M."""
+STATE_FACTOR = 2
+"""Factor on the tolerances for a model with state, because a state carries rounding from row to row.
+
+Tiny hybrids differed by up to 7.1e-2 in bfloat16 and 3e-2 in float16. transformers' own logits differ from float32 by up
+to 0.27 and 3.5e-2."""
 FLOAT32_TOLERANCE = 1e-2
 """Largest relative difference of logits in float32. Rounding makes 1e-6 here, and 1e-3 with TF32 on."""
 
@@ -127,11 +132,12 @@ def _probe(hf: Any, hybrid: HybridLayers | None) -> ProbeAttention:
             "damaged, or too large for this dtype; download them again, or use float32"
         )
     moved = _whole(hf, hybrid, tokens, far, ProbeAttention())
-    one, same = slice(TOKENS), ours
+    one, same, factor = slice(TOKENS), ours, STATE_FACTOR if hybrid else 1
     if routing and differs(hf.dtype, ours, own):
         with routing.repeated():
             same = _whole(hf, hybrid, tokens, near, ProbeAttention())
-    compare(hf.dtype, same, own, "its logits differ from transformers' own by {}, so a part of it is not supported")
+    unlike = "its logits differ from transformers' own by {}, so a part of it is not supported"
+    compare(hf.dtype, same, own, unlike, factor)
     compare(hf.dtype, moved[one], ours[one], "a request's logits change by {} with the positions of another request")
     if hybrid is not None:
         _compare_pieces(hf, hybrid, routing, own)
@@ -160,8 +166,8 @@ def _compare_pieces(hf: Any, hybrid: HybridLayers, routing: Routing, own: torch.
         routed = routing.repeated(rows) if routing else nullcontext()
         with hybrid.running(states), states.forward(count), routed:
             ours = packed_forward(hf, tokens[rows], positions[rows], attention)
-        what = f"its logits after {start} tokens differ from those of one forward by {{}}, so its state is not supported"
-        compare(hf.dtype, ours, own[rows], what)
+        unlike = f"its logits after {start} tokens differ from those of one forward by {{}}, so its state is not kept"
+        compare(hf.dtype, ours, own[rows], unlike, STATE_FACTOR)
         start += count
 
 
@@ -177,14 +183,14 @@ def difference(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
-def differs(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Return True if the logits differ by more than rounding. NaN differs."""
-    return not difference(got, want) <= TOLERANCE.get(dtype, FLOAT32_TOLERANCE)
+def differs(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, factor: float = 1.0) -> bool:
+    """Return True if the logits differ by more than `factor` times the tolerance. NaN differs."""
+    return not difference(got, want) <= factor * TOLERANCE.get(dtype, FLOAT32_TOLERANCE)
 
 
-def compare(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, sentence: str) -> None:
-    """Raise `ModelError` if logits differ by more than rounding; `sentence` has a place for the difference."""
-    if differs(dtype, got, want):
+def compare(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, sentence: str, factor: float = 1.0) -> None:
+    """Raise `ModelError` if logits differ by more than `differs` allows; `sentence` has a place for the difference."""
+    if differs(dtype, got, want, factor):
         raise ModelError(sentence.format(f"{difference(got, want):.2g} (relative)") + "; use another model")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 _MIXED = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
@@ -34,6 +33,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {
         **{**_MIXED, **_MAMBA, "num_local_experts": 0, "shared_intermediate_size": 96, "attention_multiplier": 0.25}
     },
+    "bamba": {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "nemotron_h": {
         **{"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "head_dim": 12},
         **{"ssm_state_size": 8, "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2},
@@ -42,6 +42,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         **{**_MAMBA, "num_hidden_layers": 2, "head_dim": 12, "mamba_d_ssm": 96, "mamba_rms_norm": True},
         **{"mamba_norm_before_gate": False, "ssm_in_multiplier": 1.2, "ssm_multipliers": [1.1, 0.9, 1.2, 0.8, 1.3]},
     },
+    "minimax": {**_MIXED, "head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
     "lfm2": {**_CONVOLUTIONS, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1},
     "lfm3": {

@@ -33,22 +33,24 @@ class StateBlock(ABC):
         module: the transformers module.
         decoder_layer: index of its decoder layer.
         shape: heads, convolution and dtypes of the layer.
+        returns_pair: the module returns a pair, as transformers' attention does; the second element is not read.
     """
 
     recurrence: Recurrence
     gate = Gate.HEAD
+    returns_pair = False
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.decoder_layer = int(module.layer_idx)
         conv = self.convolution
-        dtype = str(conv.weight.dtype).removeprefix("torch.")
+        dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
         self.shape = StateShape(
             self.recurrence,
             self.gate,
             *self.heads(),
-            conv_channels=conv.in_channels,
-            conv_kernel=conv.kernel_size[0],
+            conv_channels=0 if conv is None else conv.in_channels,
+            conv_kernel=0 if conv is None else conv.kernel_size[0],
             dtype=dtype,
             state_dtype="float64" if dtype == "float64" else "float32",
             conv_dtype=dtype,
@@ -73,14 +75,15 @@ class StateBlock(ABC):
         """Return the heads of the recurrence."""
 
     @property
-    def convolution(self) -> nn.Conv1d:
-        """Depthwise convolution of the module."""
+    def convolution(self) -> nn.Conv1d | None:
+        """Depthwise convolution of the module; None for a module without one."""
         conv: nn.Conv1d = self.module.conv1d
         return conv
 
     def convolve(self, x: torch.Tensor, step: StateRun, layer: int) -> torch.Tensor:
         """Return the rows' channels after the convolution: ``[rows, conv_channels]``."""
         conv = self.convolution
+        assert conv is not None, "only a layer with a convolution calls it"
         return step.convolve(layer, x.contiguous(), conv.weight.squeeze(1), conv.bias)
 
     def wide(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,11 +93,11 @@ class StateBlock(ABC):
     def _silu(self) -> bool:
         """Return True if the convolution applies SiLU, False if it applies nothing; raise `ModelError` otherwise."""
         name = getattr(self.module, "activation", None)
-        if name is None:
+        if name is None or self.convolution is None:
             return False
-        if not isinstance(ACT2FN[name], (nn.SiLU, type(ACT2FN["silu"]))):
+        if type(ACT2FN[name]) is not type(ACT2FN["silu"]):
             raise ModelError(
-                f"its layer {self.decoder_layer} applies {name} after the short convolution, but draftmark serves silu; "
-                "use a model with silu"
+                f"its layer {self.decoder_layer} applies {name} after the short convolution, but draftmark serves "
+                "silu; use a model with silu"
             )
         return True

@@ -131,7 +131,8 @@ class KimiDelta(DeltaBlock):
         one = self.module
         channels = torch.cat([one.q_proj(hidden), one.k_proj(hidden), one.v_proj(hidden)], -1)
         log_decay = self.wide(one.forget_gate(hidden[None])[0])
-        return Projected(channels, one.g_b_proj(one.g_a_proj(hidden)), log_decay, self.wide(one.b_proj(hidden).sigmoid()))
+        beta = self.wide(one.b_proj(hidden).sigmoid())
+        return Projected(channels, one.g_b_proj(one.g_a_proj(hidden)), log_decay, beta)
 
     def output(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the block's output."""

@@ -13,6 +13,7 @@ from draftmark import ModelError, StateShape
 from ..layer_kinds import state_layers
 from .block import StateBlock
 from .delta import KimiDelta, OlmoDelta, Qwen3NextDelta, Qwen35Delta
+from .lightning import MiniMaxLightning
 from .mamba2 import FalconH1Mamba2, Mamba2Block
 from .short_conv import ShortConvBlock
 from .step import StateRun
@@ -24,9 +25,10 @@ BLOCKS: dict[str, type[StateBlock]] = {
     "OlmoHybridGatedDeltaNet": OlmoDelta,
     "KimiLinearDeltaAttention": KimiDelta,
     "GraniteMoeHybridMambaLayer": Mamba2Block,
+    "BambaMixer": Mamba2Block,
     "NemotronHMamba2Mixer": Mamba2Block,
     "FalconH1Mixer": FalconH1Mamba2,
-    "Mamba2Mixer": Mamba2Block,
+    "MiniMaxLightningAttention": MiniMaxLightning,
     "Lfm2ShortConv": ShortConvBlock,
     "Lfm2MoeShortConv": ShortConvBlock,
     "Lfm3ShortConv": ShortConvBlock,
@@ -93,17 +95,18 @@ def open_states(hf: Any, name: str) -> HybridLayers | None:
 
 
 class _Forward:
-    """Forward of a module in one draftmark forward: ``[1, rows, hidden_size]`` → the same shape."""
+    """Forward of a module in one draftmark forward: ``[1, rows, hidden_size]`` → the same shape, or a pair with it."""
 
     def __init__(self, block: StateBlock, step: StateRun, layer: int) -> None:
         self._block, self._step, self._layer = block, step, layer
 
     def __call__(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, None]:
         if attention_mask is not None:
             raise ModelError(
                 f"layer {self._block.decoder_layer} with state got a padding mask, but draftmark packs rows without "
                 "padding; call CausalLM.forward"
             )
-        return self._block(hidden_states[0], self._step, self._layer)[None]
+        mixed = self._block(hidden_states[0], self._step, self._layer)[None]
+        return (mixed, None) if self._block.returns_pair else mixed

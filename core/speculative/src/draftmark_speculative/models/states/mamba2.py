@@ -55,8 +55,9 @@ class FalconH1Mamba2(Mamba2Block):
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return gate, channels and time steps, side by side."""
-        projected: torch.Tensor = self.module.in_proj(hidden * self.module.ssm_in_multiplier)
-        return (projected * self.module.mup_vector[0]).to(hidden.dtype)  # the vector may stay float32
+        projected = self.module.in_proj(hidden * self.module.ssm_in_multiplier)
+        scaled: torch.Tensor = projected * self.module.mup_vector[0]
+        return scaled.to(hidden.dtype)  # the vector may stay float32
 
     def output(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the block's output."""

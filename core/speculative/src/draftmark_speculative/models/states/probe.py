@@ -45,15 +45,14 @@ class ProbeStates:
         yield
         if self._called != list(range(len(self._layers))):
             raise ModelError(
-                f"its forward ran {len(set(self._called))} of {len(self._layers)} layers with state in "
-                f"{len(self._called)} calls, but each must run once; use the family's own classes"
+                f"its forward ran the layers with state in the order {self._called}, but each of {len(self._layers)} "
+                "must run once; use the family's own classes"
             )
         self._stored += count
 
     def convolve(self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Apply a layer's convolution; see `StateRun`."""
-        group, place = self._layers[layer]
-        self._called.append(layer)
+        group, place = self._enter(layer)
         out = torch.empty_like(x)
         group.backend.convolve(x, weight, bias, group.pool.layers[place], group.batch, out)
         return out
@@ -68,10 +67,16 @@ class ProbeStates:
         beta: torch.Tensor | None,
     ) -> torch.Tensor:
         """Update and read a layer's state; see `StateRun`."""
-        group, place = self._layers[layer]
+        group, place = self._enter(layer)
         out = torch.empty_like(v)
         group.backend.recur(q, k, v, log_decay, beta, group.pool.layers[place], group.batch, out)
         return out
+
+    def _enter(self, layer: int) -> tuple[_Group, int]:
+        """Record a call of a layer; return its group and its place in the group."""
+        if self._called[-1:] != [layer]:  # the convolution and the recurrence of a layer follow each other
+            self._called.append(layer)
+        return self._layers[layer]
 
     def _batch(self, count: int) -> ForwardBatch:
         geometry, requests = self._groups[0].geometry, self._requests
@@ -81,7 +86,7 @@ class ProbeStates:
         if count > 1:
             table = lens.new_zeros(requests, 0)
             return ragged(geometry, lens, table, (count,) * requests, host, state_slots=slots)
-        batch = BatchBuffers(geometry, self._device).uniform(Mode.DECODE, 0, requests, requests, host)
+        batch = BatchBuffers(geometry, self._device).uniform(Mode.DECODE, 0, requests, requests, host, tree=False)
         batch.prefix_lens.copy_(lens)
         assert batch.state_slots is not None, "a state geometry has slots"
         batch.state_slots.copy_(slots)

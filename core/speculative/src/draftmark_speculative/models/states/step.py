@@ -45,8 +45,8 @@ class StateRun(Protocol):
             q, k: ``[rows, num_key_heads, key_dim]`` in the model's dtype, contiguous. q is scaled; a delta rule's q
                 and k are unit vectors.
             v: ``[rows, num_heads, value_dim]`` in the model's dtype, contiguous.
-            log_decay: ``[rows, num_heads]``, or ``[rows, num_heads, key_dim]`` with a decay per key, at most 0, in
-                `StateShape.compute_dtype`.
+            log_decay: at most 0, in `StateShape.compute_dtype`: ``[rows, num_heads]``, ``[rows, num_heads, key_dim]``
+                with a decay per key, or ``[num_heads]`` with a constant decay.
             beta: write strength of a delta rule, ``[rows, num_heads]`` in `StateShape.compute_dtype`; else None.
 
         Returns:
