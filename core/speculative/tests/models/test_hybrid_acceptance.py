@@ -114,7 +114,7 @@ def test_other_activation_of_the_convolution_is_rejected() -> None:
 
 
 def test_unknown_module_with_state_is_rejected() -> None:
-    """A layer whose module is not of the family's own class is rejected with its index."""
+    """A layer with a module of another class is rejected with its index."""
     hf = tiny_hf_model("qwen3_5_text")
     module = hf.model.layers[2].linear_attn
     module.__class__ = type("Other", (type(module),), {})

@@ -16,7 +16,7 @@ from draftmark_speculative.models.tiny import tiny_hf_model
 from draftmark_speculative.models.tiny_hybrids import HYBRIDS
 
 NEAR = {"minimax": 1e-5}
-"""Tolerances of families whose modules keep numbers in float32; for all others it is 1e-9."""
+"""Tolerance of a family with numbers that stay float32; for other families it is 1e-9."""
 PIECES = (7, 1, 1, 5, 1, 1, 8)
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in HYBRIDS),

@@ -49,8 +49,8 @@ and SmolLM2-135M."""
 STATE_FACTOR = 2
 """Factor on the tolerances for a model with state, because a state carries rounding from row to row.
 
-Tiny hybrids differed by up to 7.1e-2 in bfloat16 and 3e-2 in float16. transformers' own logits differ from float32 by up
-to 0.27 and 3.5e-2."""
+Tiny hybrids differed by up to 7.1e-2 in bfloat16 and 3e-2 in float16. transformers' own logits differ from float32 by
+up to 0.27 and 3.5e-2."""
 FLOAT32_TOLERANCE = 1e-2
 """Largest relative difference of logits in float32. Rounding makes 1e-6 here, and 1e-3 with TF32 on."""
 

@@ -57,7 +57,6 @@ class StateRun(Protocol):
 class StateStep(AttentionStep, StateRun, Protocol):
     """Computes attention, convolutions and recurrences of one forward of a hybrid model.
 
-    The engine binds it to a batch, slots and backends. In all methods `layer` counts only layers of that kind:
-    attention layers in `attend`, layers with state in the other two. A layer with attention and state has one index of
-    each kind.
+    The engine binds it to a batch, slots and backends. `layer` counts attention layers in `attend`, and layers with
+    state in the other two methods. A decoder layer with attention and state has one index of each kind.
     """
