@@ -61,7 +61,7 @@ def _refused(hf: Any, named: str) -> None:
     assert not [module for module in hf.modules() if "forward" in vars(module)], "transformers' own forwards"
 
 
-def _ungated(monkeypatch: pytest.MonkeyPatch, block: type, method: str, change: Callable[..., Any]) -> None:
+def _change(monkeypatch: pytest.MonkeyPatch, block: type, method: str, change: Callable[..., Any]) -> None:
     own = getattr(block, method)
     monkeypatch.setattr(block, method, lambda self, *arguments: change(own, self, *arguments))
 
@@ -91,7 +91,7 @@ def test_block_with_a_mistake_is_rejected(
 ) -> None:
     """A block that computes other logits than transformers' module is found at load."""
     hf = tiny_hf_model(family)
-    _ungated(monkeypatch, block, method, change)
+    _change(monkeypatch, block, method, change)
     _refused(hf, "its logits differ from transformers' own by")
 
 
