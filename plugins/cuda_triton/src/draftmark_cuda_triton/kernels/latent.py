@@ -13,10 +13,17 @@ tokens, rows of 512 + 64 elements. 302 MB take 69 µs at 4.4 TB/s. From 96 packe
 
 import triton.language as tl
 
-from .convert import convert
 from .inline import INTERPRETED, bound, inline
-from .reduce import largest, total
-from .tile import apply_soft_cap, dot, first_tile_in_window, first_visible_key, is_loaded, load_page_ids, visible_keys
+from .tile import (
+    add_tile,
+    apply_soft_cap,
+    dot,
+    first_tile_in_window,
+    first_visible_key,
+    is_loaded,
+    load_page_ids,
+    visible_keys,
+)
 
 
 @inline
@@ -102,16 +109,7 @@ def latent_mainloop(
             s = apply_soft_cap(s, scale, cap, INTERPRETED or q_value.dtype == tl.float32)
         if MASKED:
             s = tl.where(visible_keys(tile, row_mask, BLOCK_N, TAIL_KIND, WINDOW), s, float("-inf"))
-        new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
-        pivot = new_row_max
-        if MASKED:
-            # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
-            pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
-        p = tl.exp2(s * unit - pivot[:, None])
-        old_scale = tl.exp2(row_max - pivot)
-        row_sum = row_sum * old_scale + total(p, 1)
-        acc = dot(convert(p, q_value.dtype), value, acc * old_scale[:, None])
-        row_max = new_row_max
+        acc, row_max, row_sum = add_tile(acc, row_max, row_sum, s, value, unit, q_value.dtype, MASKED)
     return acc, row_max, row_sum
 
 

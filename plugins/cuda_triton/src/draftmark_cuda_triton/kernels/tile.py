@@ -241,6 +241,28 @@ def visible_keys(tile, row_mask, BLOCK_N: tl.constexpr, TAIL_KIND: tl.constexpr,
 
 
 @inline
+def add_tile(acc, row_max, row_sum, s, v, unit, dtype: tl.constexpr, MASKED: tl.constexpr):
+    """Add a key tile to the running state of a row tile (online softmax); return acc, row_max, row_sum.
+
+    Args:
+        s: logits ``[BLOCK_M, BLOCK_N]`` fp32, -inf where a row does not see a key.
+        v: values ``[BLOCK_N, BLOCK_V]``.
+        unit: factor that makes the logits base-2 logits.
+        dtype: dtype of the softmax probabilities in the product with `v`.
+        MASKED: a row may have seen no key yet, in this tile and before.
+    """
+    new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
+    pivot = new_row_max
+    if MASKED:
+        # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
+        pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
+    p = tl.exp2(s * unit - pivot[:, None])
+    old_scale = tl.exp2(row_max - pivot)
+    row_sum = row_sum * old_scale + total(p, 1)
+    return dot(convert(p, dtype), v, acc * old_scale[:, None]), new_row_max, row_sum
+
+
+@inline
 def mainloop(
     state,
     q,
@@ -306,16 +328,7 @@ def mainloop(
             # A TMA box also loads what the page holds after kv_len, and 0 · NaN is NaN (vllm#43961).
             stored = tile * BLOCK_N + tl.arange(0, BLOCK_N) < kv_len
             v = tl.where(stored[:, None], v, 0.0).to(v.dtype)
-        new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
-        pivot = new_row_max
-        if MASK != 0:
-            # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
-            pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
-        p = tl.exp2(s * unit - pivot[:, None])
-        old_scale = tl.exp2(row_max - pivot)
-        row_sum = row_sum * old_scale + total(p, 1)
-        acc = dot(convert(p, q.dtype), v, acc * old_scale[:, None])
-        row_max = new_row_max
+        acc, row_max, row_sum = add_tile(acc, row_max, row_sum, s, v, unit, q.dtype, MASK != 0)
     return acc, row_max, row_sum
 
 
