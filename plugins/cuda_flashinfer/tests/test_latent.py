@@ -112,9 +112,9 @@ def test_blocks_see_themselves(make_latent, make_batch, heads):
         check(geometry, cache, q, out, sums, r * 7 + j, batch.page_table[r, at // 16].long() * 16 + at % 16)
 
 
-@pytest.mark.parametrize("heads", [4, 5, 128])
+@pytest.mark.parametrize("heads", [1, 3, 4, 20, 96, 128, 160])
 def test_ragged_prompts_equal_float64(make_latent, heads):
-    """EXTEND serves requests of any row count, also of none, and padded requests without rows."""
+    """EXTEND serves requests of any row count, also of none, and padded requests without rows, in one pass."""
     geometry = make_latent(num_qo_heads=heads, page_size=16, max_extend_tokens=200)
     backend, buffers = opened(geometry)[0], BatchBuffers(geometry, "cpu")
     lens, rows = (5, 63, 0, 129, 0), (33, 1, 0, 2, 0)
@@ -135,13 +135,13 @@ def test_ragged_prompts_equal_float64(make_latent, heads):
         first += n
 
 
-def test_chains_of_odd_heads_need_two_passes(make_latent, make_batch, truth, monkeypatch):
-    """One causal pass over 20 heads misses keys, as FlashInfer's wrapper says; the backend's two passes do not."""
+def test_chains_of_odd_heads_need_pieces(make_latent, make_batch, truth, monkeypatch):
+    """A causal pass over whole requests of 20 heads misses keys, as FlashInfer's wrapper says; pieces do not."""
     geometry = make_latent(num_qo_heads=20, page_size=64)
     batch = make_batch(geometry, Mode.VERIFY, (58, 64, 122, 300), tree=False)
     wrong = []
-    for one_pass in (False, True):
-        if one_pass:
+    for whole in (False, True):
+        if whole:
             monkeypatch.setattr(latent_plan, "splits_a_row", lambda heads, q_len: False)
         backend, _ = opened(geometry)
         cache = cache_of(geometry, 1 + int(batch.page_table.max()))
@@ -150,8 +150,20 @@ def test_chains_of_odd_heads_need_two_passes(make_latent, make_batch, truth, mon
             try:
                 check(geometry, cache, q, out, None, r * 7 + j, torch.tensor(truth(geometry, batch, r)[j]))
             except AssertionError:
-                wrong.append((one_pass, r, j))
-    assert wrong and all(one_pass for one_pass, _, _ in wrong)
+                wrong.append((whole, r, j))
+    assert wrong and all(whole for whole, _, _ in wrong)
+
+
+def test_a_piece_is_one_tile():
+    """A piece ends with a row and fits one tile, whose size follows from the mean of any pieces; else requests stay."""
+    for heads, q_len in product(range(1, 129), (None, 1, 2, 3, 7, 16, 33)):
+        piece = latent_plan.rows_of_a_piece(heads, q_len)
+        if piece is not None:
+            packed = {n * heads for rows in (1, 7, 33) for n in latent_plan.cut(rows, piece)}
+            assert max(packed) <= latent_plan.tile_rows(min(packed)), (heads, q_len)
+            assert sum(latent_plan.cut(33, piece)) == 33
+        elif q_len is not None:
+            assert not latent_plan.splits_a_row(heads, q_len)
 
 
 def test_tiles_that_split_a_row_are_known():
@@ -162,8 +174,10 @@ def test_tiles_that_split_a_row_are_known():
         assert latent_plan.splits_a_row(heads, q_len) == (q_len > 1 and bool(ends)), (heads, q_len)
 
 
-def works(q_lens, kv_lens, heads, sms):
+def works(q_lens, kv_lens, heads, sms, piece):
     """Count work items as `MLAPlan` of FlashInfer 0.7.2 does, for a pass without a mask."""
+    kv_lens = [kv for q, kv in zip(q_lens, kv_lens, strict=True) for _ in latent_plan.cut(q, piece)]
+    q_lens = [n for q in q_lens for n in latent_plan.cut(q, piece)]
     cluster = 2 if sum(q_lens) * heads // len(q_lens) > 64 else 1
     tiles = [-(-q * heads // (64 * cluster)) for q in q_lens]
     mean = max(1, -(-sum(n * m for n, m in zip(tiles, kv_lens, strict=True)) // (sms // cluster)))
@@ -175,7 +189,7 @@ def works(q_lens, kv_lens, heads, sms):
 def test_work_items_have_a_bound(make_latent):
     """No batch makes more work items than `max_works`, and some batch comes within the clusters of it."""
     dice, slack = random.Random(4), []
-    for heads in (1, 4, 16, 20, 96, 128):
+    for heads in (1, 4, 16, 20, 40, 96, 128):
         geometry = make_latent(num_qo_heads=heads, num_draft_tokens=9, max_extend_tokens=512, max_num_reqs=40)
         for mode, _ in product((Mode.DECODE, Mode.VERIFY, Mode.EXTEND), range(60)):
             count, most = dice.randint(1, geometry.max_reqs), latent_plan.max_works(geometry, mode)
@@ -185,9 +199,11 @@ def test_work_items_have_a_bound(make_latent):
                 if sum(q_lens) > 512:
                     continue
             kv_lens = [dice.choice((1, 50, 5000, 100000)) for _ in q_lens]
-            found = works(q_lens, kv_lens, heads, geometry.device.num_sms)
-            assert found <= most, (heads, mode, count)
-            slack.append(most - found)
+            piece = latent_plan.rows_of_a_piece(heads, None if mode is Mode.EXTEND else q_lens[0])
+            for one in {piece, None if mode is Mode.VERIFY else piece}:  # trees have whole requests
+                found = works(q_lens, kv_lens, heads, geometry.device.num_sms, one)
+                assert found <= most, (heads, mode, count)
+                slack.append(most - found)
     assert min(slack) <= 132
 
 

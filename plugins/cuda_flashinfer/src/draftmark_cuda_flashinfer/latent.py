@@ -40,8 +40,11 @@ class LatentBackend:
     """FlashInfer backend for latent rows, with one code path for eager mode, capture and replay.
 
     Chains run one causal pass, decode and draft blocks one pass without a mask. Draft trees run a pass over the prefix
-    and then `latent_kernels.attend_tail` over the tail. A chain also runs both passes if its heads do not divide a
-    tile of FlashInfer (`latent_plan.splits_a_row`). The kernels read the batch's page table in place.
+    and then `latent_kernels.attend_tail` over the tail. The kernels read the batch's page table in place.
+
+    One pass rounds to 16 bit up to three times: the weights, partial outputs if FlashInfer splits the keys, and the
+    output. A tree's output over the prefix is rounded once more, since FlashInfer's MLA kernels write 16 bit only. Its
+    largest error is therefore 4 unit roundoffs of Σ p|v|, where the contract admits 3 (`oracle.attention.tolerance`).
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -63,11 +66,15 @@ class LatentBackend:
                 f"page_table has {batch.padded_reqs} rows of pitch {pitch}, but FlashInfer counts its tokens with "
                 f"int32, up to {INT32_MAX}; use a table of max_pages_per_req columns"
             )
-        tail = runs_two_passes(self.geometry, batch)
-        causal = not tail and not isinstance(batch.tail, Block) and max(batch.q_lens) > 1
+        # A tree of one branch or of one row runs as a chain: each row sees every slot up to its own.
+        tail = isinstance(batch.tail, Tree) and plans.may_run_two_passes(self.geometry, batch.mode)
+        unmasked, extent, longest = tail or isinstance(batch.tail, Block), batch.uniform, max(batch.q_lens)
+        heads, q_len = self.geometry.attention.num_qo_heads, None if extent is None else extent.q_len
+        piece = None if unmasked else plans.rows_of_a_piece(heads, q_len)
+        causal = not unmasked and min(piece or longest, longest) > 1
         offsets = None
         if self._vendor is not None and batch.num_rows:
-            request = _request(batch, pitch, causal=causal, with_tail=not tail)
+            request = _request(batch, pitch, piece, causal=causal, with_tail=not tail)
             offsets = self._vendor.plan(request, self._floats, self._ints_of(batch), self._scratch)
         self._plans[batch.mode, batch.padded_reqs, batch.step] = Plan(offsets, causal, tail)
 
@@ -102,9 +109,11 @@ class LatentBackend:
         vendor.run(plan.offsets, self._floats, self._ints_of(batch), q, cache, batch.page_table, out, lse, plan.causal)
         if plan.tail:
             assert lse is not None
-            mask = batch.tail.mask if isinstance(batch.tail, Tree) else None
-            record_call(launch.attend_tail, _forward(batch), self.geometry.attention, q, cache.parts, out, lse, mask,
-                        batch.prefix_lens, batch.q_indptr, batch.page_table, mutates=(out, lse))  # fmt: skip
+            assert isinstance(batch.tail, Tree), "only trees run two passes"
+            record_call(
+                launch.attend_tail, _forward(batch), self.geometry.attention, q, cache.parts, out, lse, batch.tail.mask,
+                batch.prefix_lens, batch.q_indptr, batch.page_table, mutates=(out, lse),
+            )  # fmt: skip
 
     def _ints_of(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the part of the integer workspace that holds the forward's plan."""
@@ -112,26 +121,26 @@ class LatentBackend:
         return self._ints[first : first + plans.int_bytes(self.geometry.device.num_sms)]
 
 
-def runs_two_passes(geometry: Geometry, batch: ForwardBatch) -> bool:
-    """Return true if the batch needs a pass over the prefix and one over the tail. It depends on shapes only."""
-    if not isinstance(batch.tail, Tree | Block):
-        heads = geometry.attention.num_qo_heads
-        if batch.uniform is None:
-            return plans.ragged_splits_a_row(heads)
-        return plans.splits_a_row(heads, batch.uniform.q_len)
-    # With one branch and in a tree of one row, each row sees every slot up to its own, as causal rows do.
-    return isinstance(batch.tail, Tree) and plans.may_run_two_passes(geometry, batch.mode)
+def _request(batch: ForwardBatch, pitch: int, piece: int | None, *, causal: bool, with_tail: bool) -> LatentRequest:
+    """Return the plan's arguments. Requests without rows are left out, because they would lower the mean row count.
 
-
-def _request(batch: ForwardBatch, pitch: int, *, causal: bool, with_tail: bool) -> LatentRequest:
-    """Return the plan's arguments. Requests without rows are left out, because they would lower the mean row count."""
+    Args:
+        piece: rows of a piece, which counts as a request with the keys up to its last row; None for whole requests.
+    """
     known = batch.host.upper_bound()
     lens = [*known, *(0 for _ in range(batch.padded_reqs - len(known)))]
-    live = [r for r, rows in enumerate(batch.q_lens) if rows]
-    keys = [lens[r] + (batch.tail_lens[r] if with_tail else 0) for r in live]
-    rows = list(accumulate((batch.q_lens[r] for r in live), initial=0))
-    tables = [*(r * pitch for r in live), batch.padded_reqs * pitch]
-    qo_indptr, kv_indptr, kv_lens = (torch.tensor(one, dtype=torch.int32) for one in (rows, tables, keys))
+    q_lens, keys, tables = [], [], []
+    for r, rows in enumerate(batch.q_lens):
+        if not rows:
+            continue
+        pieces = plans.cut(rows, piece)
+        before = lens[r] + batch.tail_lens[r] - rows
+        q_lens += pieces
+        keys += [before + last for last in accumulate(pieces)] if with_tail else [lens[r]]
+        tables += [r * pitch] * len(pieces)
+    tables.append(batch.padded_reqs * pitch)
+    rows_before = list(accumulate(q_lens, initial=0))
+    qo_indptr, kv_indptr, kv_lens = (torch.tensor(one, dtype=torch.int32) for one in (rows_before, tables, keys))
     return LatentRequest(qo_indptr, kv_indptr, kv_lens, causal)
 
 

@@ -47,19 +47,19 @@ def attend_tail(
     q, values, rest, out, lse, tree_mask, prefix_lens, q_indptr, page_table,
     scale, tail_len, num_heads, stride_q_row, stride_q_head, stride_value_page, stride_value_row,
     stride_rest_page, stride_rest_row, stride_table, stride_mask,
-    PAGE: tl.constexpr, RAGGED: tl.constexpr, TREE: tl.constexpr, VALUE: tl.constexpr, REST: tl.constexpr,
+    PAGE: tl.constexpr, VALUE: tl.constexpr, REST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Add the visible tail slots to attention over the prefix.
+    """Add the visible tail slots of draft trees to attention over the prefix.
 
     Args:
         q: ``[rows, num_heads, VALUE + REST]``.
         values, rest: ``[pages, PAGE, VALUE]`` and ``[pages, PAGE, REST]``, the two parts of latent rows.
         out: ``[rows, num_heads, VALUE]``, contiguous; in: attention over the prefix, out: over prefix and tail.
         lse: float32 ``[rows, num_heads]``, natural; in and out as `out`.
-        tree_mask: int32 ``[rows, words]``; not read without TREE.
+        tree_mask: int32 ``[rows, words]``.
         scale: softmax scale · log2(e).
-        tail_len: tail slots of each request; a RAGGED request has one per row.
+        tail_len: tail slots of each request.
         UPCAST: multiply in float32: Triton's interpreter has no bf16 products.
     """
     kind = tl.float32 if UPCAST else q.dtype.element_ty
@@ -68,11 +68,9 @@ def attend_tail(
     rows = tl.load(q_indptr + r + 1).to(tl.int32) - row0.to(tl.int32)
     first = tl.program_id(1) * BLOCK_M
     if first < rows * num_heads:
-        tail = rows if RAGGED else tail_len
         packed = first + tl.arange(0, BLOCK_M)
         live = packed < rows * num_heads
         row, head = packed // num_heads, packed % num_heads
-        own = tail - rows + row
         prefix = tl.load(prefix_lens + r)
         dims = tl.arange(0, VALUE)
         q_row = q + (row0 + row) * stride_q_row + head * stride_q_head
@@ -83,11 +81,11 @@ def attend_tail(
         top = old * 1.4426950408889634
         acc = tl.load(out + place[:, None] * VALUE + dims[None, :], mask=live[:, None], other=0.0).to(tl.float32)
         acc = acc * total[:, None]
-        # No row sees a slot after its own, in a tree either: the loop ends at the last row's own slot.
-        end = tl.minimum(tail - rows + (first + BLOCK_M - 1) // num_heads + 1, tail)
+        # No row sees a slot after its own: the loop ends at the last row's own slot.
+        end = tl.minimum(tail_len - rows + (first + BLOCK_M - 1) // num_heads + 1, tail_len)
         for start in range(0, end, BLOCK_N):
             slot = start + tl.arange(0, BLOCK_N)
-            inside = slot < tail
+            inside = slot < tail_len
             position = prefix + slot
             page = tl.load(page_table + r.to(tl.int64) * stride_table + position // PAGE, mask=inside, other=0)
             page, at = page.to(tl.int64), position % PAGE
@@ -101,11 +99,8 @@ def attend_tail(
                 key_rest = tl.load(rows_of_rest[:, None] + more[None, :], mask=inside[:, None], other=0.0).to(kind)
                 scores += tl.dot(q_rest, tl.trans(key_rest))
             seen = inside[None, :] & live[:, None]
-            if TREE:
-                words = tree_mask + (row0 + row)[:, None] * stride_mask + (slot // 32)[None, :]
-                seen = seen & (((tl.load(words, mask=seen, other=0) >> (slot % 32)[None, :]) & 1) == 1)
-            else:
-                seen = seen & (slot[None, :] <= own[:, None])
+            words = tree_mask + (row0 + row)[:, None] * stride_mask + (slot // 32)[None, :]
+            seen = seen & (((tl.load(words, mask=seen, other=0) >> (slot % 32)[None, :]) & 1) == 1)
             scores = tl.where(seen, scores * scale, float("-inf"))
             new_top = tl.maximum(top, tl.reduce(scores, 1, tl.standard._elementwise_max))
             base = tl.where(new_top == float("-inf"), 0.0, new_top)

@@ -69,7 +69,7 @@ def attend_tail(
     parts: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor,
     lse: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor,
     prefix_lens: torch.Tensor,
     q_indptr: torch.Tensor,
     page_table: torch.Tensor,
@@ -77,7 +77,7 @@ def attend_tail(
     """Add the tail slots to attention over the prefix. See `latent_kernels.attend_tail`.
 
     Args:
-        mask: masks of the draft trees; None for chains.
+        mask: int32 ``[rows, words]``, masks of the draft trees.
     """
     (values, rest), compiled = parts, q.is_cuda
     assert shape.softmax_scale is not None, "a latent geometry has a scale"
@@ -86,9 +86,9 @@ def attend_tail(
     heads = shape.num_qo_heads
     grid = (prefix_lens.shape[0], triton.cdiv(forward.longest * heads, block))
     kernel(latent_kernels, "attend_tail", compiled)[grid](
-        q, values, rest, out, lse, prefix_lens if mask is None else mask, prefix_lens, q_indptr, page_table,
+        q, values, rest, out, lse, mask, prefix_lens, q_indptr, page_table,
         shape.softmax_scale * math.log2(math.e), forward.tail_len, heads, *q.stride()[:2], *values.stride()[:2],
-        *rest.stride()[:2], page_table.stride(0), 0 if mask is None else mask.stride(0),
-        PAGE=shape.page_size, RAGGED=forward.ragged, TREE=mask is not None, VALUE=values.shape[2], REST=rest.shape[2],
+        *rest.stride()[:2], page_table.stride(0), mask.stride(0),
+        PAGE=shape.page_size, VALUE=values.shape[2], REST=rest.shape[2],
         BLOCK_M=block, BLOCK_N=BLOCK_N, UPCAST=not compiled, **options,
     )  # fmt: skip

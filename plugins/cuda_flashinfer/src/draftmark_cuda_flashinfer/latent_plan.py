@@ -48,36 +48,47 @@ def splits_a_row(heads: int, q_len: int) -> bool:
     return q_len > 1 and heads * q_len > tile and tile % heads != 0
 
 
-def ragged_splits_a_row(heads: int) -> bool:
-    """Return true if a tile of some EXTEND batch may end between two heads of a row; see `splits_a_row`."""
-    return 2 * CTA_ROWS % heads != 0
+def rows_of_a_piece(heads: int, q_len: int | None) -> int | None:
+    """Return the rows of one request in the plan of a causal pass; None if the plan has the batch's own requests.
+
+    If a tile could end between two heads of a row, the plan gets each request in pieces. A piece fits one tile and has
+    its own number of keys. It counts as a request, so the pass stays exact and rounds its output once.
+
+    Args:
+        q_len: rows of each request; None for EXTEND, in which requests have any number of rows.
+    """
+    splits = 2 * CTA_ROWS % heads != 0 if q_len is None else splits_a_row(heads, q_len)
+    return max(1, CTA_ROWS // heads) if splits else None
 
 
 def may_run_two_passes(geometry: Geometry, mode: Mode) -> bool:
     """Return true if some forward of `mode` runs an unmasked pass over the prefix and a second one over the tail."""
-    draft, heads = geometry.draft, geometry.attention.num_qo_heads
-    if mode is Mode.EXTEND:
-        return ragged_splits_a_row(heads)
     if mode is Mode.VERIFY:
-        return bool(draft.num_draft_tokens > 1)
-    if mode is Mode.DRAFT:
-        return bool(draft.topk > 1)
-    return mode is Mode.DRAFT_EXTEND and splits_a_row(heads, geometry.extent(mode).q_len)
+        return bool(geometry.draft.num_draft_tokens > 1)
+    return mode is Mode.DRAFT and bool(geometry.draft.topk > 1)
 
 
 def max_works(geometry: Geometry, mode: Mode) -> Any:
     """Return an upper bound of the work items of a forward of `mode`.
 
     Each tile has at least one chunk of keys, and all tiles together have at most one more for each cluster. An EXTEND
-    batch has small tiles up to a mean of 64 packed rows of a request, and large ones above it.
+    batch has small tiles up to a mean of 64 packed rows of a request, and large ones above it. A piece of a request
+    (`rows_of_a_piece`) of up to 128 heads is one tile.
     """
     heads, reqs, clusters = geometry.attention.num_qo_heads, geometry.max_reqs, geometry.device.num_sms
-    if mode is Mode.EXTEND:
-        packed = geometry.limits.max_extend_tokens * heads
+    q_len = None if mode is Mode.EXTEND else geometry.extent(mode).q_len
+    piece = rows_of_a_piece(heads, q_len)
+    tiles_of_a_piece = ceil_div(heads, 2 * CTA_ROWS)
+    if q_len is None:
+        tokens = geometry.limits.max_extend_tokens
+        if piece is not None:
+            return (tokens // piece + reqs) * tiles_of_a_piece + clusters
         small = (CTA_ROWS + 1) * reqs // CTA_ROWS + reqs
-        return maximum(small, packed // (2 * CTA_ROWS) + reqs) + clusters
-    packed = geometry.extent(mode).q_len * heads
-    return reqs * ceil_div(packed, tile_rows(packed)) + clusters
+        return maximum(small, tokens * heads // (2 * CTA_ROWS) + reqs) + clusters
+    pieces = ceil_div(q_len * heads, tile_rows(q_len * heads))
+    if piece is not None:  # a tree runs a pass without a mask, which has whole requests
+        pieces = maximum(pieces, ceil_div(q_len, piece) * tiles_of_a_piece)
+    return reqs * pieces + clusters
 
 
 def int_bytes(num_sms: Any) -> Any:
@@ -134,15 +145,25 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 
 def _packed(geometry: Geometry) -> list[Any]:
-    """Return for each mode the mean packed rows that need the largest float workspace."""
-    heads = geometry.attention.num_qo_heads
-    return [1 if mode is Mode.EXTEND else geometry.extent(mode).q_len * heads for mode in geometry.modes]
+    """Return for each mode the mean packed rows that need the largest float workspace: few, which make no pairs."""
+    heads, rows = geometry.attention.num_qo_heads, []
+    for mode in geometry.modes:
+        q_len = 1 if mode is Mode.EXTEND else geometry.extent(mode).q_len
+        piece = None if mode is Mode.EXTEND else rows_of_a_piece(heads, q_len)
+        rows.append(1 if mode is Mode.EXTEND else heads * (piece or q_len))
+    return rows
+
+
+def cut(rows: int, piece: int | None) -> list[int]:
+    """Return the rows of each piece of a request."""
+    return [min(piece, rows - start) for start in range(0, rows, piece)] if piece else [rows]
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return the bytes that one batch uses of each workspace, by buffer."""
+    """Return the bytes that one batch uses of each workspace, by buffer; of a verify batch the bytes for a chain."""
     heads, plan = geometry.attention.num_qo_heads, int_bytes(geometry.device.num_sms)
-    live = [n for n in batch.q_lens if n] or [1]
+    piece = rows_of_a_piece(heads, None if batch.mode is Mode.EXTEND else geometry.extent(batch.mode).q_len)
+    live = [n for rows in batch.q_lens for n in cut(rows, piece) if n] or [1]
     used = {spec.name: 0 for spec in buffers(geometry) if spec.name != SLOTS}
     used |= {
         INTS: plan_offset(geometry, batch.mode, batch.step) + plan,
