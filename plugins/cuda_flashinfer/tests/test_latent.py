@@ -155,7 +155,7 @@ def test_chains_of_odd_heads_need_pieces(make_latent, make_batch, truth, monkeyp
 
 
 def test_a_piece_is_one_tile():
-    """A piece ends with a row and fits one tile, whose size follows from the mean of any pieces; else requests stay."""
+    """A piece ends with a row and fits one tile, sized by the mean of any pieces. Other requests stay whole."""
     for heads, q_len in product(range(1, 129), (None, 1, 2, 3, 7, 16, 33)):
         piece = latent_plan.rows_of_a_piece(heads, q_len)
         if piece is not None:
