@@ -348,6 +348,9 @@ FREE: dict[str, tuple[Call, str]] = {
     "commit a list of lengths": (commit(lengths=[5, 2]), "lengths is [5, 2]"),
     "commit a pool alone": (lambda rig: rig.commit(kv=(rig.pool,)), "kv is (<"),
     "commit rows of one request": (commit(rows=torch.tensor([0])), "1 rows advance by 2 counts"),
+    "commit a state pool alone": (commit(states=(3,)), "states is (3,)"),
+    "commit states without a batch": (commit(batch=None, states=((None, None),)), "batch is None, but states"),
+    "commit checkpoints of nothing": (commit(save_slots=torch.zeros(2, dtype=torch.int32)), "save_slots is given"),
     "commit into no pool": (lambda rig: rig.commit(kv=((rig.tree_ops, None),)), "pool is None"),
     # -- batches that validate refuses
     "validate nothing": (lambda rig: validate(None, rig.geometry), "batch is None"),

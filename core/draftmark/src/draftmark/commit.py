@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from .batch import ForwardBatch, Tree
-from .guard.commit import check_commit
+from .guard.commit import WHOLE, check_commit
 from .lengths import SequenceLengths
+from .state import StateBackend, StatePool, checkpoint_lens
 from .tree import VerifyResult
 
 
@@ -31,8 +32,10 @@ def commit_round(
     lengths: SequenceLengths | None,
     rows: torch.Tensor | None,
     kv: Sequence[tuple[CompactsKV, Any]] = (),
-) -> None:
-    """End a round: compact the KV of accepted tree nodes, then advance the committed lengths. Capturable, no host read.
+    states: Sequence[tuple[StateBackend, StatePool]] = (),
+    save_slots: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """End a round: compact accepted KV, move recurrent states, advance the lengths. Capturable, no host read.
 
     Every forward of a target ends with this call, also a prefill and a plain decode. A draft head's forward commits
     nothing: its KV lies under the target's lengths. vLLM counts tokens itself, so its adapter calls this function
@@ -46,19 +49,39 @@ def commit_round(
         rows: int64 ``[R]``, row of each batch entry in `lengths`; null rows for padding. None without `lengths`.
         kv: pairs of tree operations and the pool that they compact, one for each group of layers. A batch with a causal
             tail needs no move, so they are called only for a `Tree` and without a batch.
+        states: pairs of a state backend and its pool, one for each group of layers with recurrent state; see
+            `StateBackend.commit`.
+        save_slots: int32 ``[R]``, slot that gets each request's checkpoint, or a null slot; None for no checkpoints.
+
+    Returns:
+        With `states` and `save_slots`, the length of the checkpoint that each request saved, or 0: int32 ``[R]``, as
+        `checkpoint_lens` computes it. Otherwise None. The caller ignores it where it lent no slot.
 
     Raises:
         BatchError, LengthsError: an argument has a wrong form, or two arguments do not fit together.
     """
-    check_commit(batch, accepted, lengths, rows, kv)
+    check_commit(batch, accepted, lengths, rows, kv, states, save_slots)
     if accepted is not None and (batch is None or isinstance(batch.tail, Tree)):
         for operations, pool in kv:
             operations.compact(pool, batch, accepted)
+    if not states and lengths is None:
+        return None
+    counts, saved = _counts(batch, accepted), None
+    if states:
+        assert batch is not None, "check_commit requires it"
+        path = None if batch.mode in WHOLE else accepted
+        for backend, pool in states:
+            backend.commit(pool, batch, path, save_slots)
+        if save_slots is not None:
+            saved = checkpoint_lens(batch.prefix_lens, counts, states[0][1].geometry.limits.state_interval)
     if lengths is not None and rows is not None:
-        lengths.advance(rows, _counts(batch) if accepted is None else accepted.accept_lens)
+        lengths.advance(rows, counts)
+    return saved
 
 
-def _counts(batch: ForwardBatch | None) -> torch.Tensor:
-    """Return the number of rows of each request, int32 ``[R]``."""
+def _counts(batch: ForwardBatch | None, accepted: VerifyResult | None) -> torch.Tensor:
+    """Return the tokens that each request commits, integers ``[R]``."""
+    if accepted is not None:
+        return accepted.accept_lens
     assert batch is not None, "check_commit requires it"
     return batch.q_indptr[1:] - batch.q_indptr[:-1]

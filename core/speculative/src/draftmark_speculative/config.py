@@ -37,6 +37,12 @@ class EngineConfig:
         max_context_len: most tokens of a request, prompt and output together.
         max_extend_tokens: most prompt tokens of one prefill forward, over all requests.
         num_pages: KV pages of each layer, null pages included; None gives every request its full context.
+        prefix_cache: keep the KV pages of prompts and texts, and checkpoints of recurrent states, for requests that
+            start with the same tokens and for preempted requests. The oldest unused ones give their memory back.
+        state_interval: tokens between checkpoints of a model with recurrent state; only read with `prefix_cache`. It is
+            a multiple of page_size and at least twice the draft tokens.
+        state_slots: slots of recurrent states, null slots not counted; None gives each request one, and four with
+            `prefix_cache`.
         graph: capture each round's forward and replay it.
         capture_batch_sizes: padded batch sizes to capture; empty means powers of two up to max_num_reqs.
         host_lengths: a `HostKind` or its value.
@@ -56,6 +62,9 @@ class EngineConfig:
     max_context_len: int = 1024
     max_extend_tokens: int = 512
     num_pages: int | None = None
+    prefix_cache: bool = False
+    state_interval: int = 256
+    state_slots: int | None = None
     graph: bool = False
     capture_batch_sizes: tuple[int, ...] = ()
     host_lengths: HostKind = HostKind.EXACT
@@ -81,18 +90,19 @@ class EngineConfig:
 
     def _check_types(self) -> None:
         """Reject values of the wrong type that Python would accept: "no" is true, and 7.0 pages are not a count."""
-        counts = {name: getattr(self, name) for name in ("max_num_reqs", "max_context_len")}
-        counts |= {} if self.num_pages is None else {"num_pages": self.num_pages}
+        counts = {name: getattr(self, name) for name in ("max_num_reqs", "max_context_len", "state_interval")}
+        counts |= {name: value for name in ("num_pages", "state_slots") if (value := getattr(self, name)) is not None}
         for name, value in counts.items():
             if not is_count(value):
                 raise RequestError(f"{name} is {value!r}, but it must be an integer; give a count")
-        if self.num_pages is not None and self.num_pages < 1:
-            raise RequestError(f"num_pages is {self.num_pages}, but it must be >= 1; leave it out to compute it")
+        for name in ("num_pages", "state_slots", "state_interval"):
+            if counts.get(name, 1) < 1:
+                raise RequestError(f"{name} is {counts[name]}, but it must be >= 1; leave it out for the default")
         sizes, example = self.capture_batch_sizes, "write (4,) for one, or leave it out"
         check_kind("capture_batch_sizes", sizes, tuple | list, "a tuple of batch sizes", example)
         for size in sizes:
             check_count("a size of capture_batch_sizes", size, 1, LARGEST, example)
-        switches = {"graph": self.graph, "overlap": self.overlap} | (
+        switches = {"graph": self.graph, "overlap": self.overlap, "prefix_cache": self.prefix_cache} | (
             {} if self.guard is None else {"guard": self.guard}
         )
         for name, switch in switches.items():
@@ -124,6 +134,7 @@ class EngineConfig:
             self._capture_sizes() if self.graph else (),
             self.overlap,
             row_budgets=self.speculation.row_budgets(self.max_num_reqs),
+            state_interval=self.state_interval if self.prefix_cache else 0,
         )
 
     def check_overlap(self) -> None:

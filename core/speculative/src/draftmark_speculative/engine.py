@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -17,7 +18,8 @@ from .drafts import Round
 from .forwards import Forwards
 from .layers import open_layers
 from .models import CausalLM
-from .pending import HostView, PendingForward
+from .pending import FinishedForward, HostView, PendingForward
+from .prefix_cache import PrefixCache
 from .request import FinishReason, Progress, Request, checked_request, checked_stop
 from .scheduler import Scheduler, by_row
 from .state import DeviceState, GraphRunner
@@ -59,10 +61,12 @@ class Engine:
             layers.tree_ops = wrap_tree_ops(layers.tree_ops)
         self.geometry = layers.geometry
         self.pages = PageAllocator(layers.pages.total, layers.pages.null)
-        self._state = state = DeviceState(self.geometry, model.device, layers.pages.unique_slots)
-        self._scheduler = Scheduler(self.geometry, self.pages, state)
+        states = layers.states
+        geometry = None if states is None else states.geometry
+        self._state = state = DeviceState(self.geometry, model.device, layers.pages.unique_slots, geometry)
         self._runner = GraphRunner(loaded.graph_state(self.geometry, model.device) if config.graph else None)
         self._drafting = config.speculation.drafting(model, self._models[-1], state, self._runner)
+        self._scheduler = Scheduler(self.geometry, self.pages, state, states, self._cache(), self._skips_updates)
         self._forwards = Forwards(model, layers, state, config.sampling, self._drafting, self._runner)
         self._pending: deque[PendingForward] = deque()
         self._host = HostView(state.lengths, config)
@@ -163,11 +167,14 @@ class Engine:
     def _extend(self) -> bool:
         """Enqueue a prefill."""
         chunks = self._scheduler.chunks()
-        rows = by_row([request for request, _ in chunks])
+        rows, checkpoints = by_row([request for request, _ in chunks]), self._scheduler.checkpoints
+        self._scheduler.lend([request for request, _ in chunks])
         ended, chosen = self._forwards.prefill(chunks, self._host.of(rows))
         for (request, count), row in zip(chunks, rows, strict=True):
             self._host.stored(row, count)
             request.computed += count
+            if checkpoints is not None:
+                checkpoints.stored(request, request.computed)
         self.statistics.extends += 1
         for request in ended:
             self._scheduler.prefilled(request)
@@ -183,13 +190,18 @@ class Engine:
         rows, live = by_row(running), len(running)
         padded, host = self._padded(live), self._host.of(rows)
         self._state.fill(running, padded)
+        self._scheduler.lend(running)
         kind = self._drafting.draft(running, padded, host)
         result = self._forwards.round(kind, live, host)
         self._drafting.draft_extend(padded, live, host)
         nodes: int = self.geometry.extent(kind.mode).q_len
         self._host.sent(rows, nodes)
         tokens, counts = result.tokens[:live], result.accept_lens[:live]
-        self._pending.append(PendingForward(running, tokens, counts, nodes, kind, self._drafting.report))
+        sent = partial(PendingForward, running, tokens, counts, nodes, kind, self._drafting.report)
+        if result.saved is None or self._scheduler.checkpoints is None:
+            self._pending.append(sent())
+        else:
+            self._pending.append(sent(result.saved[:live], self._scheduler.checkpoints.lent(running)))
         return True
 
     def _reserve(self) -> list[Request]:
@@ -221,6 +233,7 @@ class Engine:
             self._drafting.learn(forward.sent, finished, forward.report)
             for one in due:
                 self._host.settle(one, forward.at_most)
+                self._keep_checkpoint(one)
         progress = [self._give(one.request, one.tokens) for one in due]
         if forward.sent is not None:
             statistics.count_round(forward.sent, self._rows(forward.sent), progress)
@@ -231,11 +244,31 @@ class Engine:
         self.statistics.tokens += len(kept)
         if request.finish is not None:
             self._leave(request)
+        elif request.checkpoints:
+            self._scheduler.store(request)
         return Progress(request.id, kept, request.finish)
+
+    def _keep_checkpoint(self, finished: FinishedForward) -> None:
+        """Keep the checkpoint that a round saved. It goes to the prefix cache when the request has its tokens."""
+        if self._scheduler.checkpoints is not None:
+            self._scheduler.checkpoints.finished(finished.request, finished.lent, finished.saved)
 
     def _leave(self, request: Request) -> None:
         self._host.forget(request)
         self._scheduler.release(request)
+
+    @property
+    def _skips_updates(self) -> bool:
+        """True if rounds may leave out the update of the draft head's KV."""
+        return bool(self._drafting.budgets) and len(self._models) > 1
+
+    def _cache(self) -> PrefixCache | None:
+        """Return an empty prefix cache if the configuration has one."""
+        if not self.config.prefix_cache:
+            return None
+        states, drafts = self._layers.states, len(self._models) > 1
+        release = _no_slots if states is None else states.slots.release
+        return PrefixCache(self.pages, self.config.page_size, int(drafts), states is not None, release)
 
     # -- checks of the settings -----------------------------------------------------------------------------
 
@@ -244,3 +277,7 @@ class Engine:
         if HostLengthsNeed.EXACT in needs and self.config.host_lengths is not HostKind.EXACT:
             reason = f"it needs exact host lengths, got {self.config.host_lengths.value}: use host_lengths=exact"
             raise BackendRefusal(self.config.backend, [reason])
+
+
+def _no_slots(slot: int) -> None:
+    raise AssertionError(f"slot {slot} is a checkpoint of a model without recurrent state")

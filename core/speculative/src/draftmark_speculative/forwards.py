@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +15,6 @@ from draftmark.runtime import (
     GraphKey,
     HostLengths,
     Program,
-    VerifyResult,
-    commit_round,
     ragged,
     to_device,
 )
@@ -37,6 +36,21 @@ PROGRAMS = {
 
 Chunk = tuple[Request, int]
 """Pair of a request and the number of its tokens to store."""
+
+
+class RoundResult(NamedTuple):
+    """Result of a round.
+
+    Attributes:
+        tokens, accept_lens, accept_index: see `VerifyResult`.
+        saved: length of the checkpoint of recurrent state that each request saved, or 0: int32 ``[R]``; None without
+            checkpoints.
+    """
+
+    tokens: torch.Tensor
+    accept_lens: torch.Tensor
+    accept_index: torch.Tensor
+    saved: torch.Tensor | None
 
 
 class Forwards:
@@ -77,7 +91,9 @@ class Forwards:
         counts = tuple(count for _, count in chunks)
         rows = to_device(by_row([request for request, _ in chunks]), device)
         prefix_lens, table = state.lengths.device.index_select(0, rows), state.page_table.index_select(0, rows)
-        batch = ragged(self._geometry, prefix_lens, table, counts, host)
+        states = self._layers.states
+        slots = None if states is None else states.slots.device.index_select(0, rows)
+        batch = ragged(self._geometry, prefix_lens, table, counts, host, state_slots=slots)
         ends = [
             (request, end - 1)
             for (request, n), end in zip(chunks, accumulate(counts), strict=True)
@@ -94,7 +110,7 @@ class Forwards:
         if features is not None:
             following = to_device(_tokens(chunks, 1), device).index_copy_(0, last, chosen)
             self._drafting.extend(batch, features, following, ended_rows, last)
-        commit_round(batch, None, state.lengths, rows, kv=self._layers.kv)
+        self._layers.commit(batch, None, state.lengths, rows)
         return ended, chosen
 
     # -- rounds -------------------------------------------------------------------------------------------
@@ -111,7 +127,7 @@ class Forwards:
             self._layers.plan(batch)
             self._runner.capture(GraphKey(PROGRAMS[kind.mode], kind.size), partial(self._verify, batch))
 
-    def round(self, kind: Round, num_reqs: int, host: HostLengths) -> VerifyResult:
+    def round(self, kind: Round, num_reqs: int, host: HostLengths) -> RoundResult:
         """Run one round over the filled state. Results are on the device; rows past `num_reqs` are undefined."""
         batch = self._batch(kind, num_reqs, host)
         self._layers.plan(batch)
@@ -130,13 +146,15 @@ class Forwards:
             return self._state.batch.ragged_verify(kind.size, num_reqs, host, tree=tree)
         return self._state.batch.uniform(kind.mode, 0, kind.size, num_reqs, host, tree=tree)
 
-    def _verify(self, batch: ForwardBatch) -> VerifyResult:
+    def _verify(self, batch: ForwardBatch) -> RoundResult:
         """Run one verify forward. Reads the static inputs, writes the static batch, advances lengths. Captured."""
         state, size, nodes = self._state, batch.padded_reqs, batch.q_lens[0]
         rows, drafts, parents = state.rows[:size], state.tokens[:size, :nodes], state.parents[:size, :nodes]
         drafts[:, 0].copy_(state.pending.index_select(0, rows))
         torch.index_select(state.lengths.device, 0, rows, out=batch.prefix_lens)
         torch.index_select(state.page_table, 0, rows, out=batch.page_table)
+        if self._layers.states is not None:
+            self._layers.states.fill(batch, rows)
         if batch.mode is Mode.RAGGED_VERIFY:
             drafts, parents, targets, features = self._targets_of_admitted(batch)
         else:
@@ -145,8 +163,7 @@ class Forwards:
         if features is not None:
             self._drafting.keep(batch, result, features)
         state.pending.index_copy_(0, rows, result.tokens.gather(1, result.accept_lens[:, None] - 1)[:, 0])
-        commit_round(batch, result, state.lengths, rows, kv=self._layers.kv)
-        return result
+        return RoundResult(*result, self._layers.commit(batch, result, state.lengths, rows))
 
     def _targets(
         self, batch: ForwardBatch, drafts: torch.Tensor, parents: torch.Tensor

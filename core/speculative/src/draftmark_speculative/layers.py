@@ -15,6 +15,8 @@ from draftmark import (
     HostLengthsNeed,
     LoadedBackend,
     Mode,
+    StateGeometry,
+    StateShape,
 )
 from draftmark.runtime import (
     Arena,
@@ -24,8 +26,10 @@ from draftmark.runtime import (
     HostLengths,
     KVCache,
     KVPool,
-    TreeOps,
+    SequenceLengths,
     Unknown,
+    VerifyResult,
+    commit_round,
     device_profile,
     validate,
 )
@@ -33,6 +37,7 @@ from draftmark.runtime import (
 from .config import EngineConfig
 from .memory import require_memory
 from .models import LayerAttention
+from .states import StateLayers, state_geometries, state_slots
 
 
 class Layered(Protocol):
@@ -80,10 +85,10 @@ class LayerGroup:
 
 
 class AttentionLayers:
-    """Runs all attention layers of one model; implements `AttentionStep` for its forward.
+    """Runs all layers of one model that read earlier tokens; implements `StateStep` for its forward.
 
     Each layer's attention runs on the backend of its group. All groups share page ids, page table and lengths, so one
-    batch serves all groups.
+    batch serves all groups. It serves the layers with recurrent state too.
 
     Attributes:
         model: the model or draft head.
@@ -91,9 +96,11 @@ class AttentionLayers:
         host_need: the strongest need for host lengths over all groups.
         pages: the page ids of every pool.
         tree_ops: tree operations of a round, from the backend or torch; equal in every group.
+        states: layers with recurrent state; None for a model without any.
 
     Args:
         geometries: one for each distinct layer of the model; see `open_layers`.
+        states: one for each distinct shape of its layers with recurrent state.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class AttentionLayers:
         config: EngineConfig,
         geometries: Sequence[Geometry],
         pages: PagePlan,
+        states: Sequence[StateGeometry] = (),
     ) -> None:
         self.model, device = model, model.device
         shapes = list(dict.fromkeys(model.layers))
@@ -120,6 +128,9 @@ class AttentionLayers:
             replace(group.pool.layers[model.layers[:i].count(one)], sinks=model.sinks[i] if one.sinks else None)
             for i, (one, group) in enumerate(zip(model.layers, self._homes, strict=True))
         ]
+        self.states: StateLayers | None = None
+        if states:
+            self.states = StateLayers(_states(model), states, loaded, config, device, pages.unique_slots)
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
@@ -137,12 +148,16 @@ class AttentionLayers:
         validate(batch, self.geometry)
         for group in self.groups:
             group.backend.plan(batch)
+        if self.states is not None:
+            self.states.plan(batch)
 
     def begin(self, batch: ForwardBatch) -> None:
         """Write every backend's metadata on the device. The next forward attends over `batch`."""
         self._batch = batch
         for group in self.groups:
             group.backend.write_metadata(batch)
+        if self.states is not None:
+            self.states.write_metadata(batch)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
         """Store the rows' KV and compute attention; see `AttentionStep.attend`."""
@@ -154,6 +169,24 @@ class AttentionLayers:
         group.backend.attend(q, cache, self._batch, out)
         return out
 
+    def convolve(self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Run the short convolution of a layer with state; see `StateRun.convolve`."""
+        assert self._batch is not None and self.states is not None, "begin() comes before the forward"
+        return self.states.convolve(layer, x, weight, bias, self._batch)
+
+    def recur(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        log_decay: torch.Tensor,
+        beta: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the recurrence of a layer with state; see `StateRun.recur`."""
+        assert self._batch is not None and self.states is not None, "begin() comes before the forward"
+        return self.states.recur(layer, q, k, v, log_decay, beta, self._batch)
+
     def of_layers(self) -> list[tuple[LayerGroup, KVCache]]:
         """Return the group and the KV cache of each decoder layer."""
         return list(zip(self._homes, self._caches, strict=True))
@@ -163,11 +196,17 @@ class AttentionLayers:
         for group in self.groups:
             if group.arena.guarded:
                 group.arena.check()
+        if self.states is not None:
+            self.states.check_guards()
 
-    @property
-    def kv(self) -> tuple[tuple[TreeOps, KVPool], ...]:
-        """Tree operations and pool of each group, as `commit_round` takes them."""
-        return tuple((self.tree_ops, group.pool) for group in self.groups)
+    def commit(
+        self, batch: ForwardBatch, accepted: VerifyResult | None, lengths: SequenceLengths, rows: torch.Tensor
+    ) -> torch.Tensor | None:
+        """End a forward of the model with `commit_round`; return its result. Captured."""
+        kv, states = [(self.tree_ops, group.pool) for group in self.groups], self.states
+        if states is None:
+            return commit_round(batch, accepted, lengths, rows, kv)
+        return commit_round(batch, accepted, lengths, rows, kv, states.pairs, states.save_slots(rows))
 
 
 def open_layers(
@@ -189,6 +228,7 @@ def open_layers(
         [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)] for model, modes in models
     ]
     every = [geometry for of_one in geometries for geometry in of_one]
+    states = state_geometries(_states(target), loaded, config, target.device)
     for geometry in every:
         loaded.require(geometry)
     if draft is not None:
@@ -198,11 +238,18 @@ def open_layers(
     total: int = config.num_pages or null + config.max_num_reqs * every[0].max_pages_per_req
     pages = PagePlan(null, total, unique)
     counted = [model.layers.count(one) for model, _ in models for one in dict.fromkeys(model.layers)]
-    require_memory(zip(every, counted, strict=True), loaded, target.device, total)
+    require_memory(zip(every, counted, strict=True), loaded, target.device, total, states, state_slots(config))
     loaded.prepare(every, target.device)
     return [
-        AttentionLayers(model, loaded, config, mine, pages) for (model, _), mine in zip(models, geometries, strict=True)
+        AttentionLayers(model, loaded, config, mine, pages, states if model is target else ())
+        for (model, _), mine in zip(models, geometries, strict=True)
     ]
+
+
+def _states(model: Layered) -> tuple[StateShape, ...]:
+    """Return the shape of each layer with recurrent state. Draft heads have none."""
+    found: tuple[StateShape, ...] = getattr(model, "states", ())
+    return found
 
 
 def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes: tuple[Mode, ...]) -> Geometry:

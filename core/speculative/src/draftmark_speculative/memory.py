@@ -7,19 +7,26 @@ from collections.abc import Iterable
 
 import torch
 
-from draftmark import Geometry, LoadedBackend, RequestError
+from draftmark import Geometry, LoadedBackend, RequestError, StateGeometry
 
 GIB = 1 << 30
 
 
 def require_memory(
-    groups: Iterable[tuple[Geometry, int]], loaded: LoadedBackend, device: torch.device, num_pages: int
+    groups: Iterable[tuple[Geometry, int]],
+    loaded: LoadedBackend,
+    device: torch.device,
+    num_pages: int,
+    states: Iterable[StateGeometry] = (),
+    num_slots: int = 0,
 ) -> None:
-    """Raise an error if the KV pages and the backend's buffers do not fit on the device.
+    """Raise an error if the KV pages, the state slots and the backend's buffers do not fit on the device.
 
     Args:
         groups: pairs of a geometry and the number of layers with that geometry.
         num_pages: pages of each layer.
+        states: geometries of the layers with recurrent state.
+        num_slots: state slots of each of these layers.
 
     Raises:
         RequestError: they do not fit. The message has the bytes of the pages, of the buffers, and of the device.
@@ -28,11 +35,17 @@ def require_memory(
     for geometry, layers in groups:
         cache += int(geometry.page_bytes) * num_pages * layers
         buffers += sum(spec.nbytes for spec in loaded.buffers(geometry))
+    slots = 0
+    for state in states:
+        slots += int(state.slot_bytes) * state.num_layers * num_slots
+        buffers += sum(spec.nbytes for spec in loaded.state_buffers(state))
     most = memory_of(device)
-    if most is not None and cache + buffers > most:
+    if most is not None and cache + slots + buffers > most:
+        held = f", {num_slots:,} state slots {slots / GIB:,.1f} GiB" if slots else ""
         raise RequestError(
-            f"{num_pages:,} KV pages take {cache / GIB:,.1f} GiB and the backend's buffers {buffers / GIB:,.1f} GiB, "
-            f"but {device} has {most / GIB:,.1f} GiB; use fewer requests, a shorter context or smaller pages"
+            f"{num_pages:,} KV pages take {cache / GIB:,.1f} GiB{held} and the backend's buffers "
+            f"{buffers / GIB:,.1f} GiB, but {device} has {most / GIB:,.1f} GiB; use fewer requests, a shorter context "
+            "or smaller pages"
         )
 
 

@@ -20,6 +20,10 @@ class FinishedForward:
 
     request: Request
     tokens: list[int]
+    saved: int = 0
+    """Length of the checkpoint of recurrent state that the forward saved; 0 for none."""
+    lent: tuple[int, int | None] = (0, None)
+    """Row assignment and spare slot of the request when the forward was enqueued."""
 
 
 class PendingForward:
@@ -39,6 +43,8 @@ class PendingForward:
         at_most: int,
         sent: Round | None = None,
         report: torch.Tensor | None = None,
+        saved: torch.Tensor | None = None,
+        lent: Sequence[tuple[int, int | None]] = (),
     ) -> None:
         """Start the copy of a forward's results to the host.
 
@@ -46,25 +52,30 @@ class PendingForward:
             tokens: int64 ``[n, m]``, a row per request.
             counts: int64 ``[n]``, number of valid tokens in each row; None means all.
             report: float32, from `Drafting.report`.
+            saved: int32 ``[n]``, length of each request's checkpoint, or 0; None without checkpoints.
+            lent: of `Checkpoints.lent`, for each request; with `saved`.
         """
         self.at_most, self.sent = at_most, sent
         self.report: list[float] | None = None
-        self._counted, self._reports = counts is not None, report is not None
-        self._requests = list(requests)
-        self._copy = AsyncHostCopy([one for one in (tokens, counts, report) if one is not None])
+        self._requests, self._lent = list(requests), list(lent)
+        self._given = [one is not None for one in (counts, saved, report)]
+        self._copy = AsyncHostCopy([one for one in (tokens, counts, saved, report) if one is not None])
         for request in requests:
             request.in_flight += 1
 
     def wait(self) -> list[FinishedForward]:
         """Wait for the results and return them. Call it once."""
         tokens, *rest = self._copy.wait()
-        lengths = rest[0] if self._counted else [len(row) for row in tokens]
-        self.report = rest[-1] if self._reports else None
+        found = iter(rest)
+        counts, saved, self.report = (next(found) if given else None for given in self._given)
+        counts = [len(row) for row in tokens] if counts is None else counts
         for request in self._requests:
             request.in_flight -= 1
+        nothing = [(0, None)] * len(tokens), [0] * len(tokens)
+        lent, lengths = nothing if saved is None else (self._lent, saved)
         return [
-            FinishedForward(request, row[:count])
-            for request, row, count in zip(self._requests, tokens, lengths, strict=True)
+            FinishedForward(request, row[:count], length, spare)
+            for request, row, count, length, spare in zip(self._requests, tokens, counts, lengths, lent, strict=True)
         ]
 
 
@@ -74,7 +85,7 @@ class HostView:
     The host adds a round's committed tokens at once, or one round later.
 
     Args:
-        lengths: the engine's lengths; only this class changes their host half.
+        lengths: the engine's lengths. Only this class adds to their host half while a request runs.
     """
 
     def __init__(self, lengths: SequenceLengths, config: EngineConfig) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from draftmark import RequestError
 
 from .arguments import integer
 from .drafts import Drafter
+
+if TYPE_CHECKING:
+    from .prefix_cache import CachedPage
 
 
 class FinishReason(StrEnum):
@@ -45,7 +49,10 @@ class Request:
         row: row in the engine's device state; None while waiting.
         assignment: number of times that the request got a row; tells results of an earlier row from the current row's.
         in_flight: number of forwards with results not on the host yet; each yields at least one token.
-        pages: KV pages owned, in order of position.
+        pages: KV pages, in order of position; the first of them may belong to the prefix cache.
+        prefilled: number of tokens that the last whole prefill stored; 0 while waiting or prefilling.
+        shared: pages of the prefix cache that hold the request's first tokens.
+        checkpoints: length and slot of each checkpoint of recurrent state that is not in the prefix cache yet.
     """
 
     id: int
@@ -59,6 +66,9 @@ class Request:
     assignment: int = 0
     in_flight: int = 0
     pages: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    shared: list[CachedPage] = field(default_factory=list)
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
     finish: FinishReason | None = None
 
     @property

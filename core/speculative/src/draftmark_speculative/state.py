@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from draftmark import Geometry
+from draftmark import Geometry, StateGeometry
 from draftmark.runtime import BatchBuffers, GraphKey, GraphState, SequenceLengths, to_device
 
 from .drafts import DraftTree
@@ -18,6 +18,9 @@ Outputs = TypeVar("Outputs")
 
 class DeviceState:
     """Holds the engine's static device tensors. Rows of requests come first, then null rows (for padding).
+
+    Args:
+        states: geometry of the target's layers with recurrent state; None without such layers.
 
     Attributes:
         lengths: the committed length of every row.
@@ -30,7 +33,9 @@ class DeviceState:
             root's token.
     """
 
-    def __init__(self, geometry: Geometry, device: torch.device, unique_slots: bool) -> None:
+    def __init__(
+        self, geometry: Geometry, device: torch.device, unique_slots: bool, states: StateGeometry | None = None
+    ) -> None:
         reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
         self.device = device
         self.lengths = SequenceLengths(reqs, geometry.max_prefix_len, device)
@@ -39,7 +44,7 @@ class DeviceState:
             pages = geometry.null_pages_per_req
             ids = torch.arange(reqs * pages, dtype=torch.int32, device=device)
             self.page_table[reqs:, :pages] = ids.view(reqs, pages)
-        self.batch = BatchBuffers(geometry, device)
+        self.batch = BatchBuffers(geometry, device, states)
         self._null_rows = torch.arange(reqs, 2 * reqs, device=device)
         self.rows = self._null_rows.clone()
         self.pending = torch.zeros(2 * reqs, dtype=torch.int64, device=device)
@@ -53,6 +58,13 @@ class DeviceState:
         if new := request.pages[first_new_page:]:
             pages = to_device(new, self.device, torch.int32)
             self.page_table[request.row, first_new_page : len(request.pages)].copy_(pages)
+
+    def resume(self, row: int, count: int) -> None:
+        """Set the length of a fresh row to `count` tokens, on device and host: its pages hold their KV already."""
+        self.lengths.dispatched([row], count)
+        self.lengths.settle([row], [count], count)
+        rows, counts = to_device([[row], [count]], self.device)
+        self.lengths.advance(rows, counts)
 
     def fill(self, requests: Sequence[Request], padded: int) -> None:
         """Set the batch entries of the next round: `requests` first, then null rows up to `padded`."""

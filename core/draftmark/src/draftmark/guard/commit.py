@@ -14,7 +14,9 @@ COMMITTED = (*WHOLE, Mode.VERIFY, Mode.RAGGED_VERIFY)
 """Modes of a target's forwards, which end with a commit."""
 
 
-def check_commit(batch: object, accepted: object, lengths: object, rows: object, kv: object) -> None:
+def check_commit(
+    batch: object, accepted: object, lengths: object, rows: object, kv: object, states: object, save_slots: object
+) -> None:
     """Check the arguments of `commit_round`.
 
     Raises:
@@ -36,9 +38,19 @@ def check_commit(batch: object, accepted: object, lengths: object, rows: object,
         raise BatchError(f"{given} is given and {absent} is None, but a commit advances rows of lengths; pass both")
     if lengths is not None:
         check_kind("lengths", lengths, SequenceLengths, "a SequenceLengths", "pass the engine's, or None with rows")
-    pairs = isinstance(kv, list | tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in kv)
-    if not pairs:
-        raise BatchError(f"kv is {shown(kv)}, but it must be pairs (tree_ops, pool); write kv=((tree_ops, pool),)")
+    _check_pairs("kv", kv, "tree_ops")
+    _check_pairs("states", states, "state_backend")
+    if states and batch is None:
+        raise BatchError("batch is None, but states move over a batch's rows; pass the batch of the target's forward")
+    if save_slots is not None and not states:
+        raise BatchError("save_slots is given without states, but a checkpoint is one of a state; pass states, or None")
+
+
+def _check_pairs(name: str, value: object, operations: str) -> None:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in value):
+        raise BatchError(
+            f"{name} is {shown(value)}, but it must be pairs ({operations}, pool); write {name}=(({operations}, pool),)"
+        )
 
 
 def _check_mode(mode: Mode, whole: bool) -> None:
