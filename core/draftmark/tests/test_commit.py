@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -108,6 +110,50 @@ class SingleCall:
         """Record the pool."""
         assert batch is None and accepted.accept_lens.tolist() == [2, 1]
         self._log.calls.append(pool)
+
+
+class States:
+    """State backend and pool that record a commit's arguments."""
+
+    def __init__(self, log: Log, interval: int) -> None:
+        self.geometry = SimpleNamespace(limits=SimpleNamespace(state_interval=interval))
+        self._log, self.given = log, []
+
+    def commit(self, pool, batch, accepted, save_slots) -> None:
+        """Record the call."""
+        assert pool is self
+        self._log.calls.append("state")
+        self.given.append((batch, accepted, save_slots))
+
+
+def test_states_move_between_kv_and_lengths():
+    """Every group of state layers commits once, after the KV and before the lengths, which it reads."""
+    rig = Rig()
+    log, accepted = Log(rig), result([[0, 3], [0]])
+    states = [States(log, 0), States(log, 0)]
+    pairs = [(one, one) for one in states]
+    found = commit_round(rig.batch, accepted, rig.lengths, torch.tensor([0, 1]), ((log, rig.pool),), pairs)
+    assert found is None and log.calls == ["compact", "state", "state", "advance"]
+    assert all(one.given == [(rig.batch, accepted, None)] for one in states)
+
+
+@pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.DECODE, Mode.VERIFY])
+def test_commit_reports_the_checkpoints(mode):
+    """The result is the largest multiple of the interval that each request crosses, or 0, from before the round."""
+    rig = Rig()
+    states, save = States(Log(rig), 4), torch.zeros(2, dtype=torch.int32)
+    if mode is Mode.EXTEND:
+        batch, accepted, wanted = rig.extend(prefix_lens=torch.tensor([5, 2], dtype=torch.int32)), None, [8, 4]
+    else:
+        batch = rig.uniform(mode, 0, 2, 2, Exact((3, 3)), tree=False)
+        batch.prefix_lens.copy_(torch.tensor([3, 4] if mode is Mode.DECODE else [3, 5]))
+        accepted = result([[0], [0]] if mode is Mode.DECODE else [[0, 1, 2], [0, 1]])
+        wanted = [4, 0]
+    rows = torch.tensor([0, 1])
+    saved = commit_round(batch, accepted, rig.lengths, rows, states=((states, states),), save_slots=save)
+    assert saved is not None and saved.dtype is torch.int32 and saved.tolist() == wanted
+    (_, path, slots), whole = states.given[0], mode is not Mode.VERIFY
+    assert slots is save and (path is None) == whole, "a backend gets a path after a verification only"
 
 
 def test_refused_commit_changes_nothing():

@@ -20,7 +20,7 @@ from .tree import VerifyResult
 
 
 class CompactsKV(Protocol):
-    """The part of `TreeOps` that `commit_round` calls. An engine with its own KV layout implements it alone."""
+    """The part of `TreeOps` that `commit_round` calls. An engine with its own KV layout implements only this part."""
 
     def compact(self, pool: Any, batch: Any, accepted: VerifyResult) -> None:
         """Move the KV of the i-th accepted node to tail slot i; see `TreeOps.compact`."""

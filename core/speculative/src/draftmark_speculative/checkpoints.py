@@ -27,7 +27,7 @@ class Checkpoints:
         """Lend a request a spare slot unless it has one. Other checkpoints give up theirs, the oldest first.
 
         Args:
-            free_rows: rows without a request; as many free slots are left for the requests that get these rows.
+            free_rows: rows without a request. One free slot is left for each of them.
         """
         assert request.row is not None, "only a request with a row has slots"
         if self._slots.lent_to(request.row) is not None:
