@@ -50,12 +50,15 @@ from .geometry import (
     Mode,
     ModelFacts,
     Recurrence,
+    StateFacts,
     StateGeometry,
     StateShape,
     ceil_div,
     latent_shape,
     maximum,
     minimum,
+    state_facts,
+    state_shape,
 )
 from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
@@ -153,6 +156,7 @@ __all__ = [
     "RequestError",
     "Requirements",
     "Role",
+    "StateFacts",
     "StateGeometry",
     "StateShape",
     "Unit",
@@ -166,4 +170,6 @@ __all__ = [
     "load",
     "maximum",
     "minimum",
+    "state_facts",
+    "state_shape",
 ]

@@ -167,7 +167,7 @@ def test_checkpoint_is_the_state_at_a_multiple(shape, rollback) -> None:
 
 @BOTH
 def test_prefill_and_decode_save_only_at_their_end(rollback) -> None:
-    """EXTEND and DECODE save the state if they end at a multiple, and leave the save slot alone otherwise."""
+    """EXTEND and DECODE save the state if they end at a multiple, and leave leave the save slot untouched otherwise."""
     rig = StateRig(SHAPES["delta, head"], rollback, interval=4)
     rig.start(0, 1)
     rig.slots.lend(0)

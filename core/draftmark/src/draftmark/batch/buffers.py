@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import cast
 
 import torch
 
@@ -44,7 +45,7 @@ class BatchBuffers:
         if state is not None:
             check_shared_batch(geometry, state)
         device = present_device("BatchBuffers", device)
-        self.geometry = geometry
+        self.geometry = cast("Geometry", geometry)  # typed code reads its attention; a StateGeometry has none
         made = {
             one.name: torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device)
             for one in batch_tensors(geometry, state=state is not None)

@@ -23,6 +23,7 @@ from .shapes import (
 )
 from .state import STATE_MODES, Gate, Recurrence, StateGeometry, StateShape
 from .state_checks import STATE_DTYPES
+from .state_models import StateFacts, state_facts, state_shape
 
 __all__ = [
     "CORE_MODES",
@@ -47,10 +48,13 @@ __all__ = [
     "Mode",
     "ModelFacts",
     "Recurrence",
+    "StateFacts",
     "StateGeometry",
     "StateShape",
     "ceil_div",
     "latent_shape",
     "maximum",
     "minimum",
+    "state_facts",
+    "state_shape",
 ]

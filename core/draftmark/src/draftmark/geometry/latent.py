@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import GeometryError
-from .checks import INT32_MAX, is_number
+from .checks import is_number
+from .config_fields import field_of, integer_of
 from .shapes import AttentionShape
 
 ABSENT = "the configuration has no kv_lora_rank, the value width of latent attention"
@@ -38,8 +39,8 @@ def latent_shape(
         GeometryError: the configuration has no latent layer, a field is out of range, or ranks do not divide the heads.
     """
     text = _text(config)
-    rank, rotated = _integer(text, "kv_lora_rank", 1), _integer(text, "qk_rope_head_dim", 0)
-    heads, plain = _integer(text, "num_attention_heads", 1), _integer(text, "qk_nope_head_dim", 1)
+    rank, rotated = integer_of(text, "kv_lora_rank", 1), integer_of(text, "qk_rope_head_dim", 0)
+    heads, plain = integer_of(text, "num_attention_heads", 1), integer_of(text, "qk_nope_head_dim", 1)
     if type(ranks) is not int or ranks < 1 or heads % ranks:
         limit = f"it must be an integer that divides the {heads} query heads"
         raise GeometryError("ranks", ranks, limit, "use a divisor of the heads")
@@ -59,10 +60,10 @@ def latent_shape(
 
 def _text(config: object) -> object:
     """Return the part of a configuration that has kv_lora_rank: itself, or its text_config."""
-    for one in (config, _get(config, "text_config")):
-        if _get(one, "kv_lora_rank") is not None:
+    for one in (config, field_of(config, "text_config")):
+        if field_of(one, "kv_lora_rank") is not None:
             return one
-    name = _get(config, "model_type") or type(config).__name__
+    name = field_of(config, "model_type") or type(config).__name__
     raise GeometryError("config", name, ABSENT, WRITE_IT)
 
 
@@ -77,7 +78,7 @@ def _mscale(config: object) -> float:
 
 def _ropes(config: object) -> list[Mapping[str, Any]]:
     """Return the RoPE parameters: one mapping, or one for each layer type."""
-    parameters = _get(config, "rope_parameters") or _get(config, "rope_scaling")
+    parameters = field_of(config, "rope_parameters") or field_of(config, "rope_scaling")
     if parameters is None:
         return []
     if not isinstance(parameters, Mapping):
@@ -98,22 +99,3 @@ def _mscale_of(rope: Mapping[str, Any]) -> float:
             limit = f"{kind} RoPE with mscale_all_dim needs a positive number"
             raise GeometryError(f"config.rope_parameters.{name}", value, limit, "use the config.json of the weights")
     return 1.0 if factor <= 1 else 0.1 * float(weight) * math.log(factor) + 1.0
-
-
-def _integer(config: object, name: str, least: int) -> int:
-    value = _get(config, name)
-    if type(value) is not int or not least <= value <= INT32_MAX:
-        limit = f"it must be an integer of {least} or more"
-        raise GeometryError(f"config.{name}", value, limit, "use the config.json of the weights")
-    return value
-
-
-def _get(config: object, name: str) -> Any:
-    if isinstance(config, Mapping):
-        return config.get(name)
-    try:
-        return getattr(config, name, None)
-    except Exception as error:  # transformers raises its own type for a field that differs between layers
-        limit = f"reading it raised {type(error).__name__}"
-        remedy = "pass the configuration of one layer, config.per_layer_config[i]"
-        raise GeometryError(f"config.{name}", type(config).__name__, limit, remedy) from error

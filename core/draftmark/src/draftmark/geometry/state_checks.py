@@ -28,7 +28,17 @@ def check_state_geometry(geometry: StateGeometry) -> None:
     if wrong is not None:
         limit = f"a layer with state serves {', '.join(mode.value for mode in STATE_MODES)}"
         raise GeometryError("modes", wrong.value, limit, "remove the mode; draft models with state are not served")
+    _check_interval(geometry)
     at_least("num_layers", geometry.num_layers, 1, "count the layers of this shape on this rank")
+
+
+def _check_interval(geometry: StateGeometry) -> None:
+    """Refuse an interval that the rounds in flight could cross twice: a request has one spare slot."""
+    interval, rounds = geometry.limits.state_interval, 2 if geometry.limits.host_lags else 1
+    least = rounds * geometry.draft.num_draft_tokens
+    if 0 < interval < least and rounds > 1:
+        limit = f"two rounds in flight commit up to {least} tokens, and a request has one spare slot"
+        raise GeometryError("limits.state_interval", interval, limit, f"use {least} or more, or 0")
 
 
 def check_state_shape(shape: StateShape) -> None:

@@ -8,11 +8,13 @@ from dataclasses import asdict
 
 from ...buffers import BufferSpec
 from ...geometry import AttentionShape, Geometry
-from ..errors import SUCCESS
+from ..errors import SUCCESS, ArgumentError
 from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from ..shares import Part, show_shares
 from ..sizing import LENGTHS, Sizing, sizing
+from ..state_arguments import add_state_arguments, state_geometry_of
+from ..state_sizing import show_state, state_json
 
 SCHEMA = 1
 SUMMARY = "print every buffer of a backend: formula, shape, bytes; no device, no torch"
@@ -22,7 +24,8 @@ examples:
   draftmark size reference --max-num-reqs 256 --topk 8 --num-draft-tokens 64
   draftmark size cuda_triton --page-size 64 --capture-batch-sizes 1,2,4,8
   draftmark size reference --latent --head-dim 512 --softmax-scale 0.0625
-  draftmark size reference --modes draft --num-steps 5 --topk 4 --json"""
+  draftmark size reference --modes draft --num-steps 5 --topk 4 --json
+  draftmark size --state qwen3-next --num-draft-tokens 64 --ranks 4"""
 
 COLUMNS = (
     Column("buffer", style="bold"),
@@ -37,15 +40,21 @@ COLUMNS = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to `parser`."""
-    parser.add_argument("backend", metavar="NAME", help="an installed backend (`draftmark list`)")
+    named = "an installed backend (`draftmark list`); optional with --state"
+    parser.add_argument("backend", metavar="NAME", nargs="?", help=named)
     add_geometry_arguments(parser)
+    add_state_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the memory that one geometry needs on one backend."""
+    """Print the memory that one geometry needs on one backend, or that the recurrent layers of a model need."""
     from ...registry import load
 
+    if args.state is not None:
+        return _run_state(args)
+    if args.backend is None:
+        raise ArgumentError("the following arguments are required: NAME; see `draftmark size --help`")
     with stdout_for_results():
         backend = load(args.backend)
     geometry = geometry_of(args, backend.info)
@@ -54,6 +63,28 @@ def run(args: argparse.Namespace) -> int:
         show_json(as_json(args.backend, geometry, sized))
     else:
         _show(args.backend, geometry, sized)
+    return SUCCESS
+
+
+def _run_state(args: argparse.Namespace) -> int:
+    """Print a model's state slots, the schemes, and the state buffers of the backend, if one is named."""
+    from ...registry import load
+
+    facts, geometry = state_geometry_of(args)
+    buffers: list[BufferSpec] = []
+    if args.backend is not None:
+        with stdout_for_results():
+            backend = load(args.backend)
+        backend.require_state(geometry)
+        buffers = backend.state_buffers(geometry)
+    if args.json:
+        report = state_json(facts, geometry, args.scheme, args.accepted)
+        show_json({"schema": SCHEMA, "backend": args.backend, **report, "buffers": [_row(spec) for spec in buffers]})
+        return SUCCESS
+    show_state(facts, geometry, args.scheme, args.accepted)
+    if args.backend is not None:
+        show()
+        _show_buffers(f"state buffers of {args.backend}", buffers, sum(spec.nbytes for spec in buffers))
     return SUCCESS
 
 
