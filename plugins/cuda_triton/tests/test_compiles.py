@@ -87,6 +87,7 @@ OTHERS = [
     Case(64, heads=(32, 8), head_dim=160, page_size=64, tree=True, cap=30.0),
     Case(0, heads=(32, 32), head_dim=80, sinks=True),
     Case(64, heads=(32, 32), head_dim=96, page_size=1, tree=True),
+    Case(64, heads=(24, 8), head_dim=96, tree=True),
     Case(0, heads=(24, 8), head_dim=192, page_size=1),
     Case(8, heads=(24, 8), head_dim=192, tree=True),
     Case(0, heads=(32, 32), head_dim=80, fp8=True),
@@ -449,6 +450,15 @@ def test_register_upcast_spills_almost_nothing(fake_gpu, case, tmp_path):
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert len(loops) == 2
     assert all(num_instructions(name, loop) <= most for loop in loops for name in ("LDL", "STL"))
+
+
+def test_three_warp_groups_spill_nothing_at_96_columns(fake_gpu, tmp_path):
+    """The loops of three consumer warp groups keep every value of a row tile of 96 columns in registers."""
+    case = Case(64, heads=(24, 8), head_dim=96, tree=True)
+    assert config_of(case, 90).num_consumer_wgs == 3
+    loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
+    assert len(loops) == 3
+    assert not any(num_instructions(name, loop) for loop in loops for name in ("LDL", "STL"))
 
 
 def num_instructions(text, code):

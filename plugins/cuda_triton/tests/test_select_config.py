@@ -92,13 +92,13 @@ def test_sm90_selects_the_measured_config(head_dim, dtypes, rows_16, rows_17, ro
     ("head_dim", "dtypes"), [(40, BF16), (64, BF16), (80, BF16), (96, BF16), (128, BF16), (64, E4M3)]
 )
 def test_three_warp_groups_when_they_save_a_row_tile(head_dim, dtypes):
-    """Three consumer warp groups serve 16-bit heads of up to 80 elements if a request then needs fewer row tiles."""
+    """Three consumer warp groups serve 16-bit heads of up to 96 elements if a request then needs fewer row tiles."""
     found = {
         rows
         for rows in range(1, 1200)
         if select.select_config(shape(head_dim, dtypes), H200, rows, num_reqs=SOME).num_consumer_wgs == 3
     }
-    expected = [*range(129, 193), *range(257, 385)] if head_dim <= 80 and dtypes is BF16 else []
+    expected = [*range(129, 193), *range(257, 385)] if head_dim <= 96 and dtypes is BF16 else []
     assert found == set(expected)
 
 
@@ -678,6 +678,32 @@ def test_prefill_uses_three_warp_groups_up_to_head_dim_80(head_dim, dtypes, page
         replace(few, block_m=192, num_consumer_wgs=3, num_stages=config.num_stages) if three_groups else few
     )
     assert common.max_row_tiles(config, 1, 4096, 3) <= common.max_row_tiles(few, 1, 4096, 3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "lens", "num_groups"),
+    [
+        ((24, 8), 512, (32768,), 3), ((24, 8), 2048, (0,) * 8, 3), ((24, 8), 256, (4096,) * 8, 3),
+        ((40, 8), 512, (32768,), 2), ((40, 8), 256, (4096,) * 8, 2), ((32, 32), 4096, (0,) * 4, 2),
+        ((32, 8), 512, (32768,), 2), ((24, 8), 40, (8192,) * 4, 2), ((24, 8), 512, None, 2),
+    ],
+)  # fmt: skip
+def test_prefill_of_heads_of_96_takes_the_faster_number_of_warp_groups(heads, rows, lens, num_groups):
+    """EXTEND over heads of 96 uses three consumer warp groups where they were measured to be faster than two."""
+    attention, q_lens = AttentionShape(*heads, 96, 16), (rows,) * (1 if lens is None else len(lens))
+    usual = select.select_config(attention, H200, 4096, prefill=True)
+    found = split_kv.fastest_config(attention, H200, usual, q_lens, lens)
+    assert usual.num_consumer_wgs == 2 and found.num_consumer_wgs == num_groups
+    assert found in sm90.prefill_configs(attention, usual)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 104, 128])
+def test_other_heads_have_one_number_of_warp_groups(head_dim):
+    """EXTEND over heads without 81 to 96 columns has one configuration, whatever the lengths."""
+    attention = shape(head_dim, BF16, 16)
+    usual = select.select_config(attention, H200, 4096, prefill=True)
+    assert sm90.prefill_configs(attention, usual) == (usual,)
+    assert split_kv.fastest_config(attention, H200, usual, (512,), (32768,)) is usual
 
 
 @pytest.mark.parametrize(

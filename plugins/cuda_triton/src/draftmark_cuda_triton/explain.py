@@ -13,7 +13,7 @@ from draftmark import AttentionShape, BatchSize, DeviceProfile, Geometry, Kernel
 
 from . import sizing
 from .heuristics import common, select, split_kv, upcast
-from .heuristics.sm90 import SM90, merged_block_ms, reasons_against_sm90
+from .heuristics.sm90 import SM90, merged_block_ms, prefill_configs, reasons_against_sm90
 from .support import TMA_PAGE_MULTIPLE, gathers_kv
 
 HOPPER, GENERIC = "kernels_sm90 (Hopper, Gluon)", "kernels (any GPU, Triton)"
@@ -63,12 +63,14 @@ def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
         )
         yield KernelChoice("e4m3 keys", "upcast once" if pays else "upcast in each tile", reason, UPCASTS)
         a = upcast.upcast_shape(a) if pays else a
-    unsplit = sizing.prefill_config(replace(geometry, attention=a))
+    usual = sizing.prefill_config(replace(geometry, attention=a))
+    unsplit = split_kv.fastest_config(a, device, usual, rows, lens)
     config = split_kv.split_config(a, device, unsplit, rows, lens)
     split = config is not None and split_kv.splitting_pays(a, device, config, rows, lens)
     used = config if split and config is not None else unsplit
     yield _family(a, device, used)
-    yield _tile(a, used, batch, list(dict.fromkeys((used, unsplit, *split_kv.split_configs(a, unsplit)))))
+    candidates = (used, *prefill_configs(a, usual), *split_kv.split_configs(a, unsplit))
+    yield _tile(a, used, batch, list(dict.fromkeys(candidates)))
     yield _loads(a, device, used)
     if config is None:
         reason = f"the batch has more than {split_kv.MAX_SPLIT_ROW_TILES} row tiles or requests, or too few SMs"

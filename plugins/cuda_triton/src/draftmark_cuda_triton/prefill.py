@@ -11,7 +11,7 @@ from draftmark import BatchError, Geometry
 from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import sizing
-from .heuristics import common, interpreted, select, split_kv
+from .heuristics import common, interpreted, select, sm90, split_kv
 from .launch import launches, tma
 from .launch.layouts import IdentityCache, Layout, check_dtypes, layer_facts
 from .launch.operands import AttentionParams, SplitBuffers
@@ -75,7 +75,8 @@ class Prefill:
         self._relaunch, self._layer_facts = RelaunchCache(PER_CALL, DESCRIPTOR_ALIASES), layer_facts(geometry)
         self._config = sizing.prefill_config(geometry)
         self._buffers = None if geometry.limits.batch_invariant else buffers
-        self._unsplit_plan, self._split_plans = self._make_plan(self._config, 1), self._make_split_plans()
+        self._unsplit_plans = {config: self._make_plan(config, 1) for config in self._configs()}
+        self._split_plans = self._make_split_plans()
         self._plan_of = IdentityCache[ForwardBatch, PrefillPlan](self._select_plan)
         self._warmed_up = set[Layout]()
 
@@ -190,24 +191,35 @@ class Prefill:
         show that splitting is slower.
         """
         check_dtypes(batch)
+        if self._buffers is None:
+            return self._unsplit_plans[self._config]
         a, device = self._geometry.attention, self._geometry.device
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
-        config = None if self._buffers is None else split_kv.split_config(a, device, self._config, rows, lens)
-        if config is None:
-            return self._unsplit_plan
-        pays = split_kv.splitting_pays(a, device, config, rows, lens)
-        return self._split_plans[config] if pays else self._unsplit_plan
+        unsplit = split_kv.fastest_config(a, device, self._config, rows, lens)
+        config = split_kv.split_config(a, device, unsplit, rows, lens)
+        if config is None or not split_kv.splitting_pays(a, device, config, rows, lens):
+            return self._unsplit_plans[unsplit]
+        return self._split_plans[config]
+
+    def _configs(self) -> tuple[common.KernelConfig, ...]:
+        """Return the configurations of batches without splits. With batch invariance no batch chooses."""
+        every = sm90.prefill_configs(self._geometry.attention, self._config)
+        return every if self._buffers is not None else (self._config,)
 
     def _make_split_plans(self) -> dict[common.KernelConfig, PrefillPlan]:
         """Return the plans for batches with splittable row tiles, by the configuration of `split_kv.split_configs`."""
         a, device = self._geometry.attention, self._geometry.device
-        tiles = () if self._buffers is None else split_kv.split_configs(a, self._config)
-        num_splits = {config: split_kv.prefill_splits(a, device, config) for config in tiles}
+        unsplit = () if self._buffers is None else self._configs()
+        num_splits = {
+            config: split_kv.prefill_splits(a, device, config)
+            for one in unsplit
+            for config in split_kv.split_configs(a, one)
+        }
         return {config: self._make_plan(config, count) for config, count in num_splits.items() if count > 1}
 
     def plans(self) -> list[PrefillPlan]:
-        """Return every plan that a batch can have: the unsplit plan first."""
-        return [self._unsplit_plan, *self._split_plans.values()]
+        """Return every plan that a batch can have: those without splits first."""
+        return [*self._unsplit_plans.values(), *self._split_plans.values()]
 
     def _make_plan(self, config: common.KernelConfig, num_splits: int) -> PrefillPlan:
         if not self._slots.is_cuda:

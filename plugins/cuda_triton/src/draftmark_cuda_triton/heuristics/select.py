@@ -28,6 +28,7 @@ from .sm90 import (
     merged_block_ms,
     merged_config,
     merging_heads_pays,
+    prefill_configs,
     row_threshold,
     unmerged_config,
     with_gather,
@@ -64,7 +65,7 @@ def select_config(
     if not tma_pages:
         return replace(config, gather_kv=True)
     if prefill:
-        return with_three_wgs(shape, config)
+        return prefill_configs(shape, config)[0]
     if ceil_div(rows, BLOCK_M_3WG) < ceil_div(rows, 128) < 4:
         return with_three_wgs(shape, config)
     request_heads = num_reqs * shape.num_kv_heads

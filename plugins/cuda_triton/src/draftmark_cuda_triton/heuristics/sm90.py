@@ -125,17 +125,29 @@ def split_head_dim(head_dim: int, elem_bytes: int = 2) -> tuple[int, int]:
 
 
 def with_three_wgs(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
-    """Return `config` with three consumer warp groups if it has two and at most 80 columns; else `config`.
+    """Return `config` with three consumer warp groups if it has two and at most 96 columns; else `config`.
 
-    Three groups are used for EXTEND, and for other batches if that reduces the number of row tiles. With head_dim 64 or
-    80 a row's softmax takes as long as its MMAs, and three groups keep the tensor cores busier. In other batches, tiles
-    of 192 rows hold more padding. e4m3 upcast by producer warps keeps two groups.
+    Three groups are used for EXTEND (`prefill_configs`), and for other batches if that reduces the number of row tiles.
+    With few columns a row's softmax takes as long as its MMAs, and three groups keep the tensor cores busier. In other
+    batches, tiles of 192 rows hold more padding. e4m3 upcast by producer warps keeps two groups.
     """
     num_columns = sum(split_head_dim(shape.head_dim))
-    if config.num_consumer_wgs == 2 and config.num_fp8_stages == 0 and num_columns <= 80:
+    if config.num_consumer_wgs == 2 and config.num_fp8_stages == 0 and num_columns <= 96:
         config = replace(config, block_m=BLOCK_M_3WG, num_consumer_wgs=3)
         return replace(config, num_stages=_num_stages(config, num_columns))
     return config
+
+
+def prefill_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelConfig, ...]:
+    """Return the configurations of unsplit EXTEND batches; the first serves batches of unknown lengths.
+
+    Up to 80 columns, three consumer warp groups are always faster than two. With 81 to 96 columns and 128 keys a tile,
+    that depends on the number of row tiles (`split_kv.fastest_config`).
+    """
+    three_wgs = with_three_wgs(shape, config)
+    if three_wgs == config or sum(split_head_dim(shape.head_dim)) <= 80:
+        return (three_wgs,)
+    return (config, three_wgs) if config.block_n == 128 else (config,)
 
 
 def with_two_ctas(

@@ -8,7 +8,7 @@ from typing import Any
 from draftmark import AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
 from .common import OVERHEAD_TILES, KernelConfig, row_tiles, visible_prefix
-from .sm90 import base_config
+from .sm90 import base_config, prefill_configs
 
 MAX_WAVES = 3
 """Maximum waves of CTAs that `choose_num_splits` considers, if one wave leaves too many CTAs idle."""
@@ -18,6 +18,8 @@ MIN_SPLIT_TILES = 3
 """Minimum average length of an EXTEND split, in KV tiles, OVERHEAD_TILES included."""
 MAX_SPLIT_ROW_TILES = 128
 """Maximum row tiles, and maximum requests, of a split EXTEND batch. Schedule programs hold row tiles in one vector."""
+TILE_COSTS = {2: 7, 3: 10}
+"""Relative time of a KV tile of 128 keys and 81 to 96 columns, by the number of consumer warp groups."""
 MIN_KEYS_PER_SM = 400
 """Keys of all KV heads for each SM, from which loading keys only once outweighs two CTAs an SM."""
 
@@ -106,7 +108,7 @@ def split_config(
         rows <= 112 and request_heads <= device.num_sms and not _one_cta_pays(shape, device, request_heads, lens)
     ):
         config = split_configs(shape, config)[-1]
-    count = sum(row_tiles(config, rows, shape.group_size) for rows in q_lens)
+    count = _num_row_tiles(shape, config, q_lens)
     return config if count <= MAX_SPLIT_ROW_TILES and prefill_splits(shape, device, config) > 1 else None
 
 
@@ -129,6 +131,49 @@ def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelCo
     return (config, short) if short.ctas_per_sm == 2 and short != config else (config,)
 
 
+def fastest_config(
+    shape: AttentionShape,
+    device: DeviceProfile,
+    config: KernelConfig,
+    q_lens: tuple[int, ...],
+    lens: tuple[int, ...] | None,
+) -> KernelConfig:
+    """Return the configuration of `sm90.prefill_configs` that is estimated to be the fastest for an EXTEND batch.
+
+    Three consumer warp groups must be 3 % faster than two, since the estimate ignores padding in a row tile. They are
+    not considered for requests of few rows, for which `split_config` can choose two CTAs an SM.
+
+    Args:
+        config: the first of `sm90.prefill_configs`.
+        lens: upper bounds of the live requests' prefix lengths in tokens, or None.
+    """
+    configs = prefill_configs(shape, config)
+    if len(configs) == 1 or lens is None or max(q_lens) * shape.group_size <= 2 * 64:
+        return config
+    two, three = (TILE_COSTS[one.num_consumer_wgs] * _extend_time(shape, device, one, q_lens, lens) for one in configs)
+    return configs[1] if 100 * three < 97 * two else config
+
+
+def _extend_time(
+    shape: AttentionShape,
+    device: DeviceProfile,
+    config: KernelConfig,
+    q_lens: tuple[int, ...],
+    lens: tuple[int, ...],
+) -> int:
+    """Return the estimated time of an EXTEND batch with its row tiles whole, or split if `splitting_pays`, in KV tiles.
+
+    A split takes an eighth longer than its share of the KV tiles, and the combine as long as a few KV tiles.
+    """
+    num_ctas = device.num_sms * config.ctas_per_sm
+    lengths = _row_tile_lengths(shape, config, q_lens, lens)
+    share = ceil_div(sum(lengths) * shape.num_kv_heads, num_ctas)
+    split = split_config(shape, device, config, q_lens, lens)
+    if split is not None and splitting_pays(shape, device, split, q_lens, lens):
+        return 9 * share // 8 + split_costs(shape.value_width)[0]
+    return max(share, _unsplit_time(lengths, shape.num_kv_heads, num_ctas))
+
+
 def splitting_pays(
     shape: AttentionShape,
     device: DeviceProfile,
@@ -148,13 +193,8 @@ def splitting_pays(
     """
     num_ctas = device.num_sms * config.ctas_per_sm
     if lens is None:
-        num_tiles = sum(row_tiles(config, rows, shape.group_size) for rows in q_lens) * shape.num_kv_heads
-        return bool(num_tiles <= num_ctas)
-    lengths = [
-        _kv_tiles_seen(shape, config, rows, prefix, m) + OVERHEAD_TILES
-        for rows, prefix in zip(q_lens, lens, strict=False)
-        for m in range(row_tiles(config, rows, shape.group_size))
-    ]
+        return _num_row_tiles(shape, config, q_lens) * shape.num_kv_heads <= num_ctas
+    lengths = _row_tile_lengths(shape, config, q_lens, lens)
     count, total_tiles = len(lengths), sum(lengths)
     if total_tiles // MIN_SPLIT_TILES <= count:
         return False
@@ -162,7 +202,7 @@ def splitting_pays(
     combine_tiles, eighths, constant = split_costs(shape.value_width)
     one_tile_a_cta = count * shape.num_kv_heads <= num_ctas
     split_time = 3 * share // 2 + combine_tiles if one_tile_a_cta else eighths * share // 8 + constant
-    return bool(split_time < _unsplit_time(lengths, shape.num_kv_heads, num_ctas))
+    return split_time < _unsplit_time(lengths, shape.num_kv_heads, num_ctas)
 
 
 def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
@@ -174,8 +214,10 @@ def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
     Args:
         lengths: length of each row tile of one KV head, in KV tiles.
     """
-    waves = ((ceil_div((rank + 1) * heads, num_ctas), n) for rank, n in enumerate(sorted(lengths, reverse=True)))
-    return max(n if wave == 1 else 17 * wave * n // 16 for wave, n in waves)
+    longest_first = sorted(lengths, reverse=True)
+    # The first row tile of a wave is its longest.
+    first_of_wave = [longest_first[first // heads] for first in range(0, len(lengths) * heads, num_ctas)]
+    return max(n if wave == 1 else 17 * wave * n // 16 for wave, n in enumerate(first_of_wave, 1))
 
 
 def split_costs(value_dim: int) -> tuple[int, int, int]:
@@ -191,9 +233,25 @@ def split_costs(value_dim: int) -> tuple[int, int, int]:
     return combine_tiles, 9, combine_tiles + 4
 
 
-def _kv_tiles_seen(shape: AttentionShape, config: KernelConfig, rows: int, prefix: int, m: int) -> int:
-    """Return the number of KV tiles that row tile m of a causal request reads."""
-    group, window = shape.group_size, shape.window_left
-    highest = min((m * config.block_m + config.block_m - 1) // group, rows - 1)
-    first = 0 if window < 0 else max(prefix + m * config.block_m // group - window, 0) // config.block_n
-    return (prefix + highest + config.block_n) // config.block_n - first
+def _num_row_tiles(shape: AttentionShape, config: KernelConfig, q_lens: tuple[int, ...]) -> int:
+    """Return the number of row tiles of an EXTEND batch, for each KV head."""
+    group, block_m = shape.group_size, config.block_m
+    return sum([-(-rows * group // block_m) for rows in q_lens])
+
+
+def _row_tile_lengths(
+    shape: AttentionShape, config: KernelConfig, q_lens: tuple[int, ...], lens: tuple[int, ...]
+) -> list[int]:
+    """Return the length of each row tile of an EXTEND batch for one KV head: KV tiles, and the fixed cost.
+
+    The host computes this in every step with a prompt, so the loop calls no function of the package.
+    """
+    group, window, found = shape.group_size, shape.window_left, []
+    block_m, block_n = config.block_m, config.block_n
+    for rows, prefix in zip(q_lens, lens, strict=False):
+        last = prefix + rows - 1
+        for start in range(0, rows * group, block_m):
+            stop = (min(prefix + (start + block_m - 1) // group, last) + block_n) // block_n
+            first = 0 if window < 0 else max(prefix + start // group - window, 0) // block_n
+            found.append(stop - first + OVERHEAD_TILES)
+    return found
