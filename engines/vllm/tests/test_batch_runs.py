@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import pytest
 
-from draftmark import Mode
-from draftmark_vllm.batch_runs import BatchRun, split_decodes_prefills
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark_vllm.batch_runs import BatchRun, join_runs, split_decodes_prefills
 
 
 def split(lens: list[int], *, padding: int = 0, num_rows: int | None = None, verify: int = 5, ragged: bool = True):
@@ -79,3 +79,30 @@ def test_step_without_rows_has_no_run() -> None:
 def test_without_drafts_a_chunk_of_one_row_decodes() -> None:
     """Without drafts a prompt chunk of one row is DECODE, and longer chunks are EXTEND."""
     assert [one.mode for one in split([1, 1, 2], verify=1)] == [Mode.DECODE, Mode.EXTEND]
+
+
+def join(lens: list[int], kv_lens: list[int]) -> list[BatchRun]:
+    """Split a step of these rows, then join its runs for an H200 and 32 query heads over 8 KV heads."""
+    shape, device = AttentionShape(32, 8, 128, 16), DeviceProfile("cuda", 90, 132)
+    geometry = Geometry.create(shape, Limits(256, 131072), DraftShape(), device, (Mode.EXTEND,))
+    return list(join_runs(tuple(split(lens)), tuple(kv_lens), geometry))
+
+
+@pytest.mark.parametrize("lens", [[1, 1, 30], [5, 5, 30, 2], [1, 4, 64], [1] * 40 + [2000]])
+def test_mixed_step_is_joined_to_one_run(lens: list[int]) -> None:
+    """Decodes and verifies join the prompts of their step in one EXTEND run."""
+    assert join(lens, [2000] * len(lens)) == [BatchRun(Mode.EXTEND, 0, 0, len(lens), tuple(lens))]
+
+
+def test_long_decode_next_to_many_row_tiles_is_not_joined() -> None:
+    """A long request keeps the splits of its own run if the step has more row tiles than EXTEND can split."""
+    lens, kv_lens = [1] * 80 + [2000], [500] * 79 + [100_000, 2000]
+    assert join(lens, kv_lens) == split(lens)
+    assert len(join(lens, [500] * 80 + [2000])) == 1
+    assert len(join([1] * 8 + [500], [500] * 7 + [100_000, 2000])) == 1
+
+
+@pytest.mark.parametrize("lens", [[1, 1], [5, 5], [5, 1, 2], [30, 1], []])
+def test_one_run_is_never_changed(lens: list[int]) -> None:
+    """A step of one run, or of none, keeps its modes."""
+    assert join(lens, [100] * len(lens)) == split(lens)

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from draftmark import load
+from draftmark import Mode, load
 from draftmark_vllm import reservation
 from draftmark_vllm.batch_runs import split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends, arena_bytes
@@ -107,6 +107,28 @@ def test_step_without_a_graph_is_launched() -> None:
 def test_steps_with_host_inputs_are_never_replayed(more: dict[str, Any]) -> None:
     """Host lengths, debug checks, chunks and trees each disable the metadata graphs."""
     assert builder_of(bound_backends(random_problem(0)), **more)._graphs is None
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+@pytest.mark.parametrize("may_join", [True, False])
+def test_decodes_join_the_prompts_of_a_step(may_join: bool, bounds: bool) -> None:
+    """A mixed step is one EXTEND part if its backend allows it and the host bounds its lengths, else two parts."""
+    problem = replace(random_problem(0, page_size=16), verify_rows=1, padding=0, surplus=0, loose=None)
+    made = StepData(replace(problem, requests=(*DECODES, Request(10, 30))))
+    metadata = metadata_of(made.step)
+    metadata.seq_lens_cpu_upper_bound = made.step.seq_lens.clone() if bounds else None
+    found = builder_of(bound_backends(made.problem), _may_join=may_join).build(0, metadata)
+    modes = [batch.mode for _, batch, _ in found.parts]
+    assert modes == ([Mode.EXTEND] if may_join and bounds else [Mode.DECODE, Mode.EXTEND])
+    cache, out = kv_cache(made.pages, problem.shape.num_kv_heads, None, None), torch.full_like(made.q, float("nan"))
+    for call in ("write_kv", "attend"):
+        for first, batch, backends in found.parts:
+            one, rows = backends[problem.shape], slice(first, first + batch.num_rows)
+            if call == "write_kv":
+                one.write_kv(made.k[rows], made.v[rows], cache, batch)
+            else:
+                one.attend(made.q[rows], cache, batch, out[rows])
+    assert (out.double() - made.wanted).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -82,12 +82,12 @@ def test_builder_reads_the_chunk_from_its_layers(
 
 
 @pytest.mark.parametrize(("rows", "chunk", "bounds"), [
-    ((1, 1), None, [None]), ((1, 9), None, [None, (32,)]), ((9, 9), None, [(22, 32)]), ((9, 9), 32, [None]),
+    ((1, 1), None, [None]), ((1, 9), None, [(30, 32)]), ((9, 9), None, [(22, 32)]), ((9, 9), 32, [None]),
 ])  # fmt: skip
 def test_prompts_have_host_bounds_except_in_chunks(
     monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], chunk: int | None, bounds: list[tuple[int, ...] | None]
 ) -> None:
-    """A backend that needs no host lengths receives upper bounds for prompts, but none for decodes or chunks."""
+    """A backend that needs no host lengths receives upper bounds for steps with a prompt, but none for chunks."""
     made = builder(monkeypatch, chunk, chunk, debug=False)
     start = torch.tensor([0, *rows]).cumsum(0).int()
     lens = torch.tensor([30, 40], dtype=torch.int32)

@@ -1,7 +1,7 @@
 """Split of a vLLM batch into runs. A run is a range of consecutive requests that one mode serves. Integers only.
 
 Two runs cover any batch. The first has the leading decodes and verifies, up to the first request with more rows. The
-second is EXTEND, which serves any number of rows.
+second is EXTEND, which serves any number of rows. `join_runs` makes one EXTEND run of both where that is faster.
 
 Runner V2 sorts decodes and verifies to the front by itself. Runner V1 does so only for a builder with a
 `reorder_batch_threshold`. That costs 60 to 180 µs of host time in every step, and most steps have no prompt. So
@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from draftmark import Mode
+from draftmark import Geometry, Mode
 
+ROW_TILE = 128
+"""Packed rows (rows times query heads of a KV head) that one CTA attends at a time in EXTEND."""
+SPLIT_TILES = 128
+"""Row tiles up to which EXTEND splits long requests along their keys."""
 CACHE_SIZE = 1024
 """Number of steps with a cached split. Steps with the same row counts recur often."""
 
@@ -87,3 +91,28 @@ def split_decodes_prefills(
     if leading < live:
         tail = BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live]))
     return tuple([one for one in (head, tail) if one is not None and one.num_reqs])
+
+
+def join_runs(runs: tuple[BatchRun, ...], kv_lens: tuple[int, ...], geometry: Geometry) -> tuple[BatchRun, ...]:
+    """Return one EXTEND run in place of two, unless one of its requests would take longer than all others together.
+
+    A joined run takes half of the launches, for which an eager layer waits, and its decodes load keys while its prompts
+    compute. But one CTA reads all keys of a request for a KV head if there are too many row tiles to split requests.
+    So the longest request must not exceed a CTA's even share of the keys that all row tiles read.
+
+    Args:
+        runs: result of `split_decodes_prefills`.
+        kv_lens: upper bounds of the requests' KV tokens, including the rows of this step.
+        geometry: geometry for EXTEND.
+    """
+    if len(runs) < 2:
+        return runs
+    attention = geometry.attention
+    q_lens = runs[0].q_lens + runs[1].q_lens
+    joined = (BatchRun(Mode.EXTEND, 0, 0, len(q_lens), q_lens),)
+    tiles = [-(-rows * attention.group_size // ROW_TILE) for rows in q_lens]
+    # Requests of few rows have row tiles of half the size.
+    if 2 * sum(tiles) <= SPLIT_TILES:
+        return joined
+    keys_read = sum([count * keys for count, keys in zip(tiles, kv_lens, strict=False)]) * attention.num_kv_heads
+    return joined if max(kv_lens[: len(q_lens)]) * geometry.device.num_sms <= keys_read else runs

@@ -14,7 +14,7 @@ from draftmark.runtime import BoundBackend, ForwardBatch, RankGuard, step_digest
 from draftmark_engines import EngineError, EngineLimits
 
 from . import reservation
-from .batch_runs import BatchRun, split_decodes_prefills
+from .batch_runs import BatchRun, join_runs, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
 from .checking import check_batch
 from .limits import chosen_backend, profile_of
@@ -36,6 +36,7 @@ class PartsBuilder:
     """
 
     supports_draft_decode_metadata_update: bool = False
+    _may_join: bool = False
     layer_names: list[str]
     kv_cache_spec: Any
     vllm_config: Any
@@ -78,6 +79,11 @@ class PartsBuilder:
                 f"backend {backend.info.name} plans from exact lengths, but vLLM has none for layers with chunks of "
                 f"{self._chunk} positions; choose another backend"
             )
+        # An EXTEND run over decodes needs a backend that serves one row as fast in EXTEND. A backend that plans from
+        # host lengths, or that widens e4m3 keys in each row tile, is faster with two runs.
+        self._may_join = self._bound.need is HostLengthsNeed.NONE and all(
+            one.kv_dtype == one.q_dtype for one in self._bound.geometries
+        )
         # If no layer stores KV (Gemma 4's assistant), slots are not checked: runner V1 passes another group's slots.
         self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
 
@@ -94,10 +100,13 @@ class PartsBuilder:
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
         runs = split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._bound.any.ragged)
+        if runs and runs[-1].mode is Mode.EXTEND and not capture and self._chunk is None:
+            if step.seq_bounds is None:
+                step = replace(step, seq_bounds=bounds_of(cam))
+            if self._may_join and self._tails is None and step.seq_bounds is not None:
+                runs = join_runs(runs, step.seq_bounds, self._bound.any.extend)
         parts = []
         for run in runs:
-            if run.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
-                step = replace(step, seq_bounds=bounds_of(cam))  # only for EXTEND, a step's last run
             batch = None if self._graphs is None else self._graphs.prepare(step, run)
             if batch is None:
                 batch = self._launch(step, run, capture)
