@@ -94,12 +94,17 @@ def test_mixed_step_is_joined_to_one_run(lens: list[int]) -> None:
     assert join(lens, [2000] * len(lens)) == [BatchRun(Mode.EXTEND, 0, 0, len(lens), tuple(lens))]
 
 
-def test_long_decode_next_to_many_row_tiles_is_not_joined() -> None:
-    """A long request keeps the splits of its own run if the step has more row tiles than EXTEND can split."""
-    lens, kv_lens = [1] * 80 + [2000], [500] * 79 + [100_000, 2000]
-    assert join(lens, kv_lens) == split(lens)
-    assert len(join(lens, [500] * 80 + [2000])) == 1
-    assert len(join([1] * 8 + [500], [500] * 7 + [100_000, 2000])) == 1
+@pytest.mark.parametrize(
+    ("decodes", "chunk", "joined"),
+    [
+        ([8193] * 64, 512, True), ([500] * 79 + [16384], 2000, True), ([32768] * 40, 2000, True),
+        ([500] * 79 + [100_000], 2000, False), ([32768] * 16, 2000, False),
+    ],
+)  # fmt: skip
+def test_long_decodes_join_only_where_ctas_stay_balanced(decodes: list[int], chunk: int, joined: bool) -> None:
+    """A long decode keeps its own run, which splits its keys, unless the step has enough other keys to read."""
+    lens = [1] * len(decodes) + [chunk]
+    assert len(join(lens, [*decodes, chunk])) == (1 if joined else 2)
 
 
 @pytest.mark.parametrize("lens", [[1, 1], [5, 5], [5, 1, 2], [30, 1], []])

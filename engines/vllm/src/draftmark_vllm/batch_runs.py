@@ -19,8 +19,8 @@ from draftmark import Geometry, Mode
 
 ROW_TILE = 128
 """Packed rows (rows times query heads of a KV head) that one CTA attends at a time in EXTEND."""
-SPLIT_TILES = 128
-"""Row tiles up to which EXTEND splits long requests along their keys."""
+SHORT_KEYS = 16384
+"""KV tokens of a request that one CTA reads in about the time that the host needs for the launches of two runs."""
 CACHE_SIZE = 1024
 """Number of steps with a cached split. Steps with the same row counts recur often."""
 
@@ -94,11 +94,11 @@ def split_decodes_prefills(
 
 
 def join_runs(runs: tuple[BatchRun, ...], kv_lens: tuple[int, ...], geometry: Geometry) -> tuple[BatchRun, ...]:
-    """Return one EXTEND run in place of two, unless one of its requests would take longer than all others together.
+    """Return one EXTEND run in place of two, unless one long request could take as long as all others together.
 
     A joined run takes half of the launches, for which an eager layer waits, and its decodes load keys while its prompts
-    compute. But one CTA reads all keys of a request for a KV head if there are too many row tiles to split requests.
-    So the longest request must not exceed a CTA's even share of the keys that all row tiles read.
+    compute. But EXTEND can leave all keys of a request and KV head to one CTA, while decodes split them evenly. So a
+    request of more than SHORT_KEYS tokens must not exceed half of a CTA's even share of all keys that row tiles read.
 
     Args:
         runs: result of `split_decodes_prefills`.
@@ -107,12 +107,11 @@ def join_runs(runs: tuple[BatchRun, ...], kv_lens: tuple[int, ...], geometry: Ge
     """
     if len(runs) < 2:
         return runs
-    attention = geometry.attention
     q_lens = runs[0].q_lens + runs[1].q_lens
-    joined = (BatchRun(Mode.EXTEND, 0, 0, len(q_lens), q_lens),)
-    tiles = [-(-rows * attention.group_size // ROW_TILE) for rows in q_lens]
-    # Requests of few rows have row tiles of half the size.
-    if 2 * sum(tiles) <= SPLIT_TILES:
-        return joined
-    keys_read = sum([count * keys for count, keys in zip(tiles, kv_lens, strict=False)]) * attention.num_kv_heads
-    return joined if max(kv_lens[: len(q_lens)]) * geometry.device.num_sms <= keys_read else runs
+    longest = max(kv_lens[: len(q_lens)])
+    if longest > SHORT_KEYS:
+        group = geometry.attention.group_size
+        keys = sum([-(-rows * group // ROW_TILE) * n for rows, n in zip(q_lens, kv_lens, strict=False)])
+        if 2 * longest * geometry.device.num_sms > keys * geometry.attention.num_kv_heads:
+            return runs
+    return (BatchRun(Mode.EXTEND, 0, 0, len(q_lens), q_lens),)
