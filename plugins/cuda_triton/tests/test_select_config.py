@@ -59,10 +59,10 @@ def described(config: KernelConfig) -> str:
             *("128x64 8w 6s 1p 2m", "128x128 8w 3s 1p 2m"),
         ),
         (256, BF16, *["64x64 4w 3s 1p 1m"] * 3, *["128x64 8w 2s 1p 2m"] * 2),
-        (64, E4M3, *["64x128 4w 4s 1p 1m 2d"] * 3, *["128x64 8w 6s 1p 2m 4d"] * 2),
+        (64, E4M3, *["64x128 4w 4s 1p 1m 2d"] * 3, *["128x128 8w 4s 1p 2m 4d"] * 2),
         (
             *(128, E4M3, "16x64 4w 3s 2p 1m swap_ab", "32x64 4w 3s 2p 1m swap_ab"),
-            *("64x64 4w 3s 2p 1m swap_ab", *["128x64 8w 3s 1p 2m 4d"] * 2),
+            *("64x64 4w 3s 2p 1m swap_ab", *["128x128 8w 2s 1p 2m 2d"] * 2),
         ),
         (
             *(256, E4M3, "16x64 4w 3s 2p 1m swap_ab", "32x64 4w 2s 2p 1m swap_ab"),
@@ -695,6 +695,15 @@ def test_prefill_of_heads_of_96_takes_the_faster_number_of_warp_groups(heads, ro
     found = split_kv.fastest_config(attention, H200, usual, q_lens, lens)
     assert usual.num_consumer_wgs == 2 and found.num_consumer_wgs == num_groups
     assert found in sm90.prefill_configs(attention, usual)
+
+
+@pytest.mark.parametrize(("head_dim", "window_left", "block_n"), [(64, -1, 128), (128, -1, 128), (128, 4096, 64)])
+def test_e4m3_of_many_rows_has_tiles_of_128_keys_without_a_window(head_dim, window_left, block_n):
+    """More than 64 rows over e4m3 have tiles of 128 keys; the masks of a window leave registers for 64."""
+    attention = replace(shape(head_dim, E4M3, 16), window_left=window_left)
+    for rows, prefill in ((65, False), (300, False), (4096, True)):
+        config = select.select_config(attention, H200, rows, prefill=prefill)
+        assert (config.block_m, config.block_n, config.num_consumer_wgs) == (128, block_n, 2)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 104, 128])

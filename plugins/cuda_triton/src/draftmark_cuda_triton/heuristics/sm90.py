@@ -72,14 +72,18 @@ def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
     * 65 to 128 rows: 64 keys, which shorten the waits at both ends of a request. Heads of 64 keep 128 keys, because
       their softmax is the limit.
     * Short windows (SHORT_WINDOWS): 64 keys, since tiles of 128 would be half empty.
-    * e4m3: two consumer warp groups above 64 rows, except at 256 columns; producer warps upcast each tile.
+    * e4m3: two consumer warp groups above 64 rows, except at 256 columns; producer warps upcast each tile. Tiles of 128
+      keys read q from shared memory half as often as tiles of 64 keys, and shared memory is the limit.
     """
     block_d = next_power_of_two(shape.head_dim)
     if DTYPE_BYTES[shape.kv_dtype] == 1:
         # At 256 columns, two consumer warp groups and the upcasting producer warps together leave too few registers for
         # one MMA.
         if min_rows >= 64 and block_d < 256:
-            return KernelConfig(128, 64, 8, {64: 6, 128: 3}[block_d], 1, num_consumer_wgs=2, num_fp8_stages=4)
+            if shape.window_left >= 0:  # masks of a window and a tree would spill with 128 keys
+                return KernelConfig(128, 64, 8, {64: 6, 128: 3}[block_d], 1, num_consumer_wgs=2, num_fp8_stages=4)
+            stages = {64: 4, 128: 2}[block_d]
+            return KernelConfig(128, 128, 8, stages, 1, num_consumer_wgs=2, num_fp8_stages=stages)
         return KernelConfig(
             64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, num_consumer_wgs=1, num_fp8_stages=2
         )

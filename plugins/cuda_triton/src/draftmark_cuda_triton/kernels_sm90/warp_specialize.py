@@ -15,8 +15,8 @@ PRODUCER_REGISTERS_1WG, PRODUCER_REGISTERS, PRODUCER_REGISTERS_3WG = (
     gl.constexpr(32),
 )
 """Registers of a TMA producer thread: with one consumer warp group; with two, or with upcast warps; with three."""
-UPCAST_REGISTERS = gl.constexpr(96)
-"""Registers of an upcast thread."""
+UPCAST_REGISTERS, UPCAST_REGISTERS_128 = gl.constexpr(96), gl.constexpr(88)
+"""Registers of an upcast thread; the second value next to two consumer warp groups with tiles of 128 keys."""
 GATHER_REGISTERS, GATHER_REGISTERS_2WG = gl.constexpr(64), gl.constexpr(56)
 """Registers of a gathering thread, with one consumer warp group and with two."""
 
@@ -81,6 +81,9 @@ def start_tma(
             [4, 1, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
+        # The scores of 128 keys need more registers in the consumers, so the producers get fewer.
+        TMA_REGISTERS: gl.constexpr = PRODUCER_REGISTERS_1WG if CFG.BLOCK_N == 128 else PRODUCER_REGISTERS
+        OWN_REGISTERS: gl.constexpr = UPCAST_REGISTERS_128 if CFG.BLOCK_N == 128 else UPCAST_REGISTERS
         gl.warp_specialize(
             [
                 (run_partition, (CONSUMER, consumer_args, 0, CFG)),
@@ -89,7 +92,7 @@ def start_tma(
                 (run_partition, (PRODUCER, producer_args, LOAD_V, CFG)),
                 (run_partition, (PRODUCER, producer_args, UPCAST, CFG)),
             ],
-            [4, 1, 1, 4], [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, UPCAST_REGISTERS],
+            [4, 1, 1, 4], [CONSUMER_REGISTERS, TMA_REGISTERS, TMA_REGISTERS, OWN_REGISTERS],
         )  # fmt: skip
 
 

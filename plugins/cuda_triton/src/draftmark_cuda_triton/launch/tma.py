@@ -21,8 +21,9 @@ FAST_MEMORY_BANDWIDTH = 4 * 10**12
 """Memory bandwidth in bytes a second, between that of an H100 (3.4e12) and of an H200 (4.9e12)."""
 CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Registers of a consumer thread with TMA producer warps, by the number of consumer warp groups."""
-CONSUMER_REGISTERS_UPCAST = 168
-"""Registers of a consumer thread next to a producer warp group that upcasts e4m3."""
+CONSUMER_REGISTERS_UPCAST, CONSUMER_REGISTERS_UPCAST_128 = 168, 200
+"""Registers of a consumer thread next to a producer warp group that upcasts e4m3; the second value for two consumer
+warp groups with tiles of 128 keys."""
 CONSUMER_REGISTERS_GATHER = 224
 """Registers of a consumer thread with two consumer warp groups and four gathering warps, which have 56 a thread."""
 
@@ -152,9 +153,15 @@ def _common_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor) -> d
         "BLOCK_D": block_d, "BLOCK_D_REST": block_d_rest, "NUM_CONSUMER_WGS": config.num_consumer_wgs,
         "UPCAST_FP8": upcast, "FP8_STAGES": config.num_fp8_stages if upcast else config.num_stages,
         "INTRA_WG_OVERLAP": overlaps_softmax(config, k.shape[3]), "num_warps": 4,
-        "CONSUMER_REGISTERS": CONSUMER_REGISTERS_UPCAST if upcast else CONSUMER_REGISTERS[config.num_consumer_wgs],
+        "CONSUMER_REGISTERS": _upcast_registers(config) if upcast else CONSUMER_REGISTERS[config.num_consumer_wgs],
     }  # fmt: skip
     return chosen | register_limit
+
+
+def _upcast_registers(config: KernelConfig) -> int:
+    """Return the registers of a consumer thread next to a producer warp group that upcasts e4m3."""
+    two_wgs = config.num_consumer_wgs == 2
+    return CONSUMER_REGISTERS_UPCAST_128 if two_wgs and config.block_n == 128 else CONSUMER_REGISTERS_UPCAST
 
 
 def kernel_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor, page_size: int) -> dict[str, Any]:
