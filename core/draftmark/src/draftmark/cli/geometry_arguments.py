@@ -70,14 +70,28 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
 
 
-def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
+def geometry_of(args: argparse.Namespace, info: BackendInfo, attention: AttentionShape | None = None) -> Geometry:
     """Return the geometry that the arguments describe, for the backend's device unless --device names another.
+
+    Args:
+        attention: an attention shape in place of the one that the arguments describe.
 
     Raises:
         GeometryError: a value is out of range.
         ArgumentError: --device or --arch is not valid, or a draft is longer than a request.
     """
-    attention = AttentionShape(
+    attention = _attention(args) if attention is None else attention
+    limits = Limits(
+        args.max_num_reqs, args.max_context_len, args.max_extend_tokens, args.capture_batch_sizes, args.overlap
+    )
+    draft = DraftShape(args.topk, args.num_steps, args.num_draft_tokens)
+    geometry = Geometry.create(attention, limits, draft, _device(args, info), args.modes, args.forms)
+    check_draft_tokens(args.num_draft_tokens, args.max_context_len)
+    return geometry
+
+
+def _attention(args: argparse.Namespace) -> AttentionShape:
+    return AttentionShape(
         args.num_qo_heads,
         (1 if args.latent else 8) if args.num_kv_heads is None else args.num_kv_heads,
         args.head_dim,
@@ -91,13 +105,6 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
         value_dim=args.value_dim,
         latent=args.latent,
     )
-    limits = Limits(
-        args.max_num_reqs, args.max_context_len, args.max_extend_tokens, args.capture_batch_sizes, args.overlap
-    )
-    draft = DraftShape(args.topk, args.num_steps, args.num_draft_tokens)
-    geometry = Geometry.create(attention, limits, draft, _device(args, info), args.modes, args.forms)
-    check_draft_tokens(args.num_draft_tokens, args.max_context_len)
-    return geometry
 
 
 def _device(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
