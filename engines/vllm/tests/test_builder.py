@@ -12,11 +12,14 @@ import torch
 
 pytest.importorskip("vllm")
 
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+
 from draftmark import Mode, load
+from draftmark_engines import warn_missing_hook
 from draftmark_vllm import reservation
 from draftmark_vllm.batch_runs import split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends, arena_bytes
-from draftmark_vllm.builder import DraftmarkBuilder, StepMetadata
+from draftmark_vllm.builder import DraftmarkBuilder, StepMetadata, warn_missing_hooks
 from draftmark_vllm.pages import kv_cache
 from draftmark_vllm.step import Step, StepBuffers
 from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Request, StepData, bound_backends, random_problem
@@ -71,6 +74,16 @@ def test_steps_are_sorted_only_for_trees(worker: str, threshold: int | None) -> 
     )
     made._require_decodes_first()
     assert made.reorder_batch_threshold == threshold
+
+
+def test_hooks_that_vllm_lacks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The builder warns of a method that the installed vLLM never calls, and of no other."""
+    warn_missing_hook.cache_clear()
+    warn_missing_hooks(AttentionMetadataBuilder)
+    assert not caplog.records
+    warn_missing_hooks(type("Older", (), {"build_for_cudagraph_capture": None}))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "vLLM does not call Older.update_draft_decode_metadata" in record.message
 
 
 def test_captured_step_is_prepared_by_a_replay() -> None:

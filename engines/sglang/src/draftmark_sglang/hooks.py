@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import WrapperDescriptorType
 from typing import Any
 
+from draftmark_engines import warn_missing_hook
+
 from . import NAME
 
 SPECULATIVE = "sglang.srt.speculative"
@@ -230,13 +232,28 @@ def register_hooks() -> None:
 
 
 def missing_hooks(arguments: Any) -> list[Hook]:
-    """Return the hooks that a run with these server arguments needs and that SGLang did not apply."""
+    """Return the hooks that a run with these server arguments needs and that SGLang did not apply.
+
+    A warning names each other hook that SGLang did not apply, since runs with other arguments need it.
+    """
+    algorithm = getattr(arguments, "speculative_algorithm", None) or ""
+    needed = []
+    for one in unapplied_hooks():
+        if algorithm in one.algorithms:
+            needed.append(one)
+        else:
+            runs = ", ".join(filter(None, one.algorithms))
+            warn_missing_hook("SGLang", f"the hook on {one.installed_target()}", f"runs with {runs} will be refused")
+    return needed
+
+
+def unapplied_hooks() -> list[Hook]:
+    """Return the hooks that SGLang did not apply."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    algorithm = getattr(arguments, "speculative_algorithm", None) or ""
     targets = {one.installed_target(): one for one in HOOKS}
     ours = {
         target for target, one in targets.items() if any(one.function is its[1] for its in HookRegistry._hooks[target])
     }
     applied = ours & HookRegistry._patched
-    return [one for target, one in targets.items() if algorithm in one.algorithms and target not in applied]
+    return [one for target, one in targets.items() if target not in applied]

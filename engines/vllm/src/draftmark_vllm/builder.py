@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 
+from draftmark_engines import warn_missing_hook
+
 from .limits import engine_limits, layer_shape, limits_of_chunks, serves_trees
 from .parts import Part, PartsBuilder, graph_support, refresh_parts, step_of
+
+HOOKS = {
+    "build_for_cudagraph_capture": "the metadata of full CUDA graphs takes several launches in each step",
+    "update_draft_decode_metadata": "the host prepares the metadata of every draft step",
+}
+"""Methods of vLLM's builder that speed up steps, each with what follows where a release lacks it."""
 
 
 @dataclass
@@ -39,6 +47,7 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         AttentionMetadataBuilder.__init__(self, kv_cache_spec, layer_names, vllm_config, device)
+        warn_missing_hooks(AttentionMetadataBuilder)
         self._require_decodes_first()
         # The chunk size is read from the layers, because chunked and full-attention layers can share one KV spec.
         (chunk,) = {getattr(one, "attention_chunk_size", None) for one in self._layers()}
@@ -79,3 +88,10 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
         self._follow_layers()
         step = step_of(cam, capture or not self._host_lengths, self._exact)
         return StepMetadata(self._parts(step, cam, capture), step.seq_lens)
+
+
+def warn_missing_hooks(base: type) -> None:
+    """Log a warning for each of HOOKS that vLLM's base class of builders does not have."""
+    for name, effect in HOOKS.items():
+        if not hasattr(base, name):
+            warn_missing_hook("vLLM", f"{base.__name__}.{name}", effect)
