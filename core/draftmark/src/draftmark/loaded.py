@@ -335,7 +335,8 @@ class LoadedBackend(StateHooks):
             raise self._wrong_return("tree_ops", "a TreeOps (write_tail, verify_tree, compact)", offered)
         from .guard.switch import guarding
 
-        ops: TreeOps = offered if isinstance(offered, TorchTreeOps) else ParentTreeOps(offered)
+        kinds = TorchTreeOps, ParentTreeOps
+        ops: TreeOps = offered if isinstance(offered, kinds) else ParentTreeOps(offered)
         if not guarding():
             return ops
         from .guard.tree_ops import GuardedTreeOps
