@@ -137,13 +137,16 @@ FALSE: dict[str, Statement] = {
 """Statements that some batch violates. Code that relies on the first two: sglang#11012, vllm#27368."""
 
 
-def decide(statement: Statement) -> tuple[Status, Answer]:
+def decide(statement: Callable[[Any], Any], batch: Any = None) -> tuple[Status, Answer]:
     """Prove a statement about every batch, or find a batch that violates it.
+
+    Args:
+        batch: object with a `context` and symbols; None for a `Batch`.
 
     Returns:
         PROVED, REFUTED with the batch in the answer's model, or UNDECIDED.
     """
-    batch = Batch()
+    batch = Batch() if batch is None else batch
     goal = statement(batch)
     claim = Claim(batch.context, [], [*batch.context.obligations(), goal.term])
     with Solver() as solver:
