@@ -25,7 +25,7 @@ class Scheme:
         name: name in ``draftmark size --state MODEL --scheme``.
         users: engines that work this way.
         trees: it verifies trees.
-        held: returns the bytes on this rank beside the committed slots, for max_num_reqs requests.
+        held: returns the bytes on this rank, without the committed slots, for max_num_reqs requests.
         moved: returns the bytes of states and records that one round reads and writes, given the accepted rows of a
             request.
         held_formula, moved_formula: the two formulas, for readers.
