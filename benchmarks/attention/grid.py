@@ -23,9 +23,9 @@ import torch
 from .cases import Case, ragged_lens
 from .models import MODELS, PACKED, STANDARD, Model
 
-Q7, Q5, G8, D64, D256, RANK = (
-    Model(28, 4, 128, 16), Model(40, 8, 128, 16), Model(64, 8, 128), Model(64, 8, 64), Model(16, 4, 256),
-    Model(8, 1, 128, 16),
+Q7, Q5, G8, G12, D64, D96, D256, RANK = (
+    Model(28, 4, 128, 16), Model(40, 8, 128, 16), Model(64, 8, 128), Model(48, 4, 128, 16), Model(64, 8, 64),
+    Model(24, 8, 96, 16), Model(16, 4, 256), Model(8, 1, 128, 16),
 )  # fmt: skip
 GPT_OSS, GEMMA_2, GEMMA_3, CAPPED = (
     Model(64, 8, 64, 16, window=128, sinks=True), Model(32, 16, 128, 16, window=4096, cap=50.0),
@@ -150,6 +150,10 @@ SUBSET = (
     case(Q7, "chunk", (32768,), 64),
     case(Q7, "chunks", ragged_lens(8, 16384), 100, "8xragged16384"),
     case(D64, "chunk", (8192,), 64),
+    case(D96, "chunk", (32768,), 512),
+    case(D96, "chunk", (4096,) * 8, 256),
+    case(G12.narrow(), "chain", (8192,) * 32, 8),
+    case(Q5.narrow(), "verify", (8192,) * 16, 32),
     case(D256, "chunk", (8192,), 64),
     case(RANK, "chunk", (8192,) * 8, 64),
     case(RANK, "chunks", ragged_lens(8, 16384), 100, "8xragged16384"),

@@ -118,6 +118,8 @@ MODELS = {
     "qwen3-next (group 8)": Model(16, 2, 256),
     "16/4 of 256 (group 4)": Model(16, 4, 256),
     "32/16 of 256 (group 2)": Model(32, 16, 256),
+    "24/8 of 96 (group 3)": Model(24, 8, 96),
+    "40/8 of 96 (group 5)": Model(40, 8, 96),
     "multi-head (group 1)": Model(32, 32, 128),
 }
 """Shapes that engines serve today, whole or one rank's share, from the models' published configurations."""
