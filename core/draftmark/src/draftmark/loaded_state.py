@@ -29,7 +29,8 @@ class StateHooks:
         """
         recurrence = geometry.state.recurrence if isinstance(geometry, StateGeometry) else None
         if recurrence is not None and recurrence not in self.info.recurrences:
-            return [f"recurrence {recurrence.value} is not served: it is not in BackendInfo.recurrences"]
+            lacking = f"recurrence {recurrence.value} is not served: it is not in BackendInfo.recurrences"
+            return [f"{lacking}; use a backend that lists it, such as reference"]
         reasons: list[str] = self._call("state_supports", list, geometry=geometry)
         if not all(isinstance(reason, str) and reason for reason in reasons):
             raise self._wrong_return("state_supports", "sentences (non-empty str)", reasons)

@@ -133,13 +133,15 @@ def score(model: CausalLM, token_ids: Sequence[int], config: EngineConfig, rows:
     """
     count = len(token_ids)
     single = replace(
-        config, speculate=None, graph=False, overlap=False, max_num_reqs=1, num_pages=None, max_context_len=count,
-        max_extend_tokens=count,
+        config, speculate=None, graph=False, overlap=False, max_num_reqs=1, num_pages=None, prefix_cache=False,
+        state_slots=None, max_context_len=count, max_extend_tokens=count,
     )  # fmt: skip
     (layers,) = open_layers(model, None, load(config.backend), single)
     table = torch.arange(layers.pages.null, layers.pages.total, dtype=torch.int32, device=model.device)
     empty = torch.zeros(1, dtype=torch.int32, device=model.device)
-    batch = ragged(layers.geometry, empty, table[None, : layers.geometry.max_pages_per_req], (count,), Exact((0,)))
+    slots = None if layers.states is None else torch.full_like(empty, layers.states.slots.take(0))
+    table = table[None, : layers.geometry.max_pages_per_req]
+    batch = ragged(layers.geometry, empty, table, (count,), Exact((0,)), state_slots=slots)
     layers.plan(batch)
     layers.begin(batch)
     last = torch.arange(count - rows, count, device=model.device)

@@ -15,6 +15,7 @@ from draftmark.cli.progress import ProgressLine
 
 from .. import EngineConfig
 from ..models import CausalLM
+from ..models.quiet import quiet
 from .decoding import decode
 
 Tokens = tuple[int, ...]
@@ -81,7 +82,7 @@ def _generate(model: CausalLM, prompt: Sequence[int], max_new_tokens: int) -> To
         pad_token_id=stop[0] if stop else 0,
     )
     ids = torch.tensor([list(prompt)], device=model.device)
-    with _generation_config(model.hf, greedy), torch.inference_mode():
+    with quiet(), _generation_config(model.hf, greedy), torch.inference_mode():
         output = model.hf.generate(ids, attention_mask=torch.ones_like(ids), generation_config=greedy)
     return tuple(output[0, len(prompt) :].tolist())
 

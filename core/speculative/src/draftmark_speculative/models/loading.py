@@ -6,17 +6,15 @@ Order of checks: the files are complete, the configuration is supported, all wei
 from __future__ import annotations
 
 import importlib.util
-import io
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 from draftmark import Q_DTYPES, ModelError
 
@@ -26,6 +24,7 @@ from .files import MOST_OF_A_CAUSE, check_folder, has_tokenizer, open_gguf, read
 from .latent import restore
 from .layer_kinds import attention_layers
 from .probe import fused_decoder, probe
+from .quiet import quiet
 from .refusals import refuse, verify
 from .states import open_states
 
@@ -64,7 +63,7 @@ def load_model(path: str | Path | None, *, dtype: str = "float32", device: torch
 
 def _load_gguf(path: Path, dtype: str, device: torch.device | str) -> CausalLM:
     reader = open_gguf(path)
-    with _quiet(), read_once(path, reader):
+    with quiet(), read_once(path, reader):
         config = _read_config(path.parent, path, {"gguf_file": path.name})
     refuse_dropped(reader, config.get_text_config(), path.name)
     tokenized = reader.get_field("tokenizer.ggml.model") is not None
@@ -118,11 +117,12 @@ def _load(
     device: torch.device | str,
     reading: AbstractContextManager[None],
 ) -> CausalLM:
-    with _quiet(), reading:
+    with quiet(), reading:
         refuse(_read_config(folder, shown, source), shown.name)
         hf = _read_weights(folder, shown, source, dtype)
         tokenizer = _read_tokenizer(folder, shown, source) if tokenized else None
-    return wrap_model(hf.to(device), tokenizer, shown.name)
+    with quiet():  # transformers warns that it has no kernels for layers with state, which it does not run afterwards
+        return wrap_model(hf.to(device), tokenizer, shown.name)
 
 
 def _read_config(folder: Path, shown: Path, source: dict[str, str]) -> Any:
@@ -220,18 +220,3 @@ def _unreadable(shown: Path, what: str, error: Exception) -> ModelError:
         f"the {what} of {shown.name}{size} cannot be read ({type(error).__name__}: {cause}); "
         "download the model again, or install a transformers release that supports it"
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers and everything on stderr inside the context; restore the settings afterwards."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

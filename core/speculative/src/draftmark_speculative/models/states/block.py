@@ -34,26 +34,29 @@ class StateBlock(ABC):
         decoder_layer: index of its decoder layer.
         shape: heads, convolution and dtypes of the layer.
         returns_pair: the module returns a pair, as transformers' attention does; the second element is not read.
+
+    Args:
+        dtype: of the model's activations. The window stores them unrounded; a state is float32, or float64 with them.
     """
 
     recurrence: Recurrence
     gate = Gate.HEAD
     returns_pair = False
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, dtype: torch.dtype) -> None:
         self.module = module
         self.decoder_layer = int(module.layer_idx)
         conv = self.convolution
-        dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+        name = str(dtype).removeprefix("torch.")
         self.shape = StateShape(
             self.recurrence,
             self.gate,
             *self.heads(),
             conv_channels=0 if conv is None else conv.in_channels,
             conv_kernel=0 if conv is None else conv.kernel_size[0],
-            dtype=dtype,
-            state_dtype="float64" if dtype == "float64" else "float32",
-            conv_dtype=dtype,
+            dtype=name,
+            state_dtype="float64" if name == "float64" else "float32",
+            conv_dtype=name,
             conv_silu=self._silu(),
         )
         self._wide: torch.dtype = getattr(torch, self.shape.compute_dtype)

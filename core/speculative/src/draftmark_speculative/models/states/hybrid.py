@@ -45,7 +45,7 @@ class HybridLayers:
 
     def __init__(self, hf: Any) -> None:
         modules = [module for module in hf.modules() if type(module).__name__ in BLOCKS]
-        blocks = [BLOCKS[type(module).__name__](module) for module in modules]
+        blocks = [BLOCKS[type(module).__name__](module, hf.dtype) for module in modules]
         self.blocks = tuple(sorted(blocks, key=lambda block: block.decoder_layer))
 
     def __bool__(self) -> bool:
