@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftmark import ModelError, Recurrence
+from draftmark import ModelError, Recurrence, state_facts
 from draftmark_speculative.models import wrap_model
-from draftmark_speculative.models.states import ProbeStates
+from draftmark_speculative.models.states import HybridLayers, ProbeStates
 from draftmark_speculative.models.states.delta import DeltaBlock, KimiDelta, Projected
 from draftmark_speculative.models.states.lightning import MiniMaxLightning
 from draftmark_speculative.models.states.mamba2 import Mamba2Block
@@ -31,8 +31,17 @@ def test_hybrid_is_accepted(family: str) -> None:
     assert len(model.states) == STATES.get(family, 2)
     for shape in model.states:
         assert (shape.dtype, shape.state_dtype, shape.conv_dtype) == ("float32", "float32", "float32")
-        assert shape.conv_silu is (shape.recurrence is not Recurrence.NONE and shape.conv_kernel > 0)
+        assert shape.conv_silu is (shape.recurrence is not Recurrence.NONE)
     assert not [module for module in model.hf.modules() if "forward" in vars(module)], "transformers' own forwards"
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_shapes_are_those_of_the_configuration(family: str) -> None:
+    """The modules have the shape that `draftmark.state_facts` reads from the configuration, in the same layers."""
+    hf = tiny_hf_model(family)
+    hybrid, facts = HybridLayers(hf), state_facts(hf.config, dtype="float32", state_dtype="float32")
+    assert set(hybrid.shapes) == {facts.shape}
+    assert tuple(block.decoder_layer for block in hybrid.blocks) == facts.layers
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -231,7 +231,7 @@ FAMILIES: dict[str, Callable[[object], _Whole]] = {
     "jamba": _mamba1,
     **dict.fromkeys(("minimax", "minimax_text_01"), _lightning),
     **dict.fromkeys(("bailing_hybrid", "bailing_moe_linear"), _bailing),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _short_convolution),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _short_convolution),
 }
 """Reader of each family's layer, by model_type."""
 STATEFUL = frozenset({"linear_attention", "mamba", "mamba2", "conv", "hybrid", "recurrent", "kda", "M"})

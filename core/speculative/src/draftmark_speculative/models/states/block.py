@@ -95,8 +95,10 @@ class StateBlock(ABC):
 
     def _silu(self) -> bool:
         """Return True if the convolution applies SiLU, False if it applies nothing; raise `ModelError` otherwise."""
+        if self.convolution is None:
+            return True  # the default of `StateShape`; nothing reads it
         name = getattr(self.module, "activation", None)
-        if name is None or self.convolution is None:
+        if name is None:
             return False
         if type(ACT2FN[name]) is not type(ACT2FN["silu"]):
             raise ModelError(
