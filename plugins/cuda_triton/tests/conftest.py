@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import random
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -403,11 +403,12 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     for one in functions:
         one.device_caches.clear()
     yield found
-    # A compiled kernel calls its driver when it is deleted, so it must be deleted while the fake is active.
     launcher._COMPILED.clear()
     for one in functions:
+        for cache, *_ in one.device_caches.values():
+            for kernel in cache.values():
+                kernel.module = None  # When the kernel is deleted, it would unload this module from the real driver.
         one.device_caches.clear()
-    gc.collect()
 
 
 @pytest.fixture
@@ -420,6 +421,31 @@ def fake_gpu(fake_driver, monkeypatch) -> FakeDriver:
     # If another test left TRITON_INTERPRET set, Triton's constexpr functions would not return constants.
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     return fake_driver
+
+
+@pytest.fixture
+def without_machine_code(monkeypatch, tmp_path_factory) -> None:
+    """Compile kernels as far as Triton's IR only, which takes a tenth of the time. A fake driver loads no machine code.
+
+    Such kernels lie in a cache folder of their own, because Triton would find them under the keys of the real ones.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "without-machine-code"))
+    real = CUDABackend.add_stages
+
+    def add_stages(self: CUDABackend, stages: dict[str, Any], options: Any, language: Any) -> None:
+        real(self, stages, options, language)
+        first, last = next(iter(stages)), self.binary_ext
+        stages.clear()
+        stages[first] = lambda ir, metadata: ir
+
+        def assemble(ir: Any, metadata: dict[str, Any]) -> bytes:
+            metadata.update(name="kernel", shared=1000, tmem_size=0, tensordesc_meta=[])
+            metadata.update(global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0)
+            return b"no machine code"
+
+        stages[last] = assemble
+
+    monkeypatch.setattr(CUDABackend, "add_stages", add_stages)
 
 
 @pytest.fixture

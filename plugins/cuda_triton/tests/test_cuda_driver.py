@@ -18,6 +18,7 @@ from draftmark_cuda_triton.launch.cuda_driver import Driver, DriverError
 from draftmark_cuda_triton.launch.relaunch import DriverLaunch, TritonLaunch
 from draftmark_cuda_triton.prefill_fp8 import PrefillFp8
 
+pytestmark = pytest.mark.usefixtures("without_machine_code")
 FLOATS = {"fp32": "f", "fp64": "d"}
 BYTES = {"i32": 4, "i64": 8, "u32": 4, "u64": 8}
 

@@ -10,6 +10,7 @@ import torch
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.launch.launcher import COMPILER_OPTIONS, launch_kernel
 
+pytestmark = pytest.mark.usefixtures("without_machine_code")
 NUMBERS = (0, 1, 2, 15, 16, 17, 32, 2**31 - 1, 2**31, 2**31 + 16)
 
 

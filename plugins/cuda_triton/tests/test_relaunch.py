@@ -17,6 +17,7 @@ from draftmark_cuda_triton import decode_verify, kv_write
 from draftmark_cuda_triton.heuristics import upcast
 from draftmark_cuda_triton.launch import launches, relaunch, tma
 
+pytestmark = pytest.mark.usefixtures("without_machine_code")
 HEADS = (8, 2)
 
 
