@@ -133,13 +133,14 @@ def config_of(case: Case, arch: int) -> common.KernelConfig:
     return select.select_config(case.shape(), device, case.q_len or 4096, prefill=not case.q_len, num_reqs=20)
 
 
-def compile_for(case: Case, arch: int, adjacent_heads: bool = True) -> None:
+def compile_for(case: Case, arch: int, adjacent_heads: bool = True, attention_only: bool = False) -> None:
     """Launch every kernel of an attention layer for a case, with CPU tensors in place of GPU tensors.
 
     Under `fake_gpu` a launch compiles the kernel and runs nothing.
 
     Args:
         adjacent_heads: the heads of a token are adjacent in the cache; otherwise the tokens of a head are.
+        attention_only: launch only the attention kernel and, if it splits, the combine kernel.
     """
     shape, device = case.shape(), DeviceProfile(kind="cuda", arch=arch, num_sms=132)
     fixed = operands.AttentionParams(
@@ -157,11 +158,13 @@ def compile_for(case: Case, arch: int, adjacent_heads: bool = True) -> None:
     work = torch.ones(4096, dtype=torch.int32)
     sinks = torch.ones(case.heads[0]) if case.sinks else None
     config = select.adapt_to_cache(shape, device, config_of(case, arch), True, tma.has_gluon(), adjacent_heads)
-    write_kv(new, new, k, v, scale, scale, slots)
+    if not attention_only:
+        write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
         split = operands.SplitBuffers(4, 32, work, torch.empty(64), torch.empty(64)) if case.split else None
         schedule = (None, work, 4, 32) if case.split else ()
-        launches.write_metadata_prefill(fixed, config, rows, lens, indptr, table, slots, work, *schedule)
+        if not attention_only:
+            launches.write_metadata_prefill(fixed, config, rows, lens, indptr, table, slots, work, *schedule)
         launches.attend_prefill(
             fixed, config, rows, q, k, v, scale, scale, lens, indptr, table, work, out, None, sinks, split
         )  # fmt: skip
@@ -170,7 +173,8 @@ def compile_for(case: Case, arch: int, adjacent_heads: bool = True) -> None:
     mask = torch.ones(rows, 1, dtype=torch.int32) if case.tree else None
     depth = torch.ones(rows, dtype=torch.int32) if case.tree else None
     partial = torch.empty(64)
-    launches.write_metadata_decode_verify(fixed, config, extent, 4, lens, table, slots, work, indptr)
+    if not attention_only:
+        launches.write_metadata_decode_verify(fixed, config, extent, 4, lens, table, slots, work, indptr)
     launches.attend_decode_verify(
         fixed, config, extent, 4, q, k, v, scale, scale, lens, table, mask, depth, work, partial, partial, out, None,
         indptr, sinks=sinks,
@@ -179,7 +183,7 @@ def compile_for(case: Case, arch: int, adjacent_heads: bool = True) -> None:
 
 def attention_of(case: Case):
     """Return the only attention kernel compiled for a case on Hopper; `fake_gpu` starts with empty kernel caches."""
-    compile_for(case, 90)
+    compile_for(case, 90, attention_only=True)
     from draftmark_cuda_triton import kernels_sm90
 
     functions = (
@@ -208,9 +212,9 @@ def test_kernels_compile_for_hopper(fake_gpu, case):
     ("case", "name"),
     [
         (Case(1, heads=(64, 8), head_dim=64), "attend_decode_verify"),
-        (Case(4, heads=(16, 4), head_dim=96), "attend_decode_verify"),
+        pytest.param(Case(4, heads=(16, 4), head_dim=96), "attend_decode_verify", marks=pytest.mark.slow),
         (Case(1, heads=(16, 8), head_dim=80), "attend_decode_verify_gather"),
-        (Case(1, heads=(64, 8), head_dim=64, fp8=True), "attend_decode_verify"),
+        pytest.param(Case(1, heads=(64, 8), head_dim=64, fp8=True), "attend_decode_verify", marks=pytest.mark.slow),
         (Case(1, heads=(16, 8), head_dim=80, fp8=True), "attend_decode_verify_fp8"),
     ],
     ids=str,
@@ -242,7 +246,10 @@ def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
 
 @pytest.mark.parametrize(
     ("fake_driver", "dtype"),
-    [*((arch, torch.bfloat16) for arch in (80, 90, 100)), (80, torch.float32)],
+    [
+        *((80, dtype) for dtype in (torch.bfloat16, torch.float32)),
+        *(pytest.param(arch, torch.bfloat16, marks=pytest.mark.slow) for arch in (90, 100)),
+    ],
     ids=lambda value: str(value).removeprefix("torch."),
     indirect=["fake_driver"],
 )
@@ -257,17 +264,19 @@ def test_soft_cap_is_one_instruction_for_16_bit_rows(fake_gpu, fake_driver, dtyp
     assert ("tanh.approx.f32" in binary.asm["ptx"]) == (dtype is torch.bfloat16)
 
 
+WIDE_PAGES = Case(16, page_size=64, fp8=True, tree=True)
+GATHERED_72 = Case(8, page_size=12, head_dim=72, tree=True)
 ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
 
 GRID_CASES = {
     Case(): "attend_decode_verify",
     Case(16, tree=True): "attend_decode_verify",
     Case(3, ragged=True): "attend_decode_verify",
-    Case(1, page_size=4): "attend_decode_verify_gather",
+    Case(page_size=1): "attend_decode_verify_gather",
     Case(1, page_size=4, fp8=True): "attend_decode_verify",
-    Case(fp8=True): "attend_decode_verify_fp8",
+    Case(page_size=64, fp8=True): "attend_decode_verify_fp8",
     Case(0, split=True): "attend_prefill",
-    Case(0, page_size=4, split=True): "attend_prefill_gather",
+    Case(0, page_size=1, split=True): "attend_prefill_gather",
 }
 
 
@@ -305,7 +314,10 @@ def test_grid_waits_for_the_previous_grid(fake_gpu, case):
 
 @pytest.mark.parametrize(
     "case",
-    [Case(1, head_dim=104), Case(0, head_dim=104), Case(16, head_dim=120, tree=True), Case(4, fp8=True)],
+    [
+        *(Case(1, head_dim=104), Case(0, head_dim=104), GATHERED_72, Case(page_size=64, fp8=True)),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (Case(16, head_dim=120, tree=True), Case(4, fp8=True))),
+    ],
     ids=str,
 )
 def test_rows_move_16_bytes_at_a_time(fake_gpu, case):
@@ -323,7 +335,7 @@ COPY_OR_ARRIVE = re.compile(r"cp\.async\.(?:c[ag]\.shared\.global|mbarrier\.arri
 
 
 @pytest.mark.parametrize(
-    "case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True), Case(head_dim=160)], ids=str
+    "case", [Case(page_size=1), GATHERED_72, pytest.param(Case(head_dim=160), marks=pytest.mark.slow)], ids=str
 )
 def test_gathered_keys_are_copied_by_16_bytes_and_fenced(fake_gpu, case):
     """Gathered keys are copied 16 bytes at a time, and a proxy fence precedes each product that reads them."""
@@ -376,9 +388,12 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
 @pytest.mark.parametrize(
     "case",
     [
-        *(Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True), Case(0, head_dim=160)),
-        *(Case(0, heads=(32, 16), cap=50.0), Case(64, tree=True, window=1000)),
-        *(Case(16, heads=(40, 8), tree=True), Case(16, heads=(40, 8), tree=True, window=100)),
+        *(Case(0), Case(64, tree=True), Case(16, tree=True), Case(0, head_dim=160)),
+        *(Case(0, heads=(32, 16), cap=50.0), Case(16, heads=(40, 8), tree=True, window=100)),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (*(Case(0, page_size=64), Case(64, tree=True, window=1000), Case(16, heads=(40, 8), tree=True)),)
+        ),
     ],
     ids=str,
 )
@@ -406,7 +421,9 @@ MAXIMUM = re.compile(r"FMNMX (R\d+), (R\d+), (R\d+)")
 
 
 @pytest.mark.parametrize(
-    "case", [Case(0, page_size=64), Case(64, tree=True), Case(8, heads=(64, 8), head_dim=64)], ids=str
+    "case",
+    [*(Case(0), Case(64, tree=True)), pytest.param(Case(8, heads=(64, 8), head_dim=64), marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_row_max_is_a_balanced_reduction(fake_gpu, case, tmp_path):
     """The maximum of a row's scores is reduced in at most 12 dependent steps."""
@@ -424,7 +441,7 @@ def test_row_max_is_a_balanced_reduction(fake_gpu, case, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "max_barriers"),
-    [(Case(64, tree=True), 1), (Case(0), 1), (Case(16, tree=True), 1), (Case(1, fp8=True), 5)],
+    [(Case(64, tree=True), 1), (Case(0), 1), (Case(16, tree=True), 1), (Case(page_size=64, fp8=True), 5)],
     ids=str,
 )
 def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp_path):
@@ -438,7 +455,7 @@ def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp
 
 @pytest.mark.parametrize(
     "case",
-    [Case(16, fp8=True, tree=True), Case(16, page_size=64, fp8=True, tree=True), Case(page_size=64, fp8=True)],
+    [Case(16, fp8=True, tree=True), Case(page_size=64, fp8=True), pytest.param(WIDE_PAGES, marks=pytest.mark.slow)],
     ids=str,
 )
 def test_register_upcast_spills_almost_nothing(fake_gpu, case, tmp_path):
@@ -477,7 +494,7 @@ MAX_WARPS = 32
     "case",
     [
         *(Case(), Case(64, tree=True), Case(0), Case(0, fp8=True), Case(16, fp8=True, tree=True)),
-        *(Case(16, page_size=4, tree=True), Case(0, page_size=1)),
+        *(Case(16, page_size=4, tree=True), Case(0, page_size=1, split=True)),
     ],
     ids=str,
 )
@@ -499,7 +516,7 @@ def test_partition_ids_are_published_between_cta_barriers(fake_gpu, case):
     assert max(barrier for barrier in barriers if barrier[0] < max(written))[1] == "1"
 
 
-@pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1)], ids=str)
+@pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1, split=True)], ids=str)
 def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
     """Each receiving partition signals the empty barrier only after a branch on every word of the record."""
     ptx = attention_of(case).asm["ptx"]
@@ -521,7 +538,7 @@ def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
 RECORD_STEP = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:arrive\.shared::cta\.b64|try_wait)")
 
 
-@pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1), Case(0, split=True)], ids=str)
+@pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1, split=True), Case(0, split=True)], ids=str)
 def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
     """The threads of a partition meet at a barrier before one of them signals that a record was written or read."""
     # racecheck reports a race on a record's words, because it does not see that the mbarrier orders the accesses
@@ -538,7 +555,12 @@ def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(0, fp8=True), Case(8, heads=(14, 7), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
+    "case",
+    [
+        *(Case(0, fp8=True), Case(8, heads=(14, 7), head_dim=64, fp8=True)),
+        pytest.param(Case(0, head_dim=256, fp8=True), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_fp8_stage_is_released_after_its_upcast_is_stored(fake_gpu, case, tmp_path):
     """The upcast warps release an e4m3 stage after they have stored the upcast values of that stage."""
@@ -604,7 +626,7 @@ LATENT_ROWS = [
 @pytest.mark.parametrize(
     ("arch", "row", "page_size", "dtype", "kv_dtype"),
     [
-        pytest.param(arch, *case, marks=() if arch in (90, 120) and case is LATENT_ROWS[0] else pytest.mark.slow)
+        pytest.param(arch, *case, marks=() if arch == 120 and case is LATENT_ROWS[0] else pytest.mark.slow)
         for arch, case in product(LIMIT_KIB, LATENT_ROWS)
         if arch >= 89 or case[3] != "float8_e4m3fn"
     ],
