@@ -29,6 +29,8 @@ STALLED_S = 1.5 * LIMIT_S
 """Seconds without journal output before the process is killed: only native code can hang beyond an item's limit."""
 ENDED = "ended"
 """File in the run's folder that holds the exit code of the run, once the child has printed the verdict."""
+PARSED = "parsed.json"
+"""File in the run's folder with the digests of the files that the probe parsed."""
 TICK_S = 1.0
 GRACE_S = 30.0
 """Seconds that an interrupted child has to print its results; after a second Ctrl-C it has none."""
@@ -162,6 +164,7 @@ def command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
         f"--attn-tier={options.highest}",
         f"--attn-journal={journal}",
         f"--attn-ended={folder / ENDED}",
+        f"--attn-parsed={folder / PARSED}",
         f"--attn-parent={os.getpid()}",
         *(f"--attn-item={one}" for one in options.items),
     ]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 
 UNSEEN_NAMES = ("contract.toml", "py.typed")
 """Files that do not count. A record already contains the known failures of its run."""
 UNSEEN_SUFFIXES = (".md", ".pyc")
+_PARSED: dict[str, bytes] = {}
+"""Digest of each parsed file, by the SHA-256 of its bytes. The files of a run's process are parsed once a command."""
 SINCE_312 = "type_params"
 """Field of syntax trees that Python 3.11 lacks; it is skipped when empty."""
 
@@ -33,6 +34,16 @@ def counts(name: str) -> bool:
     return "__pycache__" not in folders and last not in UNSEEN_NAMES and not last.endswith(UNSEEN_SUFFIXES)
 
 
+def parsed_files() -> dict[str, str]:
+    """Return the digests of the files that this process has parsed, for `remember` in another process."""
+    return {key: digest.hex() for key, digest in _PARSED.items()}
+
+
+def remember(parsed: Mapping[str, str]) -> None:
+    """Take digests of `parsed_files`. A changed file has another key, so it is parsed again."""
+    _PARSED.update((key, bytes.fromhex(digest)) for key, digest in parsed.items())
+
+
 def imports_of(data: bytes) -> set[str]:
     """Return the full names that a Python file imports, at module level or in functions, except relative imports."""
     try:
@@ -50,16 +61,18 @@ def _essence(name: str, data: bytes) -> bytes:
     return _parsed(data) if name.endswith(".py") else data
 
 
-@lru_cache(maxsize=1024)
 def _parsed(data: bytes) -> bytes:
-    """Return the digest of a file's parsed code, or its bytes if it does not parse. Cached for repeated contents."""
-    try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError):
-        return data
-    words: list[str] = []
-    _write(tree, words)
-    return hashlib.sha256(" ".join(words).encode()).digest()
+    """Return the digest of a file's parsed code, or its bytes if it does not parse."""
+    key = hashlib.sha256(data).hexdigest()
+    if key not in _PARSED:
+        try:
+            tree = ast.parse(data)
+        except (SyntaxError, ValueError):
+            return data
+        words: list[str] = []
+        _write(tree, words)
+        _PARSED[key] = hashlib.sha256(" ".join(words).encode()).digest()
+    return _PARSED[key]
 
 
 def _write(node: object, words: list[str]) -> None:

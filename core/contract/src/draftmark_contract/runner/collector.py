@@ -130,8 +130,11 @@ class Collector:
         raise pytest.Session.Interrupted(reason)
 
     def _conclude(self, session: pytest.Session) -> None:
+        from .code_digest import remember
         from .session import conclude
 
+        if parsed := self._config.getoption("attn_parsed"):
+            remember(json.loads(Path(parsed).read_text(encoding="utf-8")))
         stopped = self.stopped or self._why_partial(session.exitstatus)
         self.verdict = conclude(self._session, self.records, stopped)
         if self._on_one_screen:  # The verdict prints the reason, so pytest must not print it again.

@@ -3,7 +3,7 @@
     python -m draftmark_contract.runner.probe NAME TIER [DEVICE]
 
 The last output line is JSON. It is ``{"error": …}`` if the backend does not load, ``{"unusable": …}`` if the device
-tier cannot run here, else ``{"judged": …, "run": …}`` for the journal.
+tier cannot run here, else ``{"judged": …, "run": …}`` for the journal, with the digests of the parsed files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from draftmark.errors import DraftmarkError
 
 from ..check import Tier
+from .code_digest import parsed_files
 from .fresh import fresh
 from .identity import identity_of, parts_of
 from .limits import LIMIT_S
@@ -60,7 +61,8 @@ def _begin(name: str, tier: str, device: str = "") -> dict[str, Any]:
         except DraftmarkError as error:
             return {"unusable": str(error)}
     judged = {"backend": name, "identity": identity_of(backend)}
-    return {"judged": judged, "run": {**machine_of(name, where), "source": source_of(parts_of(backend))}}
+    run = {**machine_of(name, where), "source": source_of(parts_of(backend))}
+    return {"judged": judged, "run": run, "parsed": parsed_files()}
 
 
 if __name__ == "__main__":

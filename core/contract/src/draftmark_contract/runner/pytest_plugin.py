@@ -47,8 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attn-journal", metavar="FILE", help="record each item as it starts and ends; skip finished items"
     )
-    # `draftmark contract` passes the next two options to its child process.
+    # `draftmark contract` passes the next three options to its child process.
     group.addoption("--attn-ended", metavar="FILE", help=argparse.SUPPRESS)
+    group.addoption("--attn-parsed", metavar="FILE", help=argparse.SUPPRESS)
     group.addoption("--attn-parent", metavar="PID", type=int, help=argparse.SUPPRESS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .child import ChildEnd, run_child
+from .child import PARSED, ChildEnd, run_child
 from .failures import verdict_lines
 from .journal import Journal, JournalError
 from .judging import judge
@@ -93,6 +94,7 @@ def _judge(options: RunOptions) -> int:
         journal = Journal(Path(options.journal_path or Path(folder, "journal.jsonl")).absolute())
         with journal.locked():
             journal.begin(begin["judged"], begin["run"])
+            Path(folder, PARSED).write_text(json.dumps(begin["parsed"]), encoding="utf-8")
             return _run(options, journal, Path(folder))
 
 
