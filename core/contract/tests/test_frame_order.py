@@ -18,7 +18,7 @@ import random
 def pytest_collection_modifyitems(items):
     random.Random(7).shuffle(items)
 """
-SUBSET = "load and mandatory or describes_itself or overflow and target or survive_every_step and small"
+SUBSET = "load and mandatory or describes_itself or overflow and target or any_grad_mode and small"
 
 
 def _shuffled(path: Path) -> dict[str, Any]:
