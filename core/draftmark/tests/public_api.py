@@ -38,18 +38,26 @@ def _name(name: str, value: Any) -> str:
         return f"  {name}{shown}"
     if issubclass(value, Enum):
         return f"  {name}: {' | '.join(member.name for member in value)}"
-    bases = ", ".join(base.__name__ for base in value.__bases__ if base.__module__.startswith("draftmark"))
-    init = "" if "__init__" not in vars(value) or getattr(value, "_is_protocol", False) else _signature(value.__init__)
+    public = {public for module in MODULES for public in importlib.import_module(module).__all__}
+    bases = ", ".join(base.__name__ for base in value.__bases__ if base.__name__ in public)
+    # Members of a base without a public name are the class's own for users.
+    parts = [one for one in value.__mro__ if one is value or (_is_ours(one) and one.__name__ not in public)]
+    own = {name: member for part in reversed(parts) for name, member in vars(part).items()}
+    init = "" if "__init__" not in own or getattr(value, "_is_protocol", False) else _signature(value.__init__)
     head = f"  class {name}{f'[{bases}]' if bases else ''}{init}"
-    return "\n".join([head, *(f"    {line}" for line in _members(value))])
+    return "\n".join([head, *(f"    {line}" for line in _members(value, own))])
 
 
-def _members(kind: type) -> Iterator[str]:
-    """Yield the members that the class itself defines, without inherited members and hooks."""
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "draftmark"
+
+
+def _members(kind: type, own: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a class's own members, without hooks."""
     fields = getattr(kind, "_fields", ())
     if fields:
         yield f"fields: {', '.join(fields)}"
-    for name, value in sorted(vars(kind).items()):
+    for name, value in sorted(own.items()):
         public = not name.startswith(("_", "draftmark_")) or name in OPERATORS
         if not (public or getattr(value, "__isabstractmethod__", False)) or name in fields:
             continue

@@ -165,9 +165,12 @@ def test_cache_folder_follows_the_environment(monkeypatch, variables, folder):
     assert str(draftmark.cache_folder()) == folder
 
 
-@pytest.mark.parametrize(("device", "calls"), [("cpu", []), ("cuda:1", [2])])
-def test_prepare_compiles_all_geometries_together(load_class, make_geometry, device, calls):
-    """`prepare` is one `warm` of all geometries on an accelerator, and nothing on a CPU."""
+@pytest.mark.parametrize(
+    ("device", "variable", "calls"), [("cpu", "", []), ("cuda:1", "", [2]), ("cuda:1", "1", [2]), ("cuda:1", "0", [])]
+)
+def test_prepare_compiles_all_geometries_together(load_class, make_geometry, monkeypatch, device, variable, calls):
+    """`prepare` is one `warm` of all geometries on an accelerator; nothing on a CPU or with DRAFTMARK_PREPARE=0."""
+    monkeypatch.setenv("DRAFTMARK_PREPARE", variable)
     text = "seen = []\n\n    def warm(self, geometries, progress):\n        self.seen.append(len(geometries))\n"
     backend = load_class(f"{CLASS}\n    {text}")
     backend.prepare([make_geometry(), make_geometry()], device)

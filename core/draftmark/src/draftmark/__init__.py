@@ -65,7 +65,7 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 if TYPE_CHECKING:
     from .buffers import BufferSpec, Init, Memory, Role, Unit
     from .hookspecs import BackendInfo, hookimpl
-    from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, cache_folder
+    from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, cache_folder, prepares_kernels
     from .loaded import LoadedBackend
     from .plugin import BackendPlugin
     from .registry import Available, available, load
@@ -91,6 +91,7 @@ _HOMES = {
     "cache_folder": "kernels",
     "hookimpl": "hookspecs",
     "load": "registry",
+    "prepares_kernels": "kernels",
 }
 
 
@@ -170,6 +171,7 @@ __all__ = [
     "load",
     "maximum",
     "minimum",
+    "prepares_kernels",
     "state_facts",
     "state_shape",
 ]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from .geometry import Mode
 
-CACHE_VARIABLE = "DRAFTMARK_CACHE_DIR"
+CACHE_VARIABLE, PREPARE_VARIABLE = "DRAFTMARK_CACHE_DIR", "DRAFTMARK_PREPARE"
 
 
 class Progress(Protocol):
@@ -74,6 +74,15 @@ class KernelChoice:
     chosen: str
     reason: str
     candidates: tuple[str, ...] = ()
+
+
+def prepares_kernels() -> bool:
+    """Return False with DRAFTMARK_PREPARE=0: opening a backend then compiles nothing, for tests of many geometries.
+
+    A plugin that compiles the kernels of a geometry when it opens asks this first. Each kernel then compiles when it
+    is launched.
+    """
+    return os.environ.get(PREPARE_VARIABLE) != "0"
 
 
 def cache_folder() -> Path:

@@ -9,26 +9,20 @@ from __future__ import annotations
 import importlib.metadata as md
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .buffers import BufferSpec, validate_specs
 from .errors import (
-    BackendHookError,
     BackendLoadError,
     BackendRefusal,
     BufferError,
-    DraftmarkError,
-    GeometryError,
     LoadFailure,
 )
-from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
-from .hookspecs import PREFIX, STATE_HOOKS, BackendInfo
-from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
+from .geometry import Geometry
+from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, prepares_kernels
 from .loaded_state import StateHooks
-from .plugin import BackendPlugin
-from .registration import one_line, plugin_of, register
+from .registration import plugin_of
 from .requirements import HostLengthsNeed, Requirements
 
 if TYPE_CHECKING:
@@ -40,24 +34,6 @@ if TYPE_CHECKING:
     from .tree import TreeOps
 
 logger = logging.getLogger(__package__)
-INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
-    ("device", str, "a string such as 'cuda'"),
-    ("contract_minor", int, "an integer"),
-    ("host_kernels", bool, "True or False"),
-    ("runtime", (str,), "a tuple of import names"),
-    ("install", str, "a string"),
-    ("summary", str, "a string"),
-    ("runs_code_of", (str,), "a tuple of backend names"),
-    ("modes", (Mode,), "a tuple of Mode"),
-    ("forms", (Form,), "a tuple of Form"),
-    ("sinks", bool, "True or False"),
-    ("batch_invariant", bool, "True or False"),
-    ("latent", bool, "True or False"),
-    ("narrow_values", bool, "True or False"),
-    ("lse", bool, "True or False"),
-    ("recurrences", (Recurrence,), "a tuple of Recurrence"),
-)
-"""Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
 
 
 class LoadedBackend(StateHooks):
@@ -71,23 +47,6 @@ class LoadedBackend(StateHooks):
         plugin: object that the entry point names: a `BackendPlugin`, a module or another object with hooks.
         info: the backend's name, device and capabilities.
     """
-
-    def __init__(self, name: str, plugin: object) -> None:
-        self.name = name
-        self.plugin = plugin
-        self._hooks = register(name, plugin)
-        self.info: BackendInfo = self._call("describe", BackendInfo)
-        if self.info.name != name:
-            raise BackendLoadError(
-                name,
-                LoadFailure.WRONG_RETURN,
-                f"describe() returned the name {self.info.name!r}",
-                "make BackendInfo.name equal to the entry point's name",
-            )
-        for field, kind, words in INFO_FIELDS:
-            value = getattr(self.info, field)
-            if not _is_of(value, kind):
-                raise self._wrong_return("describe", f"a BackendInfo in which {field} is {words}", value)
 
     @classmethod
     def from_entry_point(cls, entry: md.EntryPoint) -> LoadedBackend:
@@ -202,15 +161,6 @@ class LoadedBackend(StateHooks):
         notes: object | None = self._offer("contract_notes")
         return notes
 
-    @property
-    def module(self) -> str:
-        """Name of the module that defines the plugin."""
-        if isinstance(self.plugin, ModuleType):
-            return self.plugin.__name__
-        if isinstance(self.plugin, BackendPlugin):
-            return type(self.plugin).__module__
-        return str(self.implementation("describe").__module__)
-
     # -- device -------------------------------------------------------------------------------------------
 
     def missing_runtime(self) -> list[str]:
@@ -307,11 +257,12 @@ class LoadedBackend(StateHooks):
     def prepare(self, geometries: Sequence[Geometry], device: torch.device | str) -> None:
         """Compile the missing kernels of all geometries together, before `bind` loads them; nothing on a CPU.
 
-        Without this call, `bind` compiles the kernels of one geometry after another.
+        Without this call, `bind` compiles the kernels of one geometry after another. With DRAFTMARK_PREPARE=0 both
+        compile nothing, so each kernel compiles when it is launched.
         """
         import torch
 
-        if torch.device(device).type != "cpu":
+        if prepares_kernels() and torch.device(device).type != "cpu":
             self.warm(geometries)
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
@@ -343,56 +294,6 @@ class LoadedBackend(StateHooks):
 
         return GuardedTreeOps(ops, geometry)
 
-    def implementation(self, hook: str) -> Callable[..., Any]:
-        """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
-        function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
-        return function
-
-    # -- calls --------------------------------------------------------------------------------------------
-
-    def _call(self, hook: str, returns: type, **arguments: Any) -> Any:
-        result = self._offer(hook, **arguments)
-        if result is None or not isinstance(result, returns):
-            raise self._wrong_return(hook, returns.__name__, result)
-        return result
-
-    def _offer(self, hook: str, **arguments: Any) -> Any:
-        """Call a hook; return None for an optional hook that the plugin does not implement.
-
-        A wrong geometry is the caller's error, so it raises here, not as an error of the plugin.
-        """
-        geometry = arguments.get("geometry")
-        kind = StateGeometry if hook in STATE_HOOKS else Geometry
-        if "geometry" in arguments and not isinstance(geometry, kind):
-            raise GeometryError(
-                "geometry", geometry, f"it must be a {kind.__name__}", f"write {kind.__name__}.create(…)"
-            )
-        try:
-            return getattr(self._hooks, PREFIX + hook)(**arguments)
-        except DraftmarkError:
-            raise
-        except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller gets one error type
-            remedy = "report it to the plugin's authors" + (" with this geometry" if "geometry" in arguments else "")
-            raise self._failed(hook, LoadFailure.HOOK_RAISED, f"raised {one_line(error)}", remedy) from error
-
-    def _wrong_return(self, hook: str, expected: str, got: object) -> BackendLoadError | BackendHookError:
-        return self._failed(hook, LoadFailure.WRONG_RETURN, f"must return {expected}, got {got!r}")
-
-    def _failed(
-        self, hook: str, failure: LoadFailure, what: str, remedy: str = "fix the plugin"
-    ) -> BackendLoadError | BackendHookError:
-        """Return the error for a failed hook. `describe` runs while loading, so its failure is a load error."""
-        if hook == "describe":
-            return BackendLoadError(self.name, failure, f"{hook}() {what}", remedy)
-        return BackendHookError(self.name, hook, failure, what, remedy)
-
 
 def _quiet(done: int, count: int, kernel: str) -> None:
     """Show no progress."""
-
-
-def _is_of(value: object, kind: type | tuple[type]) -> bool:
-    """Return True if `value` is an instance of `kind`, or a tuple of T if `kind` is ``(T,)``. A bool is not an int."""
-    if isinstance(kind, tuple):
-        return isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

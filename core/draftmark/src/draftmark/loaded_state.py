@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .buffers import BufferSpec, validate_specs
 from .errors import BackendRefusal, BufferError, LoadFailure
 from .geometry import StateGeometry
-from .hookspecs import BackendInfo
+from .hook_calls import HookCalls
 
 if TYPE_CHECKING:
     import torch
@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from .state import StateBackend
 
 
-class StateHooks:
+class StateHooks(HookCalls):
     """Base of `LoadedBackend`: the optional hooks of layers with recurrent state, as plain methods."""
-
-    name: str
-    info: BackendInfo
 
     def state_supports(self, geometry: StateGeometry) -> list[str]:
         """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served.
@@ -103,9 +100,3 @@ class StateHooks:
 
         def require_runtime(self, device: torch.device | str) -> None:
             """Raise unless the vendor packages and `device` are present."""
-
-        def _call(self, hook: str, returns: type, **arguments: Any) -> Any: ...
-
-        def _wrong_return(self, hook: str, expected: str, got: object) -> Exception: ...
-
-        def _failed(self, hook: str, failure: LoadFailure, what: str, remedy: str = ...) -> Exception: ...

@@ -4,7 +4,8 @@ DRAFTMARK_TRITON_KERNELS=generic        the portable kernels of `kernels`, also 
                                         right, the cause is in `kernels_sm90`.
 DRAFTMARK_TRITON_LAUNCH=triton|driver   triton: every launch through Triton's own launcher. If a wrong token becomes
                                         right, the cause is in `launch`. driver: an error instead of a slower launch.
-DRAFTMARK_PREPARE=0                     opening a backend compiles nothing; each kernel compiles when it is launched.
+DRAFTMARK_PREPARE=0                     the core's: opening a backend compiles nothing; each kernel compiles when it
+                                        is launched.
 
 `auto` is the default of the first two. LAUNCH is read once, KERNELS whenever a kernel configuration is selected.
 """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import torch
 
-from draftmark import Geometry, Progress, WarmedKernels
+from draftmark import Geometry, Progress, WarmedKernels, prepares_kernels
 
 from ..kernel_list import KernelSpec, calls_of
 from ..launch.launcher import find_compiled
@@ -18,8 +17,6 @@ from .pool import compile_all
 from .source import KernelSource
 from .store import Store
 
-PREPARE_VARIABLE = "DRAFTMARK_PREPARE"
-"""Environment variable: with 0, each kernel compiles when it is first launched, for tests of many geometries."""
 SLOWEST = ("attend_prefill", "attend", "")
 """Beginnings of kernel names, those that take longest to compile first."""
 
@@ -33,7 +30,7 @@ def prepare(geometry: Geometry, device: torch.device, trees: bool = False) -> No
         device: device of the backend. Nothing happens for a CPU, where kernels are interpreted.
         trees: include the tree operations.
     """
-    if device.type != "cuda" or os.environ.get(PREPARE_VARIABLE) == "0":
+    if device.type != "cuda" or not prepares_kernels():
         return
     with torch.cuda.device(device):
         _prepare(geometry, trees)

@@ -1,0 +1,116 @@
+"""Calls of a plugin's hooks, with checks of every returned value. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .errors import BackendHookError, BackendLoadError, DraftmarkError, GeometryError, LoadFailure
+from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
+from .hookspecs import PREFIX, STATE_HOOKS, BackendInfo
+from .plugin import BackendPlugin
+from .registration import one_line, register
+
+INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
+    ("device", str, "a string such as 'cuda'"),
+    ("contract_minor", int, "an integer"),
+    ("host_kernels", bool, "True or False"),
+    ("runtime", (str,), "a tuple of import names"),
+    ("install", str, "a string"),
+    ("summary", str, "a string"),
+    ("runs_code_of", (str,), "a tuple of backend names"),
+    ("modes", (Mode,), "a tuple of Mode"),
+    ("forms", (Form,), "a tuple of Form"),
+    ("sinks", bool, "True or False"),
+    ("batch_invariant", bool, "True or False"),
+    ("latent", bool, "True or False"),
+    ("narrow_values", bool, "True or False"),
+    ("lse", bool, "True or False"),
+    ("recurrences", (Recurrence,), "a tuple of Recurrence"),
+)
+"""Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
+
+
+class HookCalls:
+    """Base of `LoadedBackend`: a plugin's hooks and its `BackendInfo`. Each instance has its own plugin manager.
+
+    Attributes:
+        name: name of the entry point.
+        plugin: object that the entry point names: a `BackendPlugin`, a module or another object with hooks.
+        info: the backend's name, device and capabilities.
+    """
+
+    def __init__(self, name: str, plugin: object) -> None:
+        self.name = name
+        self.plugin = plugin
+        self._hooks = register(name, plugin)
+        self.info: BackendInfo = self._call("describe", BackendInfo)
+        if self.info.name != name:
+            raise BackendLoadError(
+                name,
+                LoadFailure.WRONG_RETURN,
+                f"describe() returned the name {self.info.name!r}",
+                "make BackendInfo.name equal to the entry point's name",
+            )
+        for field, kind, words in INFO_FIELDS:
+            value = getattr(self.info, field)
+            if not _is_of(value, kind):
+                raise self._wrong_return("describe", f"a BackendInfo in which {field} is {words}", value)
+
+    @property
+    def module(self) -> str:
+        """Name of the module that defines the plugin."""
+        if isinstance(self.plugin, ModuleType):
+            return self.plugin.__name__
+        if isinstance(self.plugin, BackendPlugin):
+            return type(self.plugin).__module__
+        return str(self.implementation("describe").__module__)
+
+    def implementation(self, hook: str) -> Callable[..., Any]:
+        """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
+        function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
+        return function
+
+    def _call(self, hook: str, returns: type, **arguments: Any) -> Any:
+        result = self._offer(hook, **arguments)
+        if result is None or not isinstance(result, returns):
+            raise self._wrong_return(hook, returns.__name__, result)
+        return result
+
+    def _offer(self, hook: str, **arguments: Any) -> Any:
+        """Call a hook; return None for an optional hook that the plugin does not implement.
+
+        A wrong geometry is the caller's error, so it raises here, not as an error of the plugin.
+        """
+        geometry = arguments.get("geometry")
+        kind = StateGeometry if hook in STATE_HOOKS else Geometry
+        if "geometry" in arguments and not isinstance(geometry, kind):
+            raise GeometryError(
+                "geometry", geometry, f"it must be a {kind.__name__}", f"write {kind.__name__}.create(…)"
+            )
+        try:
+            return getattr(self._hooks, PREFIX + hook)(**arguments)
+        except DraftmarkError:
+            raise
+        except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller gets one error type
+            remedy = "report it to the plugin's authors" + (" with this geometry" if "geometry" in arguments else "")
+            raise self._failed(hook, LoadFailure.HOOK_RAISED, f"raised {one_line(error)}", remedy) from error
+
+    def _wrong_return(self, hook: str, expected: str, got: object) -> BackendLoadError | BackendHookError:
+        return self._failed(hook, LoadFailure.WRONG_RETURN, f"must return {expected}, got {got!r}")
+
+    def _failed(
+        self, hook: str, failure: LoadFailure, what: str, remedy: str = "fix the plugin"
+    ) -> BackendLoadError | BackendHookError:
+        """Return the error for a failed hook. `describe` runs while loading, so its failure is a load error."""
+        if hook == "describe":
+            return BackendLoadError(self.name, failure, f"{hook}() {what}", remedy)
+        return BackendHookError(self.name, hook, failure, what, remedy)
+
+
+def _is_of(value: object, kind: type | tuple[type]) -> bool:
+    """Return True if `value` is an instance of `kind`, or a tuple of T if `kind` is ``(T,)``. A bool is not an int."""
+    if isinstance(kind, tuple):
+        return isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
