@@ -1,4 +1,4 @@
-"""Mutants U01 … U06: a drafter that reads another scale, window, position or KV than its target."""
+"""Mutants U01 … U07: a drafter that reads another scale, window, position or KV than its target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from draftmark import Mode
-from draftmark.batch import ForwardBatch
+from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVCache
 
 from . import csr_attention as kernel
@@ -61,6 +61,21 @@ def _used_wider(prefix: Tensor, lens: Tensor, width: int, window_left: int) -> T
 def _without_the_newest(visible: Tensor, prefix: Tensor, shape: Any) -> Tensor:
     """Hide the last committed token, as a drafter that counts positions from L - 1 does."""
     return visible & (torch.arange(visible.shape[-1]) != (prefix - 1)[:, None])[:, None]
+
+
+def _slots_as_positions(backend: Any) -> None:
+    """Count a draft tree's slots as its positions, as a drafter that keeps one counter for all branches does."""
+    right = backend.attend
+    attending(Parts())(backend)
+    wrong = backend.attend
+
+    def attend(q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+        if batch.mode is not Mode.DRAFT or not isinstance(batch.tail, Tree):
+            return right(q, cache, batch, out)
+        depth = torch.arange(batch.tail.depth.shape[1], dtype=torch.int32).expand_as(batch.tail.depth)
+        return wrong(q, cache, replace(batch, tail=Tree(batch.tail.mask, depth)), out)
+
+    backend.attend = attend
 
 
 def _unscaled(backend: Any, cache: KVCache) -> KVCache:
@@ -127,9 +142,18 @@ MUTANTS = (
             patch=_with_parts(Parts(seen=_without_the_newest))),
     _mutant("U05", "Reads KV in DRAFT_EXTEND from before the target verified", patch=_kept),
     _mutant("U06", "Reads rejected tokens of the last round in DRAFT", patch=_reaches_rejected),
+    _mutant("U07", "Counts a draft tree's slots as positions in DRAFT", patch=_slots_as_positions),
 )  # fmt: skip
 
 KILLER = dict.fromkeys((one.id for one in MUTANTS), "drafters.read_what_their_target_reads")
 """Check that must kill each mutant."""
-NAMED = {"U01": "KV scale", "U02": "KV scale", "U03": "window", "U04": "position", "U05": "KV", "U06": "KV"}
+NAMED = {
+    "U01": "KV scale",
+    "U02": "KV scale",
+    "U03": "window",
+    "U04": "position",
+    "U05": "KV",
+    "U06": "KV",
+    "U07": "position",
+}
 """Difference between drafter and target that the failure must name."""

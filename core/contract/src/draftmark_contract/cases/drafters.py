@@ -8,13 +8,17 @@ from draftmark.geometry import AttentionShape, DraftShape, Geometry, GeometryPai
 
 from ..check import Case
 from ..oracle.formulas import draft_steps, rows_and_tail
-from ..oracle.history import chain
+from ..oracle.history import NO_PARENT, chain
 from .forwards import ForwardCase, block_masks, uniform
 from .geometries import PAGE128, SMALL
+from .trees import beams
 
 SINCE = (1, 5)
 LIMITS = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=16, capture_batch_sizes=(1, 4))
 CHAIN = DraftShape(topk=1, num_steps=4, num_draft_tokens=4, block_size=4)
+TREE = DraftShape(topk=2, num_steps=4, num_draft_tokens=6)
+VERIFIED = (NO_PARENT, 0, 1, 2, 0, 1)
+"""Parents in a verified tree. Its first path is a chain, so accepted tokens lie where their KV was stored."""
 LENS, ACCEPTED = (140, 37, 16), ((1, 4, 2), (3, 1, 1))
 """Prefix lengths before the first round, and the tokens that each round accepts. The others are rejected."""
 
@@ -38,7 +42,7 @@ class Rounds:
 
 
 def rounds() -> list[Case]:
-    """Return rounds for drafters of two kinds, draft steps and draft blocks, with each kind of layer."""
+    """Return rounds for drafters of two kinds, draft steps and draft blocks, with each kind of layer, and for trees."""
     half = replace(SMALL, q_dtype="float16", kv_dtype="float16")
     shapes = {
         "page16": half,
@@ -48,16 +52,18 @@ def rounds() -> list[Case]:
         "page128": PAGE128,
     }
     kinds = {"steps": (Mode.DRAFT, Mode.DRAFT_EXTEND), "block": (Mode.DRAFT_BLOCK,)}
-    return [
+    chains = [
         Case(f"{name}-{kind}", _rounds(shape, modes), SINCE)
         for name, shape in shapes.items()
         for kind, modes in kinds.items()
     ]
+    trees = ("window", "kv8")
+    return [*chains, *(Case(f"{name}-tree", _rounds(shapes[name], kinds["steps"], TREE), SINCE) for name in trees)]
 
 
-def _rounds(shape: AttentionShape, modes: tuple[Mode, ...]) -> Rounds:
-    target = Geometry.create(shape, LIMITS, CHAIN, modes=(Mode.EXTEND, Mode.DECODE, Mode.VERIFY))
-    draft = Geometry.create(shape, LIMITS, CHAIN, modes=modes)
+def _rounds(shape: AttentionShape, modes: tuple[Mode, ...], drafts: DraftShape = CHAIN) -> Rounds:
+    target = Geometry.create(shape, LIMITS, drafts, modes=(Mode.EXTEND, Mode.DECODE, Mode.VERIFY))
+    draft = Geometry.create(shape, LIMITS, drafts, modes=modes)
     ends = [length + sum(counts) for length, *counts in zip(LENS, *ACCEPTED, strict=True)]
     whole = uniform("round", target, Mode.VERIFY, ends, len(LENS) + 1, tree="chain")
     steps = [(Mode.DRAFT, step) for step in range(draft_steps(draft))] if Mode.DRAFT in modes else []
@@ -78,9 +84,20 @@ def _at(whole: ForwardCase, geometry: Geometry, mode: Mode, step: int, lens: lis
     """Return a forward of these requests, with these prefix lengths, in the pages that they have at the end."""
     rows, tail = rows_and_tail(geometry, mode, step)
     prefixes = [*lens, *[0] * (len(whole.requests) - len(lens))]
+    topk = geometry.draft.topk
+    causal = topk == 1 or mode not in (Mode.DRAFT, Mode.VERIFY)
+
+    def parents(seed: int) -> tuple[int, ...]:
+        if causal:
+            return chain(tail)
+        return VERIFIED if mode is Mode.VERIFY else beams(topk, step, seed + lens[0])
+
     requests = tuple(
-        replace(one, prefix=length, parents=chain(tail), rows=rows, masks=block_masks(mode, tail) if one.live else ())
-        for one, length in zip(whole.requests, prefixes, strict=True)
-    )
+        replace(
+            one, prefix=length, parents=parents(n) if one.live else chain(tail), rows=rows,
+            masks=block_masks(mode, tail) if one.live else (),
+        )
+        for n, (one, length) in enumerate(zip(whole.requests, prefixes, strict=True))
+    )  # fmt: skip
     label = f"{mode.value}{step or ''}-{lens[0]}"
-    return replace(whole, name=label, geometry=geometry, mode=mode, step=step, requests=requests, causal=True)
+    return replace(whole, name=label, geometry=geometry, mode=mode, step=step, requests=requests, causal=causal)

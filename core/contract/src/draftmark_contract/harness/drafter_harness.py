@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
 from ..oracle import attention
 from ..oracle.attention import tolerance
+from ..oracle.history import Request, chain
 from ..oracle.truth import enumerate_truth
 from .harness import Harness
 from .pools import at_slots, raw
@@ -106,6 +108,11 @@ class DrafterHarness:
                 yield "window", self._answer(forward, now, window=window)
         for shift in (-1, 1):
             yield "position", self._answer(forward, now, shift=shift)
+        if not forward.causal and a.window_left >= 0:
+            yield (
+                "position",
+                self._answer(forward, now, requests=[_with_slots_as_depths(one) for one in forward.requests]),
+            )
         for _, pools in reversed(self._earlier):
             yield "KV", self._answer(forward, pools, own=now)
             yield "KV", self._answer(forward, pools)
@@ -122,6 +129,7 @@ class DrafterHarness:
         shift: int = 0,
         own: Pools | None = None,
         reaching: ForwardCase | None = None,
+        requests: list[Request] | None = None,
     ) -> attention.Answer:
         """Return the oracle's output of the drafter's rows with one difference.
 
@@ -130,9 +138,10 @@ class DrafterHarness:
             shift: committed tokens that each row sees too many, or too few if negative.
             own: pools from which the rows read the new tokens; by default `pools`.
             reaching: an earlier forward; rows also see the new tokens that it stored after the prefix.
+            requests: other positions of the rows; by default the forward's.
         """
         a, cache = forward.geometry.attention, self.draft.tensors.cache
-        truth = enumerate_truth(forward.requests, a.page_size, a.window_left if window is None else window)
+        truth = enumerate_truth(requests or forward.requests, a.page_size, a.window_left if window is None else window)
         visible, new = {}, set[int]()
         for row in forward.rows[: forward.live_rows]:
             request, slots = forward.requests[row[0]], truth.visible[row]
@@ -158,3 +167,9 @@ class DrafterHarness:
         both = (cache.k_scale, cache.v_scale) if scales is None else scales
         rows, q = forward.rows, self.draft.tensors.rows(forward)[0]
         return attention.attend(q, held[0], held[1], seen, rows, a, both, cache.sinks)
+
+
+def _with_slots_as_depths(request: Request) -> Request:
+    """Return a request of which each new token's position is L + its slot, and which sees the same new tokens."""
+    masks = tuple(tuple(request.seen(slot)) for slot in range(request.tail))
+    return replace(request, parents=chain(request.tail), masks=masks)
