@@ -494,7 +494,7 @@ MAX_WARPS = 32
     "case",
     [
         *(Case(), Case(64, tree=True), Case(0), Case(0, fp8=True), Case(16, fp8=True, tree=True)),
-        *(Case(16, page_size=4, tree=True), Case(0, page_size=1, split=True)),
+        *(Case(16, page_size=4, tree=True), Case(0, page_size=1)),
     ],
     ids=str,
 )
@@ -516,7 +516,7 @@ def test_partition_ids_are_published_between_cta_barriers(fake_gpu, case):
     assert max(barrier for barrier in barriers if barrier[0] < max(written))[1] == "1"
 
 
-@pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1, split=True)], ids=str)
+@pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1)], ids=str)
 def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
     """Each receiving partition signals the empty barrier only after a branch on every word of the record."""
     ptx = attention_of(case).asm["ptx"]
@@ -538,7 +538,7 @@ def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
 RECORD_STEP = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:arrive\.shared::cta\.b64|try_wait)")
 
 
-@pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1, split=True), Case(0, split=True)], ids=str)
+@pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1), Case(0, split=True)], ids=str)
 def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
     """The threads of a partition meet at a barrier before one of them signals that a record was written or read."""
     # racecheck reports a race on a record's words, because it does not see that the mbarrier orders the accesses
