@@ -164,7 +164,6 @@ def command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
         f"--attn-tier={options.highest}",
         f"--attn-journal={journal}",
         f"--attn-ended={folder / ENDED}",
-        f"--attn-parsed={folder / PARSED}",
         f"--attn-parent={os.getpid()}",
         *(f"--attn-item={one}" for one in options.items),
     ]
@@ -178,6 +177,7 @@ def command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
     outputs = {"json": options.json_path, "record": options.record_path, "html": options.html_path}
     line += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
     line += [f"--attn-device={options.device}"] if options.device else []
+    line += [f"--attn-parsed={folder / PARSED}"] if (folder / PARSED).exists() else []
     line += ["--attn-allow-known"] if options.allow_known else []
     line += [f"--attn-seed={options.seed}"] if options.seed is not None else []
     line += [f"--attn-sample={options.sample}"] if options.sample else []

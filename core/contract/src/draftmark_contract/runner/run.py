@@ -94,8 +94,16 @@ def _judge(options: RunOptions) -> int:
         journal = Journal(Path(options.journal_path or Path(folder, "journal.jsonl")).absolute())
         with journal.locked():
             journal.begin(begin["judged"], begin["run"])
-            Path(folder, PARSED).write_text(json.dumps(begin["parsed"]), encoding="utf-8")
+            _pass_on(begin["parsed"], Path(folder, PARSED))
             return _run(options, journal, Path(folder))
+
+
+def _pass_on(parsed: dict[str, str], file: Path) -> None:
+    """Write the digests of parsed files for the child. If the disk is full, the child parses the files again."""
+    try:
+        file.write_text(json.dumps(parsed), encoding="utf-8")
+    except OSError:
+        file.unlink(missing_ok=True)
 
 
 def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
