@@ -170,6 +170,6 @@ class DrafterHarness:
 
 
 def _with_slots_as_depths(request: Request) -> Request:
-    """Return a request of which each new token's position is L + its slot, and which sees the same new tokens."""
+    """Return a request with the same masks, in which the position of a new token is L + its slot."""
     masks = tuple(tuple(request.seen(slot)) for slot in range(request.tail))
     return replace(request, parents=chain(request.tail), masks=masks)
