@@ -7,7 +7,6 @@ conformance suite only.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..buffers import BufferSpec
@@ -16,6 +15,7 @@ from ..hookspecs import BackendInfo
 from ..plugin import BackendPlugin
 from ..version import CONTRACT_MINOR
 from . import sizing
+from .rollback import Rollback
 
 if TYPE_CHECKING:
     from ..arena import Arena
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from ..state import StateBackend
 
 __all__ = ["ReferencePlugin", "Rollback"]
-
-
-class Rollback(StrEnum):
-    """Way of recurrent layers to take rejected rows back."""
-
-    SNAPSHOTS = "snapshots"
-    """Keep the state after each row; the commit copies the last accepted row's."""
-    REPLAY = "replay"
-    """Keep the inputs of each row; the commit runs the accepted rows again."""
 
 
 class ReferencePlugin(BackendPlugin):
