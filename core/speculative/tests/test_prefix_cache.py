@@ -48,7 +48,7 @@ class Small:
 
 
 def test_request_shares_whole_pages_of_an_equal_prefix():
-    """A request shares the pages whose tokens agree with an earlier request, and computes at least one token."""
+    """A request shares the pages on which its tokens agree with an earlier request, and computes at least one token."""
     small = Small()
     first, reused = small.join(range(13))
     assert reused == 0
@@ -163,7 +163,7 @@ def test_reused_prefixes_give_the_same_text(markov, oracle, table, way, graph, o
     engine = Engine(model, config)
     for _ in range(2):
         assert [one.tokens for one in decode(engine, starts, COUNT)] == texts
-    scheduler, cache = engine._scheduler, engine._scheduler._cache
-    assert scheduler.reused >= 60, "the test needs reused prefixes"
+    cache = engine._scheduler._cache
+    assert engine.statistics.reused >= 60, "the test needs reused prefixes"
     assert engine.pages.in_use == cache.unused_pages, "every page is free or an unused page of the cache"
     assert num_pages is None or engine.statistics.preemptions, "the test needs preempted requests"

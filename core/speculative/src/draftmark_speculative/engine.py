@@ -154,6 +154,7 @@ class Engine:
         and the tokens of the forward before it are returned; the list may be empty.
         """
         self._scheduler.admit()
+        self.statistics.reused = self._scheduler.reused
         sent = self._extend() if self._scheduler.prefilling else self._round()
         progress: list[Progress] = []
         while len(self._pending) > (1 if sent and self.config.overlap else 0):

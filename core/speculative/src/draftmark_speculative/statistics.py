@@ -28,6 +28,7 @@ class Statistics:
         host_syncs: waits for the device: one a round, and one for each prefill that ends a prompt.
         late: results that arrived after their request had ended (only with overlap); wasted work.
         preemptions: requests sent back to the waiting queue because pages ran out.
+        reused: tokens that requests took from the prefix cache instead of computing them.
     """
 
     tokens: int = 0
@@ -40,6 +41,7 @@ class Statistics:
     host_syncs: int = 0
     late: int = 0
     preemptions: int = 0
+    reused: int = 0
 
     def count_round(self, sent: Round, rows: int, progress: Sequence[Progress]) -> None:
         """Count a round after its requests have taken their tokens.
