@@ -16,6 +16,8 @@ MODELS = (
     "glm5_next", "glm_moe_dsa", "hy_v4", "kimi_linear", "longcat_flash", "minicpm3", "mistral4", "youtu",
 )  # fmt: skip
 """Models of transformers with latent attention. A release may lack some of them."""
+SPARSE = ("axk2", "deepseek_v32", "dots3_note", "glm5_next", "glm_moe_dsa", "hy_v4")
+"""Models with layers that attend to keys of an indexer's choice."""
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096}
 """RoPE of DeepSeek V3, without its mscale."""
 KIMI_K2 = {
@@ -54,7 +56,8 @@ def test_the_shape_is_that_of_transformers_own_module(model):
     """Row width, value width, heads and scale equal the module's, for the configuration's defaults."""
     kind, attention = latent_attention(model)
     config = one_layer(kind())
-    module, shape = module_of(config, attention), latent_shape(config, page_size=64)
+    module, shape = module_of(config, attention), latent_shape(config, page_size=64, dense=model in SPARSE)
+    assert shape.sinks is hasattr(module, "sinks")
     assert shape.softmax_scale == pytest.approx(module.scaling, rel=1e-12)
     assert shape.head_dim == module.kv_a_proj_with_mqa.out_features
     assert shape.value_width == module.kv_b_proj.in_features == config.kv_lora_rank
@@ -72,12 +75,38 @@ def test_yarn_raises_the_scale_as_in_transformers(model, mscale):
     plain = kind(rope_parameters=dict(YARN))
     scaled = kind(rope_parameters=YARN | {"mscale": mscale, "mscale_all_dim": mscale})
     for config in (plain, scaled):
-        shape = latent_shape(config, page_size=64)
+        shape = latent_shape(config, page_size=64, dense=model in SPARSE)
         assert shape.softmax_scale == pytest.approx(module_of(config, attention).scaling, rel=1e-12)
-    base = latent_shape(plain, page_size=64).softmax_scale
-    assert latent_shape(scaled, page_size=64).softmax_scale == pytest.approx(
+    base = latent_shape(plain, page_size=64, dense=model in SPARSE).softmax_scale
+    assert latent_shape(scaled, page_size=64, dense=model in SPARSE).softmax_scale == pytest.approx(
         base * (1 + 0.1 * mscale * math.log(40)) ** 2
     )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_layers_with_chosen_keys_are_refused_by_name(model):
+    """A configuration with an indexer is refused with its number of keys; all other models have a shape."""
+    config = one_layer(latent_attention(model)[0]())
+    if model not in SPARSE:
+        assert latent_shape(config, page_size=64).window_left == -1
+        return
+    with pytest.raises(GeometryError, match=r"config.index_topk is \d+, but .* an indexer chooses.*; pass dense=True"):
+        latent_shape(config, page_size=64)
+
+
+def test_windows_are_served_or_refused():
+    """A window of every layer is the shape's, a window of some layers is refused, and an unused window is ignored."""
+    window = KIMI_K2 | {"sliding_window": 128}
+    kinds = ["full_attention", "sliding_attention"]
+    for config in (window, window | {"layer_types": kinds[1:] * 3}):
+        assert latent_shape(config, page_size=64).window_left == 127
+    with pytest.raises(
+        GeometryError, match=r"sliding_window is 128, but only its layers .*; pass dense=True .*window_left=127"
+    ):
+        latent_shape(window | {"layer_types": kinds}, page_size=64)
+    unused = {"use_sliding_window": False}, {"layer_types": kinds[:1]}, {"sliding_window": None}
+    for one in unused:
+        assert latent_shape(window | one, page_size=64).window_left == -1
 
 
 def test_a_plain_mapping_is_enough():

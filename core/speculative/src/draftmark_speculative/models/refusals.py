@@ -66,7 +66,7 @@ def is_latent(config: Any) -> bool:
 
 def _latent_reasons(config: Any) -> Iterator[str]:
     try:
-        latent_shape(config, page_size=1)
+        latent_shape(config, page_size=1, dense=True)  # SPARSE_FIELDS refuses indexers
     except DraftmarkError as error:
         yield f"its latent attention has no single shape ({error}); use the config.json that came with the weights"
 
@@ -118,7 +118,7 @@ def _configured(config: Any, index: int, called: LayerAttention) -> LayerAttenti
     """Return the configuration's parameters of a layer; the scale is the call's if no field declares it."""
     window = _window_left(config, index)
     if is_latent(config):
-        a = latent_shape(config, page_size=1)
+        a = latent_shape(config, page_size=1, dense=True)
         assert a.softmax_scale is not None, "a latent shape has a scale"
         row = (a.num_qo_heads, a.num_kv_heads, a.head_dim, a.softmax_scale, window)
         return LayerAttention(*row, value_dim=a.value_dim, latent=True)

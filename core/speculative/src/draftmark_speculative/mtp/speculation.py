@@ -15,7 +15,7 @@ from .head import MtpHead
 
 @dataclass(frozen=True)
 class Mtp(HeadDrafts):
-    """Drafts by the model's first MTP layer, which runs once per level of the tree.
+    """Drafts by the model's first MTP layer, which runs once per level of the tree; further layers are not used.
 
     Attributes:
         head: the layer; None reads it from the model's folder.
