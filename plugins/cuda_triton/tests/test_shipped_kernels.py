@@ -98,3 +98,14 @@ def test_shipped_geometries_are_those_of_the_engines():
     assert {one.attention.num_kv_heads for one in found} == {8, 4, 2, 1}
     draft = DraftShape(num_draft_tokens=5)
     assert any(one.draft == draft and Mode.RAGGED_VERIFY in one.modes and len(one.forms) == 3 for one in found)
+
+
+def test_shipped_geometries_have_latent_models():
+    """DeepSeek V3 with 8 and 16 ranks and Kimi K2 with 8 have geometries in the adapters' forms, and kernels."""
+    found = [one for one in shipped.geometries([80, 90], list(shipped.LATENT)) if one.device.num_sms in (108, 132)]
+    assert all(one.attention.latent and one.forms == shipped.LATENT_FORMS for one in found)
+    assert {one.attention.num_qo_heads for one in found} == {16, 8}
+    # Heads, page sizes and drafts, in two KV dtypes on sm_90 and in one on sm_80.
+    assert len(found) == 2 * 2 * 2 * (2 + 1)
+    kernels = kernel_list.kernels_of(found[0], trees=False)
+    assert len(kernels) == 8 and found[0].modes == (Mode.EXTEND, Mode.DECODE)

@@ -22,7 +22,7 @@ from draftmark_cuda_triton.compiled.source import LINE_INFO, KernelSource
 from draftmark_cuda_triton.compiled.store import Store
 from draftmark_cuda_triton.kernel_list import kernels_of
 
-from .shipped import GPUS, HEADS, geometries
+from .shipped import GPUS, HEADS, LATENT, geometries
 
 PROJECT = Path(__file__).resolve().parents[1] / "cubin"
 KERNELS = Path("src/draftmark_cuda_triton_cubin/kernels")
@@ -33,12 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cubins", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("dist"), help="folder of the wheel")
     parser.add_argument("--arch", default=",".join(map(str, GPUS)), help="architectures, separated by commas")
-    parser.add_argument("--model", default="", help="part of a name in `shipped.HEADS`; default: every model")
+    parser.add_argument("--model", default="", help="part of a name in `shipped.HEADS` or LATENT; default: every model")
     parser.add_argument("--keep", type=Path, help="folder of compiled kernels; default: a temporary folder")
     parser.add_argument("--processes", type=int, help="compiling processes; default: one for each CPU")
     parser.add_argument("--list", action="store_true", help="count the kernels, and build nothing")
     given = parser.parse_args(arguments)
-    archs, models = [int(one) for one in given.arch.split(",")], [name for name in HEADS if given.model in name]
+    archs, models = (
+        [int(one) for one in given.arch.split(",")],
+        [name for name in (*HEADS, *LATENT) if given.model in name],
+    )
     sources = kernel_sources(archs, models)
     for arch in archs:
         print(f"sm_{arch}: {sum(one.arch == arch for one in sources)} kernels", flush=True)
