@@ -125,6 +125,16 @@ def test_defect_is_found(setup: str, patch: Patch, question: tuple[Any, ...], me
         process.ask(*question)
 
 
+def test_defect_over_latent_rows_is_found() -> None:
+    """Over MLA rows SGLang's Triton backend verifies trees right, and a verification without the mask is found."""
+    with _process("page1-tree", backend="triton_mla") as process:
+        process.ask("rows", "verify-random")
+        process.ask("stores", "decode")
+    wrong = pytest.raises(ContractViolation, match="is not attention over the")
+    with _process("page1-tree", _sees_every_draft, "triton_mla") as process, wrong:
+        process.ask("rows", "verify-random")
+
+
 def test_backend_without_graphs_is_not_served() -> None:
     """For a backend without CUDA graphs, checks of replays report "not served", neither right nor wrong."""
     with _process("page16", backend="torch_native") as process:

@@ -6,11 +6,13 @@ import importlib.util
 import pickle
 
 import pytest
+import torch
 
+from draftmark.errors import DraftmarkError
 from draftmark_contract.judge.rules import rules
 from draftmark_sglang.judge import questions
 from draftmark_sglang.judge.driver import unpatched
-from draftmark_sglang.judge.engine import ENGINE, LEFT_OUT
+from draftmark_sglang.judge.engine import ENGINE, LEFT_OUT, Backend
 from draftmark_sglang.judge.items import _questions
 from draftmark_sglang.judge.scheduler_process import _serve
 from draftmark_sglang.judge.setups import SETUPS, heads_on
@@ -21,22 +23,42 @@ ON = [(info.name, device) for info in ENGINE.targets() for device in info.device
 @pytest.mark.parametrize(("target", "device"), ON, ids="-".join)
 def test_items_use_rules_of_the_contract(target: str, device: str) -> None:
     """For each backend and device, item ids are unique, and each item's rule exists in the contract."""
-    items = ENGINE.open(target, device).items()
+    items = Backend(target, device).items()
     ids = [item.id for item in items]
     assert items and len(ids) == len(set(ids))
     assert {item.rule for item in items} <= set(rules())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
+@pytest.mark.parametrize("target", ["fa3_mla", "flashmla"])
+def test_targets_without_their_device_are_refused(target: str) -> None:
+    """Without a GPU, a target with kernels for one is refused with a sentence that names it."""
+    with pytest.raises(DraftmarkError, match=rf"torch sees no cuda device here; run sglang:{target} on .* a Hopper"):
+        ENGINE.open(target, "cuda")
+
+
+@pytest.mark.parametrize(("target", "device"), [("triton_mla", "cpu"), ("fa3_mla", "cuda"), ("flashmla", "cuda")])
+def test_mla_targets_judge_trees_over_pages(target: str, device: str) -> None:
+    """The scenes of MLA layers have draft trees at page sizes 1 and 64, and neither windows nor soft caps.
+
+    On a GPU `fa3_mla` thus answers whether the token slots of a tree reach a cache that is viewed in pages.
+    """
+    ids = {item.id for item in Backend(target, device).items()}
+    trees = {f"numerics.match_float64[{one}-verify-random]" for one in ("page1-tree", "page64-tree")}
+    assert trees <= ids and not any("window" in one or "-cap]" in one for one in ids)
+    assert heads_on(device, target).value_dim in (256, 512)
+
+
 def test_questions_exist() -> None:
     """Each item that runs in a scheduler names an existing function of the module `questions`."""
-    names = {name for setup in SETUPS.values() for _, _, name, _, _ in _questions(setup)}
+    names = {name for setup in SETUPS.values() for _, _, name, _, _ in _questions(setup, "triton")}
     assert names and all(callable(getattr(questions, name)) for name in names)
 
 
 def test_gpu_runs_compiled_kernels() -> None:
     """On a GPU, the judge sets no CPU environment variables, and its head shape is one that compiled kernels accept."""
     assert set(ENGINE.environment("fa3", "cuda:0")) == {"OMP_NUM_THREADS", "SGLANG_PLUGINS"}
-    assert heads_on("cuda:0").dtype == "bfloat16" and heads_on("cpu").dtype == "float32"
+    assert heads_on("cuda:0", "fa3").dtype == "bfloat16" and heads_on("cpu", "triton").dtype == "float32"
 
 
 def test_spawned_process_arguments_can_be_pickled() -> None:

@@ -17,7 +17,7 @@ from draftmark_contract.judge.item import NotServed
 
 from .batches import forward_batch
 from .requests import Placed, place
-from .setups import LARGEST, ON_A_CPU, Heads, Scene, Setup, heads_on
+from .setups import LARGEST, MLA, ON_A_CPU, Heads, Scene, Setup, heads_on
 
 TRAP = 1000.0
 """Contents of KV slots that no row may see; a row that attends to one has a large error."""
@@ -37,8 +37,8 @@ class ForwardResult:
     Attributes:
         placed: requests of the forward, with their KV slots.
         step: index of the draft step; 0 in other modes.
-        q, k, v, out: ``[rows, heads, head_dim]``; `out` as the backend returned it.
-        before, after: K and V of the pool before and after the forward, ``[slots, kv_heads, head_dim]``.
+        q, k, v, out: ``[rows, heads, head_dim]``; v and out ``[…, value_width]``. `out` as the backend returned it.
+        before, after: K and V of the pool before and after the forward, ``[slots, kv_heads, …]``.
         writes: the KV slot in which each row is stored.
         heads: attention heads and dtype of q, k and v.
     """
@@ -63,11 +63,14 @@ class Driver:
         setup: server that the scheduler was started for.
         patch: function from SGLang's backend class to the class that is judged.
         device: torch device of the scheduler.
+        target: the judge's name of the backend.
     """
 
-    def __init__(self, scheduler: Any, setup: Setup, patch: Patch = unpatched, device: str = "cpu") -> None:
-        self.setup, self.scheduler, self._patch, self.device = setup, scheduler, patch, device
-        self.heads = heads_on(device)
+    def __init__(
+        self, scheduler: Any, setup: Setup, patch: Patch = unpatched, device: str = "cpu", target: str = ""
+    ) -> None:
+        self.setup, self.scheduler, self._patch, self.device, self.target = setup, scheduler, patch, device, target
+        self.heads = heads_on(device, target)
         self._target = scheduler.tp_worker.model_runner
         self._worker: Any = getattr(scheduler.draft_worker, "_draft_worker", None) if setup.speculates else None
         self._draft = getattr(self._worker, "draft_runner", None)
@@ -106,7 +109,8 @@ class Driver:
         for n, slots in enumerate(placed.slots):
             table[n + 1, : len(slots)] = torch.tensor(slots, dtype=table.dtype)
         make = torch.Generator().manual_seed(scene.seed)
-        for buffer in (pool.get_key_buffer(0), pool.get_value_buffer(0)):
+        # The rows of MLA layers are keys, and their values are a view of them.
+        for buffer in (pool.get_key_buffer(0), *(() if self.heads.value_dim else (pool.get_value_buffer(0),))):
             buffer.fill_(TRAP)
             buffer[0] = 0.0
             for one, slots in zip(placed.requests, placed.slots, strict=True):
@@ -139,9 +143,10 @@ class Driver:
         return RadixAttention(
             self.heads.num_qo_heads,
             self.heads.head_dim,
-            self.heads.head_dim**-0.5,
+            self.heads.scale,
             self.heads.num_kv_heads,
             0,
+            v_head_dim=self.heads.value_width,
             logit_cap=scene.soft_cap,
             sliding_window_size=scene.window,
         )
@@ -156,6 +161,7 @@ class Driver:
         counts = (self.heads.num_qo_heads, self.heads.num_kv_heads, self.heads.num_kv_heads)
         dtype = getattr(torch, self.heads.dtype)
         q, k, v = (torch.randn(count, one, self.heads.head_dim, generator=make).to(dtype) for one in counts)
+        v = k[..., : self.heads.value_dim] if self.heads.value_dim else v
         pool = self.runner(scene.mode).token_to_kv_pool
         before = _copies(pool)
         writes = batch.out_cache_loc.tolist()
@@ -166,11 +172,24 @@ class Driver:
     def forward(
         self, backend: Any, scene: Scene, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
     ) -> torch.Tensor:
-        """Call a layer's attention as SGLang's models do; returns ``[rows, num_qo_heads, head_dim]``."""
+        """Call a layer's attention as SGLang's models do; returns ``[rows, num_qo_heads, value_width]``.
+
+        MLA models pass both parts of queries and rows to some backends (`FORWARD_ABSORB_CORE_ATTENTION_BACKENDS`).
+        """
         decodes = scene.mode in (Mode.DECODE, Mode.DRAFT)
         call = backend.forward_decode if decodes else backend.forward_extend
-        out: torch.Tensor = call(q.reshape(len(q), -1).clone(), k.clone(), v.clone(), self.layer(scene), batch)
-        return out.view(len(q), self.heads.num_qo_heads, self.heads.head_dim).clone()
+        parts: dict[str, torch.Tensor] = {}
+        width = self.heads.value_dim
+        if width and self._takes_parts():
+            parts = {"q_rope": q[..., width:].contiguous(), "k_rope": k[..., width:].contiguous()}
+            q, k = q[..., :width], k[..., :width]
+        out: torch.Tensor = call(q.reshape(len(q), -1).clone(), k.clone(), v.clone(), self.layer(scene), batch, **parts)
+        return out.view(len(q), self.heads.num_qo_heads, self.heads.value_width).clone()
+
+    def _takes_parts(self) -> bool:
+        from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
+
+        return MLA[self.target] in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
 
 def _copies(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from draftmark.devices import is_present
+from draftmark.errors import DraftmarkError
 from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.target import TargetInfo
 
-from .items import probe_items, served_items, unasked_item
+from .items import probe_items, served_items
 from .releases import folder_of, prepare
 
 ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
@@ -19,23 +21,23 @@ SERVED = {
     "torch_native": ("attention in torch", ON_BOTH),
     "fa3": ("FlashAttention 3's compiled kernels", ON_GPU),
     "flashinfer": ("FlashInfer's kernels; on a CPU only sizes and indices of its draft steps", ON_GPU),
+    "triton_mla": ("Triton kernels over the rows of MLA layers; on a CPU in Triton's interpreter", ON_BOTH),
+    "fa3_mla": ("FlashAttention 3 over the rows of MLA layers; on a CPU its calls for draft trees only", ON_GPU),
+    "flashmla": ("FlashMLA's compiled kernels, for Hopper", ON_GPU),
 }
 """Backends that run on the pools of a running scheduler: a description, and the devices."""
+NEEDED = {"fa3_mla": "a Hopper GPU", "flashmla": "a Hopper GPU and sgl-kernel's FlashMLA"}
+"""Devices that a target needs in particular."""
 PROBED = {
     "triton": SERVED["triton"][0],
     "flashinfer": SERVED["flashinfer"][0],
     "flashinfer_mla": "sizes and indices of the MLA backend's draft steps",
-    "fa3_mla": "FlashAttention 3's calls for draft trees over MLA rows, with stand-ins for its kernels",
+    "fa3_mla": SERVED["fa3_mla"][0],
     "trtllm_mha": "lengths and page tables of its CUDA graphs, without its kernels",
     "ascend": "sizes of its graphs' block tables, without an NPU",
     "ngram": "the lengths after an n-gram verification",
 }
 """Backends with sizes and metadata that are judged on a CPU, without their kernels."""
-UNASKED = {
-    "triton_mla": "the judge's scheduler has no MLA model yet",
-    "flashmla": "FlashMLA's kernels need a Hopper GPU, and the judge's scheduler has no MLA model yet",
-}
-"""MLA backends without items, with what an item needs."""
 LEFT_OUT = {
     "load": "the backend is not a draftmark plugin",
     "supports": "SGLang's backends have no function that accepts or rejects a geometry",
@@ -61,7 +63,7 @@ LEFT_OUT = {
     "drafters": "no scene has a draft model yet",
     **dict.fromkeys(
         ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
-        "no scene has a layer with latent rows or narrow values yet",
+        "rules about plugins; the MLA targets judge latent rows by rules of outputs, stores and graphs",
     ),
 }
 
@@ -93,7 +95,7 @@ class SGLang:
         """Return SGLang's backends that can be judged: first those that run, then those with metadata checks only."""
         served = [TargetInfo(name, what, ON_BOTH if name in PROBED else on) for name, (what, on) in SERVED.items()]
         probed = [TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED]
-        return [*served, *probed, *(TargetInfo(name, f"not judged: {why}", ON_CPU) for name, why in UNASKED.items())]
+        return [*served, *probed]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
         """Return environment variables to run SGLang without plugins, on a CPU if needed, in the chosen release."""
@@ -107,7 +109,15 @@ class SGLang:
         return found
 
     def open(self, target: str, device: str) -> Backend:
-        """Open one backend. SGLang is imported when the first check runs."""
+        """Open one backend. SGLang is imported when the first check runs.
+
+        Raises:
+            DraftmarkError: torch sees no device of this type.
+        """
+        kind = device.partition(":")[0]
+        if not is_present(kind):
+            needed = NEEDED.get(target, "a GPU")
+            raise DraftmarkError(f"torch sees no {kind} device here; run sglang:{target} on a machine with {needed}")
         return Backend(target, device)
 
 
@@ -124,14 +134,12 @@ class Backend:
     def facts(self) -> Mapping[str, str]:
         """Versions of SGLang, torch and Triton, and the device."""
         facts = {"engine": f"SGLang {md.version('sglang')}", "torch": md.version("torch"), "device": self._device}
-        if self._target == "triton":
+        if self._target in ("triton", "triton_mla"):
             facts["triton"] = md.version("triton") + (", interpreted" if self._kind == "cpu" else "")
         return facts
 
     def items(self) -> Sequence[Item]:
         """Return all items (checks) of this backend."""
-        if self._target in UNASKED:
-            return [unasked_item(UNASKED[self._target])]
         _, served_on = SERVED.get(self._target, ("", ()))
         served = served_items(self._target, self._device) if self._kind in served_on else []
         return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]

@@ -12,7 +12,7 @@ from draftmark import Mode
 from draftmark_contract.judge.item import Item, NotAsked
 
 from .importing import prepare_imports
-from .setups import SETUPS, WINDOW, Setup, eager_scenes, replayed_modes
+from .setups import MLA, SETUPS, WINDOW, Setup, eager_scenes, replayed_modes
 
 AS_GRAPH = "metadata is prepared as for a replay, and the kernels read the tensors of the capture"
 AS_STORES = "attention stores its rows, and no other slot changes"
@@ -53,13 +53,13 @@ def served_items(target: str, device: str) -> list[Item]:
         processes[setup].ask(question, *arguments)
 
     for setup in SETUPS.values():
-        for rule, case, question, arguments, asks in _questions(setup):
+        for rule, case, question, arguments, asks in _questions(setup, target):
             made.append(Item(rule, f"{setup.name}-{case}", partial(ask, setup.name, question, *arguments), asks))
     return made
 
 
-def _questions(setup: Setup) -> Iterator[Question]:
-    scenes = eager_scenes(setup)
+def _questions(setup: Setup, target: str) -> Iterator[Question]:
+    scenes = eager_scenes(setup, target)
     for scene in scenes:
         yield "numerics.match_float64", scene.name, "rows", (scene.name,), ""
     for scene in scenes:
@@ -71,17 +71,18 @@ def _questions(setup: Setup) -> Iterator[Question]:
     yield "history.equals_a_fresh_state", "all-modes", "history", (), ""
     yield "repeats.give_the_same_bits", "decode", "same_bits", ("decode",), ""
     for mode in replayed_modes(setup):
-        yield from _graph_questions(mode) if mode is not Mode.DRAFT else _draft_graph_questions(setup)
+        yield from _graph_questions(mode, target) if mode is not Mode.DRAFT else _draft_graph_questions(setup)
     if setup.speculates:
         yield "sizing.covers", "served", "served", (), "the scheduler serves one request up to the context's end"
         for mode in (Mode.VERIFY, Mode.DRAFT):
             yield "guards.survive_every_step", mode.value, "context_end", (mode.value, NEAR, False), AS_CONTEXT_END
 
 
-def _graph_questions(mode: Mode) -> Iterator[Question]:
+def _graph_questions(mode: Mode, target: str) -> Iterator[Question]:
     yield "graphs.captured_run_is_right", mode.value, "captured", (mode.value, -1), AS_GRAPH
     yield "graphs.replay_equals_eager", mode.value, "replays", (mode.value, -1), AS_GRAPH
-    yield "graphs.replay_equals_eager", f"{mode.value}-window", "replays", (mode.value, WINDOW), AS_GRAPH
+    if target not in MLA:
+        yield "graphs.replay_equals_eager", f"{mode.value}-window", "replays", (mode.value, WINDOW), AS_GRAPH
     yield "padding.changes_no_live_byte", mode.value, "padding", (mode.value,), AS_GRAPH
     yield "guards.survive_every_step", f"{mode.value}-graph", "context_end", (mode.value, NEAR, True), AS_CONTEXT_END
 
@@ -104,15 +105,6 @@ def _probe(module: str, function: str, *arguments: Any, **named: Any) -> Callabl
         getattr(importlib.import_module(f".probes.{module}", __package__), function)(*arguments, **named)
 
     return run
-
-
-def unasked_item(needs: str) -> Item:
-    """Return an item that states what a check of this backend needs."""
-
-    def run() -> None:
-        raise NotAsked(needs)
-
-    return Item(RULE_OF_ROWS, "mla", run)
 
 
 def probe_items(target: str) -> list[Item]:

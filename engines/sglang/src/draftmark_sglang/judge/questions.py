@@ -50,7 +50,7 @@ def unknown_lengths(driver: Driver, name: str) -> None:
 def history(driver: Driver) -> None:
     """Check that forwards of all modes on one backend object give right output, while batches grow and shrink."""
     backend = driver.backend(Mode.DECODE)
-    scenes = [one for one in eager_scenes(driver.setup) if one.window < 0 and not one.soft_cap]
+    scenes = [one for one in eager_scenes(driver.setup, driver.target) if one.window < 0 and not one.soft_cap]
     served = [one for one in scenes if one.mode is not Mode.DRAFT]
     for scene in (*served, *reversed(served)):
         if driver.runner(scene.mode) is driver.runner(Mode.DECODE):
@@ -128,7 +128,7 @@ def _context(driver: Driver) -> int:
 
 
 def _scene(driver: Driver, name: str) -> Scene:
-    return next(one for one in eager_scenes(driver.setup) if one.name == name)
+    return next(one for one in eager_scenes(driver.setup, driver.target) if one.name == name)
 
 
 def _run_eager(driver: Driver, scene: Scene) -> list[ForwardResult]:

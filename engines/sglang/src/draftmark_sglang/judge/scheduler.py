@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..in_process import eagle_arguments, scheduler_of
-from .model_files import write_models
-from .setups import REQUESTS, Setup, heads_on
+from .model_files import write_mla_models, write_models
+from .setups import MLA, REQUESTS, Setup, heads_on
 
 ARGUMENTS = dict(
     mem_fraction_static=0.5,
@@ -19,13 +21,20 @@ ARGUMENTS = dict(
 )
 
 
-def scheduler_for(setup: Setup, backend: str, device: str, folder: Path) -> Any:
+def scheduler_for(setup: Setup, target: str, device: str, folder: Path) -> Any:
     """Create a scheduler with one of SGLang's attention backends, for a tiny model that is written to `folder`."""
-    heads = heads_on(device)
-    target, head = write_models(folder, heads)
+    heads = heads_on(device, target)
+    model, head = (write_mla_models if target in MLA else write_models)(folder, heads)
     arguments: dict[str, Any] = ARGUMENTS | dict(
-        model_path=str(target), attention_backend=backend, page_size=setup.page_size, device=device, dtype=heads.dtype
+        model_path=str(model),
+        attention_backend=MLA.get(target, target),
+        page_size=setup.page_size,
+        device=device,
+        dtype=heads.dtype,
     )
+    if target in MLA and device == "cpu":
+        # A model that shares weights with its MTP layer waits for the GPU, also where there is none.
+        torch.cuda.synchronize = lambda *_: None
     if setup.speculates:
         arguments |= eagle_arguments(head, setup.topk, setup.num_steps, setup.num_draft_tokens)
     return scheduler_of(plugins=False, **arguments)

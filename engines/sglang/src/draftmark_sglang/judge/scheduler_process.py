@@ -33,7 +33,7 @@ class SchedulerProcess:
 
     Args:
         setup: name of the setup.
-        backend: SGLang's name of the attention backend.
+        backend: the judge's name of the attention backend.
         device: torch device.
         patch: function from SGLang's backend class to the class that is judged. On a CPU it must exist before the
             fork; on a GPU it must be picklable.
@@ -100,7 +100,8 @@ def _serve(connection: Any, name: str, backend: str, device: str, patch: Patch) 
     driver: Driver | str
     try:
         with tempfile.TemporaryDirectory() as folder:
-            driver = Driver(scheduler_for(SETUPS[name], backend, device, Path(folder)), SETUPS[name], patch, device)
+            scheduler = scheduler_for(SETUPS[name], backend, device, Path(folder))
+        driver = Driver(scheduler, SETUPS[name], patch, device, backend)
     except (ValueError, AssertionError, NotImplementedError) as error:
         driver = f"SGLang's server does not start: {type(error).__name__}: {' '.join(str(error).split())}"
     except BaseException:

@@ -15,21 +15,43 @@ CONTEXT, REQUESTS, LARGEST = 96, 4, 3
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads of the tiny model, and its torch dtype name."""
+    """Attention heads of the tiny model, and its torch dtype name.
+
+    Attributes:
+        value_dim: elements of a value in a stored row of an MLA layer; 0 for layers with K and V.
+    """
 
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
     dtype: str
+    value_dim: int = 0
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a value and of an output row."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """Factor on q·k. For MLA layers it is that of DeepSeek's heads before absorption (128 + 64 elements)."""
+        return float((192 if self.value_dim else self.head_dim) ** -0.5)
 
 
 ON_A_CPU = Heads(4, 2, 16, "float32")
 ON_A_GPU = Heads(8, 2, 128, "bfloat16")
 """A shape that compiled attention kernels support."""
+MLA_ON_A_CPU = Heads(4, 1, 288, "float32", 256)
+"""Rows of 256 + 32 elements: SGLang's Triton kernels take only this and 512 + 64."""
+MLA_ON_A_GPU = Heads(16, 1, 576, "bfloat16", 512)
+MLA = {"triton_mla": "triton", "fa3_mla": "fa3", "flashmla": "flashmla"}
+"""The judge's targets with MLA layers, with SGLang's name of the attention backend."""
 
 
-def heads_on(device: str) -> Heads:
-    """Return the attention heads that are judged on a device."""
+def heads_on(device: str, target: str) -> Heads:
+    """Return the attention heads with which a target is judged on a device."""
+    if target in MLA:
+        return MLA_ON_A_CPU if device == "cpu" else MLA_ON_A_GPU
     return ON_A_CPU if device == "cpu" else ON_A_GPU
 
 
@@ -91,8 +113,11 @@ PLAIN = (5, 33, 17)
 WINDOW = 6
 
 
-def eager_scenes(setup: Setup) -> list[Scene]:
-    """Return the scenes that run in eager mode: forwards of every mode of a setup, each on a new backend."""
+def eager_scenes(setup: Setup, target: str = "") -> list[Scene]:
+    """Return the scenes that run in eager mode: forwards of every mode of a setup, each on a new backend.
+
+    Scenes of MLA layers have no sliding window and no soft cap, because no model has them.
+    """
     scenes = [
         Scene("extend", Mode.EXTEND, (0, 16, 7), (9, 4, 1)),
         Scene("mixed", Mode.EXTEND, (30, 0, 12), (1, 11, 1), mixed=True),
@@ -114,7 +139,7 @@ def eager_scenes(setup: Setup) -> list[Scene]:
         ]
         if setup.topk > 1:
             scenes.append(Scene("verify-star", Mode.VERIFY, PLAIN, tree="star"))
-    return scenes
+    return [one for one in scenes if target not in MLA or (one.window < 0 and not one.soft_cap)]
 
 
 def replayed_modes(setup: Setup) -> list[Mode]:

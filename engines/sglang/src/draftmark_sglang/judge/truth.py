@@ -44,6 +44,9 @@ def check_rows(ran: ForwardResult, bug: str = "") -> None:
         kv_dtype=ran.heads.dtype,
         window_left=scene.window,
         logits_soft_cap=scene.soft_cap,
+        softmax_scale=ran.heads.scale,
+        value_dim=ran.heads.value_width,
+        latent=ran.heads.value_dim > 0,
     )
     rows, seen = placed.rows, visible(placed, ran.step)
     k, v = (pool.clone() for pool in ran.before)
