@@ -706,6 +706,19 @@ def test_e4m3_of_many_rows_has_tiles_of_128_keys_without_a_window(head_dim, wind
         assert (config.block_m, config.block_n, config.num_consumer_wgs) == (128, block_n, 2)
 
 
+@pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48])
+@pytest.mark.parametrize("dtypes", [BF16, E4M3, FP32])
+@pytest.mark.parametrize("head_dim", [32, 64, 72, 80, 88, 96, 120, 128, 256])
+def test_every_extend_batch_has_one_of_the_planned_configurations(head_dim, dtypes, page_size):
+    """EXTEND chooses among `prefill_configs`, for which kernels are planned; the first of them is the usual one."""
+    attention = shape(head_dim, dtypes, page_size)
+    usual = select.select_config(attention, H200, 4096, prefill=True)
+    planned = sm90.prefill_configs(attention, usual)
+    assert planned[0] == usual
+    for rows, lens in (((5, 1, 17), (0, 2, 1)), ((512,), (32768,)), ((256,) * 8, (4096,) * 8), ((512,), None)):
+        assert split_kv.fastest_config(attention, H200, usual, rows, lens) in planned
+
+
 @pytest.mark.parametrize("head_dim", [64, 80, 104, 128])
 def test_other_heads_have_one_number_of_warp_groups(head_dim):
     """EXTEND over heads without 81 to 96 columns has one configuration, whatever the lengths."""

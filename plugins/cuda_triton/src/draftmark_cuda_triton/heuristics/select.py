@@ -62,10 +62,11 @@ def select_config(
     if block_ms and rows <= block_ms[-1]:
         return fp8_config(shape, rows)
     config = base_config(shape, row_threshold(rows))
-    if not tma_pages:
-        return replace(config, gather_kv=True)
+    config = config if tma_pages else replace(config, gather_kv=True)
     if prefill:
         return prefill_configs(shape, config)[0]
+    if not tma_pages:
+        return config
     if ceil_div(rows, BLOCK_M_3WG) < ceil_div(rows, 128) < 4:
         return with_three_wgs(shape, config)
     request_heads = num_reqs * shape.num_kv_heads

@@ -146,8 +146,10 @@ def prefill_configs(shape: AttentionShape, config: KernelConfig) -> tuple[Kernel
     """Return the configurations of unsplit EXTEND batches; the first serves batches of unknown lengths.
 
     Up to 80 columns, three consumer warp groups are always faster than two. With 81 to 96 columns and 128 keys a tile,
-    that depends on the number of row tiles (`split_kv.fastest_config`).
+    that depends on the number of row tiles (`split_kv.fastest_config`). Gathered keys have one configuration.
     """
+    if config.gather_kv:
+        return (config,)
     three_wgs = with_three_wgs(shape, config)
     if three_wgs == config or sum(split_head_dim(shape.head_dim)) <= 80:
         return (three_wgs,)
