@@ -2,11 +2,11 @@
 
     python -m benchmarks.serving PLAN.json --out RESULT.json [--seconds N] [--waves 0,1] [--resume RESULT.json]
 
-The servers of a plan start in waves (groups). Each server has an empty folder for all its caches. A workload runs
-twice on it: "cold", then "again". The servers of a wave take turns with each workload, so their rates can be compared;
-while one is measured, the others are idle. Servers with ``restart`` start one after another, so each start is alone.
-After all passes they start a second time with the caches of the first, and the first workload runs as "restarted".
-Before the first wave a process imports the engine once, so that no start reads packages from disk.
+The servers of a plan start in waves (groups). Each server has an empty folder for all its caches. A workload runs twice
+on it: "cold", then "again". The servers of a wave alternate after each workload, so their rates can be compared; while
+one is measured, the others are idle. Servers with ``restart`` start first, one after another. After all passes they
+start a second time with the caches of the first, and the first workload runs as "restarted". Before the first wave a
+process imports the engine once, so that no start reads packages from disk.
 
 The result is written to disk after every start and pass. What does not fit into `--seconds` is listed as not run, so a
 plan begins with its most important servers. `--waves` selects waves, and `--resume` keeps the rows of an earlier result
@@ -161,7 +161,7 @@ class Run:
                 one.end()
 
     def _started(self, served: list[Served], which: str) -> list[Served]:
-        """Start servers, record their starts, and return the ready ones. Those with ``restart`` start alone, first."""
+        """Start servers, first those with ``restart`` one by one; record the starts, and return the ready ones."""
         alone = [[one] for one in served if one.server.restart]
         together = [one for one in served if not one.server.restart]
         return [ready for group in (*alone, together) for ready in self._started_together(group, which)]
@@ -187,7 +187,7 @@ class Run:
             one.end()
         if served and self._left() < self._plan.start_s:
             for one in served:
-                self._not_run(one.server, "second start", "no time left")
+                self._not_run(one.server, "second start", "no time left for a second start")
             return
         for one in self._started(served, "second"):
             self._pass(one, self._plan.workloads[0], "restarted")

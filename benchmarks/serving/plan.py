@@ -16,8 +16,8 @@ class Plan:
     """Workloads and servers of a run, as read from a JSON file.
 
     The file has ``engine``, ``workloads`` (fields of `Workload`), ``servers`` (fields that all servers share) and
-    ``waves`` (lists of the fields of each `Server`). The servers of a wave take turns with each workload. Those with
-    ``restart`` start alone, one after another; the others start together, and their start times are not compared.
+    ``waves`` (lists of the fields of each `Server`). The servers of a wave alternate after each workload. Those with
+    ``restart`` start one after another; the others start together, and their start times are not compared.
 
     Attributes:
         start_s, pass_s: seconds that a start and a pass are expected to take; none begins with less time left.

@@ -250,8 +250,8 @@ def test_plan_can_run(path: Path) -> None:
         assert sum(2 * elements(one) + BESIDES for one in engines) + kv < H200
 
 
-def test_servers_take_turns_and_restarted_ones_start_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each server with restart starts alone, before and after the passes; the servers take turns with each workload."""
+def test_servers_alternate_and_restarted_ones_start_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers with restart start one by one, before and after the passes; the servers alternate after each workload."""
     begun: list[list[str]] = []
     passes: list[tuple[str, str, str]] = []
 
