@@ -54,6 +54,8 @@ FORMULAS: dict[str, Callable[[ast.AST], bool]] = {
     "null_pages = max_reqs · ceil(max_tail / P)": lambda node: is_quotient(node, "max_tail", "page_size"),
     "max_reqs = max(max_num_reqs, captured)": lambda node: is_maximum(node, "max_num_reqs", "capture_batch_sizes"),
     "extent of DRAFT: k rows, k·(i+1) slots": lambda node: is_product(node, "topk", "step"),
+    "state_numel = heads · value_dim · key_dim": lambda node: is_product(node, "num_heads", "value_dim", "key_dim"),
+    "conv_numel = channels · window": lambda node: is_product(node, "conv_channels", "window"),
 }
 
 
@@ -94,4 +96,6 @@ EXAMPLES = {
     "null_pages = max_reqs · ceil(max_tail / P)": "reqs * ceil_div(g.max_tail, a.page_size)",
     "max_reqs = max(max_num_reqs, captured)": "max(m.max_num_reqs, *m.capture_batch_sizes)",
     "extent of DRAFT: k rows, k·(i+1) slots": "draft.topk * (step + 1)",
+    "state_numel = heads · value_dim · key_dim": "s.num_heads * s.value_dim * s.key_dim",
+    "conv_numel = channels · window": "s.conv_channels * g.window",
 }

@@ -23,7 +23,7 @@ class Scheme:
 
     Attributes:
         name: name in ``draftmark size --state MODEL --scheme``.
-        users: engines that work this way.
+        users: engines that work this way, or the difference to another scheme.
         trees: it verifies trees.
         held: returns the bytes on this rank, without the committed slots, for max_num_reqs requests.
         moved: returns the bytes of states and records that one round reads and writes, given the accepted rows of a
@@ -95,25 +95,25 @@ SCHEMES = (
         "num_layers · R · (D−1) slots, windows K−1+D−1 wide", "(D+1) · S",
     ),
     Scheme(
-        "replay-windows", "SGLang (replayssm), FlashInfer", False,
+        "replay-windows", "replay, with a whole window per row", False,
         lambda g: _rows(g) * (g.record_bytes + g.conv_bytes),
         lambda g, _: _folded(g, 3),
         "num_layers · (R+1) · D · (record_bytes + conv_bytes)", "3 S + 2D records",
     ),
     Scheme(
-        "replay", "draftmark", True,
+        "replay", "draftmark (trees); SGLang, FlashInfer, vLLM RecoverSSM (chains)", True,
         lambda g: _rows(g) * (g.record_bytes + g.channel_bytes),
         lambda g, _: _folded(g, 3),
         "num_layers · (R+1) · D · (record_bytes + channel_bytes)", "3 S + 2D records",
     ),
     Scheme(
-        "replay-late", "vLLM (RecoverSSM)", False,
+        "replay-late", "replay, folded by the next verify", False,
         lambda g: _rows(g) * (g.record_bytes + g.channel_bytes),
         lambda g, _: _folded(g, 2),
         "num_layers · (R+1) · D · (record_bytes + channel_bytes)", "2 S + 2D records",
     ),
     Scheme(
-        "ring", "SGLang, TensorRT-LLM, vLLM (replayssm)", False,
+        "ring", "SGLang (GDN), FlashInfer, TensorRT-LLM, vLLM (Mamba2)", False,
         lambda g: _rows(g) * g.channel_bytes + (_rows(g) + _rows(g) // _nodes(g) * RING) * g.record_bytes,
         lambda g, accepted: state_traffic(g) + 2 * accepted * state_traffic(g) // RING
         + _records(g, _nodes(g) + RING // 2),
