@@ -82,3 +82,15 @@ class PlainRun:
             outputs.append(torch.einsum("hvk,hk->hv", state, q[row]))
         self._states[layer] = state
         return torch.stack(outputs)
+
+
+class PlainStep:
+    """`StateStep` over a `PlainRun`."""
+
+    def __init__(self, run: PlainRun, layers: Sequence[LayerAttention]) -> None:
+        self._run, self._layers = run, layers
+        self.convolve, self.recur = run.convolve, run.recur
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
+        """Attend to all earlier rows of the request."""
+        return self._run(layer, self._layers[layer], q, k, v)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from core.speculative.tests.models.plain_states import PlainRun
+from core.speculative.tests.models.plain_states import PlainRun, PlainStep
 from draftmark_speculative.models.causal_lm import packed_forward
 from draftmark_speculative.models.latent import absorb
 from draftmark_speculative.models.refusals import is_latent
 from draftmark_speculative.models.states import HybridLayers
-from draftmark_speculative.models.tiny import tiny_hf_model
+from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 from draftmark_speculative.models.tiny_hybrids import HYBRIDS
 
 NEAR = {"minimax": 1e-5}
@@ -66,3 +66,17 @@ def test_mixers_compute_transformers_logits(family: str, overrides: dict[str, An
         with hybrid.running(run):
             got = packed_forward(hf, tokens[rows], rows, run)
         torch.testing.assert_close(got, own[rows], rtol=0, atol=NEAR.get(family, 1e-9), msg=f"rows {rows.tolist()}")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h", "falcon_h1", "lfm2", "kimi_linear"])
+def test_features_are_transformers_hidden_states(family: str) -> None:
+    """Tapped hidden states, counted by decoder layer, equal transformers' own, also after the final norm."""
+    model = tiny_model(family)
+    tokens, rows = torch.arange(6) * 31 + 5, torch.arange(6)
+    with torch.no_grad():
+        own = model.hf(input_ids=tokens[None], use_cache=False, output_hidden_states=True).hidden_states
+    step = PlainStep(PlainRun(model.states), model.layers)
+    logits, features = model.forward_features(tokens, rows, step, model.tap(range(len(own))), torch.tensor([5, 2]))
+    torch.testing.assert_close(features, torch.cat([one[0] for one in own], -1), rtol=1e-3, atol=1e-3)
+    whole = model.forward(tokens, rows, PlainStep(PlainRun(model.states), model.layers))
+    torch.testing.assert_close(logits, whole[[5, 2]], rtol=1e-4, atol=1e-4)
