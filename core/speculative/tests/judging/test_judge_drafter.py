@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from draftmark import load
+from draftmark import ModelError, load
 from draftmark.runtime import ForwardBatch
 from draftmark_speculative import EngineConfig
 from draftmark_speculative.judging import DraftAttention, judge_drafter
@@ -92,3 +92,9 @@ def test_wrong_drafter_is_named(make_model, prompts, attention, difference: str,
     chosen = f"the drafter chose {lost[0].draft}, the target {lost[0].target}"
     assert f"position {lost[0].position}: {chosen}" in str(lost[0])
     assert f"it reads another {difference}" in str(lost[0])
+
+
+def test_model_with_state_is_refused(make_model) -> None:
+    """A model with recurrent state cannot draft for itself, and the error says why."""
+    with pytest.raises(ModelError, match="has 2 layers with recurrent state, which its own drafts would change; use a"):
+        judge_drafter(make_model("lfm2"), CONFIG, [[1, 2, 3]], NEW_TOKENS)

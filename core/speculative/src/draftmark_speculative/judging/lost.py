@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from draftmark import ModelError
+
 from ..config import EngineConfig
 from ..decoding import generate
 from ..layers import AttentionLayers
@@ -67,7 +69,15 @@ def judge_drafter(
         drafts: draft tokens of each branch.
         topk: branches of a draft tree. Positions that follow tail slots and not depths show from 2 on.
         attention: makes the drafter's attention from the target's layers.
+
+    Raises:
+        ModelError: the model has recurrent state, which a target that drafts for itself would change.
     """
+    if model.states:
+        raise ModelError(
+            f"model {model.name!r} has {len(model.states)} layers with recurrent state, which its own drafts would "
+            "change; use a model with attention layers only"
+        )
     found: list[LostDraft] = []
 
     def rejected(lost: LostDraft, mine: dict[int, Reading], theirs: dict[int, Reading]) -> None:
