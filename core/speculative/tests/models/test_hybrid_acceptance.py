@@ -122,6 +122,17 @@ def test_other_activation_of_the_convolution_is_rejected() -> None:
     _refused(tiny_hf_model("granitemoehybrid", hidden_act="gelu"), "layer 0 applies gelu after the short convolution")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [("kernel_size", (1,), "of 1 taps"), ("dilation", (2,), "dilation 2"), ("groups", 24, "in 24 groups")],
+)
+def test_other_convolution_is_rejected(field: str, value: Any, named: str) -> None:
+    """A convolution of one tap, with gaps, or over several channels is rejected with its numbers."""
+    hf = tiny_hf_model("lfm2")
+    setattr(hf.model.layers[0].conv.conv, field, value)
+    _refused(hf, f"its layer 0 has a convolution .*{named}")
+
+
 def test_unknown_module_with_state_is_rejected() -> None:
     """A layer with a module of another class is rejected with its index."""
     hf = tiny_hf_model("qwen3_5_text")

@@ -47,6 +47,8 @@ class StateBlock(ABC):
         self.module = module
         self.decoder_layer = int(module.layer_idx)
         conv = self.convolution
+        if conv is not None:
+            self._check(conv)
         name = str(dtype).removeprefix("torch.")
         self.shape = StateShape(
             self.recurrence,
@@ -92,6 +94,16 @@ class StateBlock(ABC):
     def wide(self, x: torch.Tensor) -> torch.Tensor:
         """Convert to the dtype of decays, write strengths and inner arithmetic."""
         return x.to(self._wide)
+
+    def _check(self, conv: nn.Conv1d) -> None:
+        """Raise `ModelError` unless each channel is convolved with its own 2 or more adjacent taps."""
+        taps, plain = conv.kernel_size[0], conv.stride == conv.dilation == (1,)
+        if taps < 2 or not plain or not conv.groups == conv.in_channels == conv.out_channels:
+            raise ModelError(
+                f"its layer {self.decoder_layer} has a convolution of {taps} taps, {conv.in_channels} channels in "
+                f"{conv.groups} groups, stride {conv.stride[0]} and dilation {conv.dilation[0]}, but draftmark serves 2 "
+                "or more adjacent taps of each channel by itself; use the config.json of the weights"
+            )
 
     def _silu(self) -> bool:
         """Return True if the convolution applies SiLU, False if it applies nothing; raise `ModelError` otherwise."""
