@@ -175,7 +175,7 @@ def test_overlap_returns_tokens_one_step_later(configure):
 
 
 @pytest.mark.parametrize(
-    ("backend", "shape", "graph", "page_size"), product(BACKENDS, [(1, 3, 4), (4, 3, 12)], [False, True], [1, 48])
+    ("backend", "shape", "graph", "page_size"), list(product(BACKENDS, [(1, 3, 4), (4, 3, 12)], [False, True], [1, 48]))
 )
 def test_latent_rows_give_the_text_of_the_cpu(backend, shape, graph, page_size):
     """A latent model with drafts of its MTP layer gives the CPU's text, eagerly and in graphs."""

@@ -102,7 +102,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("heads", "page"), product([1, 5, 16, 20, 96, 128], [1, 16, 48, 64]))
+@pytest.mark.parametrize(("heads", "page"), list(product([1, 5, 16, 20, 96, 128], [1, 16, 48, 64])))
 def test_forwards_equal_float64(make_latent, make_batch, truth, heads, page):
     """Decode, chains, trees and draft steps equal float64 at any page and number of heads, with NaN in unused slots."""
     for modes, mode, step, tree in CASES:
@@ -192,7 +192,7 @@ def test_prompts_equal_float64(make_latent, heads):
     check(cache, q, out, lse, [(table[r, at // 64].long() * 64 + at % 64).tolist() for r, at in positions])
 
 
-@pytest.mark.parametrize(("heads", "tree"), product([16, 20, 128], [False, True]))
+@pytest.mark.parametrize(("heads", "tree"), list(product([16, 20, 128], [False, True])))
 def test_replays_follow_new_lengths(make_latent, make_batch, truth, heads, tree):
     """A graph captured at one batch's lengths is right at other lengths, since its plans lie in the workspace."""
     geometry = make_latent(heads=heads)
