@@ -101,8 +101,8 @@ class StateBlock(ABC):
         if taps < 2 or not plain or not conv.groups == conv.in_channels == conv.out_channels:
             raise ModelError(
                 f"its layer {self.decoder_layer} has a convolution of {taps} taps, {conv.in_channels} channels in "
-                f"{conv.groups} groups, stride {conv.stride[0]} and dilation {conv.dilation[0]}, but draftmark serves 2 "
-                "or more adjacent taps of each channel by itself; use the config.json of the weights"
+                f"{conv.groups} groups, stride {conv.stride[0]} and dilation {conv.dilation[0]}, but draftmark serves "
+                "2 or more adjacent taps of each channel by itself; use the config.json of the weights"
             )
 
     def _silu(self) -> bool:
