@@ -4,10 +4,10 @@
     python -m benchmarks.decode.soak --minutes 5 --device cuda --backend cuda_triton
 
 A life is one engine with random settings: drafts (none, n-gram, EAGLE chain or tree, adaptive), page size, host
-lengths, overlap, pool size, greedy or sampled. Graphs and guard mode are on. Random requests join and leave: by length,
-by a stop token, at the context limit, or by cancellation. After each life a plain engine without graphs decodes the
-same requests with equal ids, and every token is compared. The exit code is 1 after a wrong token, a guard hit, a page
-or an engine that is not freed, or growing device memory.
+lengths, overlap, pool size, prefix cache, greedy or sampled. Graphs and guard mode are on. Random requests join and
+leave: by length, by a stop token, at the context limit, or by cancellation. After each life a plain engine without
+graphs decodes the same requests with equal ids, and every token is compared. The exit code is 1 after a wrong token, a
+guard hit, a page, a state slot or an engine that is not freed, or growing device memory.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         longest = geometry.max_pages_per_req
         nulls = geometry.null_pages(unique_slots=True)
         config = replace(config, num_pages=nulls + longest + draw.randint(0, longest))
+    if draw.random() < 0.4:
+        least = -(-2 * config.draft_shape.num_draft_tokens // page_size)
+        config = replace(config, prefix_cache=True, state_interval=page_size * draw.randint(least, 2 * least))
     return config
 
 
@@ -125,8 +128,15 @@ def live(engine: Engine, wanted: list[Wish], draw: random.Random, count: Counter
             count[f"ended by {FinishReason.CANCELLED}"] += 1
             check_pages(engine)
     engine.step()
-    if engine.pages.in_use:
-        raise AssertionError(f"{engine.pages.in_use} pages were not given back")
+    cache, states = engine._scheduler._cache, engine._layers.states
+    unused, checkpoints = (0, 0) if cache is None else (cache.unused_pages, cache.checkpoints)
+    if engine.pages.in_use != unused:
+        raise AssertionError(f"{engine.pages.in_use} pages are in use, but the prefix cache has {unused}")
+    if states is not None:
+        pool = states.groups[0].pool
+        if states.slots.free != pool.num_slots - pool.null_slots - checkpoints:
+            raise AssertionError(f"{states.slots.free} state slots are free, and the cache has {checkpoints}")
+        states.check_guards()
     for group in engine._layers.groups:
         group.arena.check()
     if lost := [one for one in received if engine.output(one) != received[one]]:
@@ -138,9 +148,14 @@ def check_pages(engine: Engine) -> None:
     """Check that pages have one owner, none leaks, null pages are unused, and table rows name the request's pages."""
     scheduler, state = engine._scheduler, engine._state
     seated = [*scheduler.prefilling, *scheduler.running]
-    held = [page for request in [*scheduler.waiting, *seated] for page in request.pages]
-    if not len(held) == len(set(held)) == engine.pages.in_use or 0 in held:
-        raise AssertionError(f"requests hold {sorted(held)}, and {engine.pages.in_use} pages are in use")
+    everyone, cache = [*scheduler.waiting, *seated], scheduler._cache
+    if cache is None:
+        held, shared = [page for request in everyone for page in request.pages], set[int]()
+    else:
+        held = [page for request in everyone for page in cache.private_pages(request)]
+        shared = {node.page for request in everyone for node in request.shared} | {one.page for one in cache._unused}
+    if len(held) != len(set(held)) or len(shared | set(held)) != engine.pages.in_use or shared & {0, *held}:
+        raise AssertionError(f"requests hold {sorted(held)} and {shared}, and {engine.pages.in_use} pages are in use")
     wrong = [r.id for r in seated if state.page_table[r.row, : len(r.pages)].tolist() != r.pages]
     null = state.lengths.first_null_row
     if wrong or state.lengths.device[null:].any() or state.page_table[null:].any():
@@ -151,7 +166,7 @@ def plain_texts(model: Any, config: EngineConfig, wanted: list[Wish]) -> list[tu
     """Return the texts of the requests `wanted`, decoded by one engine without drafts and without graphs."""
     plain = replace(
         config, speculate=None, graph=False, overlap=False, host_lengths=HostKind.EXACT, num_pages=None,
-        capture_batch_sizes=(), max_num_reqs=16,
+        capture_batch_sizes=(), max_num_reqs=16, prefix_cache=False,
     )  # fmt: skip
     engine = Engine(model, plain)
     ids = [engine.submit(wish.prompt, wish.count, wish.stop) for wish in wanted]
@@ -198,7 +213,7 @@ def device_bytes(device: str) -> int:
 def soak(args: argparse.Namespace) -> dict[str, Any]:
     """Run random engines one after another until the time is over, and return the report."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    model, head = tiny_pair(vocab_size=VOCAB, device=args.device)
+    model, head = tiny_pair(vocab_size=VOCAB, device=args.device, family=args.family)
     count: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     held: list[int] = []
@@ -215,6 +230,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": origin.device_name(args.device),
         "backend": args.backend,
+        "family": args.family,
         "commit": commit,
         "torch": torch.__version__,
         "first_seed": args.seed,
@@ -232,6 +248,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="reference")
+    parser.add_argument(
+        "--family", default="llama", help="a tiny model's family, e.g. qwen3_5_text with recurrent state"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the first life")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

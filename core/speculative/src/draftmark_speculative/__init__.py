@@ -11,7 +11,7 @@ One round:
 1. Draft: an n-gram look-up on the host or an EAGLE head on the device proposes a tree of tokens.
 2. Verify: one forward of the target model computes the next token after every row of the tree.
 3. Accept: the engine keeps the path on which the drafts agree with the target's tokens.
-4. Compact: the accepted KV is made contiguous and the lengths advance.
+4. Commit: the accepted KV is made contiguous, recurrent states follow the accepted path, and the lengths advance.
 5. Draft extend: the EAGLE head processes the accepted tokens.
 """
 

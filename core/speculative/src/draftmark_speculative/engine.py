@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -198,11 +197,11 @@ class Engine:
         nodes: int = self.geometry.extent(kind.mode).q_len
         self._host.sent(rows, nodes)
         tokens, counts = result.tokens[:live], result.accept_lens[:live]
-        sent = partial(PendingForward, running, tokens, counts, nodes, kind, self._drafting.report)
-        if result.saved is None or self._scheduler.checkpoints is None:
-            self._pending.append(sent())
-        else:
-            self._pending.append(sent(result.saved[:live], self._scheduler.checkpoints.lent(running)))
+        saved, checkpoints = result.saved, self._scheduler.checkpoints
+        saved = None if saved is None else saved[:live]
+        lent = [] if checkpoints is None else checkpoints.lent(running)
+        report = self._drafting.report
+        self._pending.append(PendingForward(running, tokens, counts, nodes, kind, report, saved, lent))
         return True
 
     def _reserve(self) -> list[Request]:

@@ -71,11 +71,10 @@ class PendingForward:
         counts = [len(row) for row in tokens] if counts is None else counts
         for request in self._requests:
             request.in_flight -= 1
-        nothing = [(0, None)] * len(tokens), [0] * len(tokens)
-        lent, lengths = nothing if saved is None else (self._lent, saved)
+        saved, lent = saved or [0] * len(tokens), self._lent or [(0, None)] * len(tokens)
         return [
             FinishedForward(request, row[:count], length, spare)
-            for request, row, count, length, spare in zip(self._requests, tokens, counts, lengths, lent, strict=True)
+            for request, row, count, length, spare in zip(self._requests, tokens, counts, saved, lent, strict=True)
         ]
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cache
 from itertools import product
 
 import pytest
 import torch
 
+import draftmark_speculative.engine as engine_module
+from benchmarks.decode import soak
 from core.pairs import quick
-from core.speculative.tests.states.conftest import COUNT, DRAFTS, plain_text
-from draftmark import RequestError
+from core.speculative.tests.states.conftest import COUNT, DRAFTS, STRENGTH, plain_text
+from draftmark import LoadedBackend, RequestError, Role
+from draftmark.reference import ReferencePlugin
 from draftmark_speculative import HostKind, decode
+from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.states import StateLayers
 
 FAMILIES = ("qwen3_5_text", "granitemoehybrid", "nemotron_h", "lfm2")
@@ -112,7 +118,7 @@ def test_wrong_checkpoints_change_the_text(monkeypatch, engine_of):
 
 @pytest.mark.parametrize("way", ["none", "known tree", "adaptive known tree", "tree"])
 def test_checkpoints_hold_the_state_of_their_length(engine_of, way):
-    """A checkpoint that a round or a prefill saved equals the state after a fresh prefill of as many tokens."""
+    """A checkpoint that a round or a prefill saved equals the state after a fresh prefill of its tokens."""
     family, interval = "qwen3_5_text", 24
     texts, prompts = texts_of(family, way), starts()
     engine = engine_of(family, way, texts, prefix_cache=True, state_interval=interval, graph=way == "known tree")
@@ -184,4 +190,33 @@ def test_other_families_give_the_plain_text(engine_of, family, way):
     texts = texts_of(family, way)
     engine = engine_of(family, way, texts, graph=True)
     assert [one.tokens for one in decode(engine, starts(), COUNT)] == texts
+    check_memory(engine)
+
+
+LIVES = [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(60)]
+
+
+@pytest.mark.parametrize("seed", LIVES)
+def test_random_request_lives(monkeypatch, seed):
+    """Random settings, joins, stops, cancels and small pools change no text, and lose no page and no slot."""
+    monkeypatch.setattr(soak, "REQUESTS", (4, 8))
+    model, head = lively_pair(FAMILIES[seed % len(FAMILIES)])
+    assert soak.one_life(seed, model, head, "reference", Counter()) == []
+
+
+@cache
+def lively_pair(family):
+    """Return a model with the vocabulary of the soak, and its head."""
+    return tiny_pair(STRENGTH, vocab_size=soak.VOCAB, family=family)
+
+
+@pytest.mark.parametrize("way", ["known tree", "adaptive known tree"])
+def test_snapshots_give_the_plain_text(monkeypatch, engine_of, way):
+    """A backend that stores a state for each row gives the same texts and checkpoints as one that replays."""
+    texts = texts_of("granitemoehybrid", way)
+    monkeypatch.setattr(engine_module, "load", lambda name: LoadedBackend(name, ReferencePlugin("snapshots")))
+    engine = engine_of("granitemoehybrid", way, texts * 2, graph=True, **MEMORY["cache, few pages"])
+    assert any(one.role is Role.STATE_ROWS for one in engine._layers.states.groups[0].arena.specs)
+    for _ in range(2):
+        assert [one.tokens for one in decode(engine, starts(), COUNT)] == texts
     check_memory(engine)
