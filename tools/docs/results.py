@@ -101,7 +101,7 @@ Records of draftmark's own decoding loop, its draft head and its soak tests
 ([how to run them](benchmarks.md#decoding)).
 
 """
-JUDGE = """# Results: `draftmark judge` on a GPU
+JUDGE = """# Results: `draftmark judge`
 
 Items and their outcomes as the judge recorded them. *seen as* is what each wrong answer turned out to be:
 `defect` is the engine's, `judge` is a fault of the judge that is fixed since, `not served` is a case that the engine
@@ -150,7 +150,7 @@ def decode() -> str:
 
 
 def judge() -> str:
-    """Return the results page of `draftmark judge` on GPUs."""
+    """Return the results page of `draftmark judge`."""
     return JUDGE + _sections("results-judge.md")
 
 

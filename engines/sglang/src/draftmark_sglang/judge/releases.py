@@ -19,6 +19,8 @@ VARIABLE = "DRAFTMARK_RELEASES"
 TOKENIZERS = {"5.19": ">=0.23.1,<0.24"}
 """tokenizers version for a transformers version that starts so. Older transformers versions take `OLDER`."""
 OLDER = ">=0.22,<=0.23.0"
+TRITON = "3.7.1"
+"""Release of Triton with block pointers, which SGLang's kernels use. Triton 3.9 has removed them."""
 
 
 def folder_of(release: str) -> Path:
@@ -49,6 +51,22 @@ def prepare(release: str) -> None:
             _install(scratch, f"tokenizers{taken}")
         Path(scratch).rename(folder)
         Path(scratch).mkdir()  # After the rename the folder is gone, but `TemporaryDirectory` must find one to remove.
+
+
+def triton_folder() -> Path:
+    """Return a folder with `TRITON`, a release with an interpreter for SGLang's kernels of recurrent state.
+
+    Raises:
+        DraftmarkError: pip cannot download it.
+    """
+    folder = folder_of("").with_name(f"triton-{TRITON}")
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _install(scratch, f"triton=={TRITON}")
+            Path(scratch).rename(folder)
+            Path(scratch).mkdir()
+    return folder
 
 
 def _requirement(folder: Path, distribution: str, name: str) -> str:

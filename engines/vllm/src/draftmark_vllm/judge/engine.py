@@ -24,6 +24,8 @@ WHAT = {
     "TRITON_MLA": ("vLLM's Triton kernels for MLA layers; on a CPU in Triton's interpreter", ON_BOTH),
     "FLASHMLA": ("FlashMLA under vLLM's builder, for MLA layers on Hopper", ON_GPU),
     "FLASH_ATTN_MLA": ("FlashAttention 3 under vLLM's builder, for MLA layers on Hopper", ON_GPU),
+    "GDN_ATTN": ("vLLM's Gated DeltaNet layer for CPUs (Qwen3-Next, Qwen3.5), with n-gram drafts", ON_CPU),
+    "MAMBA2_ATTN": ("vLLM's Mamba2 layer for CPUs (Nemotron-H, Granite 4), with n-gram drafts", ON_CPU),
     "FLEX_ATTENTION": ("torch's flex attention under vLLM's builder", ON_GPU),
 }
 TRITON = (("triton",), ("triton",))
@@ -85,10 +87,13 @@ class VllmEngine:
 
         if device == "cpu" and target.startswith("TRITON"):
             admit_triton()
+        from .state_target import FAMILIES, StateTarget
         from .target import MlaTarget, VllmTarget, backend_class, prepare_cpu
 
         if device == "cpu":
             prepare_cpu(target, self.version() or "vllm")
+        if target in FAMILIES:
+            return StateTarget(target, device)
 
         try:
             found = backend_class(target)

