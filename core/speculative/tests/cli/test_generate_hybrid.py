@@ -22,9 +22,9 @@ def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
     """Return a function from a family to the folder of a tiny model with 16 tokens."""
     from draftmark_speculative.models.tiny import tiny_hf_model
 
-    def folder(family: str) -> Path:
+    def folder(family: str, **overrides: Any) -> Path:
         path = tmp_path_factory.mktemp("models") / f"tiny-{family}"
-        tiny_hf_model(family, vocab_size=16).save_pretrained(path)
+        tiny_hf_model(family, vocab_size=16, **overrides).save_pretrained(path)
         return path
 
     return folder
@@ -45,6 +45,13 @@ def test_check_finds_the_same_text(draftmark: Run, save: Save, family: str, argv
     assert done.code == 0, done.err
     assert done.json["check"]["differing"] == 0
     assert "falling back" not in done.err
+
+
+def test_limited_time_steps_are_compared_without_a_cache(draftmark: Run, save: Save) -> None:
+    """transformers ignores the time step's limit in one-row forwards, so --check compares whole forwards."""
+    folder = save("nemotron_h", time_step_min=0.05)
+    done = draftmark("generate", "--model", folder, *PROMPTS, "--check", "--json")
+    assert done.code == 0, done.err
 
 
 def test_model_that_is_not_served_is_one_sentence(draftmark: Run, tmp_path: Path) -> None:

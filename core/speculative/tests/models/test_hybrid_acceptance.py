@@ -52,6 +52,14 @@ def test_half_precision_is_accepted(family: str, dtype: str) -> None:
     assert {(one.dtype, one.state_dtype, one.conv_dtype) for one in model.states} == {(dtype, "float32", dtype)}
 
 
+@pytest.mark.parametrize(
+    ("family", "alike"), [("nemotron_h", False), ("granitemoehybrid", True), ("qwen3_5_text", True), ("llama", True)]
+)
+def test_models_that_transformers_decodes_otherwise_are_known(family: str, alike: bool) -> None:
+    """Only a model with a limited time step computes other logits over transformers' cache."""
+    assert tiny_model(family).decodes_alike is alike
+
+
 def test_model_without_state_has_no_states() -> None:
     """A model with attention only has no shapes of states."""
     assert tiny_model("llama").states == ()

@@ -77,7 +77,7 @@ def _generate(model: CausalLM, prompt: Sequence[int], max_new_tokens: int) -> To
     greedy = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
-        use_cache=True,
+        use_cache=model.decodes_alike,
         eos_token_id=stop or None,
         pad_token_id=stop[0] if stop else 0,
     )

@@ -127,6 +127,14 @@ class CausalLM:
         return embedded
 
     @property
+    def decodes_alike(self) -> bool:
+        """True if transformers computes the same over its own cache as in one forward; False for Nemotron-H.
+
+        Text of such a model is compared with transformers' ``generate(use_cache=False)``.
+        """
+        return self._hybrid is None or self._hybrid.decodes_alike
+
+    @property
     def lm_head(self) -> torch.Tensor:
         """Weight of the output layer, ``[vocab_size, hidden_size]``; the model's own tensor, not a copy."""
         weight: torch.Tensor = self.hf.get_output_embeddings().weight

@@ -75,6 +75,11 @@ class StateBlock(ABC):
             ``[rows, hidden_size]``, without the residual.
         """
 
+    @property
+    def decodes_alike(self) -> bool:
+        """True if the transformers module computes the same in a forward of one row over its cache."""
+        return True
+
     @abstractmethod
     def heads(self) -> Heads:
         """Return the heads of the recurrence."""

@@ -56,6 +56,11 @@ class HybridLayers:
         """Shape of each layer with state."""
         return tuple(block.shape for block in self.blocks)
 
+    @property
+    def decodes_alike(self) -> bool:
+        """True if transformers computes the same over its own cache as in one forward; see `StateBlock`."""
+        return all(block.decodes_alike for block in self.blocks)
+
     @contextmanager
     def running(self, step: StateRun) -> Iterator[None]:
         """Run the blocks in the place of their modules' forwards inside the context.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional as F
 
@@ -33,6 +35,12 @@ class Mamba2Block(StateBlock):
         out = step.recur(layer, c, b, scaled, -self.wide(one.A_log).exp() * dt, None)
         out = torch.addcmul(self.wide(out), self.wide(one.D)[:, None], self.wide(x))
         return self.output(out.flatten(1), gate)
+
+    @property
+    def decodes_alike(self) -> bool:
+        """True if no limit can change a time step."""
+        least, most = self.module.time_step_limit
+        return least <= 0 and math.isinf(most)
 
     def heads(self) -> Heads:
         """Return the heads of the recurrence."""
