@@ -54,6 +54,18 @@ def test_listing_and_sizing_work_with_a_broken_torch(run_python, broken_torch):
     assert torch_seen == "False"
 
 
+def test_state_sizes_work_with_a_broken_torch(run_python, broken_torch):
+    """`draftmark size --state` with a backend, and the state hooks behind it, do not import torch."""
+    snippet = (
+        "from draftmark.cli import main\n"
+        "argv = ['size', 'reference', '--state', 'qwen3-next', '--json']\n"
+        "code = main(argv)\nimport sys\nprint(code, 'torch' in sys.modules)\n"
+    )
+    done = run_python(snippet, broken_torch)
+    assert done.returncode == 0, done.err
+    assert done.out.splitlines()[-1] == "0 False"
+
+
 def test_open_with_a_broken_torch_raises_a_load_error(run_python, broken_torch):
     """open() without a working torch raises a BackendLoadError with the cause, not a bare ImportError."""
     snippet = SIZE_SNIPPET + (
