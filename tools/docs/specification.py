@@ -53,6 +53,11 @@ MODULES = {
     "latent_graphs": "Latent layers in graphs",
     "latent_lse": "Log-sum-exp",
     "narrow_values": "Narrow values",
+    "state_sizing": "Sizes of recurrent state",
+    "state": "Recurrent state",
+    "state_graphs": "Recurrent state in graphs",
+    "state_late": "Recurrent state on a late device",
+    "state_history": "Histories of recurrent state",
 }
 """Titles, in the order of the page. A module without a title here comes last, under its own name."""
 BOTH = "host and device"

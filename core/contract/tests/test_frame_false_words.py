@@ -310,7 +310,9 @@ def test_sizing_items_name_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [item for item in all_items() if item.tier is Tier.SIZING or item.needs != {Profile.OVERLAP}]
     assert any(item.needs == {Profile.OVERLAP} for item in items)
     for module in (judging, verdicts):
-        monkeypatch.setattr(module, "all_items", lambda tiers=tuple(Tier): [one for one in items if one.tier in tiers])
+        monkeypatch.setattr(
+            module, "all_items", lambda tiers=tuple(Tier), backend=None: [one for one in items if one.tier in tiers]
+        )
     assert list(verdict(_only_core_sizes).profiles) == [Profile.CORE]
     assert Profile.OVERLAP in verdict(_only_core_sizes, Tier.SIZING).profiles
 

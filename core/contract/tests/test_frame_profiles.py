@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.geometry import (
+    DRAFT_MODES,
+    TARGET_MODES,
+    AttentionShape,
+    BatchGeometry,
+    DraftShape,
+    Geometry,
+    Limits,
+    Mode,
+)
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import (
+    ADDED_TO_STATE,
     SHAPES,
     Profile,
     needs,
@@ -71,7 +81,7 @@ def test_cases_without_geometry_declare_their_needs() -> None:
     def holds(value: object) -> bool:
         if isinstance(value, (tuple, list)):
             return any(map(holds, value))
-        return isinstance(value, Geometry) or hasattr(value, "geometry")
+        return isinstance(value, BatchGeometry) or hasattr(value, "geometry")
 
     silent = {item.check.name for item in all_items() if item.case.geometry is None and not holds(item.case.value)}
     assert {name for name in silent if not name.startswith(("load.", "supports."))} == set()
@@ -135,7 +145,7 @@ def test_every_profile_but_shapes_is_proved_in_the_core_shape() -> None:
     wanted = set(Profile) - SHAPES - {Profile.CORE}
     assert shown_in_core_shape(host) == wanted
     alone = {one for one in host if len(one) == 1}
-    assert {profile for profile in wanted if {profile} not in alone} == {Profile.WIDE_TAILS}
+    assert {profile for profile in wanted if {profile} not in alone} == {Profile.WIDE_TAILS, *ADDED_TO_STATE}
     small_only = [frozenset({profile, Profile.MODEL_SHAPES}) for profile in wanted]
     named = served_in_full([CORE, frozenset({Profile.MODEL_SHAPES}), *small_only], [], shown_in_core_shape(host))
     assert named == [Profile.CORE, Profile.MODEL_SHAPES]

@@ -8,7 +8,7 @@ from verdicts import backend, verdict
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from draftmark_contract.backend_under_test import INTERPRETED, OPAQUE
 from draftmark_contract.check import Tier
-from draftmark_contract.profiles import Profile
+from draftmark_contract.profiles import OF_STATE, Profile
 from draftmark_contract.runner.item import Item, all_items
 from draftmark_contract.runner.judging import judge
 from draftmark_contract.runner.outcome import Outcome, Result
@@ -38,6 +38,16 @@ def test_complete_run_names_profiles_and_counts() -> None:
         f"0 unjudged, 0 failed; device tier not run ({DEVICE:,} items)"
     )
     assert (judged.word, judged.exit_code()) == (Word.CONFORMS, 0)
+
+
+def test_items_of_state_are_left_out_without_recurrences() -> None:
+    """A plugin that serves no recurrent state has the counts and profiles that it had without those items."""
+    judged = verdict(recurrences=())
+    mine = [item for item in all_items(Tier.HOST.includes) if not item.needs & OF_STATE]
+    assert f": {len(mine):,} passed, 0 refused, 0 declared" in judged.line
+    assert judged.profiles == tuple(one for one in SHOWN if one not in OF_STATE)
+    assert not {result.item for result in judged.results} & {item.id for item in all_items() if item.needs & OF_STATE}
+    assert sum(judged.items.values()) == len(all_items()) - sum(bool(item.needs & OF_STATE) for item in all_items())
 
 
 def test_refused_profile_is_not_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from draftmark_contract.check import Tier
 from draftmark_contract.production_sizes import FEATURES, WITH_MODES, Shown, gaps, shown_by
-from draftmark_contract.profiles import SHAPES, Profile
+from draftmark_contract.profiles import OF_STATE, SHAPES, Profile
 from draftmark_contract.runner.item import all_items
 
 
@@ -25,11 +25,11 @@ def test_every_profile_meets_production_sizes(shown: list[Shown]) -> None:
 def test_a_profile_without_large_items_is_a_gap(profile: Profile, shown: list[Shown]) -> None:
     """The gaps name a profile without items, and a profile with small items only."""
     rest = [one for one in shown if profile not in one.needs]
-    small = [Shown(one.needs, one.mode, 133, 6, one.attention) for one in shown if profile in one.needs]
+    small = [Shown(one.needs, one.mode, 133, 6, one.layer) for one in shown if profile in one.needs]
     for items in (rest, rest + small):
         assert any(gap.startswith(profile) for gap in gaps(items))
 
 
 def test_every_profile_is_of_a_known_kind() -> None:
-    """A new profile must be a feature, a shape or of a mode, so that the sizes that it must meet are defined."""
-    assert FEATURES | SHAPES | WITH_MODES | {Profile.CORE} == set(Profile)
+    """A new profile must be a feature, a shape, of state or of a mode, so that its sizes are defined."""
+    assert FEATURES | SHAPES | OF_STATE | WITH_MODES | {Profile.CORE} == set(Profile)

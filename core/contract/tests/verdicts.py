@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from draftmark import load
+from draftmark import Recurrence, load
 from draftmark.loaded import LoadedBackend
 from draftmark_contract.check import Tier
 from draftmark_contract.runner.item import Item, all_items
@@ -18,16 +18,16 @@ Ending = Callable[[Item], Outcome | Result | None]
 
 
 def backend(**info: Any) -> LoadedBackend:
-    """Return the reference backend with these values in its BackendInfo."""
+    """Return the reference backend with these values in its BackendInfo. It serves every kind of layer."""
     loaded = load("reference")
-    loaded.info = replace(loaded.info, **info)
+    loaded.info = replace(loaded.info, **{"recurrences": tuple(Recurrence), **info})
     return loaded
 
 
 def verdict(ending: Ending = lambda item: None, tier: Tier = Tier.HOST, **info: Any) -> Verdict:
     """Return the verdict of a run up to `tier`; `ending` gives each item's outcome, and None means passed."""
-    results = []
-    for item in all_items(tier.includes):
+    results, judged = [], backend(**info)
+    for item in all_items(tier.includes, backend=judged):
         ended = ending(item) or Outcome.PASSED
         results.append(ended if isinstance(ended, Result) else Result(item.id, item.tier.value, ended, "why"))
-    return judge("reference", backend(**info), results)
+    return judge("reference", judged, results)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftmark.errors import BackendRefusal
-from draftmark.geometry import DeviceProfile, Geometry, Mode
+from draftmark.geometry import DeviceProfile, Geometry, Mode, StateGeometry
 from draftmark.loaded import LoadedBackend
 from draftmark.requirements import HostLengthsNeed
 
@@ -16,6 +16,7 @@ from .check import ContractViolation, Refused, Tier
 from .layouts import MetadataSpec
 from .notes import Notes
 from .sizing.batches import brief
+from .sizing.geometries import mandatory
 
 if TYPE_CHECKING:
     from draftmark.arena import Arena
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 OPAQUE = "the metadata layout is opaque or not declared, and no kernel that reads it ran here"
 INTERPRETED = "the metadata is right, but the suite computed the output from it: the backend's kernels did not run here"
+AnyGeometry = TypeVar("AnyGeometry", bound=Geometry | StateGeometry)
 _TYPICAL = {"cuda": DeviceProfile("cuda", 90, 132), "npu": DeviceProfile("npu", 0, 24)}
 
 
@@ -104,11 +106,11 @@ class BackendUnderTest:
         typical = _TYPICAL.get(self.backend.info.device, DeviceProfile())
         return replace(typical, num_sms=min(typical.num_sms, 4)) if self.tier is Tier.HOST else typical
 
-    def fit(self, geometry: Geometry) -> Geometry:
+    def fit(self, geometry: AnyGeometry) -> AnyGeometry:
         """Return `geometry` with the device set to this object's device. `require` and `open` call this themselves."""
         return replace(geometry, device=self.profile)
 
-    def require(self, geometry: Geometry) -> None:
+    def require(self, geometry: Geometry | StateGeometry) -> None:
         """Check that all entry points agree about `geometry`, then raise `Refused` if they refuse it."""
         geometry = self.current = self.fit(geometry)
         reasons = self._reasons(geometry)
@@ -122,9 +124,11 @@ class BackendUnderTest:
         self.refused.append(made)
         return made
 
-    def _reasons(self, geometry: Geometry) -> tuple[str, ...]:
+    def _reasons(self, geometry: Geometry | StateGeometry) -> tuple[str, ...]:
         """Return the reasons of supports(), or the core's reason if exact host lengths are needed and overlap is on."""
         try:
+            if isinstance(geometry, StateGeometry):
+                return tuple(self.backend.state_supports(geometry))
             reasons = self.backend.supports(geometry)
         except BackendRefusal as refusal:
             raise ContractViolation(
@@ -146,7 +150,7 @@ class BackendUnderTest:
         return self.backend.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
 
     def open(
-        self, geometry: Geometry, guard: bool = True, before: Callable[[Arena], None] | None = None
+        self, geometry: Geometry | StateGeometry, guard: bool = True, before: Callable[[Arena], None] | None = None
     ) -> tuple[BoundBackend, Arena]:
         """Open the backend on a fresh arena on `device`, with guard words and poison by default.
 
@@ -164,23 +168,34 @@ class BackendUnderTest:
         self.require(geometry)
         if self.tier is Tier.DEVICE:
             self.backend.require_runtime(self.device)
-        arena = Arena.allocate(self.backend.buffers(geometry), self.device, guard=guard)
+        specs = (
+            self.backend.state_buffers(geometry)
+            if isinstance(geometry, StateGeometry)
+            else self.backend.buffers(geometry)
+        )
+        arena = Arena.allocate(specs, self.device, guard=guard)
         if before is not None:
             before(arena)
         # The checks of guard mode read the device, and would hide what the backend does with a wrong batch: they are
         # off.
-        return self.backend.bind(geometry, arena, checked=False), arena
+        bind: Any = self.backend.bind_state if isinstance(geometry, StateGeometry) else self.backend.bind
+        return bind(geometry, arena, checked=False), arena
 
-    def graph_state(self, geometry: Geometry) -> GraphState:
+    def graph_state(self, geometry: Geometry | StateGeometry) -> GraphState:
         """Return a fresh graph state of the backend on `device`."""
         import torch
 
+        # A hybrid model's graphs belong to its attention layers, so the hook knows no other geometry.
+        geometry = mandatory() if isinstance(geometry, StateGeometry) else geometry
         return self.backend.graph_state(self.fit(geometry), torch.device(self.device))
 
-    def _refused_alike(self, geometry: Geometry, reasons: tuple[str, ...]) -> None:
+    def _refused_alike(self, geometry: Geometry | StateGeometry, reasons: tuple[str, ...]) -> None:
+        backend, of_state = self.backend, isinstance(geometry, StateGeometry)
+        require: Any = backend.require_state if of_state else backend.require
+        opens: Any = backend.open_state if of_state else backend.open
         entries: list[tuple[str, Callable[[], object]]] = [
-            ("require", lambda: self.backend.require(replace(geometry))),
-            ("open", lambda: self.backend.open(replace(geometry), self.device)),
+            ("require", lambda: require(replace(geometry))),
+            ("open", lambda: opens(replace(geometry), self.device)),
         ]
         # The sizing tier also runs where torch is not installed. open() needs torch, so that tier skips this entry.
         for entry, call in entries[: 1 if self.tier is Tier.SIZING else 2]:

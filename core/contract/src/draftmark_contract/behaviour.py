@@ -44,6 +44,10 @@ class Fixture(StrEnum):
     """``(TreeHarness, Geometry)`` from a geometry."""
     LARGE_POOL_TREES = "large_pool_trees"
     """Like TREES, but with a KV pool of billions of elements."""
+    ROUNDS = "rounds"
+    """``(StateHarness, list of Round)`` from rounds over recurrent state on one pool, with one geometry."""
+    STATE = "state"
+    """``(StateHarness, StateGeometry)`` from a `StateGeometry`. The pool has one request's slot, and a few more."""
     SUBJECT = "subject"
     """``(BackendUnderTest, case value)``. Nothing is opened."""
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftmark.geometry import Geometry
+
 from .cases.forwards import ForwardCase
 from .check import ContractViolation
 from .oracle.history import Request, kv_slots
@@ -103,7 +105,7 @@ def _forward(forward: ForwardCase, wrong: Wrong) -> Drawing:
     found |= {"hidden": len(forward.requests) - len(shown), "requests": requests}
     if full < len(forward.requests) and forward.requests[full].rows:
         found["full"] = _full(forward, full, wrong)
-        found["elsewhere"] = _elsewhere(forward, full, wrong)
+        found["elsewhere"] = _elsewhere(forward, full, wrong) if isinstance(forward.geometry, Geometry) else []
     return found
 
 
@@ -118,18 +120,17 @@ def _full(forward: ForwardCase, number: int, wrong: Wrong) -> Drawing:
     Keys: ``number``, ``prefix``, ``rows``, ``tail``, ``window``, ``first`` (first tail slot that is drawn), ``parents``
     (one for each drawn slot) and ``lines``, one for each row of a drawn slot; see `_line`.
     """
-    request, a = forward.requests[number], forward.geometry.attention
+    request = forward.requests[number]
     rows = [row for n, row in wrong.rows if n == number]
     first = _first_slot(request, rows)
     last = min(request.tail, first + MOST_SLOTS)
-    position = {slot: at for at, slot in enumerate(kv_slots(request, a.page_size))}
-    truth = enumerate_truth([request], a.page_size, a.window_left)
+    position, visible = _keys(forward, request)
     lines = []
     for row in range(request.rows):
         if first <= request.own_slot(row) < last:
             named = wrong if rows and row == rows[0] else Wrong("")
             at = {"row": row, "slot": request.own_slot(row), "wrong": row in rows}
-            kinds = {"keys": truth.visible[0, row], "missing": named.missing, "extra": named.extra}
+            kinds = {"keys": visible[row], "missing": named.missing, "extra": named.extra}
             seen = {kind: [position[slot] for slot in slots if slot in position] for kind, slots in kinds.items()}
             lines.append(at | _line(request.prefix, range(first, last), seen))
     return {
@@ -137,11 +138,27 @@ def _full(forward: ForwardCase, number: int, wrong: Wrong) -> Drawing:
         "prefix": request.prefix,
         "rows": request.rows,
         "tail": request.tail,
-        "window": a.window_left,
+        "window": forward.geometry.attention.window_left if isinstance(forward.geometry, Geometry) else -1,
         "first": first,
         "parents": list(request.parents[first:last]),
         "lines": lines,
     }
+
+
+def _keys(forward: ForwardCase, request: Request) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+    """Return the position of each slot of a request, and the slots that each row sees.
+
+    A row of recurrent state sees the whole prefix and its ancestors; its slots are numbered like its positions.
+    """
+    if not isinstance(forward.geometry, Geometry):
+        own = {row: request.own_slot(row) for row in range(request.rows)}
+        before, end = range(request.prefix), request.prefix + request.tail
+        lines = {row: (*before, *(request.prefix + one for one in request.lineage(slot))) for row, slot in own.items()}
+        return {at: at for at in range(end)}, lines
+    a = forward.geometry.attention
+    truth = enumerate_truth([request], a.page_size, a.window_left)
+    visible = {row: truth.visible[0, row] for row in range(request.rows)}
+    return {slot: at for at, slot in enumerate(kv_slots(request, a.page_size))}, visible
 
 
 def _line(prefix: int, drawn: range, seen: dict[str, list[int]]) -> Drawing:

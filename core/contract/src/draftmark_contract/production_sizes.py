@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from draftmark.geometry import CORE_MODES, AttentionShape, Mode
+from draftmark.geometry import CORE_MODES, STATE_MODES, AttentionShape, Gate, Mode, StateGeometry, StateShape
 
 from .cases.forwards import ForwardCase
 from .profiles import (
+    ADDED_TO_STATE,
     LATENT_HEADS,
     LATENT_PAGES,
     MODEL_HEAD_DIMS,
     MODEL_PAGES,
     MODES_OF,
+    OF_STATE,
     ROWS,
     SHAPES,
     Features,
@@ -40,7 +42,7 @@ ROW_WIDTHS = ((512, 512), (320, 256), (160, 128))
 """Row and value widths of latent layers, besides 576 and 512."""
 WITH_MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS})
 """Profiles that follow from the mode of a forward."""
-FEATURES = frozenset(Profile) - WITH_MODES - SHAPES - {Profile.CORE}
+FEATURES = frozenset(Profile) - WITH_MODES - SHAPES - OF_STATE - {Profile.CORE}
 """Profiles that any forward may need, in addition to those of its mode and its shape."""
 
 
@@ -52,12 +54,12 @@ class Shown:
     mode: Mode
     keys: int
     requests: int
-    attention: AttentionShape
+    layer: AttentionShape | StateShape
 
 
 def modes_of(profile: Profile) -> tuple[Mode, ...]:
     """Return the modes in which a geometry can need a profile."""
-    return MODES_OF.get(profile, tuple(Mode))
+    return MODES_OF.get(profile, STATE_MODES if profile in OF_STATE else tuple(Mode))
 
 
 def shown_by(needs: Features, value: Any) -> Iterator[Shown]:
@@ -69,7 +71,9 @@ def shown_by(needs: Features, value: Any) -> Iterator[Shown]:
     live = [one for one in value.requests if one.live] if isinstance(value, ForwardCase) else []
     if live:
         keys = max(one.prefix + one.tail for one in live)
-        yield Shown(needs, value.mode, keys, len(live), value.geometry.attention)
+        geometry = value.geometry
+        layer = geometry.state if isinstance(geometry, StateGeometry) else geometry.attention
+        yield Shown(needs, value.mode, keys, len(live), layer)
 
 
 def gaps(shown: Iterable[Shown]) -> list[str]:
@@ -84,7 +88,7 @@ def gaps(shown: Iterable[Shown]) -> list[str]:
     for profile in sorted(set(Profile) - {Profile.CORE}):
         core = set(modes_of(profile)) & set(CORE_MODES)
         modes = core if len(core) >= len(GROUPS) else modes_of(profile)
-        mine = [one.attention for one in large if profile in one.needs and one.mode in modes]
+        mine = [one.layer for one in large if profile in one.needs and one.mode in modes]
         found += [f"{profile}: no item with {what}" for what, holds in _ranges(profile) if not any(map(holds, mine))]
     pairs = combinations(sorted(FEATURES), 2)
     return found + [f"{a} with {b}: no large item" for a, b in pairs if not any({a, b} <= one.needs for one in large)]
@@ -93,12 +97,15 @@ def gaps(shown: Iterable[Shown]) -> list[str]:
 def _needs_only(shown: Shown, profile: Profile) -> bool:
     """Return True if the item needs the profile and no feature except it. CORE and SHAPES need an exact shape."""
     own = set() if profile is Profile.CORE else {profile}
-    shapes = set() if profile in (Profile.CORE, *SHAPES) else SHAPES
+    shapes = set() if profile in (Profile.CORE, *SHAPES, *OF_STATE) else SHAPES
+    shapes = OF_STATE - ADDED_TO_STATE if profile in ADDED_TO_STATE else shapes
     return own <= shown.needs <= own | WITH_MODES | shapes  # a geometry needs at most one of SHAPES
 
 
-def _ranges(profile: Profile) -> list[tuple[str, Callable[[AttentionShape], bool]]]:
+def _ranges(profile: Profile) -> list[tuple[str, Callable[[Any], bool]]]:
     """Return each range that a profile must meet, with its name. Other shapes have sizes of their own."""
+    if profile in OF_STATE:
+        return _ranges_of_state(profile)
     if profile in ROWS:
         return _ranges_of_rows(profile)
     found: list[tuple[str, Callable[[AttentionShape], bool]]] = [
@@ -125,3 +132,27 @@ def _ranges_of_rows(profile: Profile) -> list[tuple[str, Callable[[AttentionShap
         (f"rows of {row} and {value}", lambda a, row=row, value=value: (a.head_dim, a.value_width) == (row, value))
         for row, value in widths
     ]
+
+
+def _ranges_of_state(profile: Profile) -> list[tuple[str, Callable[[Any], bool]]]:
+    """Return the ranges of a profile of recurrent state: elements of a state, heads of a key head, gates and taps."""
+    if profile in ADDED_TO_STATE:
+        return []
+    taps = {Profile.DELTA: (4,), Profile.DECAY: (0, 4), Profile.CONVOLUTION: (3,)}[profile]
+    found: list[tuple[str, Callable[[Any], bool]]] = [
+        (f"convolutions of {count} taps", lambda s, count=count: s.conv_kernel == count)  # type: ignore[misc]
+        for count in taps
+    ]
+    if profile is Profile.CONVOLUTION:
+        return found
+    sizes = {Profile.DELTA: ((128, 128),), Profile.DECAY: ((64, 128), (128, 128))}[profile]
+    found += [
+        (f"states of {value} x {key}", lambda s, value=value, key=key: (s.value_dim, s.key_dim) == (value, key))  # type: ignore[misc]
+        for value, key in sizes
+    ]
+    found += [
+        (f"{count} heads of a key head", lambda s, count=count: s.heads_per_key == count)  # type: ignore[misc]
+        for count in {Profile.DELTA: (1, 2), Profile.DECAY: (1, 16)}[profile]
+    ]
+    gates = {Profile.DELTA: (Gate.HEAD, Gate.KEY), Profile.DECAY: tuple(Gate)}[profile]
+    return found + [(f"a gate of each {gate}", lambda s, gate=gate: s.gate is gate) for gate in gates]

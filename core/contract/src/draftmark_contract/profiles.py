@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from draftmark.geometry import Form, Geometry, Mode
+from draftmark.geometry import Form, Geometry, Mode, Recurrence, StateGeometry
 
 from .sizing.geometries import MANDATORY
 
@@ -55,6 +55,16 @@ class Profile(StrEnum):
     """Latent rows in two buffers, value part and rest (`Form.LATENT_PARTS`)."""
     NARROW_VALUES = "narrow values"
     """Values with fewer elements than keys, such as 128 and 192 in un-absorbed MLA prefill."""
+    DELTA = "delta"
+    """Recurrent state with a delta rule (Gated DeltaNet, KDA): prompts, decodes and verified chains."""
+    DECAY = "decay"
+    """Recurrent state with decay only (Mamba2, Mamba1, Lightning)."""
+    CONVOLUTION = "convolution"
+    """A short convolution without recurrence (LFM2)."""
+    STATE_TREES = "state trees"
+    """Verified trees over recurrent state or a convolution."""
+    STATE_CHECKPOINTS = "state checkpoints"
+    """States saved at multiples of `Limits.state_interval`."""
 
 
 Features = frozenset[Profile]
@@ -73,15 +83,27 @@ MODES_OF: dict[Profile, tuple[Mode, ...]] = {
     Profile.RAGGED_VERIFY: (Mode.RAGGED_VERIFY,),
     Profile.DRAFT_BLOCKS: (Mode.DRAFT_BLOCK,),
     Profile.WIDE_TAILS: tuple(mode for mode in Mode if mode in TAILED),
+    Profile.STATE_TREES: (Mode.VERIFY, Mode.RAGGED_VERIFY),
+    Profile.STATE_CHECKPOINTS: (Mode.VERIFY, Mode.RAGGED_VERIFY),
 }
 """Modes that belong to a profile. A profile that is not listed can occur in every mode."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
 ROWS = frozenset({Profile.LATENT, Profile.LATENT_SHAPES, Profile.LATENT_PARTS, Profile.NARROW_VALUES})
 """Profiles of layers with values that are not as wide as their keys, or are a part of them."""
+RECURRENCES = {
+    Recurrence.DELTA: Profile.DELTA,
+    Recurrence.DECAY: Profile.DECAY,
+    Recurrence.NONE: Profile.CONVOLUTION,
+}
+"""Profile of each kind of layer with recurrent state."""
+OF_STATE = frozenset(RECURRENCES.values()) | {Profile.STATE_TREES, Profile.STATE_CHECKPOINTS}
+"""Profiles of layers with recurrent state. Only a plugin that serves such layers runs their items."""
 SHAPES = ROWS | {Profile.MODEL_SHAPES, Profile.ODD_SHAPES}
 """Profiles of geometries with another shape than the core's. A geometry needs at most one of them."""
 LATENT_ROW, LATENT_HEADS, LATENT_PAGES = (576, 512), (8, 12, 16, 32, 64, 128), (1, 16, 32, 64, 128)
 """Row and value width, query heads of a rank, and page sizes of the latent profile."""
+ADDED_TO_STATE = OF_STATE - frozenset(RECURRENCES.values())
+"""Features of a layer with recurrent state, in addition to its recurrence."""
 SPECIAL = frozenset(Profile) - MODES - {Profile.CORE, Profile.MODEL_SHAPES}
 """Features that are rarer than the modes and shapes that they come with."""
 
@@ -142,19 +164,28 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
 
 
 @cache
-def profiles_of(geometry: Geometry) -> Features:
+def profiles_of(geometry: Geometry | StateGeometry) -> Features:
     """Return the profiles that a geometry needs in addition to the core; an empty set means the core only."""
+    if isinstance(geometry, StateGeometry):
+        return _profiles_of_state(geometry)
     return frozenset(profile for profile, holds in NEEDS.items() if holds(geometry))
 
 
 def needs(value: Any) -> Features:
     """Return the profiles that a case value needs, from the geometries in it. Without one it needs only the core."""
-    if isinstance(value, Geometry):
+    if isinstance(value, (Geometry, StateGeometry)):
         return profiles_of(value)
     if isinstance(value, (tuple, list)):
         return frozenset().union(*map(needs, value))
     geometry = getattr(value, "geometry", None)
     return needs(geometry) if geometry is not None else frozenset()
+
+
+def _profiles_of_state(geometry: StateGeometry) -> Features:
+    verifies = not {Mode.VERIFY, Mode.RAGGED_VERIFY}.isdisjoint(geometry.modes)
+    trees = {Profile.STATE_TREES} if verifies and geometry.draft.topk > 1 else set()
+    checkpoints = {Profile.STATE_CHECKPOINTS} if geometry.limits.state_interval else set()
+    return frozenset({RECURRENCES[geometry.state.recurrence], *trees, *checkpoints})
 
 
 def shown_in_core_shape(items: Iterable[Features]) -> Features:
@@ -194,8 +225,8 @@ def _dropped(unmet: set[Features]) -> set[Profile]:
 
 
 def _rarest(features: Features) -> Features:
-    """Return the rarest features among an unmet item's needs: of rows, else special ones, else modes, else all.
+    """Return the rarest features among an unmet item's needs: of rows, of state, special ones, modes, or all.
 
     An unmet item of latent rows therefore costs no profile of other layers.
     """
-    return features & ROWS or features & SPECIAL or features & MODES or features
+    return features & ROWS or features & ADDED_TO_STATE or features & SPECIAL or features & MODES or features

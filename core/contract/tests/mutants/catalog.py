@@ -30,6 +30,7 @@ from . import (
     processes,
     production_sizes,
     rare_sizes,
+    recurrent,
     scales_and_strides,
     sinks,
     sizes,
@@ -43,7 +44,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters, lives, production_sizes, latent),
+    *(pools, forks, drafters, lives, production_sizes, latent, recurrent),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
     *(blind_histories, blind_invariance, blind_pools, blind_process, blind_sizes),
 )
@@ -68,6 +69,7 @@ KILLER = (
     | lives.KILLER
     | production_sizes.KILLER
     | latent.KILLER
+    | recurrent.KILLER
     | blind_histories.KILLER
     | blind_invariance.KILLER
     | blind_pools.KILLER

@@ -24,7 +24,7 @@ There are three kinds, and their scores mean different things:
 
 * **known bugs**: `M…`, at least one for each class of bug in the museum that a backend can show.
 * **the suite's authors**: `V…` variants of known bugs, `Y…` tree operations of a plugin, `Z…` two conditions at once,
-  `L…` late devices, `N…` attention sinks, `K…` batch invariance, `A…` latent rows,
+  `L…` late devices, `N…` attention sinks, `K…` batch invariance, `A…` latent rows, `E…` recurrent state,
   `W…` and `X…` of an early attack by a person who may have read the suite.
   Killing all of them shows that the suite does what its authors meant.
 * **outside authors**: `R…`, `S…` and `T…`, by people who had not read the suite. On arrival, the suite killed 9 of 30

@@ -12,7 +12,7 @@ import torch
 
 from draftmark import BufferSpec, Geometry, Mode
 from draftmark.batch import ForwardBatch
-from draftmark.hookspecs import HOOKS, hookimpl
+from draftmark.hookspecs import HOOKS, STATE_HOOKS, hookimpl
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
 from draftmark.reference import ReferencePlugin
@@ -42,7 +42,7 @@ NOTES = ("layouts", "usage")
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
 KINDS = {
     "M": "known bugs",
-    **dict.fromkeys("VWXYZLNPBJQGIUKHFA", "the suite's authors"),
+    **dict.fromkeys("VWXYZLNPBJQGIUKHFAE", "the suite's authors"),
     **dict.fromkeys("ORST", "outside authors"),
 }
 """Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""
@@ -66,6 +66,9 @@ class Mutant:
         plugin: a subclass of the tutorial's plugin; replaces `hooks` and `patch`.
         usage: the `usage` function of `plugin`.
         standalone: ``"module:class"`` of a plugin that other processes load too; replaces all other fields.
+        state_patch: function that changes an opened backend of recurrent state in place.
+        base: correct plugin to change instead of the one of the layout.
+        of_state: True for a defect of recurrent state, which only the checks of recurrent state can find.
     """
 
     id: str
@@ -78,6 +81,9 @@ class Mutant:
     plugin: type[BackendPlugin] | None = None
     usage: Callable[..., dict[str, int]] | None = None
     standalone: str = ""
+    state_patch: Callable[[Any], None] | None = None
+    base: BackendPlugin | None = None
+    of_state: bool = False
 
     def build(self, layout: str) -> LoadedBackend:
         """Return the loaded plugin with this defect, in one metadata layout."""
@@ -87,11 +93,12 @@ class Mutant:
             made = self.plugin()
             made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
             return LoadedBackend("tugboat", made)
-        base = LAYOUTS[layout]
+        base = self.base or LAYOUTS[layout]
         return LoadedBackend(base.info.name, SimpleNamespace(**self._functions(base)))
 
     def _functions(self, base: BackendPlugin) -> dict[str, Any]:
-        found = {name: getattr(base, name) for name in HOOKS}
+        names = (*HOOKS, *(f"draftmark_{name}" for name in STATE_HOOKS))
+        found = {name: getattr(base, name) for name in names}
         given = base.contract_notes()
         notes = {name: getattr(given, name, _no_usage) for name in NOTES}
         changes = dict(self.hooks or {})
@@ -100,6 +107,9 @@ class Mutant:
         if self.patch is not None:
             patch = self.patch
             changes["open_backend"] = lambda geometry, backend: (patch(backend), backend)[1]
+        if self.state_patch is not None:
+            state_patch = self.state_patch
+            changes["open_state"] = lambda geometry, backend: (state_patch(backend), backend)[1]
         for name, change in changes.items():
             hook = f"draftmark_{name}"
             if name in NOTES:

@@ -30,6 +30,8 @@ FAR = ("V62", "Z11")
 """Mutants on which the check with a pool of 2**31 elements runs."""
 HOOK_TIER = ("buffers", "layouts", "requirements", "supports", "usage", "describe")
 """Hooks that the sizing tier reads. Other mutants skip that tier, because it could not see their defect."""
+OF_STATE = "state"
+"""Beginning of the names of modules with checks of recurrent state."""
 TREE_OPS = "tree_ops"
 """Name of the optional hook, and of the module with its checks."""
 
@@ -43,11 +45,12 @@ def original(layout: str) -> LoadedBackend:
 
 def checks_for(mutant: Mutant | None = None) -> list[Check]:
     """Return the checks that run code with the mutant's defect, quick checks first."""
-    hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
+    hooks = set(HOOK_TIER) if mutant is None or mutant.of_state else set(mutant.hooks or {}) & set(HOOK_TIER)
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
     # This check has a pool of 2**31 elements and is slow: a backend that gathers pages copies a gigabyte of them.
     wanted = [one for one in wanted if mutant is None or mutant.id in FAR or one.name != "numerics.reach_past_int32"]
     if mutant is not None:
+        wanted = [one for one in wanted if _module(one).startswith(OF_STATE) == mutant.of_state]
         # Only the tree_ops checks call tree operations, and tree operations call no other hook.
         of_trees = set(mutant.hooks or {}) == {TREE_OPS}
         wanted = [one for one in wanted if (_module(one) == TREE_OPS) == of_trees]

@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from draftmark.geometry import CORE_MODES, Form, Geometry, Mode
+from draftmark.geometry import CORE_MODES, Form, Geometry, Mode, StateGeometry
 
-from ..oracle.formulas import max_budget, max_requests, pages, rows_and_tail
+from ..oracle.formulas import max_budget, max_requests, page_size_of, pages, rows_and_tail
 from ..oracle.history import Request, chain
 from ..oracle.truth import Row, Truth, enumerate_truth
 from .geometries import describe
@@ -19,6 +20,8 @@ from .trees import any_masks, beams, verify_tree
 @dataclass(frozen=True)
 class ForwardCase:
     """One forward: its mode, draft step, requests and pages.
+
+    In a layer with recurrent state a page is a slot, and each request has one.
 
     Attributes:
         name: label for messages.
@@ -177,9 +180,13 @@ class ForwardCase:
 
     def with_null_pages(self, count: int) -> ForwardCase:
         """Return the forward in a pool that starts with `count` null pages."""
-        shift, size = count - self.null_pages, self.geometry.attention.page_size
+        shift, size = count - self.null_pages, page_size_of(self.geometry)
         moved = tuple(
-            replace(one, pages=tuple(p + shift for p in one.pages) if one.live else _null(n, one, size, count))
+            replace(
+                one,
+                pages=tuple(p + shift for p in one.pages) if one.live else _null(n, one, size, count),
+                save=one.save + shift if one.save else 0,
+            )
             for n, one in enumerate(self.requests)
         )
         return replace(self, requests=moved, num_pages=self.num_pages + shift, null_pages=count)
@@ -205,7 +212,7 @@ TRAPS = 3
 
 def uniform(
     name: str,
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     mode: Mode,
     prefixes: Sequence[int],
     padded: int,
@@ -235,7 +242,7 @@ def uniform(
 
 def ragged(
     name: str,
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     prefixes: Sequence[int],
     rows: Sequence[int],
     *,
@@ -251,7 +258,7 @@ def ragged(
 
 def device_rows(
     name: str,
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     prefixes: Sequence[int],
     rows: Sequence[int],
     budget: int,
@@ -277,7 +284,7 @@ def device_rows(
 
 def of_mode(
     name: str,
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     mode: Mode,
     prefixes: Sequence[int],
     rows: Sequence[int],
@@ -321,7 +328,7 @@ def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> T
 
 def with_pages(
     name: str,
-    geometry: Geometry,
+    geometry: Geometry | StateGeometry,
     mode: Mode,
     step: int,
     requests: list[Request],
@@ -330,8 +337,9 @@ def with_pages(
     first_page: int,
 ) -> ForwardCase:
     """Assign shuffled page ids: each live request gets its own pages, and each padded request gets null page 0."""
-    size = geometry.attention.page_size
-    needs = [pages(one.prefix + one.tail, size) if one.live else 0 for one in requests]
+    size = page_size_of(geometry)
+    least = int(isinstance(geometry, StateGeometry))
+    needs = [max(least, pages(one.prefix + one.tail, size)) if one.live else 0 for one in requests]
     start = max(1, first_page)
     ids = list(range(start, start + sum(needs)))
     random.Random(f"pages {seed}").shuffle(ids)
@@ -340,7 +348,8 @@ def with_pages(
         mine = tuple(ids.pop() for _ in range(need))
         placed.append(replace(one, pages=mine if one.live else _null(n, one, size, 1)))
     last = start + sum(needs) + TRAPS
-    return ForwardCase(name, geometry, mode, step, tuple(placed), causal, last, 1)
+    of_layer: Any = geometry
+    return ForwardCase(name, of_layer, mode, step, tuple(placed), causal, last, 1)
 
 
 def _null(n: int, request: Request, page_size: int, null_pages: int) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from draftmark.geometry import (
     Geometry,
     Limits,
     Mode,
+    StateGeometry,
+    StateShape,
 )
 
 from ..check import Case
@@ -53,7 +55,7 @@ class Shape:
     """
 
     name: str
-    geometry: Geometry
+    geometry: Any
     since: tuple[int, int] = (1, 0)
     brief: bool = False
 
@@ -210,9 +212,12 @@ def _rows(a: AttentionShape) -> str:
     return "latent " * a.latent + f"value_dim={a.value_width} " * (a.value_width != a.head_dim)
 
 
-def describe(geometry: Geometry) -> str:
+def describe(geometry: Geometry | StateGeometry) -> str:
     """Return the geometry in one line, for messages."""
-    a, d, limits = geometry.attention, geometry.draft, geometry.limits
+    d, limits = geometry.draft, geometry.limits
+    if isinstance(geometry, StateGeometry):
+        return f"{geometry.num_layers} layers, {_state(geometry.state)} {d} state_interval={limits.state_interval}"
+    a = geometry.attention
     return (
         f"{a.num_qo_heads}/{a.num_kv_heads} heads of {a.head_dim} {a.q_dtype} page_size={a.page_size} "
         f"{_rows(a)}window_left={a.window_left} cap={a.logits_soft_cap} scale={a.softmax_scale:.6g}"
@@ -221,3 +226,10 @@ def describe(geometry: Geometry) -> str:
         f"topk={d.topk} num_steps={d.num_steps} num_draft_tokens={d.num_draft_tokens} "
         f"max_context_len={limits.max_context_len} overlap={limits.overlap}"
     )
+
+
+def _state(s: StateShape) -> str:
+    heads = f"{s.num_heads}/{s.num_key_heads} heads of {s.value_dim} x {s.key_dim}, gate of each {s.gate.value}, "
+    window = f"convolution of {s.conv_kernel} over {s.conv_channels}" if s.conv_kernel else "no convolution"
+    dtypes = f"{s.dtype}, state {s.state_dtype}, window {s.conv_dtype}"
+    return f"{s.recurrence.value}: {heads if s.num_heads else ''}{window}; {dtypes}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import BatchGeometry, Geometry, Mode
 from draftmark.graphs import GraphKey, Program
 
 from ..check import Case
@@ -34,7 +34,7 @@ def key_of(forward: ForwardCase) -> GraphKey:
     return GraphKey(program, forward.budget or len(forward.requests))
 
 
-def sizes_of(geometry: Geometry, program: Program) -> tuple[int, ...]:
+def sizes_of(geometry: BatchGeometry, program: Program) -> tuple[int, ...]:
     """Return the sizes of a program's graphs: padded numbers of requests, or row budgets in RAGGED_VERIFY."""
     limits = geometry.limits
     return limits.row_budgets if program is Program.RAGGED_VERIFY else limits.capture_batch_sizes

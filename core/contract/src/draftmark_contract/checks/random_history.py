@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -62,10 +62,14 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
     dice = random.Random(f"{seed} {slot}")
     for _ in range(EXAMPLES):
         history = drawn(dice, LONG if _has_all_modes(geometry) else LENGTH)
-        error = _error(subject, geometry, history)
+
+        def run(some: Sequence[Draw]) -> Exception | None:
+            return _error(subject, geometry, some)
+
+        error = run(history)
         if error is not None:
-            shortest, error = _shortest(subject, geometry, history, error)
-            raise _violation(Engine(geometry).steps(shortest), error, f"--seed {seed}") from error
+            shortest, error = shortest_failing(run, history, error)
+            raise history_violation(Engine(geometry).steps(shortest), error, f"--seed {seed}") from error
 
 
 def _has_all_modes(geometry: Geometry) -> bool:
@@ -84,10 +88,14 @@ def _error(subject: BackendUnderTest, geometry: Geometry, history: Sequence[Draw
     return None
 
 
-def _shortest(
-    subject: BackendUnderTest, geometry: Geometry, history: list[Draw], error: Exception
+def shortest_failing(
+    run: Callable[[Sequence[Draw]], Exception | None], history: list[Draw], error: Exception
 ) -> tuple[list[Draw], Exception]:
-    """Return the shortest and simplest sequence found that fails, and its error, in at most `SHRINKS` runs."""
+    """Return the shortest sequence found that fails, and its error, in at most `SHRINKS` runs.
+
+    Args:
+        run: runs a sequence on a fresh open, and returns its error or None.
+    """
     left = SHRINKS
     size = len(history) // 2
     while size and left > 0:
@@ -95,7 +103,7 @@ def _shortest(
         for start in range(0, len(history), size):
             candidate = history[:start] + history[start + size :]
             left -= 1
-            found = _error(subject, geometry, candidate) if candidate and left >= 0 else None
+            found = run(candidate) if candidate and left >= 0 else None
             if found is not None:
                 history, error, shorter = candidate, found, True
                 break
@@ -103,7 +111,7 @@ def _shortest(
     return history, error
 
 
-def _violation(steps: Sequence[Step], error: Exception, seed: str) -> ContractViolation:
+def history_violation(steps: Sequence[object], error: Exception, seed: str) -> ContractViolation:
     """Return the failure as a `ContractViolation` that lists the steps of the sequence."""
     known = error.details if isinstance(error, ContractViolation) else {}
     wrong = error.wrong if isinstance(error, ContractViolation) else None

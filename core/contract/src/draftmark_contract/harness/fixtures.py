@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from draftmark.geometry import Geometry
+from draftmark.geometry import Geometry, StateGeometry
 from draftmark.graphs import Program
 
 from ..backend_under_test import BackendUnderTest
 from ..behaviour import Fixture
 from ..cases.forward_sets import all_forwards
-from ..cases.forwards import ForwardCase
+from ..cases.forwards import TRAPS, ForwardCase
 from ..cases.graph_rounds import captured, programs_of, replays
 from ..cases.late_rounds import in_flight
+from ..cases.state_rounds import Round
 from ..oracle.formulas import max_pages, max_requests
 from .graph_harness import GraphHarness
 from .harness import Harness
 from .late_harness import LateHarness
 from .layer_harness import LayerHarness
 from .sparse import sparse_memory, sparse_pool
+from .state_harness import StateHarness
 from .tree_harness import TreeHarness
 
 Opened = tuple[Any, Any]
@@ -51,8 +53,15 @@ def _subject(subject: BackendUnderTest, value: Any) -> AbstractContextManager[Op
 
 
 def _forward(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
-    harness = Harness(subject, forward.geometry, forward.num_pages)
+    harness = _harness(subject, forward.geometry, forward.num_pages)
     return nullcontext((harness, harness.place(forward)))
+
+
+def _harness(subject: BackendUnderTest, geometry: Geometry | StateGeometry, num_pages: int) -> Harness:
+    """Return the harness of an attention layer, or of layers with recurrent state."""
+    if isinstance(geometry, StateGeometry):
+        return StateHarness(subject, geometry, num_pages)
+    return Harness(subject, geometry, num_pages)
 
 
 def _metadata(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
@@ -61,8 +70,17 @@ def _metadata(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContex
 
 
 def _forwards(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> AbstractContextManager[Opened]:
-    harness = Harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
+    harness = _harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
     return nullcontext((harness, [harness.place(forward) for forward in forwards]))
+
+
+def _rounds(subject: BackendUnderTest, rounds: Sequence[Round]) -> AbstractContextManager[Opened]:
+    slots = max(one.forward.num_pages for one in rounds)
+    return nullcontext((StateHarness(subject, rounds[0].geometry, slots), rounds))
+
+
+def _state(subject: BackendUnderTest, geometry: StateGeometry) -> AbstractContextManager[Opened]:
+    return nullcontext((StateHarness(subject, geometry, 2 + TRAPS), geometry))
 
 
 def _geometry(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
@@ -75,7 +93,28 @@ def _pair(subject: BackendUnderTest, pair: tuple[Geometry, Geometry]) -> Abstrac
 
 
 @contextmanager
+def _far_slots(subject: BackendUnderTest, forward: ForwardCase) -> Iterator[Opened]:
+    harness = StateHarness(subject, forward.geometry, 2)  # type: ignore[arg-type]
+    compared = sorted({slot for one in forward.requests if one.live for slot in (one.pages[0], one.save)} - {0})
+    shapes = [(one.shape[0], forward.num_pages, *one.shape[2:]) for one in harness.tensors.memory]
+    dtypes = [one.dtype for one in harness.tensors.memory]
+    with ExitStack() as kept:
+        memory = [
+            kept.enter_context(sparse_memory(shape, dtype, subject.device))
+            if 0 not in shape
+            else torch.zeros(shape, dtype=dtype, device=subject.device)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        harness.tensors.use(memory[0], memory[1], compared)
+        yield harness, forward
+
+
+@contextmanager
 def _far(subject: BackendUnderTest, forward: ForwardCase) -> Iterator[Opened]:
+    if isinstance(forward.geometry, StateGeometry):
+        with _far_slots(subject, forward) as opened:
+            yield opened
+        return
     placed = Harness(subject, forward.geometry, 1).place(forward)
     with sparse_pool(placed, subject.device) as pool:
         yield Harness(subject, forward.geometry, forward.num_pages, pool), placed
@@ -134,6 +173,8 @@ FIXTURES: dict[Fixture, Callable[[BackendUnderTest, Any], AbstractContextManager
     Fixture.FORWARD: _forward,
     Fixture.METADATA: _metadata,
     Fixture.FORWARDS: _forwards,
+    Fixture.ROUNDS: _rounds,
+    Fixture.STATE: _state,
     Fixture.GEOMETRY: _geometry,
     Fixture.PAIR: _pair,
     Fixture.LARGE_POOL: _far,

@@ -25,7 +25,6 @@ from .expected import Expected
 from .harness import Harness
 from .interruption import expect_interruption, run_until
 from .tensor_forms import TensorForm
-from .tensors import CaseTensors
 from .watch import bits_of
 
 Copies = list[dict[str, torch.Tensor]]
@@ -62,9 +61,7 @@ class GraphHarness:
         # A capture copies device buffers only. plan() writes the host buffers, and a copy of them would be pageable
         # memory.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
-        device = harness.subject.device
-        num_pages = harness.tensors.num_pages
-        self.step_tensors = [CaseTensors(harness.geometry, device, num_pages) for _ in range(steps)]
+        self.step_tensors = [harness.more_tensors() for _ in range(steps)]
         self.take(TensorForm())
         harness.tensors = self.step_tensors[0]
 
@@ -164,15 +161,20 @@ class GraphHarness:
 
     # -- steps of a round: fill, plan, replay -------------------------------------------------------------
 
-    def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
-        """Fill the static buffers for a round. For DRAFT `forward` is the last of the round's steps."""
+    def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None, *, follows: bool = False) -> Loaded:
+        """Fill the static buffers for a round. For DRAFT `forward` is the last of the round's steps.
+
+        Args:
+            follows: leave the cache as the round before has left it.
+        """
         forward = self.harness.subject.current = self.harness.place(forward)
         steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
         forwards = [forward.at_step(i) for i in steps] or [forward]
         batches: list[ForwardBatch] = []
         expected: list[Expected] = []
         # An engine that stores KV itself has stored the rows of all steps before the round.
-        self.step_tensors[0].fill_cache(forwards[-1 if Form.ENGINE_STORES in forward.geometry.forms else 0], seed)
+        if not follows:
+            self.step_tensors[0].fill_cache(forwards[-1 if Form.ENGINE_STORES in forward.geometry.forms else 0], seed)
         for i, (one, tensors) in enumerate(zip(forwards, self.step_tensors, strict=False)):
             batches.append(tensors.set(one, host or self.harness.host))
             tensors.fill_rows(one, seed + 10 * i)
@@ -238,7 +240,7 @@ class GraphHarness:
     def clear_outputs(self) -> None:
         """Fill every output with NaN, so that outputs of a warm-up cannot pass for outputs of a replay."""
         for tensors in self.step_tensors:
-            tensors.out.fill_(float("nan"))
+            tensors.clear()
 
     # -- assertions about the results of a round ----------------------------------------------------------
 
@@ -269,7 +271,7 @@ class GraphHarness:
             self.harness.assert_metadata(forward, batch, copy)
             if not self.harness.kernels:
                 self.harness.interpret(forward, batch, tensors, copy)
-            self.harness.assert_output(forward, expected, what, tensors.rows(forward)[3])
+            self.harness.assert_output(forward, expected, what, self.harness.output_of(forward, tensors))
         self.harness.assert_cache(loaded.forwards[-1], loaded.expected[-1])
         self.harness.assert_guards(loaded.forwards[-1])
 

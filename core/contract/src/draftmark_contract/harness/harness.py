@@ -160,6 +160,10 @@ class Harness(ForwardRunner):
         out = self.tensors.rows(forward)[3] if out is None else out
         assertions.assert_output(out, expected.answer, forward.geometry.attention, forward, what=what)
 
+    def output_of(self, forward: ForwardCase, tensors: CaseTensors) -> torch.Tensor:
+        """Return a copy of a forward's output, for `assert_output`. The copy is device work."""
+        return tensors.rows(forward)[3].clone()
+
     def assert_guards(self, forward: ForwardCase) -> None:
         """Check that no byte before or after any buffer changed."""
         assertions.assert_guards(self.arena, forward)

@@ -130,7 +130,7 @@ class LateHarness:
                 late.linger()
             if self.harness.kernels:
                 self.harness.layer(forward, batch, live)
-            one.outs.append(live.rows(forward)[3].clone())
+            one.outs.append(self.harness.output_of(forward, live))
         if late is not None:
             late.arrive()
 
@@ -139,7 +139,7 @@ class LateHarness:
         self.graphs.replay(key, loaded)
         one.copies = [{name: copy.clone() for name, copy in step.items()} for step in self.graphs.copies[key]]
         pairs = zip(one.forwards, self.graphs.step_tensors, strict=False)
-        one.outs = [live.rows(forward)[3].clone() for forward, live in pairs]
+        one.outs = [self.harness.output_of(forward, live) for forward, live in pairs]
 
     def _reopen(self) -> None:
         """Drop the backend and its arena while its work is in flight, and open it again on other memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,10 +12,11 @@ from draftmark.batch import ForwardBatch, ragged
 from draftmark.geometry import Mode
 
 from ..cases.forwards import ForwardCase
+from .batch_tensors import host_lengths
 from .expected import Expected
 from .graph_harness import Copies
 from .harness import Harness
-from .tensors import CaseTensors, host_lengths
+from .tensors import CaseTensors
 from .watch import batch_tensors
 
 
@@ -35,7 +37,7 @@ class Round:
     batches: list[ForwardBatch] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
     copies: Copies = field(default_factory=list)
-    outs: list[torch.Tensor] = field(default_factory=list)
+    outs: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, forward: ForwardCase) -> Round:
@@ -51,8 +53,7 @@ class Round:
     def stage(self, harness: Harness, seed: int, last: Expected | None) -> Expected | None:
         """Put the inputs on the device, and compute the expected results. `last` is the result of the rounds before."""
         for step, forward in enumerate(self.forwards):
-            source = CaseTensors(harness.geometry, harness.subject.device, 1)
-            source.cache = harness.tensors.cache
+            source = harness.tensors.twin()
             self.batches.append(source.set(forward))
             source.fill_rows(forward, seed + step)
             last = harness.expected(forward, source, last)
@@ -63,10 +64,7 @@ class Round:
     def move_to(self, step_tensors: Sequence[CaseTensors]) -> None:
         """Copy the inputs in device memory to the static tensors of each step. Outputs become NaN."""
         for source, live in zip(self.sources, step_tensors, strict=False):
-            for name in ("prefix_lens", "page_table", "positions", "mask", "depth"):
-                getattr(live.buffers, name).copy_(getattr(source.buffers, name))
-            for name in ("q", "k", "v", "out"):
-                getattr(live, name).copy_(getattr(source, name))
+            source.copy_to(live)
 
     def on_device(self) -> list[torch.Tensor]:
         """Return the tensors of this round that are in device memory."""
@@ -88,13 +86,14 @@ def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBat
     """Return a forward's batch over the static tensors, without filling them. For `kind` see `host_lengths`."""
     b, size, lens = live.buffers, len(forward.requests), host_lengths(forward, kind)
     if forward.mode is Mode.EXTEND:
-        rows = tuple(one.rows for one in forward.requests)
-        return ragged(forward.geometry, b.prefix_lens[:size], b.page_table[:size], rows, lens, forward.live)
-    return b.uniform(forward.mode, forward.step, size, forward.live, lens, tree=not forward.causal)
+        rows, placed = tuple(one.rows for one in forward.requests), (b.prefix_lens[:size], b.page_table[:size])
+        state_slots = None if b.state_slots is None else b.state_slots[:size]
+        return ragged(forward.geometry, *placed, rows, lens, forward.live, state_slots=state_slots)
+    return live.batch_of(forward, lens)
 
 
 def memory_of(tensors: CaseTensors) -> list[torch.Tensor]:
     """Return every tensor that a `CaseTensors` holds."""
-    static = [one for one in vars(tensors.buffers).values() if isinstance(one, torch.Tensor)]
-    rows = [one for one in (tensors.q, tensors.k, tensors.v, tensors.out) if one is not None]
-    return [*static, *rows, *tensors.stored.values()]
+    return [
+        one for one in (*vars(tensors.buffers).values(), *tensors.named().values()) if isinstance(one, torch.Tensor)
+    ]

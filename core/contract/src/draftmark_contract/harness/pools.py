@@ -42,7 +42,7 @@ class Pool:
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of the tensor's memory as integers. NaN then equals itself, and every dtype can be indexed."""
-    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def words(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,23 +1,21 @@
-"""Tensors of a forward: the core's static batch buffers, one layer of KV, and the rows of q, k, v and out."""
+"""Tensors of a forward of an attention layer: its batch, one layer of KV, and the rows of q, k, v and out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import torch
 
-from draftmark.batch import BatchBuffers, ForwardBatch, Tree
-from draftmark.batch import ragged as ragged_batch
 from draftmark.cache import KVCache
-from draftmark.geometry import AttentionShape, Form, Geometry, Mode
-from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
+from draftmark.geometry import AttentionShape, Form, Geometry
 
 from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.attention import Scales
-from ..oracle.formulas import max_prefix, max_rows
-from ..oracle.history import Request, filled_slots
+from ..oracle.formulas import max_rows
+from ..oracle.history import filled_slots
+from .batch_tensors import BatchTensors
 from .pools import LAYERS, SPARSE, Pool, raw
 from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages, kv_widths
 
@@ -30,7 +28,7 @@ GAPS = (1, 5, 2)
 """Heads of memory between two rows of q, k and v, where each of them is a view of its own memory."""
 
 
-class CaseTensors:
+class CaseTensors(BatchTensors):
     """Holds all tensors that a backend receives, at fixed addresses. Parts that a forward does not use are stale.
 
     Attributes:
@@ -47,6 +45,8 @@ class CaseTensors:
         draw: value from which the places of a model's layers in a new pool are drawn.
     """
 
+    geometry: Geometry
+
     def __init__(
         self,
         geometry: Geometry,
@@ -59,8 +59,7 @@ class CaseTensors:
         draw: object = 0,
     ) -> None:
         a = geometry.attention
-        self.geometry = geometry
-        self.buffers = BatchBuffers(geometry, device)
+        super().__init__(geometry, device)
         self.page_table = self.buffers.page_table
         reqs, columns = self.page_table.shape
         self._table = EngineTable(reqs, columns, device) if Form.ENGINE_TABLE in geometry.forms else None
@@ -173,64 +172,43 @@ class CaseTensors:
             views = tuple(one[:, :n] for one, n in zip(wide, heads, strict=True))
         self.q, self.k, self.v = views
 
-    def dirty(self, page: int) -> None:
-        """Fill the static buffers with stale values, as an earlier and longer batch leaves them."""
-        b = self.buffers
-        b.prefix_lens.fill_(self.geometry.limits.max_context_len)
-        b.page_table.fill_(page)
-        b.positions.fill_(self.geometry.limits.max_context_len - 1)
-        b.mask.fill_(-1)
-        b.depth.fill_(3)
-        if b.q_indptr is not None:
-            b.q_indptr.fill_(b.positions.numel())
-        if b.slots is not None:
-            b.slots.fill_(-1)
+    def twin(self) -> CaseTensors:
+        """Return other tensors for the same layer and its cache."""
+        made = CaseTensors(self.geometry, str(self.q.device), 1)
+        made.cache = self.cache
+        return made
+
+    def copy_to(self, other: Any) -> None:
+        """Copy the batch and the rows to the tensors of `other`. Capturable."""
+        super().copy_to(other)
+        for name in ("q", "k", "v", "out"):
+            getattr(other, name).copy_(getattr(self, name))
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that a backend receives in addition to its batch, by name."""
+        sinks = {} if self.cache.sinks is None else {"cache.sinks": self.cache.sinks}
+        values = {} if self.v is None else {"v": self.v}
+        cache = {f"cache.{name}": one for name, one in self.stored.items()}
+        return {**cache, **sinks, "q": self.q, "k": self.k, **values, "out": self.out}
+
+    def outputs(self, forward: ForwardCase) -> dict[str, torch.Tensor]:
+        """Return the outputs of a forward's rows, and of the rows after them, by name."""
+        return {"out": self.out[: forward.num_rows], "out after the batch": self.out[forward.num_rows :]}
+
+    def clear(self) -> None:
+        """Fill the outputs with NaN."""
+        self.out.fill_(float("nan"))
+
+    def place(self, forward: ForwardCase) -> torch.Tensor:
+        """Fill the forward's part of the page table, and return it."""
+        table, width = self.page_table[: len(forward.requests)], self.buffers.page_table.shape[1]
+        table[:, :width] = torch.tensor(_table(forward, width), dtype=torch.int32)
+        return table
 
     def empty(self) -> None:
         """Fill the static buffers with a batch of empty requests on null pages."""
-        b = self.buffers
-        for tensor in (b.prefix_lens, self.page_table, b.positions, b.mask, b.depth):
-            tensor.zero_()
-
-    def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
-        """Fill the part of the static buffers that the forward uses, and leave the rest unchanged."""
-        b, r, g = self.buffers, len(forward.requests), forward.geometry
-        b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
-        table, width = self.page_table[:r], b.page_table.shape[1]
-        table[:, :width] = torch.tensor(_table(forward, width), dtype=torch.int32)
-        lens, slots = host_lengths(forward, host), self._fill_slots(forward)
-        if forward.mode is Mode.EXTEND:
-            q_lens = tuple(one.rows for one in forward.requests)
-            return ragged_batch(g, b.prefix_lens[:r], table, q_lens, lens, forward.live, slots=slots)
-        batch = replace(self._static(forward, lens), page_table=table)
-        positions = torch.tensor(_positions(forward), dtype=torch.int64)
-        batch.positions[: len(positions)].copy_(positions)
-        if isinstance(batch.tail, Tree):
-            mask = torch.tensor(_mask(forward, b.mask.shape[1]), dtype=torch.int32)
-            batch.tail.mask[: len(positions)] = mask.view(-1, b.mask.shape[1])
-            depth = torch.tensor(_depth(forward), dtype=torch.int32)
-            batch.tail.depth[: len(depth)] = depth
-        return batch
-
-    def _static(self, forward: ForwardCase, lens: HostLengths) -> ForwardBatch:
-        """Return a forward's batch over the static buffers, with the row counts of RAGGED_VERIFY filled in."""
-        b, r = self.buffers, len(forward.requests)
-        tree = not forward.causal and forward.mode is not Mode.DRAFT_BLOCK
-        if b.q_indptr is None or forward.mode is not Mode.RAGGED_VERIFY:
-            return b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=tree)
-        counts = torch.tensor([0, *(one.rows for one in forward.requests)])
-        b.q_indptr[: r + 1] = counts.cumsum(0).int()
-        bounds = forward.bounds and (*forward.bounds, *[0] * (r - len(forward.bounds)))
-        return b.ragged_verify(forward.budget, forward.live, lens, tree=tree, padded_reqs=r, q_bounds=bounds or None)
-
-    def _fill_slots(self, forward: ForwardCase) -> torch.Tensor | None:
-        """Write the engine's KV slot of each row; -1 for rows that are not stored and for padding rows."""
-        if self.buffers.slots is None:
-            return None
-        slots = self.buffers.slots[: forward.num_rows]
-        own = list(forward.slots.values())
-        slots.copy_(torch.tensor([*own, *[-1] * (len(slots) - len(own))], dtype=torch.int64))
-        return slots
+        super().empty()
+        self.page_table.zero_()
 
     def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
         """Fill the rows and sinks of a forward from a seed. `out`, and all rows after the forward's, become NaN."""
@@ -286,26 +264,6 @@ def _scales(attention: AttentionShape, device: str, layer: int) -> Scales:
     return k, v
 
 
-def host_lengths(forward: ForwardCase, kind: str) -> HostLengths:
-    """Return the host lengths of a forward.
-
-    Args:
-        kind: ``"exact"``, ``"upper_bound"`` (larger than the length), ``"tight_bound"`` (equal to the length),
-            ``"mixed_bound"`` (equal for every other request), or ``"unknown"``.
-    """
-    lens = tuple(one.prefix for one in forward.requests if one.live)
-    limits, wall = forward.geometry.limits, max_prefix(forward.geometry)
-    if kind == "exact":
-        return Exact(lens)
-    if kind == "tight_bound":
-        return UpperBound(lens)
-    if kind in ("upper_bound", "mixed_bound"):
-        loose = 2 * forward.geometry.attention.page_size + 1
-        every = 1 if kind == "upper_bound" else 2
-        return UpperBound(tuple(min(n + loose * ((i + 1) % every == 0), wall) for i, n in enumerate(lens)))
-    return Unknown(len(lens), wall if forward.mode is not Mode.EXTEND else limits.max_context_len)
-
-
 def _table(forward: ForwardCase, columns: int) -> list[list[int]]:
     """Return each request's page ids, then filler: pages of NaN for a live request, null pages for a padded one."""
     rows = []
@@ -313,28 +271,3 @@ def _table(forward: ForwardCase, columns: int) -> list[list[int]]:
         rest = [forward.num_pages - 1 - (n + i) % TRAPS for i in range(columns - len(one.pages))]
         rows.append([*one.pages, *(rest if one.live else one.pages[:1] * len(rest))])
     return rows
-
-
-def _positions(forward: ForwardCase) -> list[int]:
-    wall = forward.geometry.limits.max_context_len - 1
-    requests = forward.requests
-    return [min(requests[n].prefix + requests[n].depth(requests[n].own_slot(row)), wall) for n, row in forward.rows]
-
-
-def _mask(forward: ForwardCase, words: int) -> list[list[int]]:
-    return [mask_words(forward.requests[n], row, words) for n, row in forward.rows]
-
-
-def mask_words(request: Request, row: int, words: int) -> list[int]:
-    """Return a row's mask as signed 32-bit words, bit j in word j // 32. A padded row sees only itself."""
-    own, packed = request.own_slot(row), [0] * words
-    for slot in request.seen(own) if request.live else [own]:
-        packed[slot // 32] |= 1 << slot % 32
-    return [word - 2**32 if word >= 2**31 else word for word in packed]
-
-
-def _depth(forward: ForwardCase) -> list[list[int]] | list[int]:
-    """Return the depths of each request's tail slots, or of each row in RAGGED_VERIFY."""
-    if forward.mode is Mode.RAGGED_VERIFY:
-        return [forward.requests[n].depth(row) for n, row in forward.rows]
-    return [[one.depth(slot) if one.live else 0 for slot in range(one.tail)] for one in forward.requests]

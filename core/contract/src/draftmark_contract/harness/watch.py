@@ -18,7 +18,8 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
     found = {name: getattr(batch, name) for name in ("prefix_lens", "q_indptr", "page_table", "positions")}
     if isinstance(batch.tail, Tree):
         found |= {"tail.mask": batch.tail.mask, "tail.depth": batch.tail.depth}
-    return found
+        found |= {} if batch.tail.parents is None else {"tail.parents": batch.tail.parents}
+    return found | ({} if batch.state_slots is None else {"state_slots": batch.state_slots})
 
 
 class Watch:
@@ -31,13 +32,8 @@ class Watch:
         self._watched = {
             **batch_tensors(batch),
             **static,
-            **{f"cache.{name}": one for name, one in tensors.stored.items()},
-            **({} if tensors.cache.sinks is None else {"cache.sinks": tensors.cache.sinks}),
-            "q": tensors.q,
-            "k": tensors.k,
-            **({} if tensors.v is None else {"v": tensors.v}),
-            "out": tensors.rows(forward)[3],
-            "out after the batch": tensors.out[forward.num_rows :],
+            **{name: one for name, one in tensors.named().items() if not name.startswith("out")},
+            **tensors.outputs(forward),
         }
         self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
 

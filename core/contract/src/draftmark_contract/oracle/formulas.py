@@ -10,39 +10,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark.geometry import Geometry, Mode, maximum
+from draftmark.geometry import BatchGeometry, Geometry, Mode, StateGeometry, maximum
+
+WHOLE_REQUEST = 2**40
+"""Tokens of a state slot: a slot is one page that holds a whole request."""
 
 
-def rows_and_tail(geometry: Geometry, mode: Mode, step: Any = 0) -> tuple[Any, Any]:
+def rows_and_tail(geometry: BatchGeometry, mode: Mode, step: Any = 0) -> tuple[Any, Any]:
     """Return (query rows, tail slots) per request in a mode with fixed numbers. The ragged modes have none."""
     k, d, b = geometry.draft.topk, geometry.draft.num_draft_tokens, geometry.draft.block_size
     fixed = {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * (step + 1)), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}
     return (fixed | {Mode.DRAFT_BLOCK: (b, b)})[mode]
 
 
-def draft_steps(geometry: Geometry) -> Any:
+def draft_steps(geometry: BatchGeometry) -> Any:
     """Return the number of DRAFT forwards in a round: the first of S steps comes from DRAFT_EXTEND or VERIFY."""
     return geometry.draft.num_steps - 1
 
 
-def max_tail(geometry: Geometry) -> Any:
+def max_tail(geometry: BatchGeometry) -> Any:
     """Return the most tail slots of a request in any forward: one, a verify tree, all draft steps, or a block."""
     block = (geometry.draft.block_size,) if Mode.DRAFT_BLOCK in geometry.modes else ()
     return maximum(1, geometry.draft.num_draft_tokens, geometry.draft.topk * draft_steps(geometry), *block)
 
 
-def max_prefix(geometry: Geometry) -> Any:
+def max_prefix(geometry: BatchGeometry) -> Any:
     """Return the longest prefix of any forward: the context limit, plus with overlap a round unknown to the host."""
     unseen = max_tail(geometry) if geometry.limits.overlap else 0
     return geometry.limits.max_context_len + unseen
 
 
-def max_requests(geometry: Geometry) -> Any:
+def max_requests(geometry: BatchGeometry) -> Any:
     """Return the number of requests of the largest batch. With padding it may exceed max_num_reqs (sglang#25124)."""
     return maximum(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes)
 
 
-def max_rows(geometry: Geometry) -> Any:
+def max_rows(geometry: BatchGeometry) -> Any:
     """Return the query rows of the largest forward of any mode."""
     block = (geometry.draft.block_size,) if Mode.DRAFT_BLOCK in geometry.modes else ()
     budgets = geometry.limits.row_budgets if Mode.RAGGED_VERIFY in geometry.modes else ()
@@ -50,10 +53,20 @@ def max_rows(geometry: Geometry) -> Any:
     return maximum(geometry.limits.max_extend_tokens, max_requests(geometry) * each, *budgets)
 
 
-def max_budget(geometry: Geometry) -> Any:
+def max_budget(geometry: BatchGeometry) -> Any:
     """Return the query rows of the largest RAGGED_VERIFY forward: a stated budget, or D rows for every request."""
     budgets = geometry.limits.row_budgets or (max_requests(geometry) * geometry.draft.num_draft_tokens,)
     return maximum(*budgets)
+
+
+def page_size_of(geometry: Geometry | StateGeometry) -> Any:
+    """Return the tokens of a page of an attention layer, or `WHOLE_REQUEST` for a layer with recurrent state."""
+    return WHOLE_REQUEST if isinstance(geometry, StateGeometry) else geometry.attention.page_size
+
+
+def checkpoint(prefix: Any, count: Any, interval: Any) -> Any:
+    """Return the last multiple of `interval` that a commit of `count` tokens reaches; at most `prefix` for none."""
+    return (prefix + count) // interval * interval
 
 
 def pages(tokens: Any, page_size: Any) -> Any:

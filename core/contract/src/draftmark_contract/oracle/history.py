@@ -24,6 +24,8 @@ class Request:
         live: False for a padded request.
         masks: tail slots that each tail slot sees, itself included; () if each sees itself and its ancestors.
         returned: pages at the start, left of the window, that the request has given back; its KV there is lost.
+        leaf: last accepted tail slot of a verify of recurrent state, or `NO_PARENT` if none is accepted.
+        save: state slot that a checkpoint of this round goes to; 0, the null slot, if none is lent.
     """
 
     prefix: int
@@ -33,6 +35,8 @@ class Request:
     live: bool = True
     masks: tuple[tuple[int, ...], ...] = ()
     returned: int = 0
+    leaf: int = NO_PARENT
+    save: int = 0
 
     @property
     def tail(self) -> int:
@@ -73,6 +77,8 @@ class Request:
         tree = "chain" if chain else f"parents {list(self.parents)}"
         tree += f" masks {[list(one) for one in self.masks]}" if self.masks else ""
         left = f" returned={self.returned}" if self.returned else ""
+        left += f" accepted={self.lineage(self.leaf)[::-1]}" if self.leaf != NO_PARENT else ""
+        left += f" save={self.save}" if self.save else ""
         return f"{kind}L={self.prefix} rows={self.rows} tail={self.tail} {tree} pages={_short(self.pages)}{left}"
 
 

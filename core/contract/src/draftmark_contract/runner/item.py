@@ -14,7 +14,7 @@ from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from ..backend_under_test import BackendUnderTest
 from ..check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
 from ..failing_batch import Drawing, drawing
-from ..profiles import Features, needs
+from ..profiles import OF_STATE, Features, needs
 from .explanation import explanation
 from .known import KnownFailure
 from .limits import LIMIT_S, time_limit
@@ -52,15 +52,21 @@ class Item:
 
 
 def all_items(
-    tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0, names: Collection[str] | None = None
+    tiers: tuple[Tier, ...] = tuple(Tier),
+    sample: int = 0,
+    names: Collection[str] | None = None,
+    backend: LoadedBackend | None = None,
 ) -> list[Item]:
     """Return all items of these tiers in a fixed order that no backend changes; at most `sample` per check.
 
     Args:
         names: names of checks; None for all. The cases of other checks are not built.
+        backend: leave out the items of layers that this plugin has no hooks for; None for every item.
     """
     checks = [one for one in all_checks() if one.tier in tiers and (names is None or one.name in names)]
-    return [Item(one, case) for one in checks for case in spread(one.cases(), sample)]
+    found = [Item(one, case) for one in checks for case in spread(one.cases(), sample)]
+    serves_state = backend is None or bool(backend.info.recurrences)
+    return found if serves_state else [one for one in found if not one.needs & OF_STATE]
 
 
 def targeted_minor(backend: LoadedBackend) -> int:

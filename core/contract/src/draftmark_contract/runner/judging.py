@@ -82,7 +82,7 @@ class _Suite:
     @classmethod
     def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
         """Return the items for a backend's targeted contract, or for the newest contract if `backend` is None."""
-        items, minor = all_items(), targeted_minor(backend) if backend else CONTRACT_MINOR
+        items, minor = all_items(backend=backend), targeted_minor(backend) if backend else CONTRACT_MINOR
         since = {item.id: item.since for item in items}
         due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
         tiers, needs = {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}

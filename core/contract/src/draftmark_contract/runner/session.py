@@ -70,9 +70,10 @@ class ContractSession:
     def items(self) -> dict[str, Item]:
         """Selected items by id, in the suite's order."""
         if not self._only:
-            return {item.id: item for item in all_items(self.tier.includes, self._sample)}
+            return {item.id: item for item in all_items(self.tier.includes, self._sample, backend=self.backend)}
         names = {one.partition("[")[0] for one in self._only}
-        return {item.id: item for item in all_items(names=names) if item.id in self._only}
+        found = all_items(names=names, backend=self.backend)
+        return {item.id: item for item in found if item.id in self._only}
 
     @property
     def collected(self) -> list[str]:

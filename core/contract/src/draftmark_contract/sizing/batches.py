@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import Geometry, Mode, StateGeometry
 
 from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_tail
 
@@ -71,8 +71,10 @@ def total(values: Iterable[Any]) -> Any:
     return found
 
 
-def brief(geometry: Geometry) -> str:
+def brief(geometry: Geometry | StateGeometry) -> str:
     """Return a geometry in one line, for messages."""
+    if isinstance(geometry, StateGeometry):
+        return f"{geometry.state} {geometry.draft} {geometry.limits} on {geometry.device}"
     a, d, m = geometry.attention, geometry.draft, geometry.limits
     scale = "default" if a.softmax_scale is None else f"{a.softmax_scale:.6g}"
     return (

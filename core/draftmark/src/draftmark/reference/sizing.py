@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..buffers import BufferSpec, Role, Unit
-from ..geometry import Gate, Geometry, Recurrence, StateGeometry
+from ..geometry import Gate, Geometry, Mode, Recurrence, StateGeometry
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
@@ -49,4 +49,6 @@ def replay_buffers(geometry: StateGeometry) -> list[BufferSpec]:
 
 
 def _rows(geometry: StateGeometry) -> tuple[int, int, int]:
-    return geometry.num_layers, geometry.max_reqs, geometry.draft.num_draft_tokens
+    """Return the layers, requests and rows that a verify keeps; without a verify no rows (sglang#23643)."""
+    verifies = {Mode.VERIFY, Mode.RAGGED_VERIFY}.intersection(geometry.modes)
+    return geometry.num_layers, geometry.max_reqs, geometry.draft.num_draft_tokens if verifies else 0

@@ -1,0 +1,518 @@
+"""Forwards and rounds over recurrent state, one function for each check. No torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftmark.geometry import (
+    STATE_MODES,
+    DraftShape,
+    Gate,
+    Limits,
+    Mode,
+    Recurrence,
+    StateGeometry,
+    StateShape,
+)
+
+from ..check import Case
+from ..oracle.history import NO_PARENT, Request
+from . import state
+from .forwards import ForwardCase
+from .geometries import Shape
+from .space import covering, log_uniform
+from .state import CHAIN, FEW, LAYERS, LIMITS, SINCE, TREE, geometry_of
+from .state_rounds import TREES, Round, StateEngine
+
+VERIFIES = (Mode.VERIFY, Mode.RAGGED_VERIFY)
+KINDS = ("random", "star", "deep", "unused")
+COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 64)
+"""Rows of a request. Mask words change after 32 rows."""
+MANY = 16
+"""Rows above which fewer layers and trees run."""
+
+
+def draft_of(rows: int, tree: bool) -> DraftShape:
+    """Return drafts of `rows` rows: a chain, or trees."""
+    return DraftShape(topk=3 if tree and rows > 1 else 1, num_steps=max(1, rows - 1), num_draft_tokens=rows)
+
+
+def _limits(rows: int) -> Limits:
+    return replace(LIMITS, row_budgets=(2 * rows + 3, 4 * rows + 3))
+
+
+def _case(name: str, value: object, geometry: StateGeometry, label: str = "") -> Case:
+    return Shape(name, geometry, SINCE).case(value, label)
+
+
+def trees() -> list[Case]:
+    """Return chains, trees and forests of every number of rows, in VERIFY and RAGGED_VERIFY."""
+    found: list[Case] = []
+    for at, rows in enumerate(COUNTS):
+        names = list(LAYERS) if rows <= MANY else [[*LAYERS][at % len(LAYERS)], FEW[at % len(FEW)]]
+        for name in dict.fromkeys(names):
+            for tree in (False, True)[rows > 1 and name not in FEW : 1 + (rows > 1)]:
+                geometry = geometry_of(name, draft_of(rows, tree), _limits(rows))
+                found.append(_case(name, _trees(geometry, tree, at), geometry, f"{'tree' if tree else 'chain'}{rows}"))
+    return found
+
+
+def _trees(geometry: StateGeometry, tree: bool, seed: int) -> list[ForwardCase]:
+    rows, lens = geometry.draft.num_draft_tokens, (37, 0, 3)
+    few = rows > MANY
+    kinds = ("chain",) if not tree else KINDS[seed % 4 :][:1] if few else KINDS
+    made = [state.verify(geometry, lens[: 2 if few else 3], tree=kind, padded=4, seed=seed) for kind in kinds]
+    if tree:
+        forest = state.with_parents(made[0], lambda count, n: state.forest(count, seed + n))
+        made.append(state.accept(forest, state.any_leaf(seed)))
+    counts = (rows, max(1, rows // 2), 1, 0, min(2, rows))[: 3 if few else 5]
+    made.append(state.verify_rows(geometry, (2, 0, 41, 5, 1)[: len(counts)], counts, tree=kinds[-1], seed=seed))
+    return made
+
+
+def paths() -> list[Case]:
+    """Return verifies that accept every row in turn, and none; chains accept every count."""
+    found: list[Case] = []
+    for name in LAYERS:
+        for rows, tree in ((5, False), (7, True), (16, True), (64, True)):
+            if rows > MANY and name not in FEW:
+                continue
+            limits = replace(_limits(rows), max_num_reqs=10, capture_batch_sizes=(1, 12))
+            geometry = geometry_of(name, draft_of(rows, tree), limits)
+            label = f"{'tree' if tree else 'chain'}{rows}"
+            found.append(_case(name, _paths(geometry, tree), geometry, label))
+    return found
+
+
+def _paths(geometry: StateGeometry, tree: bool) -> list[ForwardCase]:
+    rows = geometry.draft.num_draft_tokens
+    every, made = [NO_PARENT, *range(rows)], []
+    kinds = ("chain",) if not tree else KINDS[:3] if rows < MANY else ("random",)
+    for number, kind in enumerate(kinds):
+        for first in range(0, len(every), 9):
+            leaves = every[first : first + 9]
+            if rows > MANY and first not in (0, 63):
+                continue
+            lens = [(3 * n + first) % 50 for n in range(len(leaves))]
+            made.append(
+                state.verify(geometry, lens, tree=kind, padded=12, seed=number, choice=_these(leaves), name="path")
+            )
+    counts = [(n * 5) % rows + 1 for n in range(3 if rows > MANY else 4)]
+    for shift in range(2):
+        leaves = [count - 1 - shift if count > shift else NO_PARENT for count in counts]
+        lens = [0, 1, 2, 30][: len(counts)]
+        made.append(
+            state.verify_rows(
+                geometry, lens, counts, tree=kinds[0], seed=shift, choice=_these(leaves), name="path-ragged"
+            )
+        )
+    return made
+
+
+def _these(leaves: Sequence[int]) -> state.Choice:
+    return lambda n, one: leaves[n]
+
+
+def _turning(leaf: Callable[[int, int], int]) -> state.Choice:
+    """Return a choice by a request's number and rows; nothing for a request without rows."""
+    return lambda n, one: leaf(n, one.rows) if one.rows else NO_PARENT
+
+
+def verifies() -> list[Case]:
+    """Return verifies of one pool, and forwards of other modes after them."""
+    found: list[Case] = []
+    for name in LAYERS:
+        for draft in (CHAIN, TREE):
+            geometry = geometry_of(name, draft)
+            kind = "chain" if draft is CHAIN else "random"
+            made = [state.verify(geometry, (5, 0, 33), tree=kind, padded=4, seed=seed) for seed in (1, 2)]
+            made.append(state.verify_rows(geometry, (5, 0, 33), (3, 1, 5), tree=kind, seed=3))
+            slots = [one.pages for one in made[0].requests]
+            same = [
+                replace(
+                    forward,
+                    num_pages=made[0].num_pages,
+                    requests=tuple(replace(one, pages=slots[min(n, 3)]) for n, one in enumerate(forward.requests)),
+                )
+                for forward in made
+            ]
+            found.append(_case(name, same, geometry, "chain" if draft is CHAIN else "tree"))
+    return found
+
+
+def any_rows() -> list[Case]:
+    """Return rounds of 1 … D rows after rounds that accepted 0 … D rows, with decodes between them."""
+    found: list[Case] = []
+    for name in LAYERS:
+        for label, draft, modes in (
+            ("chain", CHAIN, STATE_MODES),
+            ("tree", TREE, STATE_MODES),
+            ("verify", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)),
+            ("ragged", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)),
+        )[: 4 if name in FEW else 2]:
+            geometry = geometry_of(name, draft, modes=modes)
+            found.append(_case(name, _any_rows(geometry, len(found)), geometry, label))
+    return found
+
+
+def _any_rows(geometry: StateGeometry, seed: int) -> list[Round]:
+    engine, most = StateEngine(geometry), geometry.draft.num_draft_tokens
+    engine.join(6)
+    made = [engine.extend((1, 4, 2, 9, 1, 3))]
+    ragged, uniform = Mode.RAGGED_VERIFY in geometry.modes, Mode.VERIFY in geometry.modes
+    for shift in range(most + 1):
+
+        def leaf(n: int, one: Request, shift: int = shift) -> int:
+            return min((n + shift) % (most + 1), one.rows) - 1
+
+        kind = TREES[(shift + seed) % len(TREES)]
+        if uniform:
+            made.append(engine.verify(kind, leaf))
+        if ragged:
+            made.append(engine.verify_rows([(n * shift + seed) % (most + 1) for n in range(6)], kind, leaf))
+        if shift % 2:
+            made.append(engine.decode(8 if shift % 3 else None))
+        if ragged and not uniform:
+            made.append(engine.verify_rows([most] * 6, kind, leaf))
+    return made
+
+
+def fresh() -> list[Case]:
+    """Return first forwards of requests on slots that hold anything, and on slots of requests that have left."""
+    found: list[Case] = []
+    for name in LAYERS:
+        for draft in (CHAIN, TREE):
+            geometry = geometry_of(name, draft)
+            for first in STATE_MODES:
+                rounds = [replace(one, junk=len(found)) for one in _fresh(geometry, first)]
+                found.append(_case(name, rounds, geometry, f"{first.value}-{'chain' if draft is CHAIN else 'tree'}"))
+    return found
+
+
+def _fresh(geometry: StateGeometry, first: Mode) -> list[Round]:
+    engine = StateEngine(geometry)
+    most = geometry.draft.num_draft_tokens
+
+    def begin(turn: int) -> Round:
+        last = _turning(lambda n, rows: (n + turn) % (rows + 1) - 1)
+        made: dict[Mode, Callable[[], Round]] = {
+            Mode.EXTEND: lambda: engine.extend((1, 2, 5, 3)[turn:] + (4,) * turn),
+            Mode.DECODE: engine.decode,
+            Mode.VERIFY: lambda: engine.verify(TREES[turn], last),
+            Mode.RAGGED_VERIFY: lambda: engine.verify_rows((1, most, 2, 0), TREES[turn], last),
+        }
+        return made[first]()
+
+    engine.join(4)
+    made = [begin(turn) for turn in range(3)]
+    for n in (3, 0):
+        engine.leave(n)
+    engine.join(2)
+    made.append(begin(1))
+    engine.preempt(0)
+    return [*made, begin(2)]
+
+
+CUTS = {
+    "one": (70,),
+    "tokens": (1, 1, 1, 1, 1, 1, 2, 1),
+    "first": (1, 69),
+    "last": (69, 1),
+    "grid": (16, 32, 64, 16),
+    "before": (15, 31, 63, 1, 64),
+    "after": (17, 33, 65, 2, 63),
+    "verify": (5, 5, 7, 5),
+    "long": (130,),
+    "longer": (200, 1, 7),
+}
+"""Chunks of a prompt: around the grids of 16, 32 and 64 rows of chunked kernels, and with the rows of a verify."""
+
+
+def chunks() -> list[Case]:
+    """Return prompts in chunks, one prompt or several that are cut at other places."""
+    found = []
+    for name in LAYERS:
+        limits = replace(LIMITS, max_extend_tokens=280)
+        geometry = geometry_of(name, CHAIN, limits)
+        for label, cut in CUTS.items():
+            if sum(cut) > 200 and name not in FEW:
+                continue
+            engine = StateEngine(geometry)
+            engine.join(1)
+            found.append(_case(name, [engine.extend((rows,)) for rows in cut], geometry, label))
+        dice = random.Random(f"chunks {name}")
+        for label in ("mixed", "drawn"):
+            engine = StateEngine(geometry)
+            engine.join(4)
+            sizes = (0, 1, 1, 2, 3, 5, 16, 33, 64)
+            made = [
+                engine.extend([dice.choice(sizes) if label == "mixed" else dice.randrange(40) for _ in range(4)], n % 2)
+                for n in range(4)
+            ]
+            found.append(_case(name, [*made, engine.decode()], geometry, label))
+    return found
+
+
+def padded() -> list[Case]:
+    """Return batches with few live requests, or none, and RAGGED_VERIFY with rows after its requests."""
+    found = []
+    for name in LAYERS:
+        for draft in (CHAIN, TREE):
+            geometry = geometry_of(name, draft)
+            kind = "chain" if draft is CHAIN else "random"
+            made = [
+                state.verify(geometry, (7, 2, 0, 31, 5), tree=kind, padded=8, seed=1),
+                state.verify(geometry, (9,), tree=kind, padded=8, seed=2),
+                state.verify(geometry, (), tree=kind, padded=4, seed=3),
+                state.decode(geometry, (3, 0), 8, seed=4),
+                state.decode(geometry, (), 1, seed=5),
+                state.verify_rows(geometry, (8, 1), (3, 2), tree=kind, seed=6),
+                state.verify_rows(geometry, (8, 0), (0, 1), tree=kind, budget=12, seed=7),
+                state.verify_rows(geometry, (), (), tree=kind, budget=12, seed=8),
+                state.extend(geometry, (0, 5), (3, 0), padded=2, seed=9),
+            ]
+            found.append(_case(name, made, geometry, "chain" if draft is CHAIN else "tree"))
+    return found
+
+
+def checkpoints() -> list[Case]:
+    """Return rounds that reach multiples of the interval anywhere on their paths, or not, with slots lent or not."""
+    found = []
+    for name in LAYERS:
+        for interval, rows, tree in ((4, 5, False), (4, 7, True), (3, 16, True), (8, 4, False), (16, 64, True)):
+            if rows not in (5, 7) and name not in FEW:
+                continue
+            limits = replace(_limits(rows), state_interval=interval)
+            geometry = geometry_of(name, draft_of(rows, tree), limits)
+            label = f"every{interval}-{'tree' if tree else 'chain'}{rows}"
+            found.append(_case(name, _checkpoints(geometry), geometry, label))
+    return found
+
+
+def _checkpoints(geometry: StateGeometry) -> list[Round]:
+    interval, most = geometry.limits.state_interval, geometry.draft.num_draft_tokens
+    engine = StateEngine(geometry)
+    engine.join(6)
+    made = [engine.extend([1 + n for n in range(6)]), engine.extend([interval - (1 + n) % interval for n in range(6)])]
+    for turn in range(2):
+        last = _turning(lambda n, rows, turn=turn: rows - 1 - (n * turn) % (rows + 1))  # type: ignore[misc]
+        made.append(engine.verify("deep" if turn % 2 else "random", last, 8))
+        made.append(
+            engine.verify_rows([(n + turn) % (most + 1) for n in range(6)], "chain" if turn % 2 else "deep", last)
+        )
+        made.append(engine.decode())
+        if turn == 1:
+            engine.preempt(2)
+            made.append(engine.extend([interval, 1, 3, 2, interval + 1, 0]))
+    return made
+
+
+PRODUCTION: dict[str, StateShape] = {
+    "qwen3-next-tp8": state.recurrent(Recurrence.DELTA, Gate.HEAD, (4, 2), 128, 128),
+    "kimi-linear-tp8": state.recurrent(Recurrence.DELTA, Gate.KEY, (4, 4), 128, 128),
+    "nemotron-h-tp8": state.recurrent(Recurrence.DECAY, Gate.HEAD, (16, 1), 64, 128),
+    "granite-tp8": state.recurrent(Recurrence.DECAY, Gate.KEY, (6, 6), 64, 128),
+    "lightning-tp16": state.recurrent(Recurrence.DECAY, Gate.CONSTANT, (4, 4), 128, 128, **state.NO_CONVOLUTION),
+    "lfm2": state.convolution(2048),
+}
+"""Layers of models, per rank of the named number of ranks."""
+ALL_MODES = ("qwen3-next-tp8", "nemotron-h-tp8", "lfm2")
+"""Layers that run large batches of every mode; the others run one."""
+CROWD = 24
+"""Requests of a large batch."""
+
+
+def crowds() -> list[Case]:
+    """Return batches of 24 requests in every mode, the longest with more than 2,048 tokens, for layers of models."""
+    found = []
+    limits = Limits(CROWD, 4096, 64, (CROWD + 8,), row_budgets=(80,))
+    every = {"chain": (draft_of(3, False), limits), "tree": (draft_of(4, True), limits)}
+    every["saves"] = (draft_of(3, False), replace(limits, state_interval=64))
+    for name, shape in PRODUCTION.items():
+        for label, (draft, limit) in every.items():
+            if label != "chain" and name not in ALL_MODES:
+                continue
+            geometry = geometry_of(shape, draft, limit, layers=1)
+            for forward in _crowd(geometry, label)[: 4 if name in ALL_MODES else 1]:
+                found.append(_case(name, [forward], geometry, f"{label}-{forward.mode.value}"))
+    return found
+
+
+def _crowd(geometry: StateGeometry, label: str) -> list[ForwardCase]:
+    lens = [(n * n * 7) % 4000 for n in range(CROWD)]
+    tree = "chain" if geometry.draft.topk == 1 else "random"
+    rows = [n % (geometry.draft.num_draft_tokens + 1) for n in range(CROWD)]
+    verifies = [
+        state.verify(geometry, lens, tree=tree, padded=CROWD + 8, seed=1),
+        state.verify_rows(geometry, lens, rows, tree=tree, seed=2),
+    ]
+    if label == "saves":
+        return [state.lent(one, lambda n: n % 3 > 0) for one in verifies]
+    plain = [state.extend(geometry, lens, [1 + n % 3 for n in range(CROWD)]), state.decode(geometry, lens)]
+    return [*verifies, *(plain if label == "chain" else [])]
+
+
+def far() -> list[Case]:
+    """Return forwards on slots after which element offsets of states and of windows do not fit 32 bits."""
+    found = []
+    more = {"conv_channels": 5632, "conv_kernel": 4}
+    shapes = {
+        "delta": state.recurrent(Recurrence.DELTA, Gate.HEAD, (4, 2), 64, 64, **more),
+        "decay": state.recurrent(Recurrence.DECAY, Gate.HEAD, (4, 2), 64, 64, **more),
+        "conv": state.convolution(8192),
+    }
+    limits = replace(LIMITS, state_interval=4)
+    for name, shape in shapes.items():
+        geometry = geometry_of(shape, CHAIN, limits, layers=1)
+        numel = min(n for n in (geometry.state_numel, geometry.conv_numel) if n)
+        for mode in STATE_MODES:
+            made = state.of_mode(geometry, mode, first=2**31 // numel + 3)
+            found.append(_case(name, state.lent(made), geometry, mode.value))
+    return found
+
+
+def strided() -> list[Case]:
+    """Return forwards of every mode for each layer, chains and trees."""
+    found = []
+    for name in LAYERS:
+        for draft in (CHAIN, TREE):
+            geometry = geometry_of(name, draft)
+            label = "chain" if draft is CHAIN else "tree"
+            found.append(_case(name, state.each_mode(geometry), geometry, label))
+    return found
+
+
+@dataclass(frozen=True)
+class Optional:
+    """Forwards of a layer with dtypes or sizes that a backend may refuse. Its reason then has one of the words."""
+
+    geometry: StateGeometry
+    forwards: tuple[ForwardCase, ...]
+    words: tuple[str, ...]
+
+
+STORED = (
+    *(("bfloat16", "bfloat16", "bfloat16"), ("float16", "float16", "float16"), ("bfloat16", "float16", "bfloat16")),
+    *(("bfloat16", "float32", "float32"), ("float16", "bfloat16", "float16"), ("float32", "bfloat16", "float32")),
+    *(("float32", "float16", "bfloat16"), ("float16", "float32", "float32"), ("float32", "float32", "float16")),
+    ("float64", "float64", "float64"),
+)
+"""Dtypes of activations, states and windows that a backend may refuse."""
+
+
+def dtypes() -> list[Case]:
+    """Return forwards with every combination of dtypes that engines store."""
+    found = []
+    for name in LAYERS:
+        for dtype, stored, window in STORED:
+            if name not in FEW and (dtype, stored, window) not in STORED[:2]:
+                continue
+            shape = replace(LAYERS[name], dtype=dtype, state_dtype=stored, conv_dtype=window)
+            if shape.recurrence is Recurrence.NONE:
+                shape = replace(shape, state_dtype="float32")
+            geometry = geometry_of(shape, TREE)
+            long = state.extend(geometry, (0, 9), (40, 17), seed=7)
+            words = tuple(dict.fromkeys((dtype, stored, window)))
+            value = Optional(geometry, (*state.each_mode(geometry, seed=3), long), words)
+            found.append(_case(name, value, geometry, f"{dtype}-{stored}-{window}"))
+    return found
+
+
+AXES: dict[str, Sequence[Any]] = {
+    "rule": (
+        (Recurrence.DELTA, Gate.HEAD),
+        (Recurrence.DELTA, Gate.KEY),
+        (Recurrence.DECAY, Gate.HEAD),
+        (Recurrence.DECAY, Gate.KEY),
+        (Recurrence.DECAY, Gate.CONSTANT),
+        (Recurrence.NONE, Gate.HEAD),
+    ),
+    "mode": STATE_MODES,
+    "key_heads": ((1, 1), (2, 7)),
+    "group": ((1, 1), (2, 6)),
+    "key_dim": ((1, 15), (16, 40), (41, 100)),
+    "value_dim": ((1, 15), (16, 40), (41, 100)),
+    "kernel": (0, 2, 3, 4, 5),
+    "channels": ((1, 16), (17, 300)),
+    "rows": ((1, 1), (2, 8), (9, 40)),
+    "requests": ((1, 1), (2, 9), (10, 30)),
+    "layers": (1, 2, 5),
+    "dtype": ("bfloat16", "float16", "float32"),
+}
+"""Ranges of sizes. Each two of them meet in some case."""
+WORK = 2**18
+"""Most elements of the states of all rows."""
+
+
+def drawn() -> list[Case]:
+    """Return forwards of drawn sizes."""
+    points = covering(AXES, random.Random("sizes of state"))
+    return [_drawn(point, number) for number, point in enumerate(points)]
+
+
+def _drawn(values: dict[str, Any], number: int) -> Case:
+    rule, mode, dtype = values["rule"], values["mode"], values["dtype"]
+    dice = random.Random(f"state {number}")
+    one = {name: log_uniform(dice, *values[name]) for name in ("key_heads", "group", "key_dim", "value_dim", "rows")}
+    requests, channels = (log_uniform(dice, *values[name]) for name in ("requests", "channels"))
+    rows = one["rows"]
+    if rule[0] is Recurrence.NONE:
+        kernel = values["kernel"] or 3
+        shape = state.convolution(channels, kernel, dtype=dtype, conv_dtype=dtype, conv_silu=bool(number % 2))
+    else:
+        size = rows * requests * one["key_dim"] * one["value_dim"]
+        key_heads = max(1, min(one["key_heads"], WORK // size))
+        heads = key_heads * max(1, min(one["group"], WORK // (size * key_heads)))
+        convolves = {"conv_channels": channels if values["kernel"] else 0, "conv_kernel": values["kernel"]}
+        given = {"dtype": dtype, "conv_dtype": dtype, **convolves}
+        shape = state.recurrent(rule[0], rule[1], (heads, key_heads), one["value_dim"], one["key_dim"], **given)
+    limits = Limits(requests, 200, max(rows * requests, 8), (requests + number % 3,), row_budgets=(rows * requests,))
+    draft = draft_of(rows, tree=number % 2 == 1)
+    geometry = geometry_of(shape, draft, limits, layers=values["layers"])
+    lens = [dice.choice((0, 1, 2, 5, 77)) for _ in range(requests)]
+    forward = state.of_mode(geometry, mode, lens=lens, rows=[dice.randrange(rows + 1) for _ in lens], seed=number)
+    sizes = (shape.num_heads, shape.key_dim, shape.value_dim, shape.conv_kernel, shape.conv_channels)
+    name = f"{rule[0].value}-{rule[1].value}-{mode.value}-{number}".replace("_", "-")
+    return Case(name, Optional(geometry, (forward,), tuple(map(str, sizes))), SINCE)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A forward of a whole layer, and the geometry of each rank.
+
+    Attributes:
+        geometry: geometry of the whole layer.
+        forward: its forward.
+        ranks: geometry of one rank.
+        count: number of ranks.
+    """
+
+    geometry: StateGeometry
+    forward: ForwardCase
+    ranks: StateGeometry
+    count: int
+
+
+def shards() -> list[Case]:
+    """Return forwards of whole layers, for 2 and 4 ranks."""
+    found = []
+    more: dict[str, Any] = {**state.EXACT}
+    shapes = {
+        "gdn": state.recurrent(Recurrence.DELTA, Gate.HEAD, (8, 4), 16, 32, **more),
+        "kda": state.recurrent(Recurrence.DELTA, Gate.KEY, (4, 4), 32, 16, **more),
+        "mamba2": state.recurrent(Recurrence.DECAY, Gate.HEAD, (16, 4), 16, 32, **more),
+        "conv": state.convolution(48, **more),
+    }
+    for name, shape in shapes.items():
+        for count in (2, 4):
+            geometry = geometry_of(shape, TREE)
+            none = shape.recurrence is Recurrence.NONE
+            names = ("conv_channels", *(() if none else ("num_heads", "num_key_heads")))
+            rank = geometry_of(replace(shape, **{one: getattr(shape, one) // count for one in names}), TREE)
+            for forward in state.each_mode(geometry):
+                value = Sharded(geometry, forward, rank, count)
+                found.append(_case(name, value, geometry, f"ranks{count}-{forward.mode.value}"))
+    return found
