@@ -93,10 +93,7 @@ def seat(engine: Engine, requests: int, context: int) -> None:
         engine.submit(prompt, engine.config.max_context_len)
     engine._scheduler.admit()
     for request in list(engine._scheduler.prefilling):
-        state.lengths.dispatched([request.row], context)
-        state.lengths.settle([request.row], [context], context)
-        row, stored = torch.tensor([[request.row], [context]], device=state.device)
-        state.lengths.advance(row, stored)
+        state.resume(request.row, context)
         state.pending[request.row] = request.tokens[-1]
         request.computed = context
         engine._scheduler.prefilled(request)

@@ -173,6 +173,14 @@ def test_rejected_variables_exist(read: Read) -> None:
     assert all(f"{name} = " in source for name in ENVIRONMENT)
 
 
+@EACH
+def test_accepted_kv_is_moved_by_sglang(read: Read) -> None:
+    """SGLang moves the KV of accepted nodes itself, so the adapter does not call `commit_round`."""
+    places = ("spec_utils", "eagle_info", "eagle_info_v2", "eagle_worker_v2", "ngram_info")
+    assert any("move_kv_cache(" in _or_none(read, f"srt.speculative.{place}") for place in places)
+    assert not any("commit_round" in one.read_text() for one in OURS.rglob("*.py"))
+
+
 def _or_none(read: Read, module: str) -> str:
     try:
         return read(module.replace(".", "/").removeprefix("sglang/") + ".py")
