@@ -167,11 +167,11 @@ def test_a_piece_is_one_tile():
 
 
 def test_tiles_that_split_a_row_are_known():
-    """`splits_a_row` is true exactly if a tile ends between two heads of a row that has a later part."""
+    """`splits_a_row` is 1 exactly if a tile ends between two heads of a row."""
     for heads, q_len in product(range(1, 130), (1, 2, 3, 7, 16, 33)):
         tile = 128 if heads * q_len > 64 else 64
         ends = [end for end in range(tile, heads * q_len, tile) if end % heads]
-        assert latent_plan.splits_a_row(heads, q_len) == (q_len > 1 and bool(ends)), (heads, q_len)
+        assert latent_plan.splits_a_row(heads, q_len) == bool(ends), (heads, q_len)
 
 
 def works(q_lens, kv_lens, heads, sms, piece):

@@ -38,27 +38,39 @@ def tile_rows(packed: Any) -> Any:
     return CTA_ROWS + CTA_ROWS * is_pair(packed)
 
 
-def splits_a_row(heads: int, q_len: int) -> bool:
-    """Return true if a tile may end between two heads of one of q_len rows.
+def splits_rows(heads: Any) -> Any:
+    """Return 1 if tiles of 128 packed rows may end between two heads of a row, else 0; also of symbols."""
+    tile = 2 * CTA_ROWS
+    return minimum(1, tile - heads * (tile // heads))
+
+
+def splits_a_row(heads: Any, q_len: Any) -> Any:
+    """Return 1 if a tile may end between two heads of one of q_len rows, else 0; also of symbols.
 
     FlashInfer's causal kernels then omit that row's last key at some lengths, because the kernel rounds the tile's last
-    row down and the plan rounds it up. FlashInfer's own wrapper refuses such batches.
+    row down and the plan rounds it up. FlashInfer's own wrapper refuses such batches. Requests of up to 128 packed rows
+    fit one tile.
     """
-    tile = tile_rows(heads * q_len)
-    return q_len > 1 and heads * q_len > tile and tile % heads != 0
+    return minimum(1, maximum(0, heads * q_len - 2 * CTA_ROWS)) * splits_rows(heads)
+
+
+def piece_rows(heads: Any) -> Any:
+    """Return the rows of a piece, which fits one tile of 64 packed rows if one row does; also of symbols."""
+    return maximum(1, CTA_ROWS // heads)
 
 
 def rows_of_a_piece(heads: int, q_len: int | None) -> int | None:
     """Return the rows of one request in the plan of a causal pass; None if the plan has the batch's own requests.
 
     If a tile could end between two heads of a row, the plan gets each request in pieces. A piece fits one tile and has
-    its own number of keys. It counts as a request, so the pass stays exact and rounds its output once.
+    its own number of keys. It counts as a request, so the pass stays exact and rounds its output once. A request of one
+    row has no pieces.
 
     Args:
         q_len: rows of each request; None for EXTEND, in which requests have any number of rows.
     """
-    splits = 2 * CTA_ROWS % heads != 0 if q_len is None else splits_a_row(heads, q_len)
-    return max(1, CTA_ROWS // heads) if splits else None
+    splits = splits_rows(heads) if q_len is None else splits_a_row(heads, q_len)
+    return int(piece_rows(heads)) if splits and q_len != 1 else None
 
 
 def may_run_two_passes(geometry: Geometry, mode: Mode) -> bool:
@@ -76,19 +88,17 @@ def max_works(geometry: Geometry, mode: Mode) -> Any:
     (`rows_of_a_piece`) of up to 128 heads is one tile.
     """
     heads, reqs, clusters = geometry.attention.num_qo_heads, geometry.max_reqs, geometry.device.num_sms
-    q_len = None if mode is Mode.EXTEND else geometry.extent(mode).q_len
-    piece = rows_of_a_piece(heads, q_len)
-    tiles_of_a_piece = ceil_div(heads, 2 * CTA_ROWS)
-    if q_len is None:
+    piece, tiles_of_a_piece = piece_rows(heads), ceil_div(heads, 2 * CTA_ROWS)
+    if mode is Mode.EXTEND:
         tokens = geometry.limits.max_extend_tokens
-        if piece is not None:
-            return (tokens // piece + reqs) * tiles_of_a_piece + clusters
         small = (CTA_ROWS + 1) * reqs // CTA_ROWS + reqs
-        return maximum(small, tokens * heads // (2 * CTA_ROWS) + reqs) + clusters
-    pieces = ceil_div(q_len * heads, tile_rows(q_len * heads))
-    if piece is not None:  # a tree runs a pass without a mask, which has whole requests
-        pieces = maximum(pieces, ceil_div(q_len, piece) * tiles_of_a_piece)
-    return reqs * pieces + clusters
+        whole = maximum(small, tokens * heads // (2 * CTA_ROWS) + reqs)
+        return whole + splits_rows(heads) * ((tokens // piece + reqs) * tiles_of_a_piece - whole) + clusters
+    q_len = geometry.extent(mode).q_len
+    whole = ceil_div(q_len * heads, tile_rows(q_len * heads))
+    # A draft tree runs a pass without a mask, which has whole requests.
+    cut_up = splits_a_row(heads, q_len) * ceil_div(q_len, piece) * tiles_of_a_piece
+    return reqs * maximum(whole, cut_up) + clusters
 
 
 def int_bytes(num_sms: Any) -> Any:
@@ -146,12 +156,17 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 def _packed(geometry: Geometry) -> list[Any]:
     """Return for each mode the mean packed rows that need the largest float workspace: few, which make no pairs."""
-    heads, rows = geometry.attention.num_qo_heads, []
-    for mode in geometry.modes:
-        q_len = 1 if mode is Mode.EXTEND else geometry.extent(mode).q_len
-        piece = None if mode is Mode.EXTEND else rows_of_a_piece(heads, q_len)
-        rows.append(1 if mode is Mode.EXTEND else heads * (piece or q_len))
-    return rows
+    heads = geometry.attention.num_qo_heads
+    return [1 if mode is Mode.EXTEND else mean_packed(heads, geometry.extent(mode).q_len) for mode in geometry.modes]
+
+
+def mean_packed(heads: Any, q_len: Any) -> Any:
+    """Return the packed rows of a request of q_len rows or, if the plan has pieces, of a largest one; also of symbols.
+
+    A piece of up to 64 heads counts as 64 packed rows, which also make no pair.
+    """
+    packed = heads * q_len
+    return packed - splits_a_row(heads, q_len) * (packed - maximum(heads, CTA_ROWS))
 
 
 def cut(rows: int, piece: int | None) -> list[int]:
