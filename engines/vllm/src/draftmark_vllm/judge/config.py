@@ -12,12 +12,17 @@ from typing import Any
 
 import torch
 
-from draftmark import Geometry
+from draftmark import AttentionShape, Geometry
 
 LAYER = "model.layers.0.self_attn.attn"
 """Name of the first layer, as in vLLM's Llama."""
 SECOND = "model.layers.1.self_attn.attn"
 FP8 = "float8_e4m3fn"
+HEADS_OF_ROWS = {(512, 64): (128, 128), (256, 64): (64, 128)}
+"""Widths of one head before absorption, (key without rope, value), by the parts of a latent row, (value part, rest).
+
+The first model is DeepSeek V3, the second Mistral Small 4. vLLM's prefill kernels take only widths of known models.
+"""
 
 
 @cache
@@ -46,12 +51,17 @@ def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
     return str(path)
 
 
-def _latent_model(heads: int, row: int, value: int, length: int) -> str:
-    """Write the config file of a DeepSeek V3 with rows of these sizes, and return its folder. It has no weights.
+def head_widths(shape: AttentionShape) -> tuple[int, int, int]:
+    """Return the widths of one head before absorption: key without rope, rope, value."""
+    rest = shape.head_dim - shape.value_width
+    key, value = HEADS_OF_ROWS[shape.value_width, rest]
+    return key, rest, value
 
-    Heads before absorption are as wide as rows, so that projections can be identities (`latent_layer`).
-    """
-    path = Path(_folder().name, f"mla-{heads}-{row}-{value}-{length}")
+
+def _latent_model(shape: AttentionShape, length: int) -> str:
+    """Write the config file of a DeepSeek V3 with rows of these sizes, and return its folder. It has no weights."""
+    heads, (key, rest, value) = shape.num_qo_heads, head_widths(shape)
+    path = Path(_folder().name, f"mla-{heads}-{shape.head_dim}-{shape.value_width}-{length}")
     if not path.exists():
         path.mkdir()
         config = {
@@ -63,10 +73,10 @@ def _latent_model(heads: int, row: int, value: int, length: int) -> str:
             "num_hidden_layers": 1,
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
-            "kv_lora_rank": value,
+            "kv_lora_rank": shape.value_width,
             "q_lora_rank": None,
-            "qk_rope_head_dim": row - value,
-            "qk_nope_head_dim": value,
+            "qk_rope_head_dim": rest,
+            "qk_nope_head_dim": key,
             "v_head_dim": value,
             "max_position_embeddings": length,
         }
@@ -97,9 +107,7 @@ def vllm_config(geometry: Geometry) -> Any:
 
     a, length = geometry.attention, max_model_len(geometry)
     model = ModelConfig(
-        model=_latent_model(a.num_qo_heads, a.head_dim, a.value_width, length)
-        if a.latent
-        else _model(a.num_qo_heads, a.num_kv_heads, a.head_dim, length),
+        model=_latent_model(a, length) if a.latent else _model(a.num_qo_heads, a.num_kv_heads, a.head_dim, length),
         skip_tokenizer_init=True,
         dtype=a.q_dtype,
         max_model_len=length,

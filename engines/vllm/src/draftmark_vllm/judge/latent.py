@@ -1,14 +1,13 @@
-"""Judge items for vLLM's MLA backends: one MLA layer with projections that change nothing.
+"""Judge items for vLLM's MLA backends: one MLA layer with the head widths of a real model and random projections.
 
-With `qk_nope_head_dim` and `v_head_dim` equal to `kv_lora_rank`, and with an identity as each head's part of
-`kv_b_proj`, a query before absorption equals the query after it, and an output equals attention over the stored rows.
-So vLLM's own layer, builder, KV write, decode kernel and prefill run, and dense float64 attention checks the result.
+vLLM's own layer, builder, KV write, decode kernel and prefill run. The layer absorbs the projection of keys into the
+queries of decodes, and expands prompts. In float64 both forms are equal, and the absorbed form checks the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,24 +17,24 @@ from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark_contract.cases.forwards import ForwardCase, ragged, uniform
 from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.driver import Capturable
-from draftmark_contract.judge.item import Item, NotAsked, NotServed
+from draftmark_contract.judge.item import Item, NotServed
 from draftmark_contract.judge.step import Step, step_of
 
 from .batch import RunnerBuffers
-from .config import max_model_len
+from .config import head_widths, max_model_len
 from .driver import capturable
 from .latent_layer import LatentLayers
+from .order import in_runner_order
 
 MATCH, STORES = "numerics.match_float64", "purity.each_call_writes_its_own"
 CAPTURED, REPLAY = "graphs.captured_run_is_right", "graphs.replay_equals_eager"
-AS_IDENTITY = "an MLA layer with identity projections equals dense attention over its stored rows"
+AS_DENSE = "an MLA layer equals dense float64 attention over its stored rows"
 AS_STORED = "a step stores its own rows, bit for bit, and changes no other slot"
 AS_CAPTURED = "metadata of a capture is rebuilt for each step in the same memory, padded to the captured size"
 ROUNDED = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest relative error of an output row in each dtype, by Euclidean norm."""
 STALE = 448.0
 """Value in slots that no row of a step owns: finite, as old rows are, and visible with a small weight."""
-SCALE = 192**-0.5
 CAPTURED_SIZE = 4
 
 
@@ -46,9 +45,8 @@ class MlaFacts:
     Attributes:
         dtype: dtype of the items.
         widths: (latent, rest) of the rows. heads: query heads. pages: page sizes.
-        verifies: whether verifies run in the decode kernel. False: vLLM runs them as prompts with a context.
-        prompts: whether prompts run here. On a GPU they do not: a head is a row wide, and vLLM's prefill kernels take
-            at most 256 elements. Prompts with a context run nowhere: vLLM gathers their rows on a GPU only.
+        verifies: whether verifies run here. vLLM's CPU kernel does not serve them.
+        contexts: whether prompts with a context run here. vLLM gathers their rows on a GPU only.
     """
 
     dtype: str
@@ -56,7 +54,7 @@ class MlaFacts:
     heads: tuple[int, ...]
     pages: tuple[int, ...]
     verifies: bool = True
-    prompts: bool = True
+    contexts: bool = False
 
 
 def facts_of(name: str, device: str) -> MlaFacts:
@@ -66,8 +64,8 @@ def facts_of(name: str, device: str) -> MlaFacts:
         return MlaFacts("float32", ((512, 64),), (4, 20), (16,), verifies=False)
     widths, heads = ((512, 64), (256, 64)), (4, 16) if on_cpu else (16, 20, 128)
     if name != "TRITON_MLA":
-        return MlaFacts("bfloat16", ((512, 64),), heads, (64,), prompts=False)
-    return MlaFacts("float16" if on_cpu else "bfloat16", widths, heads, (16, 64), prompts=on_cpu)
+        return MlaFacts("bfloat16", ((512, 64),), heads, (64,), contexts=True)
+    return MlaFacts("float16" if on_cpu else "bfloat16", widths, heads, (16, 64), contexts=not on_cpu)
 
 
 def items(backend: Any, name: str, device: str) -> Sequence[Item]:
@@ -79,7 +77,7 @@ def items(backend: Any, name: str, device: str) -> Sequence[Item]:
                 geometry, case = _geometry(facts, latent, rest, heads, page), f"mla{latent}+{rest}-h{heads}-p{page}"
                 for forward in _forwards(facts, geometry):
                     run = partial(_eager, backend, device, facts, forward)
-                    found.append(Item(MATCH, f"{case}-{forward.name}", run, AS_IDENTITY))
+                    found.append(Item(MATCH, f"{case}-{forward.name}", run, AS_DENSE))
         geometry, case = _geometry(facts, latent, rest, facts.heads[0], facts.pages[0]), f"mla{latent}+{rest}"
         forward = _forwards(facts, geometry)[0]
         found.append(Item(STORES, case, partial(_eager, backend, device, facts, forward), AS_STORED))
@@ -99,26 +97,29 @@ def _geometry(facts: MlaFacts, latent: int, rest: int, heads: int, page: int) ->
         page,
         facts.dtype,
         facts.dtype,
-        softmax_scale=SCALE,
+        softmax_scale=1.0,
         value_dim=latent,
         latent=True,
     )
+    key, rope, _ = head_widths(shape)
+    shape = replace(shape, softmax_scale=(key + rope) ** -0.5)
     limits = Limits(max_num_reqs=6, max_context_len=1300, max_extend_tokens=64, capture_batch_sizes=(CAPTURED_SIZE,))
     modes = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
     return Geometry.create(shape, limits, DraftShape(topk=1, num_steps=4, num_draft_tokens=5), modes=modes)
 
 
 def _forwards(facts: MlaFacts, geometry: Geometry) -> list[ForwardCase]:
-    """Return forwards: decodes, also of long requests, verifies, prompts, and steps that mix decodes and prompts."""
+    """Return forwards: decodes, also of long requests, verifies, prompts, mixed steps and prompts with a context."""
     page = geometry.attention.page_size
     lens = (0, page - 1, page, 250)
     found = [uniform("decode", geometry, Mode.DECODE, lens, len(lens))]
     found.append(uniform("long", geometry, Mode.DECODE, (1200, 3), 2))
     if facts.verifies:
         found.append(uniform("verify", geometry, Mode.VERIFY, lens, len(lens), tree="chain"))
-    if facts.prompts:
-        found.append(ragged("prompts", geometry, (0, 0), (19, 7), seed=1))
-        found.append(ragged("mixed", geometry, (page, 131, 0), (1, 1, 20), seed=2))
+    found.append(ragged("prompts", geometry, (0, 0), (19, 7), seed=1))
+    found.append(ragged("mixed", geometry, (page, 131, 0), (1, 1, 20), seed=2))
+    if facts.contexts:
+        found.append(ragged("contexts", geometry, (1200, page, 0, 3), (5, 20, 7, 9), seed=3))
     return found
 
 
@@ -134,7 +135,8 @@ class _Subject:
         """Fill queries and new rows, and the KV memory: random rows that requests own, `STALE` elsewhere."""
         make, a = torch.Generator().manual_seed(seed), self.geometry.attention
         dtype = getattr(torch, a.q_dtype)
-        self.q = torch.randn(step.num_rows, a.num_qo_heads, a.head_dim, generator=make).to(dtype).to(self.device)
+        width = sum(head_widths(a)[:2])
+        self.q = torch.randn(step.num_rows, a.num_qo_heads, width, generator=make).to(dtype).to(self.device)
         self.rows = torch.randn(step.num_rows, a.head_dim, generator=make).to(dtype).to(self.device)
         memory = self.layers.rows
         memory.fill_(STALE)
@@ -162,10 +164,15 @@ class _Subject:
                 got=f"differences at slots {changed[:8]}",
                 expected="no difference",
             )
+        of_keys, of_values = self.layers.projections.in_float64()
+        width = of_keys.shape[1]
+        assert a.softmax_scale is not None
         for number, row in enumerate(step.forward.rows):
             keys = wanted[list(step.truth.visible[row])].double()
-            scores = (self.q[number].double() @ keys.T) * SCALE
-            right = scores.softmax(-1) @ keys[:, : a.value_width]
+            q = self.q[number].double()
+            absorbed = torch.cat((torch.einsum("hk,hkl->hl", q[:, :width], of_keys), q[:, width:]), -1)
+            weights = (absorbed @ keys.T * a.softmax_scale).softmax(-1)
+            right = torch.einsum("hl,hvl->hv", weights @ keys[:, : a.value_width], of_values)
             error = (out[number].double() - right).norm(dim=-1) / right.norm(dim=-1)
             if not bool((error <= ROUNDED[a.q_dtype]).all()):
                 raise ContractViolation(
@@ -192,18 +199,18 @@ def _eager(backend: Any, device: str, facts: MlaFacts, forward: ForwardCase) -> 
     longest = max(one.rows for one in step.forward.requests)
 
     def run() -> torch.Tensor:
-        common = subject.prepare(step, len(step.forward.requests), step.num_rows, longest)
+        ordered = in_runner_order(step, subject.layers.builder)
+        common = subject.prepare(ordered.step, len(ordered.step.forward.requests), step.num_rows, longest)
         with subject.layers.current():
             metadata = subject.layers.builder.build(common_prefix_len=0, common_attn_metadata=common)
-        return subject.layers.attention(metadata, subject.slots(step.num_rows), subject.q, subject.rows)
+        rows = ordered.rows(subject.q, subject.rows)
+        return ordered.back(subject.layers.attention(metadata, subject.slots(step.num_rows), *rows))
 
     subject.check(step, run)
 
 
 def _replays(backend: Any, device: str, facts: MlaFacts, geometry: Geometry, mode: Mode, rows: int, count: int) -> None:
-    """Capture metadata for `CAPTURED_SIZE` requests, then run `count` steps of other lengths with that metadata."""
-    if device != "cpu":
-        raise NotAsked("MLA layers are captured on a CPU only, where the captured metadata stands for the graph")
+    """Capture a batch of `CAPTURED_SIZE` requests, then replay `count` steps of other lengths."""
     plans = [(3, 40, 250), (64, 0, 17, 1200), (5,), (250, 31)][:count]
     steps = [
         step_of(
@@ -216,18 +223,70 @@ def _replays(backend: Any, device: str, facts: MlaFacts, geometry: Geometry, mod
     support, needed = capturable(subject.layers), Capturable.ONE_ROW if rows == 1 else Capturable.UNIFORM
     if support < needed:
         raise NotServed(f"full graphs of {mode.value}: the backend declares {support.name}")
-    total = CAPTURED_SIZE * rows
-    subject.buffers.dummy(rows, CAPTURED_SIZE)
-    common = subject.buffers.metadata(CAPTURED_SIZE, total, rows, max_model_len(geometry))
-    with subject.layers.current():
-        captured = subject.layers.builder.build_for_cudagraph_capture(common)
+    captured = _Captured(subject, rows)
     for number, step in enumerate(steps):
         subject.fill(step, number)
+        subject.check(step, partial(captured.replay, step))
 
-        def run(step: Step = step) -> torch.Tensor:
-            common = subject.prepare(step, CAPTURED_SIZE, total, rows)
-            with subject.layers.current():
-                subject.layers.builder.build(common_prefix_len=0, common_attn_metadata=common)
-            return subject.layers.attention(captured, subject.slots(total), subject.q, subject.rows)
 
-        subject.check(step, run)
+class _Captured:
+    """Holds the forward of a captured batch: on a GPU a CUDA graph, on a CPU the metadata of the capture.
+
+    Args:
+        rows_each: rows of each of the `CAPTURED_SIZE` requests.
+    """
+
+    def __init__(self, subject: _Subject, rows_each: int) -> None:
+        self.subject, self.rows_each, self.total = subject, rows_each, CAPTURED_SIZE * rows_each
+        self.metadata = self._build()
+        self.graph: Any = None
+        if subject.device != "cpu":
+            self._record()
+
+    def replay(self, step: Step) -> torch.Tensor:
+        """Fill the runner's buffers, build metadata padded to the captured size, then run the captured forward."""
+        subject = self.subject
+        common = subject.prepare(step, CAPTURED_SIZE, self.total, self.rows_each)
+        with subject.layers.current():
+            subject.layers.builder.build(common_prefix_len=0, common_attn_metadata=common)
+        if self.graph is None:
+            return self._forward(subject.q, subject.rows)
+        with torch.inference_mode():
+            self.q.copy_(subject.q)
+            self.rows.copy_(subject.rows)
+            self.out.fill_(float("nan"))
+            self.graph.replay()
+            torch.cuda.synchronize()
+            return self.out.clone()
+
+    def _build(self) -> Any:
+        """Return the builder's metadata for a capture, of a dummy batch."""
+        subject = self.subject
+        subject.buffers.dummy(self.rows_each, CAPTURED_SIZE)
+        longest = max_model_len(subject.geometry)
+        common = subject.buffers.metadata(CAPTURED_SIZE, self.total, self.rows_each, longest)
+        with subject.layers.current():
+            return subject.layers.builder.build_for_cudagraph_capture(common)
+
+    def _forward(self, q: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.subject.layers.attention(self.metadata, self.subject.slots(self.total), q, rows)
+
+    def _record(self) -> None:
+        """Run the forward once, then capture it with new metadata, as the runner does.
+
+        FlashMLA plans in the first forward of a metadata object, so metadata of the first run would leave its plan out
+        of the graph.
+        """
+        a, device = self.subject.geometry.attention, self.subject.device
+        dtype = getattr(torch, a.q_dtype)
+        self.q = torch.zeros(self.total, a.num_qo_heads, sum(head_widths(a)[:2]), dtype=dtype, device=device)
+        self.rows = torch.zeros(self.total, a.head_dim, dtype=dtype, device=device)
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward(self.q, self.rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.metadata = self._build()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = self._forward(self.q, self.rows)

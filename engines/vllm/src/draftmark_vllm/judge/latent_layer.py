@@ -1,4 +1,4 @@
-"""Creates one of vLLM's MLA layers with identity projections, its metadata builder and its KV memory."""
+"""Creates one of vLLM's MLA layers with random projections, its metadata builder and its KV memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from draftmark import Geometry
 from draftmark_contract.judge.item import NotAsked, NotServed
 
-from .config import LAYER, takes, vllm_config
+from .config import LAYER, head_widths, takes, vllm_config
 from .layer import REFUSALS, Layers
 from .predicates import reasons_against
 
@@ -20,6 +20,7 @@ class LatentLayers(Layers):
 
     Attributes:
         rows: KV memory, ``[pages, page_size, row]``.
+        projections: the layer's projections of latents to keys and values.
 
     Raises:
         NotServed: vLLM's predicates, or the constructors of its classes, refuse the geometry.
@@ -58,59 +59,77 @@ class LatentLayers(Layers):
 
         Args:
             metadata: the builder's metadata. slots: int64 slot of each row.
-            q: ``[rows, heads, row]``. rows: new rows to store, ``[rows, row]``.
+            q: queries before absorption, ``[rows, heads, key + rope]``. rows: new rows to store, ``[rows, row]``.
 
         Returns:
-            ``[rows, heads, value_dim]``.
+            Outputs after the projection of values, ``[rows, heads, value]``.
         """
         from vllm.forward_context import set_forward_context
 
         a = self.geometry.attention
         more = takes(set_forward_context, {"slot_mapping": {LAYER: slots}})
         latent, rest = rows[:, : a.value_width].contiguous(), rows[:, a.value_width :].unsqueeze(1).contiguous()
-        shape = (len(q), a.num_qo_heads * a.value_width)
+        shape = (len(q), a.num_qo_heads * head_widths(a)[2])
         with self.current(), set_forward_context({LAYER: metadata}, self.config, num_tokens=len(q), **more):
             out: torch.Tensor = self.layers[LAYER](q.clone(), latent, rest, output_shape=shape)
-        return out.view(len(q), a.num_qo_heads, a.value_width)
+        return out.view(len(q), a.num_qo_heads, -1)
 
     def _layer(self, name: str) -> Any:
         from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 
         a = self.geometry.attention
         assert a.softmax_scale is not None
-        dtype = getattr(torch, a.q_dtype)
+        dtype, (key, rest, value) = getattr(torch, a.q_dtype), head_widths(a)
+        self.projections = Projections(a.num_qo_heads, a.value_width, key, value, dtype)
         layer = MLAAttention(
             num_heads=a.num_qo_heads,
             scale=a.softmax_scale,
-            qk_nope_head_dim=a.value_width,
-            qk_rope_head_dim=a.head_dim - a.value_width,
-            v_head_dim=a.value_width,
+            qk_nope_head_dim=key,
+            qk_rope_head_dim=rest,
+            v_head_dim=value,
             q_lora_rank=None,
             kv_lora_rank=a.value_width,
-            kv_b_proj=Identities(a.num_qo_heads, a.value_width, dtype),
+            kv_b_proj=self.projections,
             cache_config=self.config.cache_config,
             prefix=name,
             **takes(MLAAttention.__init__, {"attn_backend": self.backend}),
         ).to(self.device)
         layer.process_weights_after_loading(dtype)
+        if layer.impl.dcp_world_size == -1:
+            # vLLM 0.26 reads it in the first forward from a process group, which the judge does not create.
+            layer.impl.dcp_world_size = 1
         if self.device.type == "cpu":
             _store_in_torch(layer)
         return layer
 
 
-class Identities(torch.nn.Module):
-    """Stands in for `kv_b_proj`: of each latent it returns one copy as key and one as value for every head."""
+class Projections(torch.nn.Module):
+    """Stands in for `kv_b_proj`: projects each latent to a key without rope and a value for every head.
 
-    def __init__(self, heads: int, width: int, dtype: torch.dtype) -> None:
+    The weights are random. They keep the variance of queries and of outputs at 1 for inputs of variance 1.
+    """
+
+    def __init__(self, heads: int, latent: int, key: int, value: int, dtype: torch.dtype) -> None:
         super().__init__()
-        eye = torch.eye(width, dtype=dtype).repeat(2 * heads, 1)
-        self.weight = torch.nn.Parameter(eye, requires_grad=False)
+        self._split = (heads, key + value, latent), key
+        weight = torch.randn(
+            heads, key + value, latent, generator=torch.Generator().manual_seed(0), dtype=torch.float32
+        )
+        weight[:, :key] *= key**-0.5
+        weight[:, key:] *= latent**-0.5
+        self.weight = torch.nn.Parameter(weight.flatten(0, 1).to(dtype), requires_grad=False)
         self.quant_method = None
         self.params_dtype = dtype
 
     def forward(self, latent: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return ``[rows, heads · 2 · width]``."""
+        """Return ``[rows, heads · (key + value)]``."""
         return latent @ self.weight.T, None
+
+    def in_float64(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights of keys, ``[heads, key, latent]``, and of values, ``[heads, value, latent]``."""
+        shape, key = self._split
+        weight = self.weight.view(shape).double()
+        return weight[:, :key], weight[:, key:]
 
 
 def _store_in_torch(layer: Any) -> None:
