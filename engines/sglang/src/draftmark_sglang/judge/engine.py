@@ -68,7 +68,7 @@ LEFT_OUT = {
     "windows": "SGLang frees pages left of a window itself",
     "drafters": "no scene has a draft model yet",
     **dict.fromkeys(
-        ("state", "state_graphs", "state_history", "state_late"),
+        ("state", "state_graphs", "state_history", "state_late", "state_sizing"),
         "a rule about recurrent state; see gdn, kda and mamba2",
     ),
     **dict.fromkeys(

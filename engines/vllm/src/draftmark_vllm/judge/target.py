@@ -55,7 +55,7 @@ LEFT_OUT = {
     "windows": "vLLM frees pages left of a window itself",
     "drafters": "no case has a draft model yet",
     **dict.fromkeys(
-        ("state", "state_graphs", "state_history", "state_late"),
+        ("state", "state_graphs", "state_history", "state_late", "state_sizing"),
         "a rule about recurrent state; see GDN_ATTN and MAMBA2_ATTN",
     ),
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from draftmark import Gate, Recurrence, StateShape
 
-from .sequential import SequentialState
+from ...oracle.state import SequentialState
 
 NORM_EPS = 1e-6
 """Added to the squared norm of queries and keys, as in flash-linear-attention."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ...check import ContractViolation
+from ...oracle.state import SequentialState
 from .driver import Kind, Part, Round, StateCapabilities
 from .layer import Layer, Rows, outputs_of, rows_of, weights_of
-from .sequential import SequentialState
 
 REQUESTS = 6
 """Requests for which a layer has slots."""
@@ -101,6 +101,7 @@ class StateSubject:
         for request in requests:
             state, window = self.driver.state(request)
             oracle = self._oracles[request]
+            assert oracle.state is not None and oracle.window is not None
             if not torch.equal(window.double(), oracle.window):
                 wrong = (window.double() != oracle.window).any(0).nonzero().flatten().tolist()
                 raise self._violation(
