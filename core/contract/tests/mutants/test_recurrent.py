@@ -18,8 +18,13 @@ from .state_designs import STATE_DESIGNS, state_plugin
 
 torch.set_num_threads(1)
 CHECKS = {one.name: one for one in suite.checks_for() if one.name.startswith(suite.OF_STATE)}
-SLOW = ("state_history.does_not_drift",)
-"""Checks that take seconds on every design."""
+SLOW = (
+    "state_history.does_not_drift",
+    "state_late.replays_in_flight_are_their_own",
+    "state_late.rounds_in_flight_are_their_own",
+    "state_sizing.largest_batch_covers_all",
+)
+"""Checks that take a second or more on every design."""
 QUICK = 1
 """Cases of a check that each design runs in a quick run."""
 FEW = ("E01", "E05", "E15", "E19", "E24", "E28", "E39", "E44", "E53", "E56")

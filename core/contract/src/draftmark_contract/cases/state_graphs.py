@@ -18,7 +18,7 @@ CAPTURED = replace(LIMITS, state_interval=6)
 PROGRAMS = (Program.DECODE, Program.VERIFY, Program.RAGGED_VERIFY)
 
 
-SHOWN = (("gdn", "chain"), ("gdn", "tree"), ("mamba2", "tree"), ("conv", "tree"), ("kda", "chain"))
+SHOWN = (("gdn", "tree"), ("mamba2", "chain"), ("conv", "tree"), ("kda", "chain"))
 """Layers and drafts that graphs run."""
 
 
@@ -106,7 +106,7 @@ def captured(geometry: StateGeometry, program: Program, size: int, short: bool) 
 def in_flight() -> list[Case]:
     """Return rounds that are sent one after another, most of them continuing the state of earlier ones."""
     found = []
-    for name, geometry in geometries(3):
+    for name, geometry in geometries(2):
         engine = StateEngine(geometry, captures=True)
         engine.join(4)
         made = [engine.extend((3, 1, 6, 2))]

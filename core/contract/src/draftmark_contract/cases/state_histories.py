@@ -8,10 +8,8 @@ from draftmark.geometry import DraftShape, Gate, Limits, Mode, Recurrence
 
 from ..check import Case
 from . import state
-from .state import CHAIN, FEW, LAYERS, LIMITS, SINCE, TREE, geometry_of
+from .state import CHAIN, LAYERS, LIMITS, SINCE, TREE, geometry_of
 
-PER_GEOMETRY = 2
-"""Items of each geometry."""
 TOKENS, ROWS = 10_000, 8
 """Tokens of a long run, and rows of its rounds."""
 LONG = Limits(1, TOKENS + 64, 64, (1,))
@@ -25,8 +23,7 @@ def histories() -> list[Case]:
         for label, draft in (("chain", CHAIN), ("tree", TREE)):
             interval = 7 if (number + (label == "tree")) % 2 else 0
             geometry = geometry_of(name, draft, replace(LIMITS, state_interval=interval, max_context_len=150))
-            for slot in range(PER_GEOMETRY if name in FEW else 1):
-                found.append(Case(f"{name}-{label}-{slot}", (geometry, slot), SINCE))
+            found.append(Case(f"{name}-{label}", (geometry, number), SINCE))
     return found
 
 
