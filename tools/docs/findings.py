@@ -222,7 +222,7 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
         threads,
         right or "–",
     ]
-    return f"| {' | '.join(cells)} |"
+    return f"|{'|'.join(cells)}|"
 
 
 def _link(thread: str) -> str:
@@ -246,8 +246,8 @@ def _counts(verdicts: dict[str, Any]) -> list[str]:
         counts, target = found["counts"], name.partition(" ")
         wrong = f"{counts['wrong']} ({', '.join(map(str, found['rules_wrong']))})" if counts["wrong"] else "0"
         lines.append(
-            f"| {target[2]} `{target[0].partition(':')[2]}` | {counts['right']} | {wrong} | {counts['not served']} | "
-            f"{counts['not asked']} | {found['rules_not_asked']} |"
+            f"|{target[2]} `{target[0].partition(':')[2]}`|{counts['right']}|{wrong}|{counts['not served']}|"
+            f"{counts['not asked']}|{found['rules_not_asked']}|"
         )
     return [*lines, ""]
 

@@ -140,7 +140,7 @@ def _class_row(kind: str, collection: Museum) -> str:
     rules_of_class = Counter(rule.link for bug in mine for rule in bug.killers)
     most = rules_of_class.most_common(1)[0][0] if rules_of_class else "–"
     anchor = title.lower().replace(" ", "-")
-    return f"| [{title}](#{anchor}) | {len(mine)} | {sum(bool(bug.killers) for bug in mine)} | {most} |"
+    return f"|[{title}](#{anchor})|{len(mine)}|{sum(bool(bug.killers) for bug in mine)}|{most}|"
 
 
 def _row(bug: Bug, collection: Museum) -> str:
@@ -152,7 +152,8 @@ def _row(bug: Bug, collection: Museum) -> str:
     name = f'<a id="{bug.anchor}"></a>' + ", ".join(part for part in parts if part)
     killed = f"none: {bug.none}" if bug.none else ", ".join(rule.link for rule in bug.killers[:MOST])
     cells = [name, bug.mechanism, bug.rule, killed]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    escaped = (cell.replace("|", r"\|") for cell in cells)
+    return f"|{'|'.join(escaped)}|"
 
 
 if __name__ == "__main__":

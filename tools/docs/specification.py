@@ -101,7 +101,7 @@ def _entry(rule: Rule, collection: Museum) -> list[str]:
     tiers = [] if rule.tiers == BOTH else [rule.tiers]
     since = [] if check.since == (1, 0) else [f"since {check.since[0]}.{check.since[1]}"]
     unusual = f" ({', '.join([*tiers, *since])})" if tiers or since else ""
-    lines = [f'<a id="rule-{rule.number}"></a>', "", f"**{rule.number}. {check.doc}**", ""]
+    lines = [f'<a id="rule-{rule.number}"></a>**{rule.number}. {check.doc}**', ""]
     lines += [check.details, ""] if check.details else []
     lines += [f"`{check.name}`{unusual}", ""]
     shown = {bug.threads[0]: bug for bug in collection.bugs if set(bug.threads) & set(check.bugs)}
