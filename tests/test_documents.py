@@ -154,9 +154,9 @@ def test_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
 
 
 def test_judge_page_counts_todays_rules():
-    """docs/judge.md counts the rules for vLLM's interface and the other rules; the sum is the number of all rules."""
+    """docs/judge.md counts the rules for vLLM's attention and the other rules; the sum is the number of all rules."""
     counts = re.search(
-        r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
+        r"Of the contract's (\d+) rules, (\d+) apply to vLLM's attention\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),
     )
     assert counts is not None

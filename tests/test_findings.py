@@ -52,4 +52,4 @@ def test_finding_without_a_run_is_marked() -> None:
     """A finding that was not run is marked on the page, and a release that was not run is not named as right."""
     one = findings.read()[0]
     page = findings.page([one], {"findings": {}, "verdicts": {}})
-    assert "# not run" in page and "| – |" in page and one.command() in page
+    assert "# not run" in page and "|–|" in page and one.command() in page
