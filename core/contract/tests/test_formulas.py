@@ -10,6 +10,7 @@ from draftmark import Mode
 from draftmark_contract.cases.geometries import behaviours
 from draftmark_contract.oracle import formulas
 from draftmark_contract.sizing.geometries import odd_geometries, tight_geometries
+from draftmark_contract.sizing.state import served
 
 SOURCE = Path(draftmark_contract.__file__).parent
 COPY = re.compile(
@@ -46,6 +47,14 @@ def test_oracle_and_geometry_agree() -> None:
         for mode in geometry.modes:
             if mode is not Mode.EXTEND:
                 assert formulas.rows_and_tail(geometry, mode, 1) == tuple(vars(geometry.extent(mode, 1)).values())
+
+
+def test_oracle_and_state_geometry_agree() -> None:
+    """The oracle's elements of a state, and its largest batch, are those of `StateGeometry`."""
+    for case in served():
+        geometry = case.value
+        assert formulas.state_numel(geometry) == geometry.state_numel
+        assert formulas.max_requests(geometry) == geometry.max_reqs
 
 
 def _lines(file: Path) -> list[str]:

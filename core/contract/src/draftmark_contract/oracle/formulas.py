@@ -64,6 +64,11 @@ def page_size_of(geometry: Geometry | StateGeometry) -> Any:
     return WHOLE_REQUEST if isinstance(geometry, StateGeometry) else geometry.attention.page_size
 
 
+def state_numel(geometry: StateGeometry) -> Any:
+    """Return the elements of the state of one slot in one layer."""
+    return geometry.state.num_heads * geometry.state.value_dim * geometry.state.key_dim
+
+
 def checkpoint(prefix: Any, count: Any, interval: Any) -> Any:
     """Return the last multiple of `interval` that a commit of `count` tokens reaches; at most `prefix` for none."""
     return (prefix + count) // interval * interval

@@ -21,7 +21,7 @@ from draftmark.geometry import (
 )
 
 from ..check import Case
-from ..oracle.formulas import max_budget, max_requests
+from ..oracle.formulas import max_budget, max_requests, state_numel
 from .claims import KINDS
 
 SINCE = (1, 5)
@@ -120,10 +120,9 @@ def least_bytes(geometry: StateGeometry) -> Any:
 def most_bytes(geometry: StateGeometry) -> Any:
     """Return the bytes of one row and layer that hold everything: state, window, and a record in the inner dtype."""
     s, exact = geometry.state, DTYPE_BYTES[geometry.state.compute_dtype]
-    state = s.num_heads * s.value_dim * s.key_dim
     record = s.num_heads * (2 * s.value_dim + 2 * s.key_dim + 2) + s.num_key_heads * s.key_dim
     window = s.conv_channels * max(s.conv_kernel, 1) * DTYPE_BYTES[s.conv_dtype]
-    return (state + record) * exact + window
+    return (state_numel(geometry) + record) * exact + window
 
 
 def kept_bytes(specs: list[BufferSpec]) -> Any:
