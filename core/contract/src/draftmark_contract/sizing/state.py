@@ -120,7 +120,8 @@ def least_bytes(geometry: StateGeometry) -> Any:
 def most_bytes(geometry: StateGeometry) -> Any:
     """Return the bytes of one row and layer that hold everything: state, window, and a record in the inner dtype."""
     s, exact = geometry.state, DTYPE_BYTES[geometry.state.compute_dtype]
-    record = s.num_heads * (2 * s.value_dim + 2 * s.key_dim + 2) + s.num_key_heads * s.key_dim
+    of_head = 2 * (s.value_dim + s.key_dim + 1)
+    record = s.num_heads * of_head + s.num_key_heads * s.key_dim
     window = s.conv_channels * max(s.conv_kernel, 1) * DTYPE_BYTES[s.conv_dtype]
     return (state_numel(geometry) + record) * exact + window
 
