@@ -46,6 +46,12 @@ def test_state_buffers_of_a_backend(draftmark: Run) -> None:
     assert sum(one["bytes"] for one in found["buffers"]) * 65 == replay["held"] * 64
 
 
+def test_help_has_no_objects(draftmark: Run) -> None:
+    """The help names all schemes as the default, without the objects that describe them."""
+    text = " ".join(draftmark("size", "--help").out.split())
+    assert "rollback schemes to compare (default: snapshots," in text and "Scheme(" not in text
+
+
 def test_a_configuration_file(draftmark: Run, tmp_path: Path) -> None:
     """A model's config.json is read."""
     config = {"model_type": "lfm2", "hidden_size": 64, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}
@@ -59,6 +65,9 @@ def test_a_configuration_file(draftmark: Run, tmp_path: Path) -> None:
     [
         (("--state", "absent"), "--state is 'absent'"),
         (("--state", "qwen3-next", "--ranks", "3"), "ranks is 3"),
+        (("--state", "qwen3-next", "--ranks", "32"), "32 heads and 16 key heads; use one of 1, 2, 4, 8, 16\n"),
+        (("reference", "--ranks", "2"), "--ranks is given, but only --state reads it"),
+        (("reference", "--scheme", "ring"), "--scheme is given, but only --state reads it"),
         (("--state", "qwen3-next", "--scheme", "all"), "'all' is no scheme"),
         (("--state", "qwen3-next", "--accepted", "9"), "--accepted is 9"),
         (("--state", "qwen3-next", "--state-dtype", "int8"), "state_dtype is 'int8'"),

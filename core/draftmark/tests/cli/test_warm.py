@@ -179,7 +179,7 @@ def test_warm_compiles_every_shape_of_a_model(draftmark: Run, distribution: Call
     [
         (DENSE, ("--head-dim", 64), "--head-dim is given next to --model"),
         (DENSE, ("--ranks", 3), "--ranks is 3, but it must divide 32 query heads"),
-        (DENSE, ("--ranks", 0), "--ranks is 0, but it needs --model and must be 1 or more"),
+        (DENSE, ("--ranks", 0), "--ranks is 0, but it must be 1 or more"),
         (DENSE | {"layer_types": ["mamba"]}, (), "whose layer_types name no layer with attention"),
         (LATENT | {"index_topk": 2048}, (), "its layers attend to 2048 keys that an indexer chooses (index_topk)"),
         ({"model_type": "t5"}, (), "config.json has num_attention_heads = None"),

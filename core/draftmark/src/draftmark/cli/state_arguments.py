@@ -46,6 +46,19 @@ def add_state_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--conv-dtype", type=dtype, metavar="DTYPE", help="dtype of windows; default: the model's")
 
 
+def refuse_without_state(args: argparse.Namespace) -> None:
+    """Refuse an argument that only --state reads.
+
+    Raises:
+        ArgumentError: an argument of recurrent layers is given without --state.
+    """
+    usual = (("scheme", SCHEMES), ("ranks", 1), ("accepted", 3), ("state_dtype", None), ("conv_dtype", None))
+    for name, default in usual:
+        if getattr(args, name) != default:
+            flag = "--" + name.replace("_", "-")
+            raise ArgumentError(f"{flag} is given, but only --state reads it; add --state, or leave {flag} out")
+
+
 def state_geometry_of(args: argparse.Namespace) -> tuple[StateFacts, StateGeometry]:
     """Return the recurrent layers of --state, and their geometry on one rank.
 

@@ -31,7 +31,10 @@ def show_state(facts: StateFacts, geometry: StateGeometry, schemes: tuple[Scheme
     show(f"a request: {slot} in all its layers; {requests} requests: {human_bytes(committed_bytes(g))}")
     show()
     nodes = g.draft.num_draft_tokens
-    show(f"more than that, for R = {requests} requests and D = {nodes} rows each, {accepted} accepted", "bold")
+    show(
+        f"rollback, in addition to the slots: R = {requests} requests, D = {nodes} rows each, {accepted} accepted",
+        "bold",
+    )
     rows = [
         (
             one.name,

@@ -13,7 +13,7 @@ from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from ..shares import Part, show_shares
 from ..sizing import LENGTHS, Sizing, sizing
-from ..state_arguments import add_state_arguments, state_geometry_of
+from ..state_arguments import add_state_arguments, refuse_without_state, state_geometry_of
 from ..state_sizing import show_state, state_json
 
 SCHEMA = 1
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.state is not None:
         return _run_state(args)
+    refuse_without_state(args)
     if args.backend is None:
         raise ArgumentError("the following arguments are required: NAME; see `draftmark size --help`")
     with stdout_for_results():

@@ -70,8 +70,12 @@ def geometries_of(args: argparse.Namespace, info: BackendInfo) -> list[Geometry]
         ArgumentError: --model next to an argument that it replaces, or a model without usable configuration.
         GeometryError: a value is out of range.
     """
-    if args.ranks < 1 or (args.ranks > 1 and args.model is None):
-        raise ArgumentError(f"--ranks is {args.ranks}, but it needs --model and must be 1 or more; correct it")
+    if args.ranks < 1:
+        raise ArgumentError(f"--ranks is {args.ranks}, but it must be 1 or more; count the tensor-parallel ranks")
+    if args.ranks > 1 and args.model is None:
+        raise ArgumentError(
+            f"--ranks is {args.ranks}, but it divides the heads of --model; add --model, or leave it out"
+        )
     if args.model is None:
         return [geometry_of(args, info)]
     for name in SHAPE:
