@@ -120,7 +120,7 @@ def test_ranks_divide_heads_and_channels() -> None:
         ({"model_type": "bamba", **MAMBA2, "attn_layer_indices": [], "mamba_n_groups": 8}, 16, None),
         ({"model_type": "qwen3_next", **GDN}, 0, "ranks is 0"),
         ({"model_type": "llama"}, 1, "llama"),
-        ({"model_type": "qwen3_next", **GDN, "full_attention_interval": 1}, 1, "no layer"),
+        ({"model_type": "qwen3_next", **GDN, "full_attention_interval": 1}, 1, "name none with"),
         ({"model_type": "qwen3_next", **GDN, "linear_num_key_heads": None}, 1, "linear_num_key_heads"),
         ({"model_type": "qwen3_next", **GDN, "full_attention_interval": None}, 1, "layer_types"),
         ({"model_type": "granitemoehybrid", **MAMBA2, "mamba_d_head": 0}, 1, "mamba_d_head"),

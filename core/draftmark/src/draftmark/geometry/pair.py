@@ -80,9 +80,11 @@ def check_shared_batch(geometry: BatchGeometry, state: BatchGeometry) -> None:
     """Raise `GeometryError` unless two layers of one model have the same draft shape and limits, so share a batch."""
     for name in ("draft", "limits"):
         mine, other = getattr(geometry, name), getattr(state, name)
-        if mine != other:
-            remedy = "give all geometries of a model the same value: they share a batch"
-            raise GeometryError(f"state.{name}", other, f"the other layers have {mine!r}", remedy)
+        for field in (one.name for one in fields(mine)):
+            value, said = getattr(other, field), getattr(mine, field)
+            if value != said:
+                remedy = "give all geometries of a model the same value: they share a batch"
+                raise GeometryError(f"state.{name}.{field}", value, f"the other layers have {said!r}", remedy)
 
 
 def _check_kind(field: str, value: object, kind: type) -> None:

@@ -105,14 +105,15 @@ def state_facts(
         raise GeometryError("ranks", ranks, "it must be an integer >= 1", "count the tensor-parallel ranks")
     nested = field_of(config, "text_config")
     text = config if nested is None else nested
-    model = str(field_of(text, "model_type"))
-    if model not in FAMILIES:
+    model = field_of(text, "model_type")
+    if not isinstance(model, str) or model not in FAMILIES:
         limit = f"the models with recurrent state are {', '.join(sorted(FAMILIES))}"
-        raise GeometryError("config.model_type", model, limit, "write StateShape(…) from the model's code")
+        remedy = "pass the config.json of one of them, or write StateShape(…) for another layer with state"
+        raise GeometryError("config.model_type", model, limit, remedy)
     whole = FAMILIES[model](text)
     layers, count = _layers(text)
     if not layers:
-        raise GeometryError("config.layer_types", model, "no layer has recurrent state", USE)
+        raise GeometryError("config.model_type", model, "the types of its layers name none with recurrent state", USE)
     # transformers warns when torch_dtype of an object is read; config.json may have only that name.
     names = ("dtype", "torch_dtype") if isinstance(text, Mapping) else ("dtype",)
     activations = _dtype(text, *names) or "bfloat16" if dtype is None else dtype
@@ -124,12 +125,15 @@ def state_facts(
 
 def _divided(whole: _Whole, ranks: int) -> tuple[StateShape, tuple[tuple[str, int], ...]]:
     """Return the shape of one rank, and the parts of its window rows."""
-    heads = _share("heads", whole.heads, ranks)
-    key_heads = whole.key_heads
-    if whole.groups and key_heads % ranks and ranks % key_heads == 0:
-        key_heads = 1  # each rank has a copy of one group
-    else:
-        key_heads = _share("groups" if whole.groups else "key heads", key_heads, ranks)
+    if not _divides(whole, ranks):
+        limit = f"it must divide the model's {whole.heads} heads and {whole.key_heads} key heads"
+        if whole.groups:
+            limit = f"it must divide the model's {whole.heads} heads, and divide its {whole.key_heads} groups or be a "
+            limit += "multiple of them"
+        fitting = ", ".join(str(count) for count in range(1, 65) if _divides(whole, count))
+        raise GeometryError("ranks", ranks, limit, f"use one of {fitting}")
+    heads = whole.heads // ranks
+    key_heads = max(1, whole.key_heads // ranks)  # with more ranks than groups, each rank has a copy of one group
     keys, values = key_heads * whole.key_dim, heads * whole.value_dim
     sizes = {"q": keys, "k": keys, "v": values, "x": values, "B": keys, "C": keys}
     blocks = tuple((part, sizes[part]) for part in whole.parts)
@@ -146,13 +150,10 @@ def _divided(whole: _Whole, ranks: int) -> tuple[StateShape, tuple[tuple[str, in
     return shape, blocks
 
 
-def _share(what: str, count: int, ranks: int) -> int:
-    if count % ranks:
-        limit = f"the model's {count} {what} must be a multiple of the ranks"
-        if what == "groups":
-            limit = f"the model's {count} groups must be a multiple of the ranks, or divide them"
-        raise GeometryError("ranks", ranks, limit, f"use a rank count that fits {count}")
-    return count // ranks
+def _divides(whole: _Whole, ranks: int) -> bool:
+    """Return true if `ranks` ranks can divide a layer; groups may also be copied."""
+    copied = whole.groups and ranks % whole.key_heads == 0
+    return whole.heads % ranks == 0 and (copied or whole.key_heads % ranks == 0)
 
 
 # -- families ---------------------------------------------------------------------------------------------
