@@ -29,7 +29,8 @@ def check_kind(name: str, value: object, kind: Any, what: str, remedy: str) -> N
         RequestError: the value is another object; `what` is the expected kind in words.
     """
     if not isinstance(value, kind):
-        raise RequestError(f"{name} is {value!r}, but it must be {what}; {remedy}")
+        text = " ".join(repr(value).split())  # a torch module's repr has many lines
+        raise RequestError(f"{name} is {text if len(text) <= 60 else text[:59] + '…'}, but it must be {what}; {remedy}")
 
 
 def is_count(value: object) -> bool:
