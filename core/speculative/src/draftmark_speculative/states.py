@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark import LoadedBackend, RequestError, StateGeometry, StateShape
+from draftmark import LoadedBackend, RequestError, StateGeometry, StateShape, ceil_div
 from draftmark.runtime import (
     Arena,
     ForwardBatch,
@@ -187,15 +187,16 @@ def _check(config: EngineConfig) -> None:
         )
     if not config.prefix_cache:
         return
-    interval, nodes = config.state_interval, config.draft_shape.num_draft_tokens
-    if interval % config.page_size:
+    interval, nodes, page = config.state_interval, config.draft_shape.num_draft_tokens, config.page_size
+    fitting = ceil_div(max(interval, 2 * nodes), page) * page
+    if interval % page:
         raise RequestError(
-            f"state_interval is {interval}, but a checkpoint ends at a whole page of {config.page_size} tokens; use a "
-            "multiple of page_size"
+            f"state_interval is {interval}, but a checkpoint ends at a whole page of {page} tokens; use a multiple of "
+            f"page_size, such as {fitting}"
         )
     # A round in flight must not cross the next multiple while the host has yet to take the slot of the last one.
     if interval < 2 * nodes:
         raise RequestError(
-            f"state_interval is {interval}, but two rounds of {nodes} draft tokens may pass two checkpoints; use at "
-            f"least {2 * nodes}"
+            f"state_interval is {interval}, but two rounds of {nodes} draft tokens may pass two checkpoints; use "
+            f"{fitting} or a larger multiple of page_size"
         )

@@ -170,9 +170,12 @@ def test_rounds_after_a_poisoned_slot_read_zeros(engine_of):
         ({"state_slots": 5, "prefix_cache": True, "state_interval": 24}, "need 6 (a slot and a spare one each)"),
         (
             {"prefix_cache": True, "state_interval": 6},
-            "a checkpoint ends at a whole page of 4 tokens",
+            "a checkpoint ends at a whole page of 4 tokens; use a multiple of page_size, such as 16",
         ),
-        ({"prefix_cache": True, "state_interval": 8}, "two rounds of 7 draft tokens may pass two checkpoints"),
+        (
+            {"prefix_cache": True, "state_interval": 8},
+            "two rounds of 7 draft tokens may pass two checkpoints; use 16 or a larger multiple of page_size",
+        ),
     ],
 )
 def test_settings_that_cannot_keep_states_are_refused(engine_of, settings, words):
