@@ -159,7 +159,7 @@ def test_a_plugin_without_hooks_serves_no_state() -> None:
 
 
 def test_digest_has_parents_and_no_slots() -> None:
-    """Two ranks with different parents disagree in the tail; different slots are each rank's own."""
+    """The digest's tail entry depends on the parents. No entry depends on state slots, which each rank chooses."""
     batch = verify_batch()
     before = step_digest(batch, 16)
     batch.state_slots.add_(1)

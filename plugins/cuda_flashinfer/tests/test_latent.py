@@ -187,7 +187,7 @@ def works(q_lens, kv_lens, heads, sms, piece):
 
 
 def test_work_items_have_a_bound(make_latent):
-    """No batch makes more work items than `max_works`, and some batch comes within the clusters of it."""
+    """No batch makes more work items than `max_works`. In some batch the difference is at most the number of SMs."""
     dice, slack = random.Random(4), []
     for heads in (1, 4, 16, 20, 40, 96, 128):
         geometry = make_latent(num_qo_heads=heads, num_draft_tokens=9, max_extend_tokens=512, max_num_reqs=40)

@@ -161,7 +161,7 @@ class TreesAsChains(Columns):
 
 
 class WindowsAsChains(Masked):
-    """Convolves a tree's rows over the rows before them."""
+    """Convolves each row of a tree with the rows before it, instead of its ancestors."""
 
     def lineage(self, view: View, length: int) -> list[Tensor]:
         chain = torch.arange(view.index.shape[1]).expand(view.index.shape) - 1

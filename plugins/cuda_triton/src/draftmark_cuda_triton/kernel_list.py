@@ -81,7 +81,7 @@ def spec_of(call: KernelCall, arch: int) -> KernelSpec:
     """Return the specialization that Triton launches for a call of `launch_kernel` on a GPU of this architecture."""
     kernel, args, constants = call
     backend, binder = _binder(kernel, arch)
-    # As in Triton's `JITFunction.run`.
+    # Triton's `JITFunction.run` adds the same constants before it binds the arguments.
     for name, value in (("debug", kernel.debug or knobs.runtime.debug), *_compilation_knobs()):
         constants = {name: value} | constants
     bound, specialization, options = binder(*args, **constants)

@@ -117,7 +117,7 @@ def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
         if end.code == NO_ITEMS and not item:
             raise WrongArguments(f"-k {options.k!r} selects no item")
         progressed = len(journal.ended()) > done
-        # If no item ended in this process, the plugin itself exited with this number, and the device is not lost.
+        # A process that ended no item did not lose the device: the plugin itself exited with the same code.
         if end.code == DEVICE_LOST and progressed:
             continue
         if reason := _not_the_backends(end, options, item):

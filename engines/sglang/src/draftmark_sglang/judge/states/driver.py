@@ -26,10 +26,13 @@ ABSENT = (
 
 
 class Snapshots:
-    """Runs a layer. A verify leaves a state of every row in scratch, and the commit copies one of them to the slot.
+    """Runs one layer of SGLang. A verify stores every row's state in scratch, and the commit copies one to the slot.
 
     Args:
-        layer, weights: the layer. drafts: rows of a verify. requests: most requests. tree: True if drafts are trees.
+        layer, weights: the layer to judge.
+        drafts: rows of a verify.
+        requests: largest number of requests.
+        tree: True if drafts are trees.
     """
 
     def __init__(self, layer: Layer, weights: Weights, drafts: int, requests: int, tree: bool) -> None:
