@@ -82,4 +82,4 @@ def _install(folder: str, requirement: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["pip printed no error"]
-        raise DraftmarkError(f"pip could not download {requirement}: {last[0]}")
+        raise DraftmarkError(f"pip could not download {requirement}: {last[0]}; check --release and the network")
