@@ -107,7 +107,7 @@ class StateBackend(Protocol):
         """Move the slots of a batch over the accepted paths, in every layer. Capturable.
 
         After a verify, the slot of request r moves over the rows ``accept_index[r, :accept_lens[r]]``; with a count of
-        0 nothing moves. After EXTEND and DECODE the slots stand already, and `accepted` is None. With `save_slots`,
+        0 nothing moves. EXTEND and DECODE have moved the slots already, and `accepted` is None. With `save_slots`,
         the state at length `checkpoint_lens` goes to save_slots[r]; EXTEND and DECODE save it only where the last row
         ends there. Other slots keep their bytes.
 
