@@ -166,7 +166,8 @@ def can_be_had(one: Environment) -> bool:
     if one.stamp.exists() or not one.unlocked:
         return True
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1")
-    options = ("--dry-run", "--ignore-installed", "--no-deps", "--extra-index-url", one.index)
+    # A system's Python installs nothing outside a target folder, not even in a dry run.
+    options = ("--dry-run", "--target", str(one.home), "--ignore-installed", "--no-deps", "--extra-index-url", one.index)
     return run(*pip, *options, *one.unlocked, quiet=True)
 
 

@@ -74,4 +74,4 @@ def test_reasons_name_modules_of_rules() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="SGLang is installed")
 def test_targets_are_listed_without_sglang() -> None:
     """Without SGLang, the engine lists its targets and has no version."""
-    assert ENGINE.version() is None and len(ENGINE.targets()) == 11
+    assert ENGINE.version() is None and len(ENGINE.targets()) == 14
