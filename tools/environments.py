@@ -167,8 +167,8 @@ def can_be_had(one: Environment) -> bool:
         return True
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1")
     # A system's Python installs nothing outside a target folder, not even in a dry run.
-    options = ("--dry-run", "--target", str(one.home), "--ignore-installed", "--no-deps", "--extra-index-url", one.index)
-    return run(*pip, *options, *one.unlocked, quiet=True)
+    found = ("--dry-run", "--target", one.home, "--ignore-installed", "--no-deps", "--extra-index-url", one.index)
+    return run(*pip, *found, *one.unlocked, quiet=True)
 
 
 def fetch_wheels(one: Environment) -> None:
