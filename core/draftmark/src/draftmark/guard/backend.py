@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
 from typing import cast
 
 import torch
@@ -14,6 +13,7 @@ from ..batch.checks import check_kind, require_tensor, shown
 from ..cache import KVCache, sinks_of
 from ..errors import BatchError
 from ..geometry import Form, Geometry
+from .call_order import CallOrder
 from .contents import check_contents
 from .rows import check_cache
 from .switch import readable
@@ -32,32 +32,21 @@ class GuardedBackend:
     def __init__(self, inner: AttentionBackend, geometry: Geometry, null_pages: int, lse: bool = False) -> None:
         self._inner: BoundBackend = cast("BoundBackend", inner)
         self._geometry, self._null_pages, self._lse = geometry, null_pages, lse
-        self._planned: set[Hashable] = set()
-        self._current: Hashable = None
-        self._written = False
+        self._order = CallOrder()
         self._largest_page = 0
 
     def plan(self, batch: ForwardBatch) -> None:
         """Check the host numbers and shapes of the batch, then plan."""
         validate(batch, self._geometry)
-        # Planned batches add up until one is written, because several DRAFT steps are planned before the first runs.
-        if self._written:
-            self._planned.clear()
-            self._written = False
-        self._planned.add(forward_key(batch))
+        self._order.plan(batch)
         self._inner.plan(batch)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Check that the batch was planned, and its contents where the host may read them; then write."""
-        check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-        if forward_key(batch) not in self._planned:
-            raise BatchError(
-                f"write_metadata got a {batch.mode} batch that plan did not get; call plan(batch) on the host before "
-                "each forward and before each replay"
-            )
+        self._order.require_planned(batch)
         if readable(batch.device):
             self._largest_page = check_contents(batch, self._geometry, self._null_pages)
-        self._current, self._written = forward_key(batch), True
+        self._order.write(batch)
         self._inner.write_metadata(batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
@@ -121,12 +110,7 @@ class GuardedBackend:
             ) from error
 
     def _check_call(self, call: str, cache: KVCache, batch: ForwardBatch) -> None:
-        check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-        if forward_key(batch) != self._current:
-            raise BatchError(
-                f"{call} got a {batch.mode} batch that write_metadata did not get last; call write_metadata(batch) "
-                "before the layers of each forward"
-            )
+        self._order.require_written(call, batch)
         check_kind("cache", cache, KVCache, "a KVCache", "take it from KVPool.layers")
         check_cache(cache, self._geometry, batch.device, self._largest_page)
 
@@ -144,9 +128,3 @@ class GuardedBackend:
             raise BatchError(f"{name} is on {tensor.device}, but the batch is on {batch.device}; move it there")
         if tensor.stride(-1) != 1 and tensor.numel():
             raise BatchError(f"{name} has strides {list(tensor.stride())}, but a head is contiguous; copy the tensor")
-
-
-def forward_key(batch: ForwardBatch) -> Hashable:
-    """Return an identifier of a forward: its host numbers, and the addresses of its tensors."""
-    numbers = (batch.mode, batch.step, batch.num_reqs, batch.q_lens, batch.tail_lens, batch.num_rows, batch.host)
-    return (*numbers, type(batch.tail), batch.prefix_lens.data_ptr(), batch.page_table.data_ptr())

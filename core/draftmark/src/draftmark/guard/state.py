@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 
 from ..batch import ForwardBatch, Tree, validate
@@ -13,7 +11,7 @@ from ..geometry import Gate, Mode, Recurrence, StateGeometry
 from ..state.backend import StateBackend
 from ..state.pool import StateCache, StatePool
 from ..tree import VerifyResult
-from .backend import forward_key
+from .call_order import CallOrder
 from .contents import check_rows_and_lengths
 from .switch import readable
 
@@ -25,30 +23,20 @@ class GuardedState:
 
     def __init__(self, inner: StateBackend, geometry: StateGeometry) -> None:
         self._inner, self._geometry = inner, geometry
-        self._planned: set[Hashable] = set()
-        self._current: Hashable = None
-        self._written = False
+        self._order = CallOrder()
 
     def plan(self, batch: ForwardBatch) -> None:
         """Check the host numbers and shapes of the batch, then plan."""
         validate(batch, self._geometry)
-        if self._written:
-            self._planned.clear()
-            self._written = False
-        self._planned.add(forward_key(batch))
+        self._order.plan(batch)
         self._inner.plan(batch)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Check that the batch was planned, and its contents where the host may read them; then write."""
-        check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-        if forward_key(batch) not in self._planned:
-            raise BatchError(
-                f"write_metadata got a {batch.mode} batch that plan did not get; call plan(batch) on the host before "
-                "each forward and before each replay"
-            )
+        self._order.require_planned(batch)
         if readable(batch.device):
             check_state_contents(batch, self._geometry)
-        self._current, self._written = forward_key(batch), True
+        self._order.write(batch)
         self._inner.write_metadata(batch)
 
     def convolve(
@@ -144,12 +132,7 @@ class GuardedState:
             )
 
     def _check_call(self, call: str, cache: StateCache, batch: ForwardBatch) -> None:
-        check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers or ragged")
-        if forward_key(batch) != self._current:
-            raise BatchError(
-                f"{call} got a {batch.mode} batch that write_metadata did not get last; call write_metadata(batch) "
-                "before the layers of each forward"
-            )
+        self._order.require_written(call, batch)
         check_kind("cache", cache, StateCache, "a StateCache", "take it from StatePool.layers")
         g, s = self._geometry, self._geometry.state
         slots = cache.state.shape[0]
