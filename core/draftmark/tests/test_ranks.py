@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
 from dataclasses import replace
 
 import pytest
 import torch
 
+from core.draftmark.tests.two_ranks import results_of_two_ranks
 from draftmark import Mode
 from draftmark.batch import BatchBuffers, Tree
 from draftmark.lengths import Exact
@@ -87,13 +86,10 @@ def test_another_mode_changes_the_digest(filled):
     assert isinstance(batch.tail, Tree)
 
 
-def _rank(rank, port, results):
-    import torch.distributed as dist
-
+def _observe(rank, results):
     from draftmark.errors import RanksDisagree
     from draftmark.ranks import RankGuard
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for differ in (False, True):
         guard = RankGuard()
         try:
@@ -106,22 +102,11 @@ def _rank(rank, port, results):
             results.put((differ, "agree"))
         except RanksDisagree as error:
             results.put((differ, str(error)))
-    dist.destroy_process_group()
 
 
 def test_a_guard_names_the_rank_the_part_and_the_step():
     """Two processes raise nothing while their steps agree, and both raise an equal error when one step differs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    answers = sorted(results.get() for _ in range(2 * len(ranks)))
-    for one in ranks:
-        one.join()
+    answers = sorted(results_of_two_ranks(_observe, each=2))
     assert answers[:2] == [(False, "agree")] * 2
     want = "ranks 1 differ from rank 0 in the pages of step 2"
     assert all(differ and answer.startswith(want) for differ, answer in answers[2:]), answers

