@@ -162,9 +162,10 @@ class Run:
 
     def _started(self, served: list[Served], which: str) -> list[Served]:
         """Start servers, first those with ``restart`` one by one; record the starts, and return the ready ones."""
-        alone = [[one] for one in served if one.server.restart]
+        groups = [[one] for one in served if one.server.restart]
         together = [one for one in served if not one.server.restart]
-        return [ready for group in (*alone, together) for ready in self._started_together(group, which)]
+        groups += [together] if together else []
+        return [ready for group in groups for ready in self._started_together(group, which)]
 
     def _started_together(self, served: list[Served], which: str) -> list[Served]:
         processes = {number: one.start() for number, one in enumerate(served)}
