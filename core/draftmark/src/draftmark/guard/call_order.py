@@ -10,7 +10,7 @@ from ..errors import BatchError
 
 
 class CallOrder:
-    """Remembers the planned batches and the batch whose metadata was written last, of one backend."""
+    """Remembers the planned batches of one backend, and the batch that write_metadata got last."""
 
     def __init__(self) -> None:
         self._planned: set[Hashable] = set()
