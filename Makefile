@@ -13,7 +13,7 @@ RECORDS = benchmarks/results/contract-*.json
 STALENESS = $(BIN)/python -m draftmark_contract.runner.staleness
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint kills docs release release-check cubins soak engines npu gpu-day npu-day clean
+.PHONY: help demo test test-long test-all lint kills docs release release-check cubins soak engines npu gpu-day npu-day clean
 .PHONY: demo-environment dev-environment types
 
 help: ## List the targets.
@@ -28,8 +28,11 @@ test: dev-environment ## Lint, check types, run the quick tests and a sample of 
 	$(BIN)/python -m tools.prose
 	@# Two at a time, the longest first, so that both end together.
 	$(MAKE) -j 2 sample-cuda_triton types $(addprefix sample-,reference $(PLUGINS))
-	$(PYTEST) -m "not slow and not device"
+	$(PYTEST) -m "not slow and not long and not device"
 	$(STALENESS) $(RECORDS)
+
+test-long: dev-environment ## Compile every kernel for every GPU, and run whole commands in processes. Takes minutes.
+	$(PYTEST) -m "long and not slow and not device"
 
 test-all: lint ## Everything that needs no accelerator: every test, every mutant, the contract in full. Takes hours.
 	$(PYTEST) -m "not device"

@@ -91,6 +91,7 @@ def followed(wheel, environment, tmp_path):
     return follow
 
 
+@pytest.mark.long
 def test_first_step_works_as_printed(followed, tmp_path):
     """After the page's first step the package is listed, ready and sized; one case of each rule runs and none fails."""
     installed, (begin, *rest) = printed(0)
@@ -146,6 +147,7 @@ print("the same text")
 """
 
 
+@pytest.mark.long
 def test_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
     """The tutorial's backend generates the reference backend's text with trees and windows, eager and with graphs."""
     zipfile.ZipFile(wheel).extractall(tmp_path)

@@ -60,6 +60,7 @@ def test_contract_judges_without_torch(environment: Environment, cases: int) -> 
     assert cases or "sizing of reference conforms to draftmark contract" in printed
 
 
+@pytest.mark.long
 @SIZES
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=[] if one == "cuda_triton" else [pytest.mark.slow]) for one in PLUGINS]
@@ -103,6 +104,7 @@ def test_head_wheel_needs_no_other_package(environment: Environment) -> None:
     assert missing(commands, "torch", "transformers", "draftmark", "draftmark_speculative")
 
 
+@pytest.mark.long
 def test_head_with_its_extra_is_found_by_its_model(environment: Environment) -> None:
     """With its extra [run], a draft head is found with all its files by the file name of its target model."""
     commands = environment("draftmark-head-smollm2-135m[run]")

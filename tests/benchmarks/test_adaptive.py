@@ -74,6 +74,7 @@ def test_claimed_acceptance_matches_the_result():
     torch.testing.assert_close(came / 3840, claimed / 3840, atol=0.03, rtol=0)
 
 
+@pytest.mark.long
 def test_resumed_run_measures_no_row_again(tmp_path, monkeypatch, capsys):
     """A run measures every row, a resumed run measures none and keeps the file, and the drawing has a point per row."""
     file, picture = tmp_path / "rows.json", tmp_path / "picture.svg"

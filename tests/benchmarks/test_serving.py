@@ -145,6 +145,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 def test_hook_counts_a_process_that_compiles(tmp_path: Path) -> None:
     """A process with the hook on its path reports a compiled kernel, then the same kernel as loaded."""
     watch = a_watch(tmp_path)

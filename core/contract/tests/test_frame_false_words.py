@@ -143,6 +143,7 @@ def test_bad_expression_is_named(folder: Folder, k: str) -> None:
     folder.assert_nothing_recorded()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workers", "number"),
     [
@@ -170,6 +171,7 @@ def test_interrupted_run_gives_no_verdict(folder: Folder, workers: int, number: 
     assert len(journal.ended()) >= kept
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
     """After kill -9 of the command, its workers stop writing the journal, and a new run continues it."""
@@ -187,6 +189,7 @@ def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
     assert len(journal.ended()) >= kept
 
 
+@pytest.mark.long
 def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
     """A second run on a journal in use ends with one sentence; it works after the first run has ended."""
     command = ("reference", "--tier", "sizing", "-k", ONE, "--journal", "run.jsonl")
@@ -208,6 +211,7 @@ def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
     folder.assert_nothing_recorded()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -232,6 +236,7 @@ def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: s
     folder.assert_nothing_recorded()
 
 
+@pytest.mark.long
 def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) -> None:
     """If a backend requests more memory than the machine has, its item fails."""
     text = "DefaultCPUAllocator: not enough memory: you tried to allocate 9223372036854775807 bytes."
@@ -239,6 +244,7 @@ def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) ->
     assert code == 1 and "odd does not conform" in said, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [0, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2, 5))])
 def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
     """If a hook calls os._exit, its item fails, even if the exit code is one that pytest uses."""
@@ -258,6 +264,7 @@ BROKEN_SUITE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BROKEN_SUITE)
 def test_error_outside_of_the_checks_gives_no_verdict(folder: Folder, kind: str) -> None:
     """An error in pytest or in another pytest plugin, and an item that never ran, do not count against the backend."""
@@ -269,6 +276,7 @@ def test_error_outside_of_the_checks_gives_no_verdict(folder: Folder, kind: str)
     folder.assert_nothing_recorded()
 
 
+@pytest.mark.long
 def test_verdict_line_stands_before_the_sentence_about_a_full_disk(folder: Folder) -> None:
     """If the disk fills during --html, the verdict line and one sentence are printed, and no partial file remains."""
     (folder.path / "p.html").write_text("earlier")
@@ -290,6 +298,7 @@ def test_whole_file_replaces_the_earlier_one(tmp_path: Path) -> None:
     assert "/dev/full was not written: No space left on device" in write_whole(Path("/dev/full"), "new")
 
 
+@pytest.mark.long
 def test_first_failure_ends_the_run_with_x(plugin: Plugin) -> None:
     """With -x the run ends at the first failed item, and the verdict counts the remaining items as not run."""
     folder = plugin("def act():\n    raise RuntimeError('no')\n")

@@ -116,6 +116,7 @@ def test_unfinished_item_of_earlier_run_runs_again(journal: Journal) -> None:
     assert died.message.endswith(f"draftmark contract reference --item '{second}'")
 
 
+@pytest.mark.long
 def test_second_command_runs_remaining_items(tmp_path: Path, draftmark: Callable[..., Any]) -> None:
     """Two commands with one journal give one verdict, which lists both runs and has each item once."""
     command = ("contract", "reference", "--tier", "sizing", "--journal", tmp_path / "run.jsonl", "-k")

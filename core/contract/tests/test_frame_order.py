@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from draftmark_contract.runner.outputs import write_outputs
 from draftmark_contract.runner.session import ContractSession, conclude
 
@@ -48,6 +50,7 @@ def _read(path: Path) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.long
 def test_record_does_not_depend_on_order(tmp_path: Path) -> None:
     """A shuffled run on two workers gives the verdict and outcomes of an ordered run."""
     shuffled = _shuffled(tmp_path / "shuffled.json")

@@ -63,6 +63,7 @@ def contract(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     return run
 
 
+@pytest.mark.long
 def test_runs_in_a_project_with_its_own_settings(tmp_path: Path) -> None:
     """The suite runs in a project with its own --backend option, python_files, markers and warnings as errors."""
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--backend')\n")
@@ -143,6 +144,7 @@ def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], b
     assert any(words in message for message in _failing("bad", "load.answers_repeatably"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "workers", "words"),
     [
@@ -181,6 +183,7 @@ def draftmark_supports(geometry):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_item_that_destroys_the_device_context_fails(
     contract: Judged, distribution: Callable[..., Path], workers: int
@@ -258,6 +261,7 @@ def draftmark_open_backend(geometry, arena):
 """A plugin with a kernel that writes zeros and claims to support everything that the reference supports."""
 
 
+@pytest.mark.long
 def test_backend_with_many_failures_prints_one_screen(contract: Judged, distribution: Callable[..., Path]) -> None:
     """The first failed checks are printed in full, the others in one line each; the verdict comes last."""
     folder = distribution("zeros", extra=ZEROS)
@@ -275,6 +279,7 @@ def test_backend_with_many_failures_prints_one_screen(contract: Judged, distribu
     assert lines[-2].startswith("zeros does not conform to draftmark contract")
 
 
+@pytest.mark.long
 def test_failed_history_names_its_seed(contract: Judged, distribution: Callable[..., Path]) -> None:
     """--seed selects other random test histories, and a failure prints the seed that reproduces it."""
     folder = distribution("zeros", extra=ZEROS)

@@ -27,6 +27,7 @@ def _draftmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_contract_imports_nothing_from_current_folder(folder: Path) -> None:
     """The command, its pytest, the pytest worker and a check's own process import nothing from the current folder."""
     chosen = ["--tier", "sizing", "-k", "imports_lightly", "--workers", "1"]

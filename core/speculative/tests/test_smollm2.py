@@ -71,6 +71,7 @@ def check(smollm2, numbers, drafts, page_size, graph, host):
     assert drafts == "none" or engine.statistics.mean_accepted > 1.3, "the test needs accepted drafts"
 
 
+@pytest.mark.long
 def test_bundled_model_loads_without_its_package(smollm2):
     """The bundled model loads without an import of its package, which depends on an unneeded framework."""
     model = smollm2[0]

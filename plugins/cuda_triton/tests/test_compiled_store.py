@@ -151,6 +151,7 @@ def test_damaged_entry_is_compiled_again(stored, quick_specs, name, damage):
     assert prepare.store_kernels(quick_specs).compiled == 1 and store.find(source) is not None
 
 
+@pytest.mark.long
 def test_concurrent_processes_compile_each_kernel_once(empty_store, quick_specs):
     """One of several ranks that start together compiles each kernel; the others wait and find it."""
     # Locks of files belong to the open file, so threads stand in for processes.
@@ -361,6 +362,7 @@ def test_kernels_that_fail_are_counted(empty_store, quick_specs, monkeypatch, ca
     assert caplog.text.count("was not compiled ahead of time: RuntimeError: the starting process has") == 2
 
 
+@pytest.mark.long
 def test_process_that_ends_early_is_an_error_of_its_kernel(empty_store, quick_specs, monkeypatch, tmp_path):
     """A compiler that crashes costs its kernel, and the next kernel gets a new process."""
     (tmp_path / "crashing_module.py").write_text("import os; os._exit(7)")
@@ -386,6 +388,7 @@ def test_host_code_is_stored_below_the_given_folder(tmp_path, monkeypatch):
         assert get_cache_manager(key).get_file("launcher.so") == str(path)
 
 
+@pytest.mark.long
 def test_warm_needs_no_gpu_and_reports_sizes(empty_store, quick_specs, monkeypatch):
     """The plugin's `warm` stores every listed kernel for an architecture that this machine lacks."""
     monkeypatch.setattr(kernel_list, "kernels_of", lambda geometry: quick_specs)

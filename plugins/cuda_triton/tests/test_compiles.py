@@ -65,10 +65,10 @@ class Case:
 
 
 USUAL = [
-    Case(0),
-    Case(0, split=True),
     Case(),
     Case(16, tree=True),
+    Case(0),
+    Case(0, split=True),
     Case(1, heads=(64, 8), head_dim=64, window=127, sinks=True),
     Case(page_size=64, fp8=True),
     Case(page_size=1),
@@ -197,7 +197,9 @@ def attention_of(case: Case):
     return binary
 
 
-@pytest.mark.parametrize("case", USUAL, ids=str)
+@pytest.mark.parametrize(
+    "case", [*USUAL[:2], *(pytest.param(one, marks=pytest.mark.long) for one in USUAL[2:])], ids=str
+)
 def test_kernels_compile_for_hopper(fake_gpu, case):
     """The Hopper kernels compile, together with the other kernels that a layer launches."""
     compile_for(case, 90)
@@ -208,6 +210,7 @@ def test_kernels_compile_for_hopper(fake_gpu, case):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "name"),
     [
@@ -225,6 +228,7 @@ def test_kernels_compile_for_non_adjacent_heads(fake_gpu, case, name):
     assert name in [source.fn.__name__ for source, _ in fake_gpu.launched]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("reqs", "rows"), [(2, 70), (40, 40), (3, 900), (100, 300)])
 def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
     """The metadata kernels compile for any number of requests and rows."""
@@ -244,6 +248,7 @@ def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fake_driver", "dtype"),
     [
@@ -280,6 +285,7 @@ GRID_CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", GRID_CASES, ids=str)
 def test_grid_waits_for_the_previous_grid(fake_gpu, case):
     """A PDL grid waits for the previous grid and permits the next one to start before it accesses global memory."""
@@ -312,6 +318,7 @@ def test_grid_waits_for_the_previous_grid(fake_gpu, case):
         assert wait == 0 if name != "combine_splits" else "st.global" not in order[:wait], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -334,6 +341,7 @@ COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global .*")
 COPY_OR_ARRIVE = re.compile(r"cp\.async\.(?:c[ag]\.shared\.global|mbarrier\.arrive)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [Case(page_size=1), GATHERED_72, pytest.param(Case(head_dim=160), marks=pytest.mark.slow)], ids=str
 )
@@ -385,6 +393,7 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
     return [loop for loop in loops if num_instructions(name, loop)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -420,6 +429,7 @@ def test_softmax_overlaps_wgmma(fake_gpu, case, tmp_path):
 MAXIMUM = re.compile(r"FMNMX (R\d+), (R\d+), (R\d+)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [*(Case(0), Case(64, tree=True)), pytest.param(Case(8, heads=(64, 8), head_dim=64), marks=pytest.mark.slow)],
@@ -439,6 +449,7 @@ def test_row_max_is_a_balanced_reduction(fake_gpu, case, tmp_path):
         assert num_instructions("FMNMX", loop) >= 64 and 5 < deepest <= 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "max_barriers"),
     [(Case(64, tree=True), 1), (Case(0), 1), (Case(16, tree=True), 1), (Case(page_size=64, fp8=True), 5)],
@@ -453,6 +464,7 @@ def test_each_consumer_thread_releases_a_stage(fake_gpu, case, max_barriers, tmp
         assert num_instructions("0x80", [what for what in loop if "BAR.SYNC" in what]) <= max_barriers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [Case(16, fp8=True, tree=True), Case(page_size=64, fp8=True), pytest.param(WIDE_PAGES, marks=pytest.mark.slow)],
@@ -469,6 +481,7 @@ def test_register_upcast_spills_almost_nothing(fake_gpu, case, tmp_path):
     assert all(num_instructions(name, loop) <= most for loop in loops for name in ("LDL", "STL"))
 
 
+@pytest.mark.long
 def test_three_warp_groups_spill_nothing_at_96_columns(fake_gpu, tmp_path):
     """The loops of three consumer warp groups keep every value of a row tile of 96 columns in registers."""
     case = Case(64, heads=(24, 8), head_dim=96, tree=True)
@@ -490,6 +503,7 @@ SHARED_WRITE = re.compile(r"st\.shared\S*\s+\[global_smem\+(\d+)\]")
 MAX_WARPS = 32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -516,6 +530,7 @@ def test_partition_ids_are_published_between_cta_barriers(fake_gpu, case):
     assert max(barrier for barrier in barriers if barrier[0] < max(written))[1] == "1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1)], ids=str)
 def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
     """Each receiving partition signals the empty barrier only after a branch on every word of the record."""
@@ -538,6 +553,7 @@ def test_work_tile_is_read_before_it_is_overwritten(fake_gpu, case):
 RECORD_STEP = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:arrive\.shared::cta\.b64|try_wait)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [Case(0), Case(0, page_size=1), Case(0, split=True)], ids=str)
 def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
     """The threads of a partition meet at a barrier before one of them signals that a record was written or read."""
@@ -554,6 +570,7 @@ def test_work_tile_is_published_after_its_fields_are_written(fake_gpu, case):
         assert order[begin] == "mbarrier.try_wait"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -572,6 +589,7 @@ def test_fp8_stage_is_released_after_its_upcast_is_stored(fake_gpu, case, tmp_pa
     assert re.fullmatch("(l+s+aa){2}", order), order
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_kernels_of_other_shapes_compile_for_hopper(fake_gpu, case):
@@ -580,6 +598,7 @@ def test_kernels_of_other_shapes_compile_for_hopper(fake_gpu, case):
     assert len(fake_gpu.launched) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fake_driver", "case"),
@@ -594,6 +613,7 @@ def test_kernels_compile_for_other_architectures(fake_gpu, case):
     assert not any("kernels_sm90" in source.fn.__module__ for source, _ in fake_gpu.launched)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("page_size", "kv_dtype"), [(16, "bfloat16"), (1, "bfloat16"), (16, "float8_e4m3fn")])
 def test_kernels_that_write_lse_compile_for_hopper(monkeypatch, tmp_path, page_size, kv_dtype):
@@ -623,6 +643,7 @@ LATENT_ROWS = [
 """Value and rest of a latent row, page size, dtype of q and dtype of the cache."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arch", "row", "page_size", "dtype", "kv_dtype"),
     [

@@ -128,6 +128,7 @@ def test_timeouts_are_named(run: Callable[..., tuple[int, dict[str, Any]]]) -> N
     assert f"{DEVICE}[b]" in found["racecheck"]["not_ended"]
 
 
+@pytest.mark.long
 def test_processes_end_with_the_command(fake_tool: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Test processes end with the command, although they have their own sessions."""
     monkeypatch.setenv("ENDS", "HANGS")
@@ -143,6 +144,7 @@ def test_processes_end_with_the_command(fake_tool: None, monkeypatch: pytest.Mon
         os.kill(int(begun[0]), 0)
 
 
+@pytest.mark.long
 def test_shapes_match_the_device_tests() -> None:
     """The command runs each parametrized case of the two random-batch device tests once."""
     from . import test_decode_verify_device, test_prefill_fp8

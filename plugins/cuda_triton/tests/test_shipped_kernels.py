@@ -50,6 +50,7 @@ def empty_environment(tmp_path, monkeypatch):
     sys.modules.pop(folder.SHIPPED, None)
 
 
+@pytest.mark.long
 def test_first_start_with_the_wheel_compiles_nothing(fake_gpu, wheel, small_geometry, empty_environment, monkeypatch):
     """In an empty environment, opening finds and loads every kernel of the geometry from the installed wheel."""
     zipfile.ZipFile(wheel).extractall(empty_environment / "site")

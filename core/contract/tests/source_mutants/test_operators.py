@@ -81,6 +81,7 @@ def test_every_operator_is_tested_and_described() -> None:
     assert all(described().values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_mutant_compiles_and_is_unique(name: str) -> None:
     """Mutants of the real targets compile, differ from the source, and have unique ids."""

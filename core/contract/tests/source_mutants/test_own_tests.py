@@ -14,6 +14,7 @@ from .targets import TARGETS
 TRITON = TARGETS["cuda_triton"]
 
 
+@pytest.mark.long
 def test_the_tests_run_on_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant with another minimum tile height fails the tile test, even if the original was imported before."""
     import draftmark_cuda_triton.heuristics.common as original

@@ -43,6 +43,7 @@ def test_a_broken_plugin_is_a_row_with_its_cause(draftmark: Run, distribution: C
     assert cause in done.out
 
 
+@pytest.mark.long
 def test_the_other_backends_are_tested_too(
     draftmark: Run, distribution: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +57,7 @@ def test_the_other_backends_are_tested_too(
     assert (verdicts["crashes"], verdicts["reference"], done.code) == ("broken", "ready", 1)
 
 
+@pytest.mark.long
 def test_an_absent_runtime_has_its_remedy(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """`doctor` reports a backend as absent, not broken, when its vendor package is not installed."""
     distribution("vendor", host_kernels=False, runtime=("vendor_that_is_not_there",))
@@ -107,6 +109,7 @@ def only_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "available", lambda: one)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("only_reference")
 def test_adapters_are_rows(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """Each adapter has a row with the engine's release and the tested releases; NAME prints backends only."""
