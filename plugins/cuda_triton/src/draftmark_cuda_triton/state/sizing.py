@@ -1,0 +1,80 @@
+"""Buffers and block sizes of layers with recurrent state. No torch; the buffers also accept symbolic sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from draftmark import BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, Unit
+
+from ..heuristics.common import next_power_of_two
+from .extend_sizing import extend_buffers
+
+KEYS, UPDATES, DECAYS, CHANNELS, TOTALS = "keys", "updates", "decays", "channels", "totals"
+"""Buffer names: records of a verify's rows, and the decays of each row's whole path in the layer that runs now."""
+LINE_BYTES = 128
+"""Bytes of one state row that adjacent threads load together: a cache line."""
+WARP_BYTES = 16
+"""Bytes that one thread loads at once."""
+ROWS_PER_BLOCK = 16
+"""Rows that the verify kernel computes together."""
+
+
+class StateBlocks(NamedTuple):
+    """Tile of the state that one program of `recur_rows` or `commit` holds: ``[chunks, block_v, chunk]``.
+
+    Key element i is element ``i % chunk`` of chunk ``i // chunk``. So eight threads load one cache line of a state row,
+    and a sum over keys needs three shuffles.
+
+    Attributes:
+        block_v: value elements.
+        chunk, chunks: key elements of a cache line, and cache lines of a state row.
+        num_warps: warps of a program.
+    """
+
+    block_v: int
+    chunk: int
+    chunks: int
+    num_warps: int
+
+
+def state_blocks(geometry: StateGeometry) -> StateBlocks:
+    """Return the tile of the kernels that read and write a state row by row."""
+    s = geometry.state
+    keys = next_power_of_two(s.key_dim)
+    chunk = min(keys, LINE_BYTES // (2 if s.state_dtype != "float32" else 4))
+    block_v = min(32, next_power_of_two(s.value_dim), max(1, 8192 // keys))
+    num_warps = max(1, min(4, block_v * keys // 1024))
+    return StateBlocks(block_v, chunk, keys // chunk, num_warps)
+
+
+def state_buffers(geometry: StateGeometry) -> list[BufferSpec]:
+    """Return the records of a verify's rows in every layer, and the scratch memory of one layer.
+
+    A record has the key, the update u and the decay of a row, and its channels. u has 32 bits with a delta rule, where
+    it is computed; otherwise it is v.
+    """
+    s, lead = geometry.state, _rows(geometry)
+    specs: list[BufferSpec] = []
+
+    def record(name: str, shape: tuple[int, ...], dtype: str) -> None:
+        formula = "num_layers × max_reqs × D × elements of a row"
+        specs.append(BufferSpec(name, Role.STATE_RECORDS, shape, dtype, Unit.ELEMENTS, formula))
+
+    if s.recurrence is not Recurrence.NONE:
+        record(KEYS, (*lead, s.num_key_heads, s.key_dim), s.dtype)
+        dtype = "float32" if s.recurrence is Recurrence.DELTA else s.dtype
+        record(UPDATES, (*lead, s.num_heads, s.value_dim), dtype)
+        per_key = (s.key_dim,) if s.gate is Gate.KEY else ()
+        rows = (geometry.num_layers,) if s.gate is Gate.CONSTANT else lead
+        record(DECAYS, (*rows, s.num_heads, *per_key), "float32")
+        totals = (*lead[1:], s.num_heads, *per_key)
+        formula = "max_reqs × D × elements of a row's decays"
+        specs.append(BufferSpec(TOTALS, Role.WORKSPACE, totals, "float32", Unit.ELEMENTS, formula))
+    record(CHANNELS, (*lead, s.conv_channels), s.conv_dtype)
+    return specs + (extend_buffers(geometry) if Mode.EXTEND in geometry.modes else [])
+
+
+def _rows(geometry: StateGeometry) -> tuple[int, int, int]:
+    """Return the layers, requests and rows that a verify records; without a verify no rows."""
+    verifies = {Mode.VERIFY, Mode.RAGGED_VERIFY}.intersection(geometry.modes)
+    return geometry.num_layers, geometry.max_reqs, geometry.draft.num_draft_tokens if verifies else 0
