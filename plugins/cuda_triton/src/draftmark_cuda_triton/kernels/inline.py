@@ -13,8 +13,8 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def inline(function):
-    """Decorate a function that only kernels call. A package of kernels for the other device can import this module."""
-    return function if os.environ.get("TRITON_INTERPRET") == "1" else triton.jit(function)
+    """Decorate a function that only kernels call."""
+    return function if INTERPRETED.value else triton.jit(function)
 
 
 if INTERPRETED.value:

@@ -9,8 +9,7 @@ from draftmark import Gate, Recurrence, StateShape
 from draftmark.runtime import ForwardBatch
 
 from ..launch.launcher import launch_kernel
-from .kernels import rows
-from .launching import kernel_for
+from .launching import kernel_for, kernels
 from .sizing import StateBlocks
 
 ROW_TENSORS = ("q", "k", "v", "log_decay", "beta", "state", "slots", "prefix_lens", "q_indptr", "out")
@@ -54,7 +53,7 @@ def launch_rows(
     grid = triton.cdiv(shape.value_dim, blocks.block_v), shape.num_heads, len(slots)
     decay = q if log_decay is None else log_decay
     launch_kernel(
-        kernel_for(rows.recur_rows, q), grid,
+        kernel_for(kernels.rows.recur_rows, q), grid,
         q, k, v, decay, v if beta is None else beta, state, slots, prefix_lens, q_indptr, out,
         *head_strides(q, k, v), *decay_strides(shape, log_decay), 0 if beta is None else beta.stride(0),
         HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, **kinds(shape),

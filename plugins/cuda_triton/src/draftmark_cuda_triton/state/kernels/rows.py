@@ -8,6 +8,7 @@ float32: 16 KiB, loaded by 128 threads with 16 bytes each, 8 threads for a cache
 import triton
 import triton.language as tl
 
+from .shared import convert
 from .tile import sum_over_keys, tile_of
 
 
@@ -81,6 +82,8 @@ def recur_rows(
                 write = tl.load(beta + row * stride_beta_row + head) * (write - sum_over_keys(held * row_k))
             held += write[None, :, None] * row_k
             found = sum_over_keys(held * row_q)
-            tl.store(out + (row * heads + head) * VALUE_DIM + value, found.to(out.dtype.element_ty), mask=v_inside)
+            tl.store(
+                out + (row * heads + head) * VALUE_DIM + value, convert(found, out.dtype.element_ty), mask=v_inside
+            )
             row += 1
-        tl.store(place, held.to(state.dtype.element_ty), mask=inside)
+        tl.store(place, convert(held, state.dtype.element_ty), mask=inside)

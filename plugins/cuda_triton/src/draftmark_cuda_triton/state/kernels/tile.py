@@ -2,13 +2,7 @@
 
 import triton.language as tl
 
-from ...kernels.inline import inline
-
-
-@inline
-def total(x, axis: tl.constexpr):
-    """Return the sum along `axis`; as `kernels.reduce.total`, whose interpreted copy this package cannot import."""
-    return tl.reduce(x, axis, tl.standard._sum_combine)
+from .shared import inline, total
 
 
 @inline
