@@ -143,3 +143,26 @@ def test_checkpoint_is_the_largest_multiple_reached(prefix, count, interval, exp
     """A checkpoint lies after the prefix and at or before the end of the round."""
     found = checkpoint_lens(torch.tensor([prefix], dtype=torch.int32), torch.tensor([count]), interval)
     assert found.tolist() == [expected] and found.dtype is torch.int32
+
+
+def test_pool_over_an_engines_tensors() -> None:
+    """A pool over an engine's slots writes nothing and keeps their strides: here windows lie as [window, channels]."""
+    state, windows = torch.randn(2, 7, 2, 3, 4), torch.randn(2, 7, 3, 8).bfloat16()
+    before = state.clone(), windows.clone()
+    pool = StatePool.over(GEOMETRY, state, windows.transpose(2, 3), 2)
+    assert torch.equal(state, before[0]) and torch.equal(windows, before[1])
+    assert (pool.num_slots, pool.null_slots, len(pool.layers)) == (7, 2, 2)
+    pool.copy(torch.tensor([3]), torch.tensor([5]))
+    assert torch.equal(state[:, 5], before[0][:, 3]) and torch.equal(windows[:, 5], before[1][:, 3])
+    assert pool.layers[1].conv.data_ptr() == windows[1].data_ptr()
+
+
+def test_pool_over_other_tensors_is_refused() -> None:
+    """Tensors of another shape or dtype than the geometry's are refused."""
+    state, conv = torch.zeros(2, 7, 2, 3, 4), torch.zeros(2, 7, 8, 3).bfloat16()
+    with pytest.raises(BatchError, match="conv is bfloat16"):
+        StatePool.over(GEOMETRY, state, conv.transpose(2, 3), 1)
+    with pytest.raises(BatchError, match="state is float64"):
+        StatePool.over(GEOMETRY, state.double(), conv, 1)
+    with pytest.raises(BufferError, match="null_slots"):
+        StatePool.over(GEOMETRY, state, conv, 7)

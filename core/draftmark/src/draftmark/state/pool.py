@@ -18,8 +18,10 @@ class StateCache:
     """Slots of one layer. The caller owns the tensors.
 
     Attributes:
-        state: ``[num_slots, num_heads, value_dim, key_dim]`` in state_dtype.
+        state: ``[num_slots, num_heads, value_dim, key_dim]`` in state_dtype. A slot is contiguous; slots may have any
+            pitch.
         conv: ``[num_slots, conv_channels, window]`` in conv_dtype: inputs of the convolution before it, oldest first.
+            It may have any strides: SGLang stores the windows of KDA layers as ``[window, conv_channels]``.
         layer: index of the layer in its pool, 0 … num_layers - 1. A backend stores what a verify leaves by this index.
     """
 
@@ -29,11 +31,11 @@ class StateCache:
 
 
 class StatePool:
-    """States and convolution windows of all layers with one `StateGeometry`. The pool owns the memory.
+    """States and convolution windows of all layers with one `StateGeometry`.
 
-    Between rounds a request's slot holds the state after exactly L tokens. L = 0 means zeros, whatever the slot holds:
-    nothing is zeroed when a slot is given out. The first `null_slots` slots belong to no request. The pool starts as
-    zeros; with DRAFTMARK_GUARD=1 it starts as NaN.
+    The pool owns the memory, unless `over` made it. Between rounds a request's slot holds the state after exactly L
+    tokens. L = 0 means zeros, whatever the slot holds: nothing is zeroed when a slot is given out. The first
+    `null_slots` slots belong to no request. The pool starts as zeros; with DRAFTMARK_GUARD=1 it starts as NaN.
 
     Attributes:
         geometry: shapes of the pool.
@@ -62,8 +64,35 @@ class StatePool:
 
         self.state = slots(s.state_dtype, s.num_heads, s.value_dim, s.key_dim)
         self.conv = slots(s.conv_dtype, s.conv_channels, geometry.window)
+        self.layers = self._layers()
+
+    @classmethod
+    def over(cls, geometry: StateGeometry, state: torch.Tensor, conv: torch.Tensor, null_slots: int) -> StatePool:
+        """Return a pool over the tensors of an engine, which owns the memory and the slots. Writes nothing.
+
+        Args:
+            geometry: shapes of the layers.
+            state, conv: slots of all layers, in the shapes of the attributes and with the strides of `StateCache`.
+            null_slots: slots at the start that belong to no request.
+
+        Raises:
+            BufferError: a count is out of range. BatchError: a tensor has a wrong form.
+        """
+        s, slots = geometry.state, state.shape[1]
+        check_slot_counts(slots, null_slots)
+        shape = (geometry.num_layers, slots, s.num_heads, s.value_dim, s.key_dim)
+        device = require_tensor("state", state, shape, getattr(torch, s.state_dtype)).device
+        windows = (geometry.num_layers, slots, s.conv_channels, geometry.window)
+        require_tensor("conv", conv, windows, getattr(torch, s.conv_dtype), device)
+        pool = cls.__new__(cls)
+        pool.geometry, pool.num_slots, pool.null_slots = geometry, slots, null_slots
+        pool.state, pool.conv = state, conv
+        pool.layers = pool._layers()
+        return pool
+
+    def _layers(self) -> list[StateCache]:
         pairs = zip(self.state, self.conv, strict=True)
-        self.layers = [StateCache(state, conv, layer) for layer, (state, conv) in enumerate(pairs)]
+        return [StateCache(state, conv, layer) for layer, (state, conv) in enumerate(pairs)]
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slot source[i] to slot target[i] in every layer. Capturable.
