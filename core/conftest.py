@@ -31,7 +31,7 @@ import draftmark
 from draftmark import CORE_MODES, AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
 from draftmark.arena import Arena
 from draftmark.backend import AttentionBackend, BoundBackend
-from draftmark.batch import BatchBuffers, ForwardBatch, ragged, validate
+from draftmark.batch import BatchBuffers, Chosen, ForwardBatch, ragged, validate
 from draftmark.cache import KVCache
 from draftmark.cli import main
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
@@ -421,7 +421,9 @@ class PagedScene:
         host = host_lengths(scene)
         if scene.mode is Mode.EXTEND:
             q_lens = tuple(r.rows for r in scene.requests) + (0,) * (padded - live)
-            return ragged(geometry, dirty.prefix_lens[:padded], dirty.page_table[:padded], q_lens, host, live)
+            lists = dirty.chosen and Chosen(dirty.chosen.slots[: sum(q_lens)], dirty.chosen.counts[: sum(q_lens)])
+            placed = dirty.prefix_lens[:padded], dirty.page_table[:padded]
+            return ragged(geometry, *placed, q_lens, host, live, chosen=lists)
         if scene.mode is Mode.RAGGED_VERIFY:
             budget, indptr = geometry.max_rows(scene.mode), [0]
             for n in [r.rows for r in scene.requests] + [0] * (padded - live):
@@ -572,7 +574,7 @@ def expected_attention() -> Callable[..., np.ndarray]:
         queries, keys, values = q.double().numpy(), [t.double().numpy() for t in k], [t.double().numpy() for t in v]
         for row, (request, own) in enumerate(scene.rows()):
             visible = scene.visible(request, own)
-            for head in range(a.num_qo_heads):
+            for head in range(a.num_qo_heads if visible else 0):
                 shared = head * a.num_kv_heads // a.num_qo_heads
                 logits = [a.softmax_scale * float(queries[row, head] @ keys[request][key, shared]) for key in visible]
                 if a.logits_soft_cap:

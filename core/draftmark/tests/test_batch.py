@@ -224,9 +224,9 @@ def test_static_buffers_hold_the_largest_batch_of_each_mode(make_geometry):
 
 
 def test_a_batch_cannot_be_made_without_host_lengths(verify):
-    """`host` has no default: a batch without it raises TypeError at construction. Only `state_slots` has a default."""
+    """`host` has no default: a batch without it raises TypeError at construction. Only two fields have a default."""
     defaults = [f.name for f in fields(ForwardBatch) if f.default is not MISSING or f.default_factory is not MISSING]
-    assert defaults == ["state_slots"]
+    assert defaults == ["state_slots", "chosen"]
     kept = {f.name: getattr(verify, f.name) for f in fields(verify) if f.name != "host"}
     with pytest.raises(TypeError, match="host"):
         ForwardBatch(**kept)

@@ -192,16 +192,17 @@ def test_accepted_rows_are_compacted(make_geometry, fields):
             {"narrow_values": True},
             "values of 8 elements with keys of 12 are not served: BackendInfo.narrow_values is False",
         ),
+        ({"chosen_width": 3}, {"chosen_keys": True}, "chosen keys are not served: BackendInfo.chosen_keys is False"),
         (
             {"forms": (Form.ENGINE_STORES,)},
             {"forms": (Form.ENGINE_STORES,)},
             "form engine_stores is not accepted: it is not in BackendInfo.forms",
         ),
     ],
-    ids=["latent", "narrow", "engine_stores"],
+    ids=["latent", "narrow", "chosen", "engine_stores"],
 )
 def test_the_core_refuses_what_a_plugin_does_not_claim(make_geometry, fields, claims, reason):
-    """An old plugin never receives a latent layer, narrow values or the form of an engine that stores."""
+    """An old plugin never receives a latent layer, chosen keys, narrow values or the form of an engine that stores."""
     geometry = make_geometry(**fields)
     old, new = (
         draftmark.LoadedBackend("old", _plugin("old")),
@@ -221,7 +222,8 @@ def test_an_old_plugins_hook_never_sees_unclaimed_rows(make_geometry):
             raise AssertionError("the hook is called")
 
     backend = draftmark.LoadedBackend("strict", Strict())
-    for fields, word in ((LATENT, "latent"), (PARTS, "latent"), (NARROW, "narrow_values")):
+    lists = LATENT | {"chosen_width": 3}
+    for fields, word in ((LATENT, "latent"), (PARTS, "latent"), (NARROW, "narrow_values"), (lists, "chosen_keys")):
         reasons = backend.supports(make_geometry(**fields))
         assert f"BackendInfo.{word} is False" in reasons[0]
         with pytest.raises(draftmark.BackendRefusal, match=f"BackendInfo.{word} is False"):
@@ -264,7 +266,7 @@ def test_an_old_plugin_runs_unchanged(guard):
 
 def test_info_fields_have_their_types():
     """A claim of another type is refused when the plugin is loaded."""
-    for field in ("latent", "narrow_values", "lse"):
+    for field in ("latent", "narrow_values", "lse", "chosen_keys"):
         with pytest.raises(draftmark.BackendLoadError, match=f"BackendInfo in which {field} is True or False"):
             draftmark.LoadedBackend("odd", _plugin("odd", **{field: 1}))
 

@@ -84,14 +84,20 @@ def test_yarn_raises_the_scale_as_in_transformers(model, mscale):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_layers_with_chosen_keys_are_refused_by_name(model):
-    """A configuration with an indexer is refused with its number of keys; all other models have a shape."""
+def test_layers_with_an_indexer_have_lists(model):
+    """The keys that an indexer chooses are the width; pools of keys are refused; other models have no lists."""
     config = one_layer(latent_attention(model)[0]())
-    if model not in SPARSE:
-        assert latent_shape(config, page_size=64).window_left == -1
+    if getattr(config, "index_kpool", None) is not None:
+        with pytest.raises(GeometryError, match=r"config.index_kpool is .*; pass dense=True, and set chosen_width"):
+            latent_shape(config, page_size=64)
         return
-    with pytest.raises(GeometryError, match=r"config.index_topk is \d+, but .* an indexer chooses.*; pass dense=True"):
-        latent_shape(config, page_size=64)
+    if getattr(config, "sliding_window", None):
+        with pytest.raises(GeometryError, match=r"dense=True for the other .*=511 .*, and chosen_width=2048"):
+            latent_shape(config, page_size=64)
+        return
+    shape = latent_shape(config, page_size=64)
+    assert shape.window_left == -1 and shape.chosen_width == getattr(config, "index_topk", 0)
+    assert bool(shape.chosen_width) is (model in SPARSE)
 
 
 def test_windows_are_served_or_refused():

@@ -29,6 +29,11 @@ def batch_tensors(geometry: Geometry | StateGeometry, *, state: bool = False) ->
         tensors.append(BufferSpec("q_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"))
     if Form.ENGINE_SLOTS in geometry.forms:
         tensors.append(BufferSpec("slots", Role.SLOT_MAPPING, (rows,), "int64", Unit.TOKENS, "max_rows_any"))
+    width = 0 if isinstance(geometry, StateGeometry) else geometry.attention.chosen_width
+    if width:
+        lists, formula = (rows, width), "max_rows_any × chosen_width"
+        tensors.append(BufferSpec("chosen_slots", Role.CHOSEN_SLOTS, lists, "int32", Unit.SLOTS, formula))
+        tensors.append(BufferSpec("chosen_counts", Role.CHOSEN_COUNTS, (rows,), "int32", Unit.ROWS, "max_rows_any"))
     if state or isinstance(geometry, StateGeometry):
         tensors.append(BufferSpec("parents", Role.TAIL_PARENTS, (depth,), "int32", Unit.ROWS, depth_formula))
         tensors.append(BufferSpec("state_slots", Role.STATE_SLOTS, (reqs,), "int32", Unit.SLOTS, "max_reqs"))

@@ -290,6 +290,12 @@ def _check_pool(geometry: object, num_layers: object, num_pages: object, null_pa
     for name, value, least in counts:
         if type(value) is not int or value < least:
             raise BufferError(f"{name} is {value!r}, but it must be an integer >= {least}; count them for this pool")
+    slots = num_pages * geometry.attention.page_size  # type: ignore[operator]
+    if geometry.attention.chosen_width and slots > 2**31:
+        raise BufferError(
+            f"num_pages is {num_pages}, but chosen keys are int32 slots, and {slots} slots do not fit; use at most "
+            f"{2**31 // geometry.attention.page_size} pages"
+        )
     if null_pages > num_pages:  # type: ignore[operator]
         raise BufferError(
             f"null_pages is {null_pages}, but the pool has {num_pages} pages; take Geometry.null_pages, and add them "

@@ -26,6 +26,7 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
     ("batch_invariant", bool, "True or False"),
     ("latent", bool, "True or False"),
     ("narrow_values", bool, "True or False"),
+    ("chosen_keys", bool, "True or False"),
     ("lse", bool, "True or False"),
     ("recurrences", (Recurrence,), "a tuple of Recurrence"),
 )

@@ -60,6 +60,8 @@ class BackendInfo:
         narrow_values: the backend serves values that are narrower than keys (`AttentionShape.value_dim`) in a layer
             that is not latent. When False, such a geometry is refused.
         lse: `attend` accepts `lse`, in every geometry that the backend serves. When False, the engine never passes it.
+        chosen_keys: the backend serves layers with lists of keys (`AttentionShape.chosen_width`). When False, such a
+            geometry is refused.
         batch_invariant: with `Limits.batch_invariant` the bits of a request's outputs do not depend on its batch. When
             False, a geometry with that limit is refused.
         recurrences: recurrences of the layers with state that the backend serves, through the hooks `state_supports`,
@@ -82,6 +84,7 @@ class BackendInfo:
     narrow_values: bool = False
     lse: bool = False
     recurrences: tuple[Recurrence, ...] = ()
+    chosen_keys: bool = False
 
 
 @hookspec(firstresult=True)

@@ -62,7 +62,7 @@ class LoadedBackend(StateHooks):
     def supports(self, geometry: Geometry) -> list[str]:
         """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served.
 
-        The plugin's own hook never gets a latent layer or narrow values that it does not claim.
+        The plugin's own hook never gets a latent layer, chosen keys or narrow values that it does not claim.
         """
         unclaimed = self._unclaimed_rows(geometry) if isinstance(geometry, Geometry) else []  # else the call refuses it
         if unclaimed:
@@ -90,8 +90,10 @@ class LoadedBackend(StateHooks):
         return [f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms]
 
     def _unclaimed_rows(self, geometry: Geometry) -> list[str]:
-        """Return one reason if `BackendInfo` does not claim the rows of `geometry`: latent rows, or narrow values."""
+        """Return one reason if `BackendInfo` does not claim the rows of `geometry`, or their chosen keys."""
         a = geometry.attention
+        if a.chosen_width and not self.info.chosen_keys:
+            return ["chosen keys are not served: BackendInfo.chosen_keys is False"]
         if a.latent:
             return [] if self.info.latent else ["latent attention is not served: BackendInfo.latent is False"]
         if a.value_width == a.head_dim or self.info.narrow_values:
@@ -211,7 +213,8 @@ class LoadedBackend(StateHooks):
                 if the arena has guard words.
 
         Raises:
-            BackendRefusal: `BackendInfo` does not claim the forms, latent rows or narrow values of `geometry`.
+            BackendRefusal: `BackendInfo` does not claim the forms, latent rows, chosen keys or narrow values of the
+                geometry.
         """
         from .arena import Arena
         from .backend import AttentionBackend

@@ -1,6 +1,7 @@
 """Public API with tensors: batches, lengths, KV cache, graphs and the methods of a backend.
 
 * Forward: `ForwardBatch` with a `Causal`, `Tree` or `Block` tail; `BatchBuffers` and `ragged` create one.
+  `Chosen` holds the keys of each row in a layer with an indexer.
 * Lengths: `SequenceLengths` owns them; the host's view is `Exact`, `UpperBound` or `Unknown`.
 * Memory: a `KVPool` of one `KVCache` per layer, and the backend's `Arena`.
 * Attention: `AttentionBackend`, the four methods of a plugin; `BoundBackend` adds their optional arguments.
@@ -16,7 +17,7 @@ This module imports torch. The module `draftmark` does not.
 
 from .arena import Arena
 from .backend import AttentionBackend, BoundBackend
-from .batch import BatchBuffers, Block, Causal, ForwardBatch, Tail, Tree, ragged, validate
+from .batch import BatchBuffers, Block, Causal, Chosen, ForwardBatch, Tail, Tree, ragged, validate
 from .cache import KVCache, KVPool, sinks_of, slots_of
 from .commit import commit_round
 from .devices import device_profile
@@ -47,6 +48,7 @@ __all__ = [
     "Block",
     "BoundBackend",
     "Causal",
+    "Chosen",
     "Exact",
     "Fence",
     "ForwardBatch",

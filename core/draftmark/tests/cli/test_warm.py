@@ -181,7 +181,7 @@ def test_warm_compiles_every_shape_of_a_model(draftmark: Run, distribution: Call
         (DENSE, ("--ranks", 3), "--ranks is 3, but it must divide 32 query heads"),
         (DENSE, ("--ranks", 0), "--ranks is 0, but it must be 1 or more"),
         (DENSE | {"layer_types": ["mamba"]}, (), "whose layer_types name no layer with attention"),
-        (LATENT | {"index_topk": 2048}, (), "its layers attend to 2048 keys that an indexer chooses (index_topk)"),
+        (LATENT | {"index_topk": 0}, (), "config.index_topk is 0, but it must be an integer of 1"),
         ({"model_type": "t5"}, (), "config.json has num_attention_heads = None"),
         (None, (), "which has no config.json; name a model's folder"),
         ("{", (), "config.json is not JSON"),

@@ -2,6 +2,6 @@
 
 from .buffers import BatchBuffers, ragged
 from .checks import validate
-from .forward import Block, Causal, ForwardBatch, Tail, Tree
+from .forward import Block, Causal, Chosen, ForwardBatch, Tail, Tree
 
-__all__ = ["BatchBuffers", "Block", "Causal", "ForwardBatch", "Tail", "Tree", "ragged", "validate"]
+__all__ = ["BatchBuffers", "Block", "Causal", "Chosen", "ForwardBatch", "Tail", "Tree", "ragged", "validate"]

@@ -7,6 +7,7 @@ import torch
 from ..errors import BatchError
 from ..geometry import BatchGeometry, Geometry, Mode, StateGeometry
 from .checks import (
+    check_chosen,
     check_host,
     check_integer,
     check_integers,
@@ -96,6 +97,7 @@ def check_ragged(
     num_reqs: object,
     slots: object,
     state_slots: object = None,
+    chosen: object = None,
 ) -> None:
     """Check the arguments of `ragged`, with `num_reqs` filled in; `q_lens` are integers.
 
@@ -115,6 +117,8 @@ def check_ragged(
     check_host(host, num_reqs, geometry)  # type: ignore[arg-type]
     check_slots(slots, rows, geometry, device)
     check_state_slots(state_slots, count, isinstance(geometry, StateGeometry), device)
+    if isinstance(geometry, Geometry):
+        check_chosen(chosen, rows, geometry.attention.chosen_width, device)
 
 
 def _check_requests(geometry: BatchGeometry, padded_reqs: object, num_reqs: object, host: object) -> None:

@@ -15,7 +15,7 @@ from ..lengths import HostLengths
 from ..transfer import to_device
 from .arguments import check_geometry, check_ragged, check_ragged_verify, check_state, check_uniform
 from .checks import check_integers
-from .forward import Block, Causal, ForwardBatch, Tail, Tree
+from .forward import Block, Causal, Chosen, ForwardBatch, Tail, Tree
 
 
 class BatchBuffers:
@@ -29,6 +29,7 @@ class BatchBuffers:
         prefix_lens, page_table, positions, mask, depth, q_indptr, slots: see `ForwardBatch` and `Tree`. `q_indptr` is
             None without RAGGED_VERIFY, `slots` is None without Form.ENGINE_SLOTS.
         parents, state_slots: see `Tree` and `ForwardBatch`; None for a model without state layers.
+        chosen: see `Chosen`; lists for the largest forward of any mode, also EXTEND. None without chosen_width.
 
     Args:
         state: geometry of the model's layers with state, which share the batch; None for a model without any.
@@ -54,6 +55,8 @@ class BatchBuffers:
         self.positions, self.mask, self.depth = made["positions"], made["mask"], made["depth"]
         self.q_indptr, self.slots = made.get("q_indptr"), made.get("slots")
         self.parents, self.state_slots = made.get("parents"), made.get("state_slots")
+        lists = made.get("chosen_slots"), made.get("chosen_counts")
+        self.chosen = None if lists[0] is None or lists[1] is None else Chosen(lists[0], lists[1])
         self._indptr: dict[int, torch.Tensor] = {}
 
     def uniform(
@@ -97,6 +100,7 @@ class BatchBuffers:
             rows,
             self._slots(rows),
             self._state_slots(padded_reqs),
+            self._chosen(rows),
         )
 
     def ragged_verify(
@@ -143,6 +147,7 @@ class BatchBuffers:
             budget,
             self._slots(budget),
             self._state_slots(padded),
+            self._chosen(budget),
         )
 
     def _slots(self, rows: int) -> torch.Tensor | None:
@@ -150,6 +155,9 @@ class BatchBuffers:
 
     def _state_slots(self, requests: int) -> torch.Tensor | None:
         return None if self.state_slots is None else self.state_slots[:requests]
+
+    def _chosen(self, rows: int) -> Chosen | None:
+        return None if self.chosen is None else Chosen(self.chosen.slots[:rows], self.chosen.counts[:rows])
 
     def _uniform_indptr(self, q_len: int) -> torch.Tensor:
         if q_len not in self._indptr:
@@ -167,6 +175,7 @@ def ragged(
     num_reqs: int | None = None,
     slots: torch.Tensor | None = None,
     state_slots: torch.Tensor | None = None,
+    chosen: Chosen | None = None,
 ) -> ForwardBatch:
     """Return an EXTEND batch: q_lens[r] new tokens of request r follow its prefix, with a causal mask.
 
@@ -179,6 +188,7 @@ def ragged(
         num_reqs: live requests; default R.
         slots: int64 ``[rows]`` on the device, KV slot of each row, for an engine that places tokens itself.
         state_slots: int32 ``[R]`` on the device, slot of each request's state; required for a `StateGeometry`.
+        chosen: lists of keys of each row; required with `AttentionShape.chosen_width`.
 
     Raises:
         BatchError: a negative entry in `q_lens`, no rows, more rows than `Limits.max_extend_tokens`, or another
@@ -187,7 +197,7 @@ def ragged(
     check_geometry(geometry)
     check_integers("q_lens", q_lens, "give the chunk length of each prompt")
     live = len(q_lens) if num_reqs is None else num_reqs
-    check_ragged(geometry, prefix_lens, page_table, q_lens, host, live, slots, state_slots)
+    check_ragged(geometry, prefix_lens, page_table, q_lens, host, live, slots, state_slots, chosen)
     rows, device = sum(q_lens), prefix_lens.device
     indptr = to_device(list(accumulate(q_lens, initial=0)), device, torch.int32)
     lens = to_device(q_lens, device)
@@ -208,4 +218,5 @@ def ragged(
         rows,
         slots,
         state_slots,
+        chosen,
     )

@@ -7,7 +7,7 @@ import torch
 from ..errors import BatchError
 from ..geometry import BatchGeometry, Form, Geometry, Mode, StateGeometry
 from ..lengths import HostLengths, Unknown
-from .forward import Block, Causal, ForwardBatch, Tree
+from .forward import Block, Causal, Chosen, ForwardBatch, Tree
 
 INT32_MAX = 2**31 - 1
 
@@ -35,9 +35,10 @@ def validate(batch: ForwardBatch, geometry: Geometry | StateGeometry) -> Forward
     device = require_tensor("prefix_lens", batch.prefix_lens, (r,), torch.int32).device
     require_tensor("q_indptr", batch.q_indptr, (r + 1,), torch.int32, device)
     stateful = isinstance(geometry, StateGeometry)
-    if not stateful:
+    if not isinstance(geometry, StateGeometry):
         check_table(batch.page_table, r, geometry, device)
         check_slots(batch.slots, rows, geometry, device)
+        check_chosen(batch.chosen, rows, geometry.attention.chosen_width, device)
     check_state_slots(batch.state_slots, r, stateful, device)
     require_tensor("positions", batch.positions, (rows,), torch.int64, device)
     if isinstance(batch.tail, Tree):
@@ -158,6 +159,21 @@ def check_state_slots(state_slots: object, requests: int, needed: bool, device: 
             )
         return
     require_tensor("state_slots", state_slots, (requests,), torch.int32, device)
+
+
+def check_chosen(chosen: object, rows: int, width: int, device: torch.device) -> None:
+    """Require lists of chosen keys for a layer with chosen_width; a layer without it ignores them."""
+    if not width:
+        return
+    remedy = "take it from BatchBuffers, or pass chosen to ragged"
+    check_kind("chosen", chosen, Chosen, f"a Chosen, because the geometry has chosen_width {width}", remedy)
+    assert isinstance(chosen, Chosen)
+    for name, shape in (("slots", (rows, width)), ("counts", (rows,))):
+        tensor = require_tensor(f"chosen.{name}", getattr(chosen, name), shape, torch.int32, device)
+        if not tensor.is_contiguous():
+            raise BatchError(
+                f"chosen.{name} has strides {list(tensor.stride())}, but it must be contiguous; copy the lists"
+            )
 
 
 def _check_parents(parents: object, shape: tuple[int, ...], needed: bool, device: torch.device) -> None:

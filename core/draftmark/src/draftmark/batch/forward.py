@@ -50,6 +50,28 @@ Tail = Causal | Tree | Block
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """Keys that an indexer chose for each query row: the row attends to these keys only.
+
+    The lists of a batch are those of the layer that runs next. The engine rewrites them in place between `attend` calls
+    and between replays, so a backend reads them in `attend` and nowhere else. A list is complete: the tail's mask is
+    not applied to it. A tree needs no other form, since a row's list holds keys of the prefix and of its ancestors.
+
+    Slots of a live row are distinct, in any order, and each is one that the row would see without lists. Rows of padded
+    requests have count 0 or name slots of null pages. In RAGGED_VERIFY the lists of rows at and after ``q_indptr[R]``
+    are undefined and not read. A row without keys has output 0 and log-sum-exp -inf.
+
+    Attributes:
+        slots: int32 ``[num_rows, chosen_width]`` on the device, contiguous: KV slots (page · P + offset); -1 anywhere
+            is no key. All heads of a row share its list. Entries at and after the row's count hold anything.
+        counts: int32 ``[num_rows]`` on the device, contiguous: entries of each row's list, 0 … chosen_width.
+    """
+
+    slots: torch.Tensor
+    counts: torch.Tensor
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """Attention inputs of one forward, padded to R requests.
 
@@ -85,6 +107,7 @@ class ForwardBatch:
             None: the backend computes slots from the page table.
         state_slots: int32 ``[R]``, slot of each request in a `StatePool`; a null slot for a padded request. Slots of
             live requests are distinct. Padded requests may share a null slot. None in a batch without state layers.
+        chosen: lists of keys for layers with `AttentionShape.chosen_width`; None in a batch without such layers.
     """
 
     mode: Mode
@@ -101,6 +124,7 @@ class ForwardBatch:
     num_rows: int
     slots: torch.Tensor | None
     state_slots: torch.Tensor | None = None
+    chosen: Chosen | None = None
 
     @property
     def padded_reqs(self) -> int:

@@ -67,6 +67,7 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="factor on q·k; default: head_dim ** -0.5; required with --latent",
     )
+    group.add_argument("--chosen-width", type=int, default=0, metavar="N", help="keys that an indexer gives a row")
     group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
 
 
@@ -104,6 +105,7 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
         softmax_scale=args.softmax_scale,
         value_dim=args.value_dim,
         latent=args.latent,
+        chosen_width=args.chosen_width,
     )
 
 

@@ -43,9 +43,6 @@ def model_shapes(
     if isinstance(config.get("text_config"), Mapping) and config.get("num_attention_heads") is None:
         text = config["text_config"]
     if text.get("kv_lora_rank") is not None:
-        if text.get("index_topk") is not None:
-            keys = f"{text['index_topk']} keys that an indexer chooses (index_topk)"
-            raise ArgumentError(f"--model is {folder!r}, but its layers attend to {keys}; {BY_FLAGS}")
         return [latent_shape(text, ranks=ranks, page_size=page_size, dtype=q_dtype, kv_dtype=kv)]
     found = [
         AttentionShape(

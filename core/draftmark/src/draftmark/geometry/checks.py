@@ -28,6 +28,7 @@ def check(geometry: Geometry) -> None:
         raise GeometryError("attention", attention, limit, "write AttentionShape(…)")
     _check_attention(attention)
     _check_values(attention)
+    _check_chosen(attention)
     check_batch_fields(geometry)
     forms = geometry.forms
     if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
@@ -109,6 +110,15 @@ def _check_values(a: AttentionShape) -> None:
         limit = "a latent layer's scale comes from the heads before absorption, not from the row"
         remedy = "set it as the model does, such as 192 ** -0.5 for DeepSeek V3, or use draftmark.latent_shape"
         raise GeometryError("attention.softmax_scale", None, limit, remedy)
+
+
+def _check_chosen(a: AttentionShape) -> None:
+    remedy = "set the entries of a row's list (index_topk), or 0 for a layer that attends to all keys"
+    at_least("attention.chosen_width", a.chosen_width, 0, remedy)
+    if a.chosen_width and a.window_left >= 0:
+        limit = "a layer with chosen keys has no window: a row attends to every key of its list"
+        remedy = "set it to -1, and leave keys outside of the window out of the lists"
+        raise GeometryError("attention.window_left", a.window_left, limit, remedy)
 
 
 def _check_parts(a: AttentionShape, forms: tuple[Form, ...]) -> None:

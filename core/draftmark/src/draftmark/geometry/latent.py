@@ -30,7 +30,9 @@ def latent_shape(
     The softmax scale is that of the heads before absorption: ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``. RoPE
     with mscale_all_dim multiplies it by mscale twice, ``mscale = 1 + 0.1 · mscale_all_dim · ln(factor)``, as in
     transformers' DeepSeek V3. Scales that a model applies to q or to the compressed KV itself (LongCat, Mistral 4) are
-    not part of it. A sliding window of all layers becomes window_left, and learned sinks (Hy-V4) become `sinks`.
+    not part of it. A sliding window of all layers becomes window_left, and learned sinks (Hy-V4) become `sinks`. The
+    keys that an indexer chooses for a row (index_topk of DeepSeek V3.2 and GLM-5) become chosen_width. The indexer
+    itself belongs to the engine, which fills `ForwardBatch.chosen`.
 
     Args:
         config: a configuration of transformers, or config.json as a mapping. A multimodal configuration's text_config
@@ -39,16 +41,16 @@ def latent_shape(
         page_size: tokens of a KV page.
         dtype: torch dtype name of queries and outputs.
         kv_dtype: torch dtype name of the cache; None means `dtype`.
-        dense: give the shape of a layer that attends to all keys, although the model has layers with chosen keys (DSA
-            of DeepSeek V3.2 and GLM-5) or sliding windows. It is exact while no request exceeds index_topk tokens or
-            the window.
+        dense: give the shape of a layer that attends to all keys, although the model has layers with chosen keys or
+            sliding windows. It is exact while no request exceeds index_topk tokens or the window.
 
     Raises:
         GeometryError: the configuration has no latent layer, a field is out of range, or ranks do not divide the heads.
-            Without `dense` also: layers attend to chosen keys, or only some layers have a sliding window.
+            Without `dense` also: an indexer chooses pools of keys (index_kpool), or only some layers have a sliding
+            window.
     """
     text = _text(config)
-    window = -1 if dense else _window_left(text)
+    window, width = (-1, 0) if dense else (_window_left(text), _chosen_width(text))
     rank, rotated = integer_of(text, "kv_lora_rank", 1), integer_of(text, "qk_rope_head_dim", 0)
     heads, plain = integer_of(text, "num_attention_heads", 1), integer_of(text, "qk_nope_head_dim", 1)
     if type(ranks) is not int or ranks < 1 or heads % ranks:
@@ -67,6 +69,7 @@ def latent_shape(
         sinks=field_of(text, "learnable_sink_init") is not None,
         value_dim=rank,
         latent=True,
+        chosen_width=width,
     )
 
 
@@ -81,20 +84,31 @@ def _text(config: object) -> object:
 
 def _window_left(config: object) -> int:
     """Return the window of all layers, -1 for none; refuse layers that see other keys than those of one window."""
-    topk, window = field_of(config, "index_topk"), field_of(config, "sliding_window")
-    if topk is not None:
-        limit = "its layers attend to the keys that an indexer chooses, and a draftmark layer to all visible keys"
-        remedy = "pass dense=True if no request exceeds index_topk tokens"
-        raise GeometryError("config.index_topk", topk, limit, remedy)
+    window = field_of(config, "sliding_window")
     kinds = field_of(config, "layer_types")
     slides = kinds is None or "sliding_attention" in kinds
     if not window or not slides or field_of(config, "use_sliding_window") is False:
         return -1
     if kinds is not None and set(kinds) != {"sliding_attention"}:
         limit = "only its layers of the type sliding_attention have a window"
-        remedy = f"pass dense=True for the other layers, and set window_left={window - 1} on the shape of these layers"
+        topk = field_of(config, "index_topk")
+        others = "" if topk is None else f", and chosen_width={topk} on theirs"
+        left = f"window_left={window - 1} on the shape of these layers{others}"
+        remedy = f"pass dense=True for the other layers, and set {left}"
         raise GeometryError("config.sliding_window", window, limit, remedy)
     return integer_of(config, "sliding_window", 1) - 1
+
+
+def _chosen_width(config: object) -> int:
+    """Return the entries of a row's list of chosen keys; 0 for layers without an indexer."""
+    if field_of(config, "index_topk") is None:
+        return 0
+    pool = field_of(config, "index_kpool")
+    if pool is not None:
+        limit = "its indexer chooses pools of keys and adds the newest keys, so lists are longer than index_topk"
+        remedy = "pass dense=True, and set chosen_width to the length of its lists"
+        raise GeometryError("config.index_kpool", pool, limit, remedy)
+    return integer_of(config, "index_topk", 1)
 
 
 def _mscale(config: object) -> float:

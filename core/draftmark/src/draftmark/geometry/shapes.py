@@ -110,6 +110,9 @@ class AttentionShape:
     latent: bool = False
     """The layer stores one row per token (MLA, absorbed). A key is the whole row; its value is the first value_dim
     elements of the row. num_kv_heads is 1, and softmax_scale is required."""
+    chosen_width: int = 0
+    """Most keys that one row attends to, if an indexer chooses the keys of each row (sparse attention of DeepSeek V3.2
+    and GLM-5); 0 for a layer without lists. See `draftmark.runtime.Chosen`."""
 
     @property
     def value_width(self) -> int:

@@ -14,6 +14,7 @@ from ..cache import KVCache, sinks_of
 from ..errors import BatchError
 from ..geometry import Form, Geometry
 from .call_order import CallOrder
+from .chosen import check_lists, check_pool, num_slots
 from .contents import check_contents
 from .rows import check_cache
 from .switch import readable
@@ -89,6 +90,8 @@ class GuardedBackend:
                 strides = list(output.stride())
                 raise BatchError(f"{name} has strides {strides}, but it must be contiguous; use torch.empty")
         sinks_of(cache, self._geometry)
+        if a.chosen_width and readable(batch.device):
+            check_lists(batch, self._geometry, num_slots(cache, self._geometry))
         if lse is None:
             self._inner.attend(q, cache, batch, out)  # an old plugin has no argument lse
         else:
@@ -112,6 +115,8 @@ class GuardedBackend:
     def _check_call(self, call: str, cache: KVCache, batch: ForwardBatch) -> None:
         self._order.require_written(call, batch)
         check_kind("cache", cache, KVCache, "a KVCache", "take it from KVPool.layers")
+        if self._geometry.attention.chosen_width:
+            check_pool(cache, self._geometry)
         check_cache(cache, self._geometry, batch.device, self._largest_page)
 
     def _check_rows(self, name: str, tensor: object, head: tuple[int, int], batch: ForwardBatch) -> None:

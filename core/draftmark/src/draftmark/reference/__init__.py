@@ -45,6 +45,7 @@ class ReferencePlugin(BackendPlugin):
         latent=True,
         narrow_values=True,
         lse=True,
+        chosen_keys=True,
         recurrences=tuple(Recurrence),
     )
 

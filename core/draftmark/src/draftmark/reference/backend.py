@@ -9,6 +9,7 @@ from ..batch import Block, ForwardBatch, Tree
 from ..cache import KVCache, sinks_of
 from ..geometry import Form, Geometry, Mode
 from .attention import Keys, attend_block, block_visibility, causal_visibility, tree_visibility, unpack_bits
+from .chosen import attend_chosen
 
 
 class ReferenceBackend:
@@ -84,8 +85,12 @@ class ReferenceBackend:
     ) -> None:
         """Compute attention of uniform modes in one call, and of EXTEND request by request.
 
-        With `Limits.batch_invariant` every mode computes request by request, in products of one shape.
+        With `Limits.batch_invariant` every mode computes request by request, in products of one shape. A layer with
+        chosen keys computes row by row in every mode.
         """
+        if self.geometry.attention.chosen_width:
+            attend_chosen(self.geometry, q, cache, batch, out, lse, sinks_of(cache, self.geometry))
+            return
         if batch.mode is Mode.RAGGED_VERIFY:
             self._attend_ragged(q, cache, batch, out, lse)
             return
