@@ -219,6 +219,8 @@ FREE: dict[str, tuple[Call, str]] = {
     "host bound as text": (uniform(host=Unknown(2, "32")), "host.bound is '32'"),
     "tree as text": (uniform(tree="yes"), "tree is 'yes'"),
     "tree in draft_block": (uniform(mode=Mode.DRAFT_BLOCK), "draft_block"),
+    "causal as text": (uniform(mode=Mode.DRAFT_BLOCK, tree=False, causal="yes"), "causal is 'yes'"),
+    "causal in verify": (uniform(causal=True), "causal is True"),
     # -- wrong arguments of BatchBuffers.ragged_verify
     "budget 0": (budget(budget=0), "budget is 0"),
     "budget past the largest": (budget(budget=9), "budget is 9"),

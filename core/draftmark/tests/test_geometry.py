@@ -18,6 +18,7 @@ small_fields = st.fixed_dictionaries(
         "num_steps": st.integers(1, 5),
         "num_draft_tokens": st.integers(1, 70),
         "block_size": st.integers(1, 70),
+        "num_modules": st.integers(1, 4),
         "page_size": st.integers(1, 20),
         "max_context_len": st.integers(1, 40),
         "max_extend_tokens": st.integers(1, 40),
@@ -43,6 +44,8 @@ def forwards(f, modes):
                 yield mode, step, k, k * (step + 1)
         elif mode is Mode.DRAFT_BLOCK:
             yield mode, 0, f["block_size"], f["block_size"]
+        elif mode is Mode.DRAFT_EXTEND:
+            yield mode, 0, d + f["num_modules"] - 1, d + f["num_modules"] - 1
         else:
             yield mode, 0, d, d
 
@@ -55,7 +58,10 @@ def longest_prefix(f, mode, tail):
     wall = f["max_context_len"]
     if mode is Mode.EXTEND:
         return wall - tail
-    unseen = max([f["num_draft_tokens"], f["block_size"]] + [t for _, _, _, t in forwards(f, (Mode.DRAFT,))])
+    unseen = max(
+        [f["num_draft_tokens"] + f["num_modules"] - 1, f["block_size"]]
+        + [t for _, _, _, t in forwards(f, (Mode.DRAFT,))]
+    )
     return wall + (unseen if f["overlap"] else 0)
 
 
@@ -90,6 +96,12 @@ def longest_prefix(f, mode, tail):
         pytest.param({"max_num_reqs": 9, "capture_batch_sizes": (8, 4)}, {"max_reqs": 9}, id="padding below the limit"),
         pytest.param({"num_draft_tokens": 32}, {"mask_words": 1}, id="32 slots fit one word"),
         pytest.param({"num_draft_tokens": 33}, {"mask_words": 2}, id="33 slots need two words"),
+        pytest.param({"num_draft_tokens": 256, "block_size": 16}, {"mask_words": 8}, id="a DDTree of 256 nodes"),
+        pytest.param(
+            {"num_draft_tokens": 4, "num_modules": 3, "max_context_len": 32, "page_size": 4},
+            {"max_tail": 6, "draft_extend_rows": 6, "max_kv_len": 38, "max_pages_per_req": 10},
+            id="three MTP modules read two more rows again",
+        ),
         pytest.param(
             {"page_size": 16, "num_kv_heads": 2, "head_dim": 128, "kv_dtype": "bfloat16"},
             {"page_bytes": 2 * 16 * 2 * 128 * 2},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from draftmark import DRAFT_MODES, Mode, load
 from draftmark.arena import Arena
 from draftmark.cache import KVCache
 from draftmark.errors import BackendRefusal
+from draftmark.runtime import Causal
 from draftmark_cuda_flashinfer import contract, library, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.staging import Staging
@@ -180,8 +183,9 @@ def test_librarys_count_replaces_the_plugins(make_geometry, make_batch, monkeypa
     assert used[sizing.TAIL_OUT] == contract.plugin_usage(geometry, batch)[sizing.TAIL_OUT] > 0
 
 
-def test_blocks_run_one_pass_without_a_mask(make_geometry, make_batch):
-    """DRAFT_BLOCK plans and runs one pass over prefix and block that is not causal, because a row sees later rows."""
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_run_one_pass_without_a_mask(make_geometry, make_batch, causal):
+    """DRAFT_BLOCK plans and runs one pass over prefix and block, causal only if the batch's tail is."""
     geometry = make_geometry(modes=(Mode.DRAFT_BLOCK,), block_size=4, page_size=16)
     arena = Arena.allocate(sizing.buffers(geometry), "cpu", guard=True)
     backend, passes = FlashInferBackend(geometry, arena), []
@@ -196,11 +200,12 @@ def test_blocks_run_one_pass_without_a_mask(make_geometry, make_batch):
 
     backend._vendor, backend._staging = Watching(), Staging(arena[sizing.STAGING], PassedFence)
     batch, a = make_batch(geometry, Mode.DRAFT_BLOCK, (30, 13), tree=False), geometry.attention
+    batch = replace(batch, tail=Causal()) if causal else batch
     q = torch.zeros(batch.num_rows, a.num_qo_heads, a.head_dim, dtype=torch.bfloat16)
     k = torch.zeros(1 + int(batch.page_table.max()), 16, a.num_kv_heads, a.head_dim, dtype=torch.bfloat16)
     backend.plan(batch)
     backend.write_metadata(batch)
     backend.attend(q, KVCache(k, k.clone()), batch, torch.empty_like(q))
-    assert [one[:2] for one in passes] == [("plan", False), ("run", False)]
+    assert [one[:2] for one in passes] == [("plan", causal), ("run", causal)]
     assert passes[0][2] == [0, 3, 5]
     assert arena[sizing.INDPTR][:3].tolist() == [0, 3, 5]

@@ -150,7 +150,7 @@ class Traffic:
             q_lens, tail = tuple(q_lens) if any(q_lens) else (1,), Causal()
         else:
             q_lens = (int(geometry.extent(mode, geometry.last_step(mode)).q_len),) * count
-            tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
+            tail = chance.choice((Block(), Causal())) if mode is Mode.DRAFT_BLOCK else Causal()
         rows, requests = sum(q_lens), len(q_lens)
         branches = geometry.draft.topk > 1
         if branches and mode in (Mode.DRAFT, Mode.VERIFY, Mode.RAGGED_VERIFY):

@@ -15,6 +15,7 @@ from . import (
     boundaries,
     conditions,
     declarations,
+    drafted_rows,
     drafters,
     forks,
     invariance,
@@ -44,7 +45,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters, lives, production_sizes, latent, recurrent),
+    *(pools, forks, drafters, drafted_rows, lives, production_sizes, latent, recurrent),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
     *(blind_histories, blind_invariance, blind_pools, blind_process, blind_sizes),
 )
@@ -66,6 +67,7 @@ KILLER = (
     | pools.KILLER
     | forks.KILLER
     | drafters.KILLER
+    | drafted_rows.KILLER
     | lives.KILLER
     | production_sizes.KILLER
     | latent.KILLER

@@ -16,8 +16,9 @@ class AttentionBackend(Protocol):
 
     In every forward the engine calls `plan`, then `write_metadata`, then `write_kv` and `attend` for each layer.
     In a layer with chosen keys the engine fills `ForwardBatch.chosen` before each `attend`, which reads the lists.
-    With `Form.ENGINE_STORES` it never calls `write_kv`. A plugin that claims `BackendInfo.latent` or `BackendInfo.lse`
-    implements the wider arguments of `BoundBackend`.
+    With `Form.ENGINE_STORES` it never calls `write_kv`. In any mode it may leave out `attend`: the forward then only
+    stores rows, such as DFlash's context of target features. A plugin that claims `BackendInfo.latent` or
+    `BackendInfo.lse` implements the wider arguments of `BoundBackend`.
     With a graph, `plan` runs on the host before capture and before every replay. The other three methods are captured.
     A backend allocates nothing in these methods: its buffers are in the arena.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, fence, record_call, sinks_of
+from draftmark.runtime import Arena, Block, ForwardBatch, KVCache, Tree, fence, record_call, sinks_of
 
 from . import launch, levels, sizing
 from .launch import Forward
@@ -110,7 +110,7 @@ class FlashInferBackend:
     def attend(
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None = None
     ) -> None:
-        """Compute attention: one pass, causal except in DRAFT_BLOCK, or for trees two passes and their merge."""
+        """Compute attention: one pass, causal except for a Block tail, or for trees two passes and their merge."""
         vendor = self._vendor
         if vendor is None:
             raise BatchError("FlashInfer has no kernels for the CPU; open the backend on a CUDA device")
@@ -123,7 +123,7 @@ class FlashInferBackend:
         if plans.masked is None:
             vendor.run(
                 plans.paged, self._floats, ints, q, cache, batch.q_indptr, pages, out, lse,
-                causal=batch.mode is not Mode.DRAFT_BLOCK, window_left=window,
+                causal=not isinstance(batch.tail, Block), window_left=window,
             )  # fmt: skip
         else:
             rows = batch.num_rows

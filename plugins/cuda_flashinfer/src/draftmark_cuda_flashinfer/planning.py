@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import Exact
+from draftmark.runtime import Block, Exact
 
 from . import levels, partition, sizing
 from .partition import Partition
@@ -68,7 +68,7 @@ class Planner:
             ids = self._indptrs(count)[1]
             ids.copy_(_offsets(sizing.host_pages(self._geometry, batch)))
         if masked is None:
-            causal = batch.mode is not Mode.DRAFT_BLOCK
+            causal = not isinstance(batch.tail, Block)
             return Request(rows, ids, batch.num_rows, a.page_size, causal, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
         # The masked pass is planned with one token per request, because its plan does not split keys and so does not

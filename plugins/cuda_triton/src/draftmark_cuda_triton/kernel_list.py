@@ -245,12 +245,12 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
     work, partials = own[sizing.WORK], (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE])
     adjacent, uniform = has_adjacent_heads(kv.k, kv.v), has_uniform_row_stride(kv.k, kv.v)
     launched = set()
-    for mode, num_reqs in product(modes, range(1, int(geometry.max_reqs) + 1)):
+    kinds = [(mode, kind) for mode in modes for kind in _tail_kinds(geometry, mode, tree_tails)]
+    for (mode, tail), num_reqs in product(kinds, range(1, int(geometry.max_reqs) + 1)):
         q_len = int(geometry.extent(mode).q_len)
         ragged, whole = mode is Mode.RAGGED_VERIFY, geometry.limits.batch_invariant
         extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged, whole)
         config, num_splits = attention.choose_splits(extent)
-        tail = _tail_kind(mode, q_len, tree_tails)
         size = config, num_splits > 1, num_splits // num_reqs, q_len, ragged, tail
         if size in launched:
             continue
@@ -270,13 +270,13 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
             )  # fmt: skip
 
 
-def _tail_kind(mode: Mode, q_len: int, tree_tails: bool) -> int:
-    """Return the kind of tail that batches of a mode have."""
+def _tail_kinds(geometry: Geometry, mode: Mode, tree_tails: bool) -> tuple[int, ...]:
+    """Return the kinds of tails that batches of a mode have."""
     if mode is Mode.DRAFT_BLOCK:
-        return BLOCK
+        return BLOCK, CAUSAL
     if mode is Mode.DRAFT:  # branches must see only their own ancestors
-        return TREE if q_len > 1 else CAUSAL
-    return TREE if tree_tails and mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) else CAUSAL
+        return (TREE,) if geometry.draft.topk > 1 else (CAUSAL,)
+    return (TREE,) if tree_tails and mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) else (CAUSAL,)
 
 
 def _table(geometry: Geometry, num_reqs: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ XQA has two forms. The decode form takes one row per request. The tree form take
 *last* rows of each sequence. A request of n rows has a mask of n x n bits. A mask row has ``ceil(q_rows / 32)`` int32
 words. The argument q_rows also fixes the grid: blocks of 32 (row, head) pairs cover q_rows rows of each KV head.
 
-* **VERIFY, DRAFT_EXTEND**: q_rows is D, the number of draft tokens, and all D rows are real.
+* **VERIFY, DRAFT_EXTEND**: q_rows is the number of rows of a request, and all of them are real.
 * **DRAFT** with topk k > 1 and T > k tail slots (draft tokens so far): a mask row needs T bits, so a request gets T
   rows in the layout. The first k rows are real, all later rows are padding. q_rows stays k, so no block starts at a
   padding row, and the kernel reads the prefix for k rows, not for T. With T > 32, q_rows grows until a mask row holds
@@ -63,7 +63,7 @@ def q_rows(geometry: Geometry, mode: Mode) -> Any:
     if mode is Mode.DRAFT:
         words = ceil_div(geometry.max_draft_tail, MASK_BITS)
         return maximum(2, draft.topk, MASK_BITS * (words - 1) + 1)
-    return maximum(2, draft.num_draft_tokens)
+    return maximum(2, geometry.extent(mode).q_len)
 
 
 def mask_words(geometry: Geometry, mode: Mode) -> Any:
@@ -71,12 +71,11 @@ def mask_words(geometry: Geometry, mode: Mode) -> Any:
 
     The expression is a simpler equal one, because sizing proofs then have fewer cases.
     """
-    draft = geometry.draft
     if mode is Mode.DRAFT:
         return maximum(1, ceil_div(geometry.max_draft_tail, MASK_BITS))
     if mode is Mode.DECODE:
         return ceil_div(q_rows(geometry, mode), MASK_BITS)
-    return ceil_div(draft.num_draft_tokens, MASK_BITS)
+    return ceil_div(geometry.extent(mode).q_len, MASK_BITS)
 
 
 def max_lanes(geometry: Geometry, mode: Mode) -> Any:

@@ -12,7 +12,7 @@ from ..check import Case
 from ..oracle.formulas import pages
 from ..oracle.history import Request, chain
 from .forwards import TRAPS, ForwardCase, block_masks, device_tree, ragged, uniform
-from .geometries import PAGE128, SMALL, TREE, Shape
+from .geometries import PAGE128, SMALL, TREE, Shape, mandatory
 
 SINCE = (1, 3)
 BUDGETS = (5, 16)
@@ -23,6 +23,7 @@ BLOCK = DraftShape(topk=1, num_steps=1, num_draft_tokens=3, block_size=7)
 HALF = replace(SMALL, q_dtype="float16", kv_dtype="float16")
 SINKS, IN_1_4 = AttentionShape(16, 2, 64, 16, window_left=127, sinks=True), (1, 4)
 """Attention of one rank of gpt-oss, and the contract version that added it."""
+IN_1_5 = (1, 5)
 ATTENTIONS = {
     "page16": HALF,
     "window": replace(HALF, page_size=8, window_left=5, logits_soft_cap=30.0),
@@ -92,6 +93,8 @@ def captures() -> list[Case]:
             for lens in ((17, 0), (125, 1, 60, 3, 0), (17,), (255 - size,) * 2)
         ]
         found.append(Shape(name, geometry, SINCE).case(blocks_, "draft_block"))
+        causal = [one.with_causal_block() for one in blocks_]
+        found.append(Shape(name, geometry, IN_1_5).case(causal, "causal_block"))
     return found
 
 
@@ -105,6 +108,73 @@ def blocks() -> list[Case]:
     sinks = Geometry.create(SINKS, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
     forward = _placed(sinks, Mode.DRAFT_BLOCK, (17, 125), (BLOCK.block_size,) * 2, "chain", padded=1)
     return [*found, Shape("sinks", sinks, IN_1_4).case(forward)]
+
+
+def both_blocks() -> list[Case]:
+    """Return lists of DRAFT_BLOCK forwards, alternately with causal blocks and without."""
+    found = []
+    for name, attention in (ATTENTIONS | {"sinks": SINKS}).items():
+        geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
+        rows = (BLOCK.block_size,)
+        made = [
+            _placed(geometry, Mode.DRAFT_BLOCK, lens, rows * len(lens), "chain", padded=5 - len(lens), seed=seed)
+            for seed, lens in enumerate(((17, 0, 125, 1), (60, 3), (5, 125, 17)))
+        ]
+        forwards = [made[0].with_causal_block(), made[1], made[2].with_causal_block(), made[0]]
+        found.append(Shape(name, geometry, IN_1_5).case(forwards))
+    return found
+
+
+def stored_only() -> list[Case]:
+    """Return lists of forwards with some that only store rows: prompts, decodes, accepted rows and blocks."""
+    draft = replace(TREE, block_size=7)
+    found = []
+    for name, attention in {"core": mandatory().attention, **ATTENTIONS}.items():
+        kinds: dict[str, tuple[Mode, ...]] = {"core": (Mode.EXTEND, Mode.DECODE)}
+        if name != "core":
+            kinds = {"draft": (Mode.EXTEND, Mode.DRAFT_EXTEND), "block": (Mode.EXTEND, Mode.DRAFT_BLOCK)}
+        for kind, modes in kinds.items():
+            geometry = Geometry.create(attention, LONG, DraftShape() if name == "core" else draft, modes=modes)
+            extend, rows = (_with_rows(geometry, mode) for mode in modes)
+            skip = [replace(one, attends=False) for one in (*extend, *rows)]
+            forwards = [skip[0], rows[0], skip[2], skip[3], extend[1], skip[1], rows[1]]
+            found.append(Shape(name, geometry, IN_1_5).case(forwards, kind))
+    return found
+
+
+def stored_only_captures() -> list[Case]:
+    """Return lists of forwards of equal size that only store rows; the first is captured."""
+    found = []
+    for name, attention in ATTENTIONS.items():
+        for mode in (Mode.DRAFT_EXTEND, Mode.DRAFT_BLOCK):
+            geometry = Geometry.create(attention, LONG, replace(TREE, block_size=7), modes=(Mode.EXTEND, mode))
+            rounds = [replace(one, attends=False) for one in _with_rows(geometry, mode)]
+            found.append(Shape(name, geometry, IN_1_5).case(rounds, mode.value))
+    return found
+
+
+def _with_rows(geometry: Geometry, mode: Mode) -> list[ForwardCase]:
+    """Return two forwards of this mode, of one size."""
+    if mode is Mode.EXTEND:
+        return [ragged("extend", geometry, (17, 0, 40), rows, padded=1) for rows in ((3, 40, 1), (1, 5, 2))]
+    return [uniform(mode.value, geometry, mode, lens, 6, seed=lens[0]) for lens in ((17, 0, 40), (125, 9))]
+
+
+def modules() -> list[Case]:
+    """Return DRAFT_EXTEND cases of two and three MTP modules. Without a form, and with slots, some of them -1.
+
+    Rows without a slot are the first: an engine has their KV already, or no inputs for them.
+    """
+    found = []
+    for name, attention in ATTENTIONS.items():
+        for count, forms in ((2, ()), (3, (Form.ENGINE_SLOTS,))):
+            draft = DraftShape(topk=1, num_steps=1, num_draft_tokens=5, num_modules=count)
+            geometry = Geometry.create(attention, LONG, draft, modes=(Mode.EXTEND, Mode.DRAFT_EXTEND), forms=forms)
+            front, wall = count - 1, LONG.max_context_len
+            forward = uniform("modules", geometry, Mode.DRAFT_EXTEND, (17, 0, wall - front, 62), 5)
+            missing = [*((0, row) for row in range(front)), (2, 0)] if forms else ()
+            found.append(Shape(name, geometry, IN_1_5).case(replace(forward, unstored=frozenset(missing)), str(count)))
+    return found
 
 
 def forms() -> list[Case]:

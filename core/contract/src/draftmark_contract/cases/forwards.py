@@ -33,6 +33,8 @@ class ForwardCase:
         bounds: the host's upper bound of each request's rows in RAGGED_VERIFY; () means D for each.
         unstored: rows that the engine passes with slot -1, because it already has their KV.
         shares_kv: True for a layer that reads another layer's KV: the engine calls attend without write_kv.
+        attends: False for a forward that only stores rows: the engine calls write_kv without attend.
+        causal_block: True for a DRAFT_BLOCK with a causal tail.
     """
 
     name: str
@@ -47,6 +49,8 @@ class ForwardCase:
     bounds: tuple[int, ...] = ()
     unstored: frozenset[Row] = frozenset()
     shares_kv: bool = False
+    attends: bool = True
+    causal_block: bool = False
 
     @property
     def live(self) -> int:
@@ -109,6 +113,10 @@ class ForwardCase:
         k = self.geometry.draft.topk
         cut = tuple(replace(one, parents=one.parents[: k * (step + 1)]) for one in self.requests)
         return replace(self, step=step, requests=cut, unstored=frozenset(), shares_kv=False)
+
+    def with_causal_block(self) -> ForwardCase:
+        """Return a DRAFT_BLOCK forward with a causal tail, in which no row sees a later one."""
+        return replace(self, causal_block=True, requests=tuple(replace(one, masks=()) for one in self.requests))
 
     def sharing_prefix(self) -> ForwardCase:
         """Return the forward with the first page of request 0 also in the table of request 1, as in a prefix cache."""
@@ -195,6 +203,7 @@ class ForwardCase:
         head = f"{self.name}: {self.mode.value} step {self.step}, {self.live} live of {len(self.requests)}"
         more = {"budget": self.budget, "bounds": self.bounds, "not stored": sorted(self.unstored)}
         said = [f"{name} {value}" for name, value in more.items() if value] + ["without write_kv"] * self.shares_kv
+        said += ["without attend"] * (not self.attends) + ["causal block"] * self.causal_block
         lines = [head, describe(self.geometry), *(f"r{n}: {one}" for n, one in enumerate(self.requests))]
         lines += [", ".join(said)] if said else []
         return "\n      ".join(lines)

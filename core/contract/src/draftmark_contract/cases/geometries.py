@@ -224,6 +224,7 @@ def describe(geometry: Geometry | StateGeometry) -> str:
         f"{' sinks' * a.sinks} "
         f"{'batch_invariant ' * limits.batch_invariant}"
         f"topk={d.topk} num_steps={d.num_steps} num_draft_tokens={d.num_draft_tokens} "
+        f"{f'num_modules={d.num_modules} ' * (d.num_modules > 1)}"
         f"max_context_len={limits.max_context_len} overlap={limits.overlap}"
     )
 

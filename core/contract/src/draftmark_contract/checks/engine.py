@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..behaviour import Fixture, behaviour
-from ..cases.engine_forwards import SINCE, blocks, captures, forms, of_the_device
+from ..cases.engine_forwards import (
+    IN_1_5,
+    SINCE,
+    blocks,
+    both_blocks,
+    captures,
+    forms,
+    modules,
+    of_the_device,
+    stored_only,
+    stored_only_captures,
+)
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import key_of
 from .guards import assert_within_usage
@@ -66,3 +77,34 @@ def graphs_follow_the_device(harness: Harness, rounds: list[ForwardCase]) -> Non
     graphs.record(key, graphs.load(first))
     for seed, other in enumerate(others, start=1):
         graphs.assert_replay(key.program, graphs.load(other, seed))
+
+
+@behaviour(Fixture.FORWARDS, cases=both_blocks, since=IN_1_5)
+def blocks_may_be_causal(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """In a draft block with a causal tail no row sees a later one. The backend's next block may have the other kind."""
+    for number, forward in enumerate(forwards):
+        harness.assert_forward(forward, harness.load(forward, seed=number))
+
+
+@behaviour(Fixture.FORWARDS, cases=stored_only, since=IN_1_5)
+def rows_may_be_stored_only(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """An engine may call write_kv without attend, in any mode.
+
+    The rows are stored, no output is written, and the next forwards are right.
+    """
+    for number, forward in enumerate(forwards):
+        harness.assert_forward(forward, harness.load(forward, seed=number))
+
+
+@behaviour(Fixture.FORWARDS, cases=stored_only_captures, since=IN_1_5)
+def rows_may_be_stored_only_in_a_graph(harness: Harness, rounds: list[ForwardCase]) -> None:
+    """A graph may contain write_kv without attend; its replays store the rows of other batches."""
+    from ..harness.graph_harness import GraphHarness
+
+    GraphHarness(harness).assert_replays([*rounds, rounds[0]])
+
+
+@behaviour(Fixture.FORWARD, cases=modules, since=IN_1_5)
+def modules_read_their_newest_rows_again(harness: Harness, forward: ForwardCase) -> None:
+    """With n MTP modules, DRAFT_EXTEND has D + n - 1 rows. The first of them may have slot -1."""
+    _assert_forward(harness, forward)

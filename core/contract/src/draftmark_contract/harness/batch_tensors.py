@@ -90,7 +90,8 @@ class BatchTensors:
         b, r = self.buffers, len(forward.requests)
         tree = not forward.causal and forward.mode is not Mode.DRAFT_BLOCK
         if b.q_indptr is None or forward.mode is not Mode.RAGGED_VERIFY:
-            return b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=tree)
+            causal = forward.causal_block
+            return b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=tree, causal=causal)
         bounds = forward.bounds and (*forward.bounds, *[0] * (r - len(forward.bounds)))
         return b.ragged_verify(forward.budget, forward.live, lens, tree=tree, padded_reqs=r, q_bounds=bounds or None)
 

@@ -99,6 +99,8 @@ class ForwardRunner:
             self.subject.attended = True
             if forward.is_stored:
                 self.backend.write_kv(k, v, tensors.cache, batch)
+            if not forward.attends:
+                return
             lse = () if tensors.lse is None else (tensors.lse[: forward.num_rows],)
             self.backend.attend(q, tensors.cache, batch, out, *lse)
         else:
@@ -116,7 +118,7 @@ class ForwardRunner:
         }
         if self.kernels and forward.is_stored:
             calls["write_kv"] = lambda: backend.write_kv(k, v, tensors.cache, batch)
-        if self.kernels:
+        if self.kernels and forward.attends:
             calls["attend"] = lambda: backend.attend(q, tensors.cache, batch, out)
         return calls
 
@@ -163,6 +165,8 @@ class ForwardRunner:
         stored = forward.rows if forward.stores_padding else forward.rows[: forward.live_rows]
         writes = found.writes or truth.writes
         store([*tensors.stored.values()], {row: writes[row] for row in stored if row in writes}, forward, tensors)
+        if not forward.attends:
+            return
         visible = truth.visible if found.opaque else found.visible
         live = {row: slots for row, slots in visible.items() if forward.requests[row[0]].live}
         tensors.rows(forward)[3].copy_(answer_from_cache(forward, tensors, live).out)

@@ -158,6 +158,12 @@ class Harness(ForwardRunner):
             out: ``[rows, heads, head_dim]``; by default `out` of the harness's tensors.
         """
         out = self.tensors.rows(forward)[3] if out is None else out
+        if not forward.attends:
+            if not bool(out.isnan().all()):
+                raise _violation(
+                    f"{what} of a forward without attend is written", forward, "values", "the NaN before it"
+                )
+            return
         assertions.assert_output(out, expected.answer, forward.geometry.attention, forward, what=what)
 
     def output_of(self, forward: ForwardCase, tensors: CaseTensors) -> torch.Tensor:

@@ -19,8 +19,17 @@ WHOLE_REQUEST = 2**40
 def rows_and_tail(geometry: BatchGeometry, mode: Mode, step: Any = 0) -> tuple[Any, Any]:
     """Return (query rows, tail slots) per request in a mode with fixed numbers. The ragged modes have none."""
     k, d, b = geometry.draft.topk, geometry.draft.num_draft_tokens, geometry.draft.block_size
-    fixed = {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * (step + 1)), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}
-    return (fixed | {Mode.DRAFT_BLOCK: (b, b)})[mode]
+    again = reread_rows(geometry)
+    fixed = {
+        **{Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * (step + 1)), Mode.VERIFY: (d, d)},
+        **{Mode.DRAFT_EXTEND: (again, again), Mode.DRAFT_BLOCK: (b, b)},
+    }
+    return fixed[mode]
+
+
+def reread_rows(geometry: BatchGeometry) -> Any:
+    """Return the rows of one request in DRAFT_EXTEND: D accepted tokens, and one for each module but the first."""
+    return geometry.draft.num_draft_tokens + (geometry.draft.num_modules - 1)
 
 
 def draft_steps(geometry: BatchGeometry) -> Any:
@@ -29,9 +38,9 @@ def draft_steps(geometry: BatchGeometry) -> Any:
 
 
 def max_tail(geometry: BatchGeometry) -> Any:
-    """Return the most tail slots of a request in any forward: one, a verify tree, all draft steps, or a block."""
+    """Return the most tail slots of a request in any forward: one, a tree or its DRAFT_EXTEND, all steps, a block."""
     block = (geometry.draft.block_size,) if Mode.DRAFT_BLOCK in geometry.modes else ()
-    return maximum(1, geometry.draft.num_draft_tokens, geometry.draft.topk * draft_steps(geometry), *block)
+    return maximum(1, reread_rows(geometry), geometry.draft.topk * draft_steps(geometry), *block)
 
 
 def max_prefix(geometry: BatchGeometry) -> Any:
@@ -49,7 +58,7 @@ def max_rows(geometry: BatchGeometry) -> Any:
     """Return the query rows of the largest forward of any mode."""
     block = (geometry.draft.block_size,) if Mode.DRAFT_BLOCK in geometry.modes else ()
     budgets = geometry.limits.row_budgets if Mode.RAGGED_VERIFY in geometry.modes else ()
-    each = maximum(geometry.draft.topk, geometry.draft.num_draft_tokens, *block)
+    each = maximum(geometry.draft.topk, reread_rows(geometry), *block)
     return maximum(geometry.limits.max_extend_tokens, max_requests(geometry) * each, *budgets)
 
 

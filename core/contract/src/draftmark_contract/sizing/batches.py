@@ -78,7 +78,8 @@ def brief(geometry: Geometry | StateGeometry) -> str:
     a, d, m = geometry.attention, geometry.draft, geometry.limits
     scale = "default" if a.softmax_scale is None else f"{a.softmax_scale:.6g}"
     return (
-        f"k={d.topk} S={d.num_steps} D={d.num_draft_tokens} P={a.page_size} C={m.max_context_len} "
+        f"k={d.topk} S={d.num_steps} D={d.num_draft_tokens} {f'n={d.num_modules} ' * (d.num_modules > 1)}"
+        f"P={a.page_size} C={m.max_context_len} "
         f"max_num_reqs={m.max_num_reqs} capture={list(m.capture_batch_sizes)} extend={m.max_extend_tokens} "
         f"overlap={m.overlap} heads={a.num_qo_heads}/{a.num_kv_heads}x{a.head_dim} {a.q_dtype}/{a.kv_dtype} "
         f"{'latent ' * a.latent}{f'value_dim={a.value_width} ' * (a.value_width != a.head_dim)}"

@@ -160,6 +160,7 @@ def odd_geometries() -> Sequence[Case]:
         found[f"k{k}s{s}d{d}"] = (base, DraftShape(k, s, d))
     return [
         *_invariant_geometries(base),
+        *_module_geometries(base),
         *(
             Case(
                 f"{served}-{name}{'-overlap' if overlap else ''}",
@@ -176,6 +177,16 @@ def odd_geometries() -> Sequence[Case]:
             )
             if served != IN_1_3 and (modes != PLAIN_MODES or draft == DraftShape(2, 3, 7))
         ),
+    ]
+
+
+def _module_geometries(shape: AttentionShape) -> list[Case]:
+    """Return geometries of several MTP modules, with more rows in DRAFT_EXTEND than in any other mode."""
+    found = {"modules2": DraftShape(1, 1, 5, num_modules=2), "modules3": DraftShape(2, 3, 32, num_modules=3)}
+    limits = Limits(3, 300, 40, (4,))
+    return [
+        Case(f"draft-{name}", Geometry.create(shape, limits, draft, modes=DRAFT_MODES), (1, 5))
+        for name, draft in found.items()
     ]
 
 

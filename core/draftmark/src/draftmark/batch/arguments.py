@@ -41,6 +41,7 @@ def check_uniform(
     num_reqs: object,
     host: object,
     tree: object,
+    causal: object,
 ) -> None:
     """Check the arguments of `BatchBuffers.uniform`.
 
@@ -56,7 +57,12 @@ def check_uniform(
     _check_requests(geometry, padded_reqs, num_reqs, host)
     check_kind("tree", tree, bool, "True or False", "pass a bool")
     if tree and mode is Mode.DRAFT_BLOCK:
-        raise BatchError("tree is True, but draft_block has a Block tail; pass tree=False")
+        raise BatchError("tree is True, but draft_block has a Block or Causal tail; pass tree=False")
+    check_kind("causal", causal, bool, "True or False", "pass a bool")
+    if causal and mode is not Mode.DRAFT_BLOCK:
+        raise BatchError(
+            f"causal is True, but only draft_block has a choice, and mode is {mode}; pass tree=False alone"
+        )
 
 
 def check_ragged_verify(

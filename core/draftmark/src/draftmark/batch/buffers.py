@@ -60,7 +60,15 @@ class BatchBuffers:
         self._indptr: dict[int, torch.Tensor] = {}
 
     def uniform(
-        self, mode: Mode, step: int, padded_reqs: int, num_reqs: int, host: HostLengths, *, tree: bool
+        self,
+        mode: Mode,
+        step: int,
+        padded_reqs: int,
+        num_reqs: int,
+        host: HostLengths,
+        *,
+        tree: bool,
+        causal: bool = False,
     ) -> ForwardBatch:
         """Return a batch of `padded_reqs` requests with equal row counts, over the static buffers.
 
@@ -73,14 +81,15 @@ class BatchBuffers:
             num_reqs: live requests.
             host: the host's view of the live requests' prefix lengths.
             tree: the tail is a `Tree`; otherwise `Causal`, or `Block` in DRAFT_BLOCK.
+            causal: the tail of a DRAFT_BLOCK is `Causal`. Layers of both kinds get two batches over the same tensors.
 
         Raises:
             BatchError: an argument is out of range.
         """
-        check_uniform(self.geometry, mode, step, padded_reqs, num_reqs, host, tree)
+        check_uniform(self.geometry, mode, step, padded_reqs, num_reqs, host, tree, causal)
         extent: Extent = self.geometry.extent(mode, step)
         rows, slots = padded_reqs * extent.q_len, padded_reqs * extent.tail_len
-        tail: Tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
+        tail: Tail = Block() if mode is Mode.DRAFT_BLOCK and not causal else Causal()
         if tree:
             shape = padded_reqs, extent.tail_len
             parents = None if self.parents is None else self.parents[:slots].view(shape)

@@ -207,10 +207,10 @@ def _check_extent(batch: ForwardBatch, geometry: BatchGeometry) -> None:
                 "because every new token is a query row and a tail slot; build the batch with draftmark.runtime.ragged"
             )
         return
-    if isinstance(batch.tail, Block) is not (batch.mode is Mode.DRAFT_BLOCK):
+    if isinstance(batch.tail, Tree if batch.mode is Mode.DRAFT_BLOCK else Block):
         raise BatchError(
-            f"{batch.mode.value} has tail {type(batch.tail).__name__}, but draft_block needs a Block tail, and no "
-            "other mode accepts one; take the batch from BatchBuffers"
+            f"{batch.mode.value} has tail {type(batch.tail).__name__}, but draft_block has a Block or Causal tail, and "
+            "no other mode a Block; take the batch from BatchBuffers"
         )
     if batch.mode is Mode.RAGGED_VERIFY:
         _check_budget(batch, geometry)

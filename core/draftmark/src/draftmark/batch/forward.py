@@ -41,8 +41,8 @@ class Tree:
 class Block:
     """Block tail: every row sees every slot of its request's tail, also later slots. Contains no tensors.
 
-    A draft model proposes the whole block in one forward (DFlash). Slot s has depth s. A sliding window still limits
-    how far left a row sees.
+    A draft model proposes the whole block in one forward (DFlash). A layer with causal blocks gets a
+    `Causal` tail. Slot s has depth s. A sliding window still limits how far left a row sees.
     """
 
 

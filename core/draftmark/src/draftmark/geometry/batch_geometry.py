@@ -34,8 +34,13 @@ class BatchGeometry:
 
     @property
     def max_tail(self) -> int:
-        """Tail slots that one request can have in any forward: ``max(1, D, k·(S-1), block_size)``."""
-        return maximum(1, self.draft.num_draft_tokens, self.max_draft_tail, self.draft.block_size)
+        """Tail slots that one request can have in any forward: ``max(1, D + n - 1, k·(S-1), block_size)``."""
+        return maximum(1, self.draft_extend_rows, self.max_draft_tail, self.draft.block_size)
+
+    @property
+    def draft_extend_rows(self) -> int:
+        """Rows of one request in DRAFT_EXTEND: ``D + num_modules - 1``."""
+        return self.draft.num_draft_tokens + self.draft.num_modules - 1
 
     @property
     def max_draft_tail(self) -> int:
@@ -82,6 +87,8 @@ class BatchGeometry:
             return Extent(rows, rows)
         if mode == Mode.DRAFT_BLOCK:
             return Extent(self.draft.block_size, self.draft.block_size)
+        if mode == Mode.DRAFT_EXTEND:
+            return Extent(self.draft_extend_rows, self.draft_extend_rows)
         return Extent(d, d)
 
     def max_rows(self, mode: Mode) -> int:

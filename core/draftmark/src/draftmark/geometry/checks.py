@@ -142,6 +142,7 @@ def _check_draft(d: DraftShape) -> None:
     at_least("draft.num_steps", d.num_steps, 1, "use num_steps = 1 for no draft forward")
     at_least("draft.num_draft_tokens", d.num_draft_tokens, 1, "use num_draft_tokens = 1 for no speculation")
     at_least("draft.block_size", d.block_size, 0, "use block_size = 0 for a draft model without blocks")
+    at_least("draft.num_modules", d.num_modules, 1, "use num_modules = 1 without MTP modules")
 
 
 def _check_limits(limits: Limits) -> None:

@@ -37,11 +37,11 @@ class Mode(StrEnum):
     VERIFY = "verify"
     """Verify a tree or chain: num_draft_tokens rows per request over num_draft_tokens tail slots."""
     DRAFT_EXTEND = "draft_extend"
-    """Draft model reads the accepted tokens: num_draft_tokens causal rows per request."""
+    """Draft model reads the accepted tokens: num_draft_tokens + num_modules - 1 causal rows per request."""
     RAGGED_VERIFY = "ragged_verify"
     """Verify with 0 … num_draft_tokens rows per request, decided on the device; one row is a plain decode."""
     DRAFT_BLOCK = "draft_block"
-    """Draft model proposes a whole block (DFlash): block_size rows per request, with no mask between them."""
+    """Draft model proposes a whole block (DFlash): block_size rows per request, causal or with no mask between them."""
 
 
 CORE_MODES = (Mode.EXTEND, Mode.DECODE, Mode.DRAFT, Mode.VERIFY, Mode.DRAFT_EXTEND)
@@ -140,6 +140,9 @@ class DraftShape:
     num_draft_tokens: int = 1
     block_size: int = 0
     """Rows of a DRAFT_BLOCK forward, root included; 0 for a draft model that proposes token by token."""
+    num_modules: int = 1
+    """MTP modules of the draft model, n. KV of the newest n - 1 tokens follows from drafts, so that DRAFT_EXTEND writes
+    it again, in n - 1 more rows before the accepted ones."""
 
 
 @dataclass(frozen=True)
