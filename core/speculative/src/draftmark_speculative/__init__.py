@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .adaptive import Adaptive, CostTable
     from .config import EngineConfig, HostKind
     from .decoding import Generation, decode, generate
+    from .dflash import BlockConfig, BlockHead, DFlash
     from .drafts import Drafter, DraftTree, Speculation
     from .eagle import DraftHead, Eagle
     from .engine import Engine
@@ -35,6 +36,7 @@ _HOMES = {
     "adaptive": ("Adaptive", "CostTable"),
     "config": ("EngineConfig", "HostKind"),
     "decoding": ("Generation", "decode", "generate"),
+    "dflash": ("BlockConfig", "BlockHead", "DFlash"),
     "drafts": ("DraftTree", "Drafter", "Speculation"),
     "eagle": ("DraftHead", "Eagle"),
     "engine": ("Engine",),
@@ -56,7 +58,10 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Adaptive",
+    "BlockConfig",
+    "BlockHead",
     "CostTable",
+    "DFlash",
     "DraftHead",
     "DraftTree",
     "Drafter",

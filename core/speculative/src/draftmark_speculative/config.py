@@ -120,9 +120,9 @@ class EngineConfig:
 
     @property
     def draft_shape(self) -> DraftShape:
-        """Draft shape (topk, steps, nodes) for the geometry of each layer."""
+        """Draft shape (topk, steps, nodes, block, modules) for the geometry of each layer."""
         how = self.speculation
-        return DraftShape(how.topk, how.num_steps, how.num_draft_tokens)
+        return DraftShape(how.topk, how.num_steps, how.num_draft_tokens, how.block_size, how.num_modules)
 
     @property
     def limits(self) -> Limits:

@@ -90,6 +90,26 @@ class Round(NamedTuple):
     size: int
 
 
+class Prefill(NamedTuple):
+    """Prefill of the target that a drafting processes.
+
+    Attributes:
+        batch: the target's EXTEND batch.
+        features: ``[num_rows, width]``, the target's tapped hidden states.
+        tokens: int64 ``[lookahead, num_rows]``, the tokens that follow each row's own token; 0 where none exists yet.
+        rows: int64 ``[R]``, state row of each request.
+        ended: int64 ``[n]``, state rows of the requests with a prompt that ends in this batch.
+        last: int64 ``[n]``, last batch row of each of these requests.
+    """
+
+    batch: ForwardBatch
+    features: torch.Tensor
+    tokens: torch.Tensor
+    rows: torch.Tensor
+    ended: torch.Tensor
+    last: torch.Tensor
+
+
 class Speculation:
     """Drafting method, fixed for an engine's life.
 
@@ -99,11 +119,15 @@ class Speculation:
         topk: most branches of a tree; 1 means that every tree is a chain and needs no mask.
         num_draft_tokens: most nodes of a tree, root included.
         num_steps: levels of a tree that a draft model adds; 1 without a draft model.
+        block_size: rows of a draft model that proposes whole blocks, root included; 0 for others.
+        num_modules: MTP modules that draft one token each; 1 for others.
     """
 
     topk: int
     num_draft_tokens: int
     num_steps: int = 1
+    block_size: int = 0
+    num_modules: int = 1
 
     def __str__(self) -> str:
         return f"{type(self).__name__} drafts (topk {self.topk}, {self.num_draft_tokens} tokens)"
@@ -166,9 +190,11 @@ class Drafting:
         modes: modes that verify; each is captured at every captured batch size.
         budgets: row budgets at which RAGGED_VERIFY is captured.
         taps: the target's hidden states that `extend` and `keep` read, or None.
+        lookahead: tokens after a row that `extend` reads; a prefix is reused only where they agree.
     """
 
     taps: FeatureTaps | None = None
+    lookahead: int = 1
     budgets: tuple[int, ...] = ()
 
     def __init__(self, speculation: Speculation, geometry: Geometry, state: DeviceState) -> None:
@@ -183,18 +209,8 @@ class Drafting:
         """Create the drafter of a new request."""
         request.drafter = self._speculation.begin(request.id, request.prompt)
 
-    def extend(
-        self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
-    ) -> None:
-        """Process a prefill of the target.
-
-        Args:
-            batch: the target's EXTEND batch.
-            features: ``[num_rows, width]``, the target's tapped hidden states.
-            tokens: int64 ``[num_rows]``, the token that follows each row's own token.
-            rows: int64 ``[n]``, state rows of the requests with a prompt that ends in this batch.
-            last: int64 ``[n]``, last batch row of each of these requests.
-        """
+    def extend(self, prefill: Prefill) -> None:
+        """Process a prefill of the target."""
 
     def ready(self, forwards: Forwards) -> None:
         """Finish the setup. The engine calls this once, after all captures and before the first request."""

@@ -266,9 +266,9 @@ class Engine:
         """Return an empty prefix cache if the configuration has one."""
         if not self.config.prefix_cache:
             return None
-        states, drafts = self._layers.states, len(self._models) > 1
+        states, lookahead = self._layers.states, self._drafting.lookahead * (len(self._models) > 1)
         release = _no_slots if states is None else states.slots.release
-        return PrefixCache(self.pages, self.config.page_size, int(drafts), states is not None, release)
+        return PrefixCache(self.pages, self.config.page_size, lookahead, states is not None, release)
 
     # -- checks of the settings -----------------------------------------------------------------------------
 

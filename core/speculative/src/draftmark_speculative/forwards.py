@@ -19,7 +19,7 @@ from draftmark.runtime import (
     to_device,
 )
 
-from .drafts import Drafting, Round
+from .drafts import Drafting, Prefill, Round
 from .layers import AttentionLayers
 from .models import CausalLM
 from .ragged import RaggedRows
@@ -108,8 +108,9 @@ class Forwards:
         ended_rows = to_device(by_row(ended), device)
         state.pending.index_copy_(0, ended_rows, chosen)
         if features is not None:
-            following = to_device(_tokens(chunks, 1), device).index_copy_(0, last, chosen)
-            self._drafting.extend(batch, features, following, ended_rows, last)
+            following = to_device([_tokens(chunks, n + 1) for n in range(self._drafting.lookahead)], device)
+            following[0].index_copy_(0, last, chosen)
+            self._drafting.extend(Prefill(batch, features, following, rows, ended_rows, last))
         self._layers.commit(batch, None, state.lengths, rows)
         return ended, chosen
 

@@ -21,6 +21,7 @@ from draftmark import (
 from draftmark.runtime import (
     Arena,
     BoundBackend,
+    Causal,
     Exact,
     ForwardBatch,
     HostLengths,
@@ -76,12 +77,18 @@ class PagePlan(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Holds the geometry, arena, backend and KV pool of the layers that share one attention shape."""
+    """Holds the geometry, arena, backend and KV pool of the layers that share one attention shape and kind of block."""
 
     geometry: Geometry
     arena: Arena
     backend: BoundBackend
     pool: KVPool
+    causal_block: bool = False
+
+    def of(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return the batch with the tail of these layers: causal draft blocks have their own."""
+        causal = self.causal_block and batch.mode is Mode.DRAFT_BLOCK
+        return replace(batch, tail=Causal()) if causal else batch
 
 
 class AttentionLayers:
@@ -122,7 +129,7 @@ class AttentionLayers:
         for shape, geometry in zip(shapes, geometries, strict=True):
             arena = loaded.allocate(geometry, device, guard=config.guard)
             pool = KVPool(geometry, model.layers.count(shape), pages.total, pages.null, device)
-            self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
+            self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool, shape.causal_block))
         self._homes = [self.groups[shapes.index(one)] for one in model.layers]
         self._caches = [
             replace(group.pool.layers[model.layers[:i].count(one)], sinks=model.sinks[i] if one.sinks else None)
@@ -132,6 +139,7 @@ class AttentionLayers:
         if states:
             self.states = StateLayers(_states(model), states, loaded, config, device, pages.unique_slots)
         self._batch: ForwardBatch | None = None
+        self._batches: dict[int, ForwardBatch] = {}
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
         """Return the host lengths that `plan` gets before a capture on null rows (dummy requests).
@@ -147,27 +155,33 @@ class AttentionLayers:
         """Run every backend's host-side plan. Call this before each forward and before each replay."""
         validate(batch, self.geometry)
         for group in self.groups:
-            group.backend.plan(batch)
+            group.backend.plan(group.of(batch))
         if self.states is not None:
             self.states.plan(batch)
 
     def begin(self, batch: ForwardBatch) -> None:
         """Write every backend's metadata on the device. The next forward attends over `batch`."""
         self._batch = batch
+        self._batches = {id(group): group.of(batch) for group in self.groups}
         for group in self.groups:
-            group.backend.write_metadata(batch)
+            group.backend.write_metadata(self._batches[id(group)])
         if self.states is not None:
             self.states.write_metadata(batch)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
         """Store the rows' KV and compute attention; see `AttentionStep.attend`."""
-        assert self._batch is not None, "begin() comes before the forward"
-        group, cache = self._homes[layer], self._caches[layer]
-        q = q.contiguous()
+        self.store(layer, k, v)
+        group, cache, q = self._homes[layer], self._caches[layer], q.contiguous()
         out = q.new_empty(*q.shape[:-1], group.geometry.attention.value_width)
-        group.backend.write_kv(k.contiguous(), None if v is None else v.contiguous(), cache, self._batch)
-        group.backend.attend(q, cache, self._batch, out)
+        group.backend.attend(q, cache, self._batches[id(group)], out)
         return out
+
+    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        """Store the rows' KV without attention; k and v as in `attend`."""
+        assert self._batch is not None, "begin() comes before the forward"
+        group = self._homes[layer]
+        batch = self._batches[id(group)]
+        group.backend.write_kv(k.contiguous(), None if v is None else v.contiguous(), self._caches[layer], batch)
 
     def convolve(self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Run the short convolution of a layer with state; see `StateRun.convolve`."""

@@ -25,7 +25,7 @@ from draftmark.runtime import (
     to_device,
 )
 
-from ..drafts import Round
+from ..drafts import Prefill, Round
 from ..eagle.drafter import HeadDrafter
 from ..eagle.tree_builder import DraftTreeBuilder
 from ..layers import AttentionLayers
@@ -111,13 +111,11 @@ class AdaptiveHeadDrafter(HeadDrafter):
             self._clear(rehearsal)
         self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
 
-    def extend(
-        self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
-    ) -> None:
+    def extend(self, prefill: Prefill) -> None:
         """Run the head over a prefill, and reset backlog and calibration of state rows with a finished prompt."""
-        super().extend(batch, features, tokens, rows, last)
-        self._backlog.forget(rows)
-        self._calibration.forget(rows)
+        super().extend(prefill)
+        self._backlog.forget(prefill.ended)
+        self._calibration.forget(prefill.ended)
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
         """Draft for a budget of rows, or choose plain decoding; return the round."""
@@ -242,7 +240,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         places = [row * room + i for row, count in zip(numbers, counts, strict=True) for i in range(count)]
         tokens, features = self._backlog.read(to_device(places, device))
         last = to_device([end - 1 for end in accumulate(counts)], device)
-        super().extend(batch, features, tokens, rows, last)
+        super().extend(Prefill(batch, features, tokens[None], rows, rows, last))
         self._backlog.forget(rows)
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:

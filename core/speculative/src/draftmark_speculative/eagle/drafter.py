@@ -16,7 +16,7 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, GraphKey, HostLengths, Program, VerifyResult
 
-from ..drafts import Drafting, Round, Speculation
+from ..drafts import Drafting, Prefill, Round, Speculation
 from ..layers import AttentionLayers, Layered
 from ..models import CausalLM
 from ..request import Request
@@ -57,15 +57,20 @@ class Head(Layered, Protocol):
 class Accepted:
     """Holds the accepted path that VERIFY writes and DRAFT_EXTEND reads, in static tensors. Rows are batch entries.
 
+    Args:
+        nodes: most nodes of a path, and rows of the tensors; D by default.
+
     Attributes:
         prefix_lens: int32 ``[max_reqs]``, committed tokens *before* the round: the start of the path.
-        tokens: int64 ``[max_reqs, D]``, the token that follows each accepted node; -1 beyond accept_lens.
+        tokens: int64 ``[max_reqs, nodes]``, the token that follows each accepted node; -1 beyond accept_lens.
         accept_lens: int64 ``[max_reqs]``, number of accepted nodes.
-        features: ``[max_reqs, D, width]``, the target's features of each accepted node; undefined beyond accept_lens.
+        features: ``[max_reqs, nodes, width]``, the target's features of each accepted node; undefined after the path.
     """
 
-    def __init__(self, geometry: Geometry, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
+    def __init__(
+        self, geometry: Geometry, width: int, dtype: torch.dtype, device: torch.device, nodes: int | None = None
+    ) -> None:
+        reqs, nodes = geometry.max_reqs, nodes or geometry.draft.num_draft_tokens
         self.prefix_lens = torch.zeros(reqs, dtype=torch.int32, device=device)
         self.tokens = torch.full((reqs, nodes), -1, dtype=torch.int64, device=device)
         self.accept_lens = torch.ones(reqs, dtype=torch.int64, device=device)
@@ -79,12 +84,12 @@ class Accepted:
             features: ``[R · D, width]``, features of every node.
         """
         size, nodes = result.accept_index.shape
-        by_node = features.view(size, nodes, -1)
-        path = result.accept_index[:, :, None].expand(-1, -1, by_node.shape[-1])
+        by_node, most = features.view(size, nodes, -1), min(nodes, self.tokens.shape[1])
+        path = result.accept_index[:, :most, None].expand(-1, -1, by_node.shape[-1])
         self.prefix_lens[:size].copy_(prefix_lens)
-        self.tokens[:size].copy_(result.tokens)
+        self.tokens[:size, :most].copy_(result.tokens[:, :most])
         self.accept_lens[:size].copy_(result.accept_lens)
-        torch.gather(by_node, 1, path, out=self.features[:size])
+        self.features[:size, :most].copy_(by_node.gather(1, path))
 
 
 class HeadDrafter(Drafting):
@@ -137,14 +142,13 @@ class HeadDrafter(Drafting):
             self._layers.plan(batch)
         self._runner.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
 
-    def extend(
-        self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
-    ) -> None:
+    def extend(self, prefill: Prefill) -> None:
         """Run the head over the rows of a prefill."""
+        batch = prefill.batch
         self._layers.plan(batch)
         self._layers.begin(batch)
-        hidden = self._run(tokens, self._head.fuse(features), batch.positions)
-        self._keep(rows, hidden.index_select(0, last))
+        hidden = self._run(prefill.tokens[0], self._head.fuse(prefill.features), batch.positions)
+        self._keep(prefill.ended, hidden.index_select(0, prefill.last))
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
         """Build a tree below every root and write it into the state's tokens and parents."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.elementwise import Elementwise
+from ..models.elementwise import Elementwise, rotated
 from ..models.fused import Packed
 from .config import HeadConfig
 
@@ -52,12 +52,25 @@ class Attention(nn.Module):
         Args:
             positions: int64 ``[…, rows]`` or ``[rows]``.
         """
-        angle = positions[..., None, None] * self.frequencies
         heads = self._heads(x)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        cos, sin = self._angles(positions, x.dtype)
         q, k = self.kernels.rotated(heads, self.num_q, self.num_kv, cos, sin)
         out: torch.Tensor = self.o_proj(attend(q, k, heads[..., self.num_q + self.num_kv :, :]).flatten(-2))
         return out
+
+    def keys_values(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, with rotary positions, and values of rows without queries: ``[rows, num_kv, head_dim]`` each.
+
+        Args:
+            x: ``[rows, hidden_size]``.
+            positions: int64 ``[rows]``.
+        """
+        k, v = (proj(x).view(len(x), self.num_kv, self.head_dim) for proj in (self.k_proj, self.v_proj))
+        return rotated(k, 0, self.num_kv, *self._angles(positions, x.dtype))[1], v
+
+    def _angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        angle = positions[..., None, None] * self.frequencies
+        return angle.cos().to(dtype), angle.sin().to(dtype)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Return q, k and v, concatenated over heads: ``[…, rows, all heads, head_dim]``."""

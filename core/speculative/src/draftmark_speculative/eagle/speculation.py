@@ -15,6 +15,7 @@ from ..drafts import Drafting, Speculation
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..state import DeviceState, GraphRunner
+from .config import HeadConfig
 from .drafter import HeadDrafter
 from .head import DraftHead
 from .installed import installed_head
@@ -68,16 +69,16 @@ class Eagle(HeadDrafts):
         else:
             head = DraftHead.load(installed_head(model.name) if self.head is None else self.head)
         head = head.to(device=model.device, dtype=model.dtype).requires_grad_(False).eval().pack()
-        _check_fit(head, model)
+        check_fit(head.config, model)
         vocab = head.config.draft_vocab_size or head.config.vocab_size
         if is_count(self.topk) and self.topk > vocab:  # the geometry rejects a topk that is not a count
             raise GeometryError("draft.topk", self.topk, f"the head can draft {vocab} tokens", "lower topk")
         return head
 
 
-def _check_fit(head: DraftHead, model: CausalLM) -> None:
+def check_fit(config: HeadConfig, model: CausalLM) -> None:
     """Raise `ModelError` unless the head fits the model's hidden states and vocabulary."""
-    config, rows = head.config, model.lm_head.shape[0]
+    rows = model.lm_head.shape[0]
     for name, mine, models in (
         ("hidden_size", config.hidden_size, model.hidden_size),
         ("embedding width", config.hidden_size, _embedding_width(model)),

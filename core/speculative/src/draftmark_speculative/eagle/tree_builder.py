@@ -85,15 +85,33 @@ class DraftTreeBuilder:
         """
         scores, tokens, parents = (torch.cat(column, 1) for column in zip(*self._found, strict=True))
         level = torch.cat([torch.full_like(found[1][0], i + 1) for i, found in enumerate(self._found)])
-        order = scores.sort(dim=1, descending=True, stable=True).indices
-        node = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
-        rank = torch.zeros_like(order).scatter_(1, order, node)
-        chosen = order[:, :count]
-        parent = parents.gather(1, chosen)
-        above = torch.where(parent < 0, 0.0, scores.gather(1, parent.clamp(min=0)))
-        chances = (scores.gather(1, chosen) - above).exp().nan_to_num(nan=0.0)
-        parent = torch.where(parent < 0, 0, rank.gather(1, parent.clamp(min=0)))
-        return tokens.gather(1, chosen), parent, chances, level[chosen]
+        best, parent, chosen = best_nodes(scores, tokens, parents, count)
+        above = parents.gather(1, chosen)
+        before = torch.where(above < 0, 0.0, scores.gather(1, above.clamp(min=0)))
+        chances = (scores.gather(1, chosen) - before).exp().nan_to_num(nan=0.0)
+        return best, parent, chances, level[chosen]
+
+
+def best_nodes(
+    scores: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the `count` best of n candidates as a tree below the root, or all if there are fewer.
+
+    Args:
+        scores: float32 ``[R, n]``, at most the score of the candidate's parent.
+        tokens: int64 ``[R, n]``.
+        parents: int64 ``[R, n]``, candidate of each parent, which comes first; -1 for the root.
+
+    Returns:
+        tokens and parents, int64 ``[R, count]``, where node i of the tree is entry i - 1, and node 0 is the root. Then
+        the candidate of each node.
+    """
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    node = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
+    rank = torch.zeros_like(order).scatter_(1, order, node)
+    chosen = order[:, :count]
+    parent = parents.gather(1, chosen)
+    return tokens.gather(1, chosen), torch.where(parent < 0, 0, rank.gather(1, parent.clamp(min=0))), chosen
 
 
 def best_tokens(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:

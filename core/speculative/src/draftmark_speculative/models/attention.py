@@ -57,6 +57,7 @@ class LayerAttention:
         sinks: each query head has one extra logit without a value; see `draftmark.runtime.KVCache`.
         value_dim: width of a value and of one head's output; None means head_dim.
         latent: k is a latent row, and the value is its first value_dim elements; see `draftmark.AttentionShape`.
+        causal_block: in a draft block, a row sees no later row.
     """
 
     num_qo_heads: int
@@ -68,6 +69,7 @@ class LayerAttention:
     sinks: bool = False
     value_dim: int | None = None
     latent: bool = False
+    causal_block: bool = False
 
     @property
     def value_width(self) -> int:
