@@ -8,6 +8,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     backend.py                        the four methods of a step (plan, write_metadata, write_kv, attend)
     decode_verify.py                  decode, verify and draft modes: chooses a plan, launches attention and combine
     prefill.py, prefill_fp8.py        EXTEND; over e4m3 with K and V upcast first
+    chosen.py                         every mode of layers with chosen keys (sparse attention)
     kv_write.py, tree_ops.py          KV scatter (append_kv), tree tail, tree verification, KV compaction
     sizing.py, support.py             buffers by name and size; rejected geometries
     explain.py                        each choice of a batch's kernels, with its reason
@@ -16,7 +17,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)
         select.py, common.py          select_config: batch -> KernelConfig
         sm80.py, sm90.py              block sizes, stages and warp groups for any GPU; for Hopper
-        latent.py                     block sizes and stages for latent rows (MLA)
+        latent.py, chosen.py          block sizes and stages for latent rows (MLA); splits of lists of keys
         split_kv.py, upcast.py        num_splits (num_splits_heuristic); when prefill upcasts e4m3
     compiled/                         compiled kernels, ready before the first request
         source.py, store.py           a kernel as plain data with a key; the folder of compiled kernels
@@ -29,6 +30,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         cuda_driver.py, parameters.py launches through the CUDA driver API
     kernels/                          Triton, any GPU from sm_80
         decode_verify.py, prefill.py  attention kernels; tile.py is their mainloop and mask, latent.py that of MLA
+        chosen.py                     attention over each row's own list of keys
         tile_schedule.py, split_kv.py schedule on the device (FA3 prepare_scheduler, get_scheduler_metadata)
         combine.py                    combine of the splits (FA3 flash_fwd_combine)
         upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
@@ -84,6 +86,7 @@ class TritonPlugin(BackendPlugin):
         forms=tuple(Form),
         sinks=True,
         latent=True,
+        chosen_keys=True,
         narrow_values=True,
         lse=True,
         batch_invariant=True,

@@ -8,8 +8,10 @@ from draftmark import AttentionShape, Geometry, Mode
 from draftmark.runtime import Arena, ForwardBatch, KVCache
 
 from . import sizing
+from .chosen import ChosenKeys
 from .decode_verify import DecodeVerify
 from .heuristics import select
+from .heuristics.chosen import chosen_config
 from .kv_write import write_kv_layer
 from .launch.cuda_driver import driver
 from .launch.layouts import IdentityCache, kv_facts
@@ -35,12 +37,15 @@ class TritonBackend:
         self._slots_of = IdentityCache[ForwardBatch, torch.Tensor](lambda batch: self._slots[: batch.num_rows])
         self._kv_facts = kv_facts(geometry)
         buffers = {name: arena[name] for name in arena}
+        self._chosen = ChosenKeys(geometry, self._slots, buffers) if geometry.attention.chosen_width else None
+        logger.info("%s for %s", *_summary(geometry, self._slots.is_cuda))
+        if self._chosen is not None:
+            return
         if EXTEND in geometry.modes:
             prefill = PrefillFp8 if sizing.upcasts(geometry) else Prefill
             self._prefill = prefill(geometry, self._slots, arena[sizing.ROW_TILES], buffers)
         if sizing.decode_verify_modes(geometry):
             self._decode_verify = DecodeVerify(geometry, self._slots, buffers)
-        logger.info("%s for %s", *_summary(geometry, self._slots.is_cuda))
 
     def plan(self, batch: ForwardBatch) -> None:
         """Do nothing: the schedule is computed on the device by `write_metadata`."""
@@ -67,8 +72,10 @@ class TritonBackend:
         """
         self._attention_of(batch).attend(q, cache, batch, out, lse)
 
-    def _attention_of(self, batch: ForwardBatch) -> Prefill | PrefillFp8 | DecodeVerify:
-        """Return the implementation that serves the batch's mode."""
+    def _attention_of(self, batch: ForwardBatch) -> Prefill | PrefillFp8 | DecodeVerify | ChosenKeys:
+        """Return the implementation that serves the batch's mode, or every mode of a layer with chosen keys."""
+        if self._chosen is not None:
+            return self._chosen
         return self._prefill if batch.mode is EXTEND else self._decode_verify
 
 
@@ -77,7 +84,7 @@ def _summary(geometry: Geometry, on_gpu: bool) -> tuple[str, AttentionShape]:
     a = geometry.attention
     if not on_gpu:
         return "interpreted kernels", a
-    config = select.select_config(a, geometry.device, 1)
+    config = chosen_config(a, geometry.device) if a.chosen_width else select.select_config(a, geometry.device, 1)
     family = "Hopper kernels" if config.num_consumer_wgs else "portable kernels"
     through = "the CUDA driver" if uses_own_launch() and driver() is not None else "Triton's launcher"
     return f"{family}, launched through {through},", a

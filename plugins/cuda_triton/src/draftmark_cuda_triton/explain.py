@@ -12,7 +12,7 @@ from dataclasses import replace
 from draftmark import AttentionShape, BatchSize, DeviceProfile, Geometry, KernelChoice, Mode
 
 from . import sizing
-from .heuristics import common, select, split_kv, upcast
+from .heuristics import chosen, common, select, split_kv, upcast
 from .heuristics.sm90 import SM90, merged_block_ms, prefill_configs, reasons_against_sm90
 from .support import TMA_PAGE_MULTIPLE, gathers_kv
 
@@ -23,8 +23,23 @@ def explain(geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:
     """Return the choices that lead to the kernels of a batch, in their order."""
     device = replace(geometry.device, kind="cuda")
     geometry = replace(geometry, device=device)
-    choices = _prefill(geometry, batch) if batch.mode is Mode.EXTEND else _decode_verify(geometry, batch)
+    if geometry.attention.chosen_width:
+        choices = _chosen(geometry, batch)
+    else:
+        choices = _prefill(geometry, batch) if batch.mode is Mode.EXTEND else _decode_verify(geometry, batch)
     return [*choices, *_compiled(geometry, batch)]
+
+
+def _chosen(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
+    a, rows = geometry.attention, batch.q_len * batch.num_reqs
+    config, splits = chosen.chosen_config(a, geometry.device), chosen.num_splits(geometry, rows)
+    yield KernelChoice("kernels", GENERIC, "each row has its own list of keys")
+    yield KernelChoice("tile", _describe(config), f"{a.group_size} heads of one row attend to the row's list")
+    yield KernelChoice(
+        "splits of the keys", str(splits),
+        f"{rows} rows need {rows * chosen.ctas_per_row(geometry)} CTAs, and a split has at least "
+        f"{chosen.MIN_SPLIT_KEYS} keys",
+    )  # fmt: skip
 
 
 def _decode_verify(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:

@@ -23,10 +23,12 @@ from triton.runtime.jit import create_function_from_signature
 from draftmark import BufferSpec, Form, Geometry, Mode
 
 from . import prefill_fp8, sizing, tree_ops
+from .chosen import ChosenKeys
 from .decode_verify import DecodeVerify
 from .heuristics import select, split_kv, upcast
 from .kv_write import launch_write_kv
 from .launch import launches
+from .launch.chosen import attend_chosen
 from .launch.launcher import KernelCall, collect_calls
 from .launch.layouts import latent_operands
 from .launch.operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent
@@ -198,9 +200,11 @@ def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
         launch_write_kv(new, new_v, k, v, scale, scale, _tensor(1, dtype="int64"), geometry.device.arch >= 90)
     kv = _Operands(k, v, scale, scale, _tensor(a.num_qo_heads, dtype="float32") if a.sinks else None)
     slots = _tensor(int(geometry.max_rows_any), dtype="int64")
-    if Mode.EXTEND in geometry.modes:
+    if a.chosen_width:
+        _launch_chosen(geometry, slots, kv, use.lse)
+    elif Mode.EXTEND in geometry.modes:
         _launch_prefills(geometry, slots, kv, use.lse)
-    if sizing.decode_verify_modes(geometry):
+    if sizing.decode_verify_modes(geometry) and not a.chosen_width:
         tree_tails = geometry.draft.topk > 1 if use.tree_tails is None else use.tree_tails
         _launch_decodes(geometry, slots, kv, tree_tails, use.lse)
     if trees:
@@ -316,6 +320,23 @@ def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_si
         launches.write_metadata_prefill(shape, plan.config, rows, lens, indptr, table, slots, tiles, None, *schedule)
         for own_lse in _lses(geometry, rows, lse):
             prefill.launch(rows, plan.config, plan.split, q, *kv, out, own_lse, lens, indptr, table, tiles)
+
+
+def _launch_chosen(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse: bool) -> None:
+    """Call the launch code of metadata and attention for every number of rows, with chosen keys."""
+    a, own = geometry.attention, _buffers(sizing.chosen_buffers(geometry))
+    shape, attention = AttentionParams.from_geometry(geometry, True), ChosenKeys(geometry, slots, own)
+    partials, lens, indptr, table = (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE]), _tensor(1), _tensor(2), None
+    plans = dict.fromkeys(attention.plan(rows) for rows in range(1, int(geometry.max_rows_any) + 1))
+    table = _table(geometry, 1)
+    for plan, own_lse in product(plans, _lses(geometry, 1, lse)):
+        extent = BatchExtent(1, 1, 1, 1)
+        launches.write_metadata_decode_verify(
+            shape, plan.config, extent, 1, lens, table, slots, own[sizing.WORK], indptr
+        )
+        q, out = (_tensor(1, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
+        lists = _tensor(1, a.chosen_width), _tensor(1)
+        attend_chosen(shape, plan.config, plan.num_splits, q, *kv, out, own_lse, *lists, indptr, *partials)
 
 
 def _launch_tree_ops(geometry: Geometry) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftmark import DTYPE_BYTES, AttentionShape, BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
 
-from .heuristics import common, select, sm90, split_kv, upcast
+from .heuristics import chosen, common, select, sm90, split_kv, upcast
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -26,6 +26,8 @@ SPLIT_BUFFERS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
 def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers of one geometry, for the modes that it serves."""
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
+    if geometry.attention.chosen_width:
+        return specs + chosen_buffers(geometry)
     if Mode.EXTEND in geometry.modes:
         tiles = max_row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
         header = common.SCHEDULE_HEADER_ROWS
@@ -37,6 +39,27 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         )
         specs += upcast_buffers(geometry)
     return specs + split_buffers(geometry, decode_verify_modes(geometry), Mode.EXTEND in geometry.modes)
+
+
+def chosen_buffers(geometry: Geometry) -> list[BufferSpec]:
+    """Return the buffers of `chosen.ChosenKeys`, except the slot mapping: lists are split while the device has room."""
+    rows, formula = (
+        chosen.max_partial_rows(geometry),
+        "rows · splits · KV heads · head tiles · block_m <= CTAs · block_m",
+    )
+    return [
+        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2, 4), "int32", Unit.ROWS, "2: lists need no schedule"),
+        BufferSpec(
+            PARTIAL_OUT, Role.PARTIAL_OUT, (rows, geometry.attention.value_width), "float32", Unit.ROWS, formula
+        ),
+        BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
+    ]
+
+
+def chosen_usage(geometry: Geometry, num_rows: int) -> dict[str, int]:
+    """Return the bytes of partial results of a batch of `num_rows` rows with chosen keys."""
+    rows = chosen.partial_rows(geometry, num_rows)
+    return {WORK: 2 * 4 * 4, PARTIAL_OUT: rows * geometry.attention.value_width * 4, PARTIAL_LSE: rows * 4}
 
 
 def upcasts(geometry: Geometry) -> bool:

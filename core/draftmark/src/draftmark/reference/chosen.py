@@ -22,7 +22,7 @@ def attend_chosen(
     lse: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Compute `out`, and `lse` unless it is None. A row is a request of one row whose keys are its list.
+    """Compute `out`, and `lse` unless it is None. Each row is a request of its own, with the keys of its list.
 
     Padding rows at the end of a budget are rows without keys: their lists are undefined.
     """

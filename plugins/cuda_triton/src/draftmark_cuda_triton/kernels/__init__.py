@@ -1,6 +1,7 @@
 """The plugin's Triton kernels for any GPU. Every file also runs on the CPU, under TRITON_INTERPRET=1."""
 
 from . import (
+    chosen,
     combine,
     compact_kv,
     decode_verify,
@@ -13,6 +14,7 @@ from . import (
 )
 
 __all__ = [
+    "chosen",
     "combine",
     "compact_kv",
     "decode_verify",

@@ -40,11 +40,15 @@ def add_parts(
     col,
     VALUE_DIM: tl.constexpr,
     COUNT: tl.constexpr,
+    HALVES: tl.constexpr,
 ):
-    """Add the parts [done, done + COUNT) of a request to the sums of its rows: acc, row_max, row_sum."""
+    """Add the parts [done, done + COUNT) of a request to the sums of its rows: acc, row_max, row_sum.
+
+    A split has HALVES partial results: 2 if requests share splits, otherwise 1.
+    """
     acc, row_max, row_sum = sums
     part = done + tl.arange(0, COUNT)
-    partial = (first_split + part) * 2 + tl.where(part == 0, partial_half, 0)
+    partial = (first_split + part) * HALVES + tl.where(part == 0, partial_half, 0)
     cell = (partial * num_kv_heads + head)[:, None] * partial_rows + packed[None, :]
     exists = (part < num_parts)[:, None]
     cell_live = exists & allocated[None, :]
@@ -89,6 +93,7 @@ def combine_splits(
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
+    EVERY_REQUEST: tl.constexpr = False,
 ):
     """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
 
@@ -97,14 +102,20 @@ def combine_splits(
             index of a combine record; these follow the splits.
         q_len: rows of each request; 0 if they come from q_indptr, as in prefill.
         partial_rows: packed rows of a partial result (row tiles · BLOCK_M), a multiple of 16.
+        EVERY_REQUEST: each request has `num_splits` splits of its own, and `work` is not read.
     """
+    HALVES: tl.constexpr = 1 if EVERY_REQUEST else 2
     COLS: tl.constexpr = (VALUE_DIM + BLOCK_COLS - 1) // BLOCK_COLS
     head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
-    record = work + (num_splits + tl.program_id(2)) * 4
-    request = tl.load(record)
-    first_split = tl.load(record + 1)
-    num_parts = tl.load(record + 2)
-    place = tl.load(record + 3)
+    if EVERY_REQUEST:
+        request, num_parts, place = tl.program_id(2), num_splits, 0
+        first_split = request * num_splits
+    else:
+        record = work + (num_splits + tl.program_id(2)) * 4
+        request = tl.load(record)
+        first_split = tl.load(record + 1)
+        num_parts = tl.load(record + 2)
+        place = tl.load(record + 3)
     # Half 0 of a split's partial results belongs to the first request in the split, half 1 to the last one.
     partial_half = place % 2
     request = tl.where(num_parts > 0, request, 0)
@@ -136,12 +147,12 @@ def combine_splits(
             if num_parts - done > BLOCK_SPLITS // 2:
                 sums = add_parts(
                     sums, partial_out, partial_lse, done, first_split, num_parts, partial_half, num_kv_heads, head,
-                    partial_rows, packed, allocated, live, col, VALUE_DIM, BLOCK_SPLITS,
+                    partial_rows, packed, allocated, live, col, VALUE_DIM, BLOCK_SPLITS, HALVES,
                 )  # fmt: skip
             else:
                 sums = add_parts(
                     sums, partial_out, partial_lse, done, first_split, num_parts, partial_half, num_kv_heads, head,
-                    partial_rows, packed, allocated, live, col, VALUE_DIM, BLOCK_SPLITS // 2,
+                    partial_rows, packed, allocated, live, col, VALUE_DIM, BLOCK_SPLITS // 2, HALVES,
                 )  # fmt: skip
             done += BLOCK_SPLITS
         acc, row_max, row_sum = sums

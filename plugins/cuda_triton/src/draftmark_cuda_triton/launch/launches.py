@@ -265,22 +265,38 @@ def _combine(
     kernel = select_variant(kernels.combine.combine_splits, out)
     # In prefill, an item is one row tile.
     rows = extent.q_len * shape.group or partial_rows
-    parts = num_splits // extent.num_reqs + 2
+    most_rows = shape.max_q_len * shape.group if extent.q_len else partial_rows
+    compiled = isinstance(kernel, triton.JITFunction)
+    blocks, constants = combine_grid(shape, num_splits // extent.num_reqs + 2, rows, most_rows, compiled)
+    launch_kernel(
+        kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
+        partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.uniform_q_len,
+        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), _row_stride(lse),
+        SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **constants,
+        **pdl_option(shape.pdl),
+    )  # fmt: skip
+
+
+def combine_grid(
+    shape: AttentionParams, parts: int, rows: int, most_rows: int, compiled: bool
+) -> tuple[int, dict[str, int]]:
+    """Return the programs of a request's combine, and the kernel's constants for blocks of rows, columns and parts.
+
+    Args:
+        parts: largest number of parts of a request.
+        rows: packed rows of a request.
+        most_rows: packed rows of a request in any batch; the blocks follow it.
+    """
     block_splits = next((size for size in COMBINE_CELLS if parts <= size), max(COMBINE_CELLS))
-    cells, most_rows = COMBINE_CELLS[block_splits], shape.max_q_len * shape.group if extent.q_len else partial_rows
-    if not isinstance(kernel, triton.JITFunction):
+    cells = COMBINE_CELLS[block_splits]
+    if not compiled:
         # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
         cells, most_rows = 16 * cells, rows
     block_cols = min(max(16, next_power_of_two(shape.value_width)), max(32, cells // block_splits))
     block_rows = max(1, min(next_power_of_two(most_rows), cells // (block_splits * block_cols)))
     blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.value_width, block_cols)
-    launch_kernel(
-        kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
-        partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.uniform_q_len,
-        shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), _row_stride(lse),
-        VALUE_DIM=shape.value_width, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, BLOCK_SPLITS=block_splits,
-        SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **pdl_option(shape.pdl),
-    )  # fmt: skip
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "BLOCK_SPLITS": block_splits}
+    return blocks, {"VALUE_DIM": shape.value_width} | sizes
 
 
 def attend_prefill(
