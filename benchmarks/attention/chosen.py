@@ -188,7 +188,7 @@ class Timed:
     def error(self) -> float:
         """Return the relative error of the last call's first row against float64."""
         keys = self.pools[-1].view(-1, 576)[self.slots[0].long()].double()
-        scores = self.q[0].double() @ keys.T * self.geometry.attention.softmax_scale
+        scores = self.q[0].double() @ keys.T * self.params.scale
         want = scores.softmax(-1) @ keys[:, :512]
         return float((self.out[0].double() - want).norm() / want.norm())
 
@@ -200,17 +200,17 @@ class Timed:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        found = []
+        found: list[float] = []
         for _ in range(2):
-            times = []
+            times: list[float] = []
             for _ in range(replays):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 begin.record()
                 graph.replay()
                 end.record()
                 end.synchronize()
                 times.append(begin.elapsed_time(end) * 1e3 / self.calls)
-            found.append(median(times))
+            found.append(float(median(times)))
         return min(found)
 
 
