@@ -35,7 +35,7 @@ from .compilations import HOOK, Mark, Watch
 from .measures import measured
 from .plan import Plan, read
 from .processes import Process, ask, free_port, wait_for
-from .servers import MODULES, Server
+from .servers import MODULES, Server, capacity
 from .workload import Workload
 
 PACKAGES = (
@@ -154,7 +154,8 @@ class Run:
                 for one in ready:
                     if at < (one.server.workloads or len(self._plan.workloads)):
                         self._pass(one, workload, "cold")
-                        self._pass(one, workload, "again")
+                        if one.server.again:
+                            self._pass(one, workload, "again")
             self._restart([one for one in ready if one.server.restart and one.process is not None])
         finally:
             for one in served:
@@ -173,6 +174,7 @@ class Run:
         for number, one in enumerate(served):
             if number in ready:
                 row = {"start": which, "alone": len(served) == 1, "seconds": ready[number]}
+                row |= capacity(one.watch.log.read_text(errors="replace"))
                 self._add("starts", {**one.server.about, **row, **one.watch.since(one.mark)})
             else:
                 self._failed(one, f"{which} start")

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import site
 import sys
 from collections.abc import Mapping
@@ -40,16 +41,19 @@ class Server:
     Attributes:
         engine: "vllm" or "sglang".
         backend: the engine's name of an attention backend; for vLLM also CUSTOM:NAME for one of draftmark's.
-        drafter: "ngram", "eagle3", or "" for no drafts.
-        drafts: drafts of a step: a chain, but a tree for SGLang's n-gram drafts.
+        drafter: "ngram", "eagle3", "mtp" (SGLang, the model's own MTP layer), or "" for no drafts.
+        drafts: drafts of a step: a chain, but a tree for SGLang's n-gram drafts. With `topk` the depth of the tree.
+        topk, nodes: branches and rows of an MTP tree; 1 and 0 for a chain.
         acceptance: probability that a draft is accepted if the drafts before it are. vLLM's synthetic sampler draws it;
             SGLang commits `committed` tokens a step on average. None for the engine's real sampler; vLLM's synthetic
             one does not run on a CPU.
         max_num_batched_tokens: most tokens of a step. Longer prompts are computed in chunks.
-        kv_tokens: size of the KV pages in tokens.
+        kv_tokens: size of the KV pages in tokens; 0 for the size that SGLang computes.
+        prefix_cache: SGLang keeps prefixes, and computes how many requests of a hybrid model fit.
         monitor: mode of vLLM's monitor of compilations: "warn" counts them, "error" ends the server at the first.
         restart: start a second time, with the caches of the first start.
         workloads: number of the plan's workloads that it runs, the first ones; 0 for all.
+        again: run each workload a second time.
         needs: package without which the server is skipped; "" for none.
         num_gpus: GPUs of the server; its ranks split the heads (tensor parallelism).
         arguments: more options of the command line, such as those of a CPU.
@@ -68,16 +72,20 @@ class Server:
     max_num_seqs: int = 48
     max_num_batched_tokens: int = 4096
     kv_tokens: int = 98304
+    topk: int = 1
+    nodes: int = 0
+    prefix_cache: bool = False
     monitor: str = "warn"
     restart: bool = False
     workloads: int = 0
+    again: bool = True
     needs: str = ""
     num_gpus: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, allowed in (("engine", ENGINES), ("drafter", ("", "ngram", "eagle3")), ("monitor", MONITORED)):
+        for name, allowed in (("engine", ENGINES), ("drafter", ("", "ngram", "eagle3", "mtp")), ("monitor", MONITORED)):
             if getattr(self, name) not in allowed:
                 shown = ", ".join(map(repr, allowed))
                 raise ValueError(f"server: {name} is {getattr(self, name)!r}; write one of {shown} in the plan")
@@ -87,6 +95,8 @@ class Server:
         """Fields of each row of this server."""
         found = {"backend": self.backend, "drafter": self.drafter or "none", "page_size": self.page_size}
         found |= {"num_gpus": self.num_gpus} if self.num_gpus > 1 else {}
+        found |= {"tree": [self.topk, self.drafts, self.nodes]} if self.nodes else {}
+        found |= {"prefix_cache": True} if self.prefix_cache else {}
         return found | ({"monitor_mode": self.monitor} if self.monitor != "warn" else {})
 
     @property
@@ -126,6 +136,10 @@ class Server:
         if self.engine == "sglang" and self.committed is not None:
             # The mean of a chain with this acceptance, also for n-gram trees.
             made |= {"SGLANG_SIMULATE_ACC_LEN": str(self.committed), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+        if self.engine == "sglang":
+            from benchmarks.sglang.imports import UNUSED
+
+            made["DRAFTMARK_UNUSED_MODULES"] = ",".join(f"sglang.srt.layers.attention.{name}" for name in UNUSED)
         if self.engine == "sglang" and self.drafter == "ngram":
             from benchmarks.sglang.arguments import NGRAM_COMPILER
 
@@ -159,15 +173,29 @@ def caches_in(folder: Path) -> dict[str, str]:
 
 
 def options(arguments: Mapping[str, Any]) -> list[str]:
-    """Return options of a command line: True is a bare option, False a ``--no-`` one, a dict JSON, None left out."""
+    """Return options of a command line: True is bare, False is ``--no-``, a dict is JSON, a list is several words."""
     found = []
     for name, value in arguments.items():
         dashed = name.replace("_", "-")
         if isinstance(value, bool):
             found.append(f"--{dashed}" if value else f"--no-{dashed}")
+        elif isinstance(value, list):
+            found += [f"--{dashed}", *map(str, value)]
         elif value is not None:
             found += [f"--{dashed}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return found
+
+
+CAPACITY = {"slots": re.compile(r"max_mamba_cache_size: (\d+)"), "requests": re.compile(r"max_running_requests=(\d+)")}
+"""Numbers in SGLang's log at a start: slots of recurrent state, and requests that it serves at a time."""
+
+
+def capacity(log: str) -> dict[str, int]:
+    """Return the slots and requests that SGLang computed for a hybrid model; nothing for other models and engines."""
+    found = {name: pattern.search(log) for name, pattern in CAPACITY.items()}
+    if found["slots"] is None:
+        return {}
+    return {name: int(one[1]) for name, one in found.items() if one is not None}
 
 
 def engine_of(server: Server) -> Engine:
@@ -182,7 +210,7 @@ def engine_of(server: Server) -> Engine:
         max_num_seqs=server.max_num_seqs,
         max_num_batched_tokens=server.max_num_batched_tokens,
         num_gpus=server.num_gpus,
-        **(drafts if server.drafter else {}),
+        **(drafts if server.drafter in ("ngram", "eagle3") else {}),
     )
 
 
@@ -220,14 +248,18 @@ def _sglang(server: Server, folder: Path) -> list[str]:
         "context_length": server.max_model_len,
         "max_running_requests": server.max_num_seqs,
         "chunked_prefill_size": server.max_num_batched_tokens,
-        "max_total_tokens": server.kv_tokens,
-        "disable_radix_cache": True,
+        "max_total_tokens": server.kv_tokens or None,
+        "disable_radix_cache": True if not server.prefix_cache else None,
         "served_model_name": MODEL,
     }
     if server.num_gpus > 1:
         given["tp_size"] = server.num_gpus
     if server.drafter == "ngram":
         given |= drafting(Case("ngram", server.page_size, num_draft_tokens=server.drafts), folder)
+    elif server.drafter == "mtp":
+        rows = server.nodes or server.drafts + 1
+        given |= drafting(Case("tree", server.page_size, server.topk, server.drafts, rows), model)
+        del given["speculative_draft_model_path"]
     elif server.drafter:
         assert head is not None
         models.name_layers(head)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- serving: written by benchmarks.serving.tables -->", "<!-- /serving -->"
 RECORDS = {engine: ROOT / "benchmarks" / "results" / f"{engine}-serving-h200.json" for engine in OURS}
 PAGES = {engine: ROOT / "docs" / f"{engine}.md" for engine in OURS}
-DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3", "none": "none"}
+DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3", "mtp": "MTP", "none": "none"}
 """Map from a record's drafters to a page's words, in the order of the lines."""
 TITLES = (
     "drafts", "backend", "start, s", "later start, s", "tokens/s, cold", "again", "first token, ms",
@@ -43,7 +43,7 @@ def summary(record: Row) -> str:
     cold = [row for row in rows if row["pass"] == "cold" and "tokens_per_s" in row]
     for row in sorted(cold, key=lambda one: (list(DRAFTERS).index(one["drafter"]), _is_ours(record, one))):
         lines.append(_line(_cells(record, row, _one(rows, row, "again"))))
-    parts = ["\n".join(lines), _explained(record), origin(record), *_ended(record)]
+    parts = ["\n".join(lines), _explained(record), _capacities(record), origin(record), *_ended(record)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -51,7 +51,7 @@ def _cells(record: Row, cold: Row, again: Row) -> list[str]:
     starts = {one["start"]: one["seconds"] for one in record["starts"] if _same(one, cold) and one["alone"]}
     name = cold["backend"].removeprefix(OURS["vllm"])
     return [
-        DRAFTERS[cold["drafter"]],
+        _drafts(cold),
         f"`{name}`" if _is_ours(record, cold) else name,
         _number(starts.get("first")),
         _number(starts.get("second")),
@@ -64,6 +64,11 @@ def _cells(record: Row, cold: Row, again: Row) -> list[str]:
     ]
 
 
+def _drafts(row: Row) -> str:
+    tree = f" tree ({', '.join(map(str, row['tree']))})" if "tree" in row else ""
+    return DRAFTERS[row["drafter"]] + tree + (", prefix cache" if row.get("prefix_cache") else "")
+
+
 def _explained(record: Row) -> str:
     """Return what the columns mean and what the workload was."""
     one = record["workloads"][0]
@@ -72,6 +77,17 @@ def _explained(record: Row) -> str:
         f"{one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on average, of {least:,} to {most:,} prompt "
         f"tokens and {few} to {many} new ones. *Cold* is the first pass, with empty caches, *again* the second. "
         "Latencies (first token p50/p99, between tokens p50/p99/worst) and compiled Triton kernels are of cold passes."
+    )
+
+
+def _capacities(record: Row) -> str:
+    """Return the slots of recurrent state and the requests that fit, where SGLang computed them; "" without any."""
+    fit = [row for row in record["starts"] if "slots" in row and row.get("prefix_cache") and row["start"] == "first"]
+    if not fit:
+        return ""
+    head = [_line(("drafts", "backend", "state slots", "requests that fit")), "|---|---|---:|---:|"]
+    return "\n".join(
+        head + [_line((_drafts(row), row["backend"], str(row["slots"]), str(row["requests"]))) for row in fit]
     )
 
 
@@ -91,7 +107,7 @@ def _ended(record: Row) -> list[str]:
 
 def _named(row: Row) -> str:
     monitored = f", monitor {row['monitor_mode']}" if "monitor_mode" in row else ""
-    return f"{row['backend']}, {DRAFTERS[row['drafter']]}{monitored}".replace(", none", ", no drafts")
+    return f"{row['backend']}, {_drafts(row)}{monitored}".replace(", none", ", no drafts")
 
 
 def _is_ours(record: Row, row: Row) -> bool:
@@ -99,7 +115,8 @@ def _is_ours(record: Row, row: Row) -> bool:
 
 
 def _same(one: Row, other: Row) -> bool:
-    return all(one.get(name) == other.get(name) for name in ("backend", "drafter", "page_size", "monitor_mode"))
+    names = ("backend", "drafter", "page_size", "tree", "prefix_cache", "monitor_mode")
+    return all(one.get(name) == other.get(name) for name in names)
 
 
 def _one(rows: Iterable[Row], like: Row, which: str) -> Row:

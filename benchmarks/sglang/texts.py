@@ -1,9 +1,10 @@
 """Compares texts of chains and trees with plain decoding in SGLang: equal, or different at a near tie.
 
-    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--rehearse]
+    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid] [--rehearse]
 
 With several ranks, a server is tensor parallel with one GPU per rank. All ranks must give equal texts, and
-DRAFTMARK_GUARD=1 compares the forwards of the ranks.
+DRAFTMARK_GUARD=1 compares the forwards of the ranks. With ``--hybrid`` the model is a small Qwen3-Next,
+and its MTP layer drafts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .arguments import NGRAM_COMPILER, ON_A_CPU, drafting
 from .cases import Case, ngram, plain, tree16, tree48
 from .cases import chain as chain_of
 from .guessable import VOCABULARY, write_guessable
+from .guessable_hybrid import write_hybrid
 from .imports import import_sglang
 
 TOKENS = 96
@@ -42,6 +44,15 @@ SERVED = (
     ("fa3", plain(64)),
 )
 """Servers. The texts of the others are compared with those of the first."""
+HYBRID = (
+    ("draftmark", plain(64)),
+    ("draftmark", tree16(64)),
+    ("draftmark", chain_of(64)),
+    ("draftmark", ngram(64)),
+    ("fa3", plain(64)),
+    ("fa3", tree16(64)),
+)
+"""Servers of a hybrid model."""
 ON_RANKS = 2
 """Number of servers that run with several ranks."""
 LOG_LINES = 60
@@ -54,10 +65,15 @@ def prompts() -> list[list[int]]:
     return [[make.randrange(2, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 
+def served(folder: Path) -> tuple[tuple[str, Case], ...]:
+    """Return the servers of the model in a folder. A model without a draft model has an MTP layer."""
+    return SERVED if (folder / "draft").exists() else HYBRID
+
+
 def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> None:
     """Decode all prompts together; write texts, verifications and the number of forwards that the ranks compared."""
     os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
-    backend, case = SERVED[number]
+    backend, case = served(folder)[number]
     import_sglang(rehearsed)
     from .dummies import pools_of_requested_size
 
@@ -78,6 +94,10 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> 
 
 
 def _arguments(backend: str, case: Case, folder: Path, rehearsed: bool) -> dict[str, Any]:
+    drafts = drafting(case, folder / "draft")
+    if served(folder) is HYBRID:
+        drafts.pop("speculative_draft_model_path", None)
+        drafts |= dict(disable_radix_cache=True, max_mamba_cache_size=8)
     return dict(
         model_path=str(folder / "target"),
         device="cpu" if rehearsed else "cuda",
@@ -90,7 +110,8 @@ def _arguments(backend: str, case: Case, folder: Path, rehearsed: bool) -> dict[
         cuda_graph_bs_decode=[2, 4, 8],  # requests end in different rounds, so batches of 3, 5, 6 and 7 are padded
         cuda_graph_backend_prefill="disabled",
         disable_cuda_graph=rehearsed,
-    ) | drafting(case, folder / "draft")
+        **drafts,
+    )
 
 
 def judge(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[dict[str, Any]]:
@@ -109,23 +130,23 @@ def judge(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list
             for dtype in (torch.float32, torch.bfloat16)
         ]
     return [
-        _row(number, made[number], made[whole[0]][0]["texts"], models)
+        _about(folder, number) | _row(made[number], made[whole[0]][0]["texts"], models)
         if number in whole
-        else _about(number) | dict(result="gave no texts", log=_log_tail(folder, number, ranks))
+        else _about(folder, number) | dict(result="gave no texts", log=_log_tail(folder, number, ranks))
         for number in numbers
     ]
 
 
-def _about(number: int) -> dict[str, Any]:
-    backend, case = SERVED[number]
+def _about(folder: Path, number: int) -> dict[str, Any]:
+    backend, case = served(folder)[number]
     return dict(backend=backend, case=case.name, page_size=case.page_size)
 
 
-def _row(number: int, ranks: list[Any], plain: list[list[int]], models: list[Any]) -> dict[str, Any]:
+def _row(ranks: list[Any], plain: list[list[int]], models: list[Any]) -> dict[str, Any]:
     one = ranks[0]
     parted = [_parting(models, *each) for each in zip(prompts(), plain, one["texts"], strict=True)]
     found = [part for part in parted if part]
-    row = _about(number) | dict(texts=len(parted), equal=len(parted) - len(found), parted=found)
+    row = dict(texts=len(parted), equal=len(parted) - len(found), parted=found)
     row |= dict(tokens=sum(map(len, one["texts"])), verifications=one["verifications"])
     if len(ranks) > 1:
         same = all(other["texts"] == one["texts"] for other in ranks)
@@ -180,6 +201,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--ranks", type=int, default=1, help="ranks of each server, with one GPU each")
     parser.add_argument("--servers", help="indices in SERVERS; by default all, or the first two with several ranks")
+    parser.add_argument("--hybrid", action="store_true", help="serve a small Qwen3-Next with its MTP layer")
     parser.add_argument("--rehearse", action="store_true", help="run on a CPU, in fp32")
     parser.add_argument("--serve", type=int, help="internal: run this server")
     parser.add_argument("--rank", type=int, default=0, help="internal: rank of the server process")
@@ -187,8 +209,12 @@ def main() -> None:
     if options.serve is not None:
         serve(options.serve, options.out, options.rank, options.ranks, options.rehearse)
     folder, began = Path(tempfile.mkdtemp()), time.monotonic()
-    write_guessable(folder, "float32" if options.rehearse else "bfloat16")
-    numbers = list(range(len(SERVED)))[: ON_RANKS if options.ranks > 1 else None]
+    dtype = "float32" if options.rehearse else "bfloat16"
+    if options.hybrid:
+        write_hybrid(folder / "target", dtype)
+    else:
+        write_guessable(folder, dtype)
+    numbers = list(range(len(served(folder))))[: ON_RANKS if options.ranks > 1 else None]
     if options.servers:
         numbers = [int(one) for one in options.servers.split(",")]
     servers = start(folder, numbers, options.ranks, options.rehearse)

@@ -39,6 +39,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         **CAPS,
         "query_pre_attn_scalar": 256,
     },
+    "Qwen3-Next-shape": {
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "vocab_size": 151936,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
+        "num_experts": 64,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "decoder_sparse_step": 1,
+    },
     "small-shape": {
         "model_type": "llama",
         "hidden_size": 512,
@@ -63,5 +85,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 64,
     },
 }
-"""Fields of transformers' configurations. In Gemma 2 every other layer has the sliding window."""
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gemma2": "Gemma2ForCausalLM"}
+"""Fields of transformers' configurations. In Gemma 2 every other layer has the sliding window.
+
+Qwen3-Next has half of the layers and an eighth of the experts of Qwen3-Next-80B-A3B.
+"""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+}

@@ -20,7 +20,7 @@ from benchmarks.serving.compilations import HOOK, OURS, Watch
 from benchmarks.serving.measures import measured, percentile
 from benchmarks.serving.plan import read
 from benchmarks.serving.processes import Process, free_port, wait_for
-from benchmarks.serving.servers import Server, engine_of, options
+from benchmarks.serving.servers import Server, capacity, engine_of, options
 from benchmarks.serving.workload import FIRST_ID, PERIOD, Workload, draw
 from benchmarks.vllm.__main__ import elements
 from benchmarks.vllm.throughput import token_bytes
@@ -101,9 +101,9 @@ def test_lines_of_an_event_stream() -> None:
 
 
 def test_options_of_a_command_line() -> None:
-    """Booleans are options without a value, dicts are JSON, and None is left out."""
-    given = {"a_b": True, "c": False, "d": {"e": 1}, "f": 2, "g": None}
-    assert options(given) == ["--a-b", "--no-c", "--d", '{"e": 1}', "--f", "2"]
+    """Booleans are options without a value, dicts are JSON, lists are several words, and None is left out."""
+    given = {"a_b": True, "c": False, "d": {"e": 1}, "f": 2, "g": None, "h": [3, 4]}
+    assert options(given) == ["--a-b", "--no-c", "--d", '{"e": 1}', "--f", "2", "--h", "3", "4"]
 
 
 def a_watch(folder: Path) -> Watch:
@@ -165,6 +165,18 @@ def test_hook_runs_the_module_that_it_hides(tmp_path: Path) -> None:
     assert done.stdout == "hidden module runs\n"
 
 
+def test_hook_keeps_an_unused_module_whose_import_fails(tmp_path: Path) -> None:
+    """A listed module that raises at import has any name, as an empty class; an unlisted one still raises."""
+    for name in ("unused", "used"):
+        (tmp_path / f"{name}.py").write_text("KEPT = 1\nraise ImportError('no library')\n")
+    code = "import unused; assert unused.KEPT == 1 and isinstance(unused.Other, type)\nimport used"
+    paths = os.pathsep.join([str(HOOK), str(tmp_path)])
+    environment = os.environ | {"PYTHONPATH": paths, "DRAFTMARK_COMPILATIONS": str(tmp_path / "events")}
+    environment |= {"DRAFTMARK_UNUSED_MODULES": "unused"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and "/used.py" in ran.stderr and ran.stderr.strip().endswith("ImportError: no library")
+
+
 @pytest.mark.parametrize(("installed", "sampler"), [(None, "0"), (object(), None)])
 def test_vllm_samples_without_flashinfer_where_it_is_absent(tmp_path, monkeypatch, installed, sampler):
     """vLLM on a GPU imports FlashInfer's sampler at its start, unless a variable says otherwise."""
@@ -217,6 +229,26 @@ def test_command_of_an_sglang_server(tmp_path: Path, drafter: str, algorithm: st
     assert server.variables(tmp_path, HOOK)["SGLANG_SIMULATE_ACC_LEN"] == "2.77"
 
 
+def test_command_of_a_server_with_an_mtp_tree(tmp_path: Path) -> None:
+    """A tree of the model's own MTP layer has no draft model; with a prefix cache SGLang sizes KV and states."""
+    pytest.importorskip("transformers.models.qwen3_next")
+    tree = {"topk": 4, "drafts": 3, "nodes": 16, "prefix_cache": True, "kv_tokens": 0}
+    found = values(Server("sglang", "draftmark", "mtp", shape="Qwen3-Next-shape", **tree).command(tmp_path, 8000))
+    assert found["--speculative-algorithm"] == "EAGLE" and "--speculative-draft-model-path" not in found
+    shape = [found[f"--speculative-{name}"] for name in ("eagle-topk", "num-steps", "num-draft-tokens")]
+    assert shape == ["4", "3", "16"]
+    assert "--max-total-tokens" not in found and "--disable-radix-cache" not in found
+    config = json.loads((Path(found["--model-path"]) / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3NextForCausalLM"] and len(config["layer_types"]) == 24
+
+
+def test_capacity_of_a_hybrid_model() -> None:
+    """Slots of recurrent state and requests come from SGLang's log; other models have no such slots."""
+    log = "x] Mamba Cache is allocated. max_mamba_cache_size: 329, conv_state\nmax_running_requests=65, context_len"
+    assert capacity(log) == {"slots": 329, "requests": 65}
+    assert capacity("max_running_requests=65, ") == {}
+
+
 def test_tokenizer_names_every_token(tmp_path: Path) -> None:
     """Token n of a model's tokenizer is the word tN, in both directions."""
     from transformers import AutoTokenizer
@@ -240,11 +272,10 @@ def test_plan_can_run(path: Path) -> None:
     plan = read(path)
     assert {one.is_ours for wave in plan.waves for one in wave} == {True, False}
     for server in (one for wave in plan.waves for one in wave):
-        assert all(one.prompt[1] + one.new[1] + server.drafts < server.max_model_len for one in plan.workloads)
-        assert all(one.at_once <= server.max_num_seqs for one in plan.workloads)
-        assert all(one.prompt[1] > server.max_num_batched_tokens for one in plan.workloads), (
-            "no prompt is cut in chunks"
-        )
+        own = plan.workloads[: server.workloads or None]
+        assert all(one.prompt[1] + one.new[1] + server.drafts < server.max_model_len for one in own)
+        assert all(one.at_once <= server.max_num_seqs for one in own)
+        assert all(one.prompt[1] > server.max_num_batched_tokens for one in own), "no prompt is cut in chunks"
     for wave in plan.waves:
         engines = [engine_of(one) for one in wave]
         kv = sum(one.kv_tokens * token_bytes(engine) for one, engine in zip(wave, engines, strict=True))

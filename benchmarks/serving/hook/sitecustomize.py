@@ -1,5 +1,8 @@
 """Counts Triton's compilations in every process of a server, without a change of the engine.
 
+The modules that `UNUSED` names become empty if their import fails: SGLang's EAGLE workers import backends of attention
+that no server of the benchmark uses, and that need libraries which a machine may lack.
+
 Python imports this module at the start of each process with this folder in PYTHONPATH. When the process imports
 Triton, the module sets Triton's own listener of compilations. Each compilation, and each kernel loaded from Triton's
 cache, becomes a line of JSON in the file that `FILE` names. Processes append to one file, so a line is one write.
@@ -13,6 +16,7 @@ import os
 import sys
 
 FILE = "DRAFTMARK_COMPILATIONS"
+UNUSED = "DRAFTMARK_UNUSED_MODULES"
 KNOBS = "triton.knobs"
 
 
@@ -53,6 +57,39 @@ class Finder:
         return spec
 
 
+class StandIns:
+    """Finds each of these modules once, with a loader that keeps the module if its code raises an error."""
+
+    def __init__(self, names):
+        self.names = set(names)
+
+    def find_spec(self, name, path=None, target=None):
+        """Return the spec of a listed module, and None for any other module."""
+        if name not in self.names:
+            return None
+        self.names.remove(name)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_or_stand_in(module):
+            try:
+                run(module)
+            except Exception:  # a module with a missing library can raise any error
+                module.__getattr__ = empty_class
+
+        spec.loader.exec_module = run_or_stand_in
+        return spec
+
+
+def empty_class(name):
+    """Return an empty class for any name. Names such as `__file__` raise AttributeError, as Python expects."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})
+
+
 def run_hidden():
     """Run the `sitecustomize` that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -64,4 +101,5 @@ def run_hidden():
 
 if os.environ.get(FILE):
     sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, StandIns(filter(None, os.environ.get(UNUSED, "").split(","))))
     run_hidden()

@@ -23,11 +23,15 @@ from .geometries import geometry_of, needs_host_lengths
 from .layers import attention_layers, shape_of, sinks_of_layers
 from .page_table import as_pages
 from .prefixes import Prefixes
+from .state_layers import StateLayers
 from .window_pool import WindowPool, windowed_layers
 
 
 class LayerAttention:
     """Runs a `ForwardBatch` on the attention layers of an SGLang `ModelRunner`, and owns the buffers.
+
+    Args:
+        states: recurrent layers of the model, which share the batches; None if draftmark runs none.
 
     Attributes:
         geometry: the geometry of the first attention shape. All shapes have its limits, draft shape and page size.
@@ -38,8 +42,15 @@ class LayerAttention:
         needs_host_lengths: whether SGLang must copy lengths to the host.
     """
 
-    def __init__(self, runner: Any, loaded: LoadedBackend, facts: RunnerFacts, modes: tuple[Mode, ...]) -> None:
-        self._loaded, self._facts, self._modes = loaded, facts, modes
+    def __init__(
+        self,
+        runner: Any,
+        loaded: LoadedBackend,
+        facts: RunnerFacts,
+        modes: tuple[Mode, ...],
+        states: StateLayers | None = None,
+    ) -> None:
+        self._loaded, self._facts, self._modes, self._states = loaded, facts, modes, states
         self._pool = runner.token_to_kv_pool
         self._layers = attention_layers(runner.model)
         self._sinks = sinks_of_layers(runner.model, self._layers)
@@ -64,8 +75,9 @@ class LayerAttention:
             )
             for layer in self._layers
         }
+        interval = self._states.interval if self._states is not None else 0
         geometries = {
-            shape: geometry_of(self._loaded, shape[0], self._facts, profile, self._modes, capture_batch_size)
+            shape: geometry_of(self._loaded, shape[0], self._facts, profile, self._modes, capture_batch_size, interval)
             for shape in dict.fromkeys(shapes.values())
         }
         self._loaded.prepare(list(geometries.values()), device)
@@ -80,7 +92,8 @@ class LayerAttention:
         self._bound: dict[tuple[AttentionShape, bool], BoundBackend] = bound
         self.geometry = next(iter(geometries.values()))
         self.needs_host_lengths = needs_host_lengths(self._loaded, list(geometries.values()))
-        self.buffers = BatchBuffers(self.geometry, device)
+        states = None if self._states is None else self._states.allocate(capture_batch_size)
+        self.buffers = BatchBuffers(self.geometry, device, states)
         self.prefixes = Prefixes(self.buffers)
         self._window_pool = WindowPool(self._pool, self.prefixes, self._facts.page_size) if self._windowed else None
         self._batches: dict[tuple[Mode, int, int, bool], ForwardBatch] = {}

@@ -14,13 +14,15 @@ from draftmark_engines import choose
 from .arguments import refuse
 from .attention import LayerAttention
 from .batches import extend_batch, uniform_batch, write_batch
-from .facts import facts_of
+from .facts import facts_of, resolved
 from .geometries import modes_of
 from .latent import use_absorbed_form
 from .options import Options
 from .phases import mode_of
 from .ranks import ForwardComparison
-from .refusals import require_served
+from .refusals import require_served, require_served_states
+from .state_layers import StateLayers
+from .state_shapes import served_states
 from .trees import TreeMasks
 
 
@@ -29,6 +31,9 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
 
     SGLang makes all calls in the thread of its scheduler, one at a time, also with the overlap schedule, which launches
     on another stream. The options that would plan two batches at once are refused (`refusals`).
+
+    Attributes:
+        states: recurrent layers that draftmark runs; None for a model without any, and for a draft model.
 
     Raises:
         EngineError: the run is not supported. The error lists all reasons.
@@ -44,7 +49,12 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         self.max_context_len = self.facts.context_len
         self.kv_index_translator = None
         loaded = choose(self._options.backend, torch.device(self.facts.device).type)
-        self.attention = LayerAttention(runner, loaded, self.facts, modes_of(self.facts))
+        modes, self.states = modes_of(self.facts), None
+        served = None if self.facts.is_draft else served_states(runner.model_config, resolved(runner))
+        if served is not None:
+            require_served_states(runner)
+            self.states = StateLayers(runner, self.facts, served, modes)
+        self.attention = LayerAttention(runner, loaded, self.facts, modes, self.states)
         self.needs_cpu_seq_lens = self.attention.needs_host_lengths
         self._batch: ForwardBatch | None = None
         self._comparison = ForwardComparison(
@@ -86,6 +96,8 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
                 self.attention, forward_batch, mode, req_to_token, masks=self._masks_of(mode), in_capture=in_capture
             )
         self.attention.plan(self._batch)
+        if self.states is not None:
+            self.states.prepare(self._batch, forward_batch, in_capture)
         if not in_capture:
             self._comparison.remember(self._batch)
 
@@ -99,6 +111,8 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         if self._batch.mode is not Mode.EXTEND:
             write_batch(self.attention, self._batch, self._masks_of(self._batch.mode))
         self.attention.write_metadata(self._batch)
+        if self.states is not None:
+            self.states.write_metadata()
 
     # -- attention of one layer ---------------------------------------------------------------------------
 

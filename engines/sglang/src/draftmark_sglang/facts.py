@@ -61,8 +61,6 @@ def facts_of(runner: Any) -> RunnerFacts:
     chunk = arguments.chunked_prefill_size
     # Without chunked prefill SGLang adds a whole prompt to a batch as long as any of the token budget is left.
     tokens = chunk if chunk is not None and chunk > 0 else (arguments.max_prefill_tokens or 0) + context_len
-    algorithm = arguments.speculative_algorithm or ""
-    drafts = algorithm not in ("", "NGRAM")
     return RunnerFacts(
         str(runner.device),
         str(runner.dtype).removeprefix("torch."),
@@ -71,10 +69,19 @@ def facts_of(runner: Any) -> RunnerFacts:
         reqs,
         context_len,
         int(tokens) + reqs,
-        algorithm,
+        arguments.speculative_algorithm or "",
+        *drafts_of(arguments),
+        bool(runner.is_draft_worker),
+        bool(runner.use_mla_backend),
+    )
+
+
+def drafts_of(arguments: Any) -> tuple[int, int, int]:
+    """Return topk, num_steps and num_draft_tokens of `RunnerFacts` from the server arguments."""
+    algorithm = arguments.speculative_algorithm or ""
+    drafts = algorithm not in ("", "NGRAM")
+    return (
         int(arguments.speculative_eagle_topk or 1) if drafts else 1,
         int(arguments.speculative_num_steps or 1) if drafts else 1,
         int(arguments.speculative_num_draft_tokens or 1) if algorithm else 1,
-        bool(runner.is_draft_worker),
-        bool(runner.use_mla_backend),
     )

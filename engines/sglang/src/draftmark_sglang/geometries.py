@@ -13,6 +13,8 @@ from draftmark import (
     Limits,
     LoadedBackend,
     Mode,
+    StateGeometry,
+    StateShape,
 )
 from draftmark_engines import EngineError
 
@@ -33,32 +35,20 @@ def geometry_of(
     device: DeviceProfile,
     modes: tuple[Mode, ...],
     capture_batch_size: int = 0,
+    state_interval: int = 0,
 ) -> Geometry:
     """Create the geometry of one shape, and check that the backend supports it.
 
-    A committed length can exceed the model's context length by one round's draft tokens (`overshoot`): SGLang launches
-    a round before it reads the previous round's result. `host_lag` is False, because SGLang copies exact lengths to
-    the host if a backend needs them.
-
     Args:
         capture_batch_size: requests of the largest CUDA graph; 0 until SGLang states it.
+        state_interval: tokens between two checkpoints of recurrent state; 0 for none.
 
     Raises:
         EngineError: a number is out of range, or the backend does not support the geometry. The error lists reasons.
     """
-    limits = Limits(
-        max_num_reqs=facts.max_num_reqs,
-        max_context_len=facts.context_len,
-        max_extend_tokens=facts.max_extend_tokens,
-        capture_batch_sizes=(capture_batch_size,) if capture_batch_size else (),
-        overshoot=True,
-        host_lag=False,
-    )
-    # Trees of NGRAM branch too, although it has no topk: a backend must know that tails have a mask.
-    topk = max(facts.topk, 2) if facts.verifies_trees else facts.topk
-    drafts = DraftShape(topk, facts.num_steps, facts.num_draft_tokens)
+    limits = _limits_of(facts, capture_batch_size, state_interval)
     try:
-        geometry = Geometry.create(shape, limits, drafts, device, modes)
+        geometry = Geometry.create(shape, limits, _drafts_of(facts), device, modes)
         loaded.require(geometry)
         if loaded.requirements(geometry).unique_slots:
             reason = "it needs a null page for each padding request, but SGLang has one null page"
@@ -66,6 +56,59 @@ def geometry_of(
     except (GeometryError, BackendRefusal) as error:
         raise EngineError(str(error)) from error
     return geometry
+
+
+def state_geometry_of(
+    loaded: LoadedBackend,
+    shape: StateShape,
+    facts: RunnerFacts,
+    device: DeviceProfile,
+    modes: tuple[Mode, ...],
+    num_layers: int,
+    state_interval: int,
+    capture_batch_size: int = 0,
+) -> StateGeometry:
+    """Create the geometry of the recurrent layers, which share batches with the attention layers.
+
+    Args:
+        num_layers: recurrent layers of this rank.
+        state_interval, capture_batch_size: see `geometry_of`.
+
+    Raises:
+        EngineError: a number is out of range, or the backend does not support the geometry. The error lists reasons.
+    """
+    limits = _limits_of(facts, capture_batch_size, state_interval)
+    try:
+        geometry = StateGeometry.create(shape, limits, _drafts_of(facts), device, modes, num_layers)
+        loaded.require_state(geometry)
+    except (GeometryError, BackendRefusal) as error:
+        remedy = "DRAFTMARK_STATE_BACKEND=sglang leaves the recurrent layers to SGLang"
+        raise EngineError(f"{error}; {remedy}") from error
+    return geometry
+
+
+def _limits_of(facts: RunnerFacts, capture_batch_size: int, state_interval: int) -> Limits:
+    """Return the limits of all layers of a runner.
+
+    A committed length can exceed the model's context length by one round's draft tokens (`overshoot`): SGLang launches
+    a round before it reads the previous round's result. `host_lag` is False, because SGLang copies exact lengths to
+    the host if a backend needs them.
+    """
+    return Limits(
+        max_num_reqs=facts.max_num_reqs,
+        max_context_len=facts.context_len,
+        max_extend_tokens=facts.max_extend_tokens,
+        capture_batch_sizes=(capture_batch_size,) if capture_batch_size else (),
+        overshoot=True,
+        host_lag=False,
+        state_interval=state_interval,
+    )
+
+
+def _drafts_of(facts: RunnerFacts) -> DraftShape:
+    """Return the draft shape. Trees of NGRAM branch too, although it has no topk: tails have a mask."""
+    topk = max(facts.topk, 2) if facts.verifies_trees else facts.topk
+    return DraftShape(topk, facts.num_steps, facts.num_draft_tokens)
 
 
 def needs_host_lengths(loaded: LoadedBackend, geometries: list[Geometry]) -> bool:

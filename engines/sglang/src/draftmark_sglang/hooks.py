@@ -161,6 +161,42 @@ def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> 
     return hidden, features
 
 
+def use_state_backend(original: Any, runner: Any, full_attn_backend: Any) -> Any:
+    """Run recurrent layers on draftmark's backend (AROUND hook on `attn_backend_wrapper`)."""
+    from .linear import hybrid_backend
+
+    return hybrid_backend(original, runner, full_attn_backend)
+
+
+def size_state_slots(original: Any, configurator: Any, total_rest_memory: Any) -> Any:
+    """Size slots without states of draft tokens (AROUND hook on `KVCacheConfigurator._handle_max_mamba_cache`)."""
+    from .state_memory import size_without_snapshots
+
+    return size_without_snapshots(original, configurator, total_rest_memory)
+
+
+def leave_out_snapshots(pool: Any, **named: Any) -> Any:
+    """Allocate slots without states of draft tokens (BEFORE hook on `MambaPool.__init__`)."""
+    from .state_memory import active_states
+
+    if active_states() is None:
+        return None
+    return (pool,), {**named, "speculative_num_draft_tokens": None}
+
+
+def commit_states(
+    original: Any, target_worker: Any, batch: Any, accept_lens: Any, accept_index: Any, *rest: Any, **named: Any
+) -> Any:
+    """Move recurrent states over the accepted nodes (AROUND hook on `commit_mamba_states_after_verify`)."""
+    backend = target_worker.model_runner.attn_backend
+    states = getattr(getattr(backend, "full_attn_backend", None), "states", None)
+    if states is None:
+        return original(target_worker, batch, accept_lens, accept_index, *rest, **named)
+    if not batch.forward_mode.is_idle() and accept_index.numel():
+        states.commit(accept_lens, accept_index, batch.mamba_track_indices)
+    return None
+
+
 EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 HOOKS = (
     Hook(
@@ -212,6 +248,34 @@ HOOKS = (
         use_small_masks,
         ("NGRAM",),
         "n-gram masks grow with the prefix",
+    ),
+    Hook(
+        "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
+        "AROUND",
+        use_state_backend,
+        ("", *EAGLE, "NGRAM"),
+        "recurrent layers run on SGLang's own backend",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache",
+        "AROUND",
+        size_state_slots,
+        (*EAGLE, "NGRAM"),
+        "fewer requests of a hybrid model fit",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.memory_pool.MambaPool.__init__",
+        "BEFORE",
+        leave_out_snapshots,
+        (*EAGLE, "NGRAM"),
+        "SGLang allocates a recurrent state for each draft token",
+    ),
+    Hook(
+        f"{SPECULATIVE}.spec_utils.commit_mamba_states_after_verify",
+        "AROUND",
+        commit_states,
+        (*EAGLE, "NGRAM"),
+        "recurrent states do not follow the accepted drafts",
     ),
     Hook(
         "sglang.srt.models.llama.LlamaModel.forward",

@@ -10,6 +10,7 @@ from enum import StrEnum
 from draftmark_engines import EngineError
 
 BACKEND_VARIABLE = "DRAFTMARK_BACKEND"
+STATE_VARIABLE = "DRAFTMARK_STATE_BACKEND"
 ANCESTORS_VARIABLE = "DRAFTMARK_ANCESTORS"
 
 
@@ -32,10 +33,12 @@ class Options:
     Attributes:
         backend: name of the draftmark backend; None for the device's default.
         ancestors: ancestors that draft branches attend to.
+        state_backend: name of the backend for recurrent layers, or ``"sglang"``; None for `backend`.
     """
 
     backend: str | None = None
     ancestors: Ancestors = Ancestors.TRUE
+    state_backend: str | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Options:
@@ -50,4 +53,5 @@ class Options:
             raise EngineError(
                 f"{ANCESTORS_VARIABLE} is {ancestors!r}, but must be {allowed}; unset it for true ancestors"
             )
-        return cls(environment.get(BACKEND_VARIABLE) or None, Ancestors(ancestors))
+        backend, states = (environment.get(name) or None for name in (BACKEND_VARIABLE, STATE_VARIABLE))
+        return cls(backend, Ancestors(ancestors), states)

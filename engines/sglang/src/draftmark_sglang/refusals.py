@@ -21,6 +21,12 @@ ARGUMENTS = {
     "dllm_algorithm": "diffusion models need attention that is not causal",
 }
 """Server arguments of SGLang that must be off, each with its reason."""
+STATE_ARGUMENTS = {
+    "enable_linear_replayssm": "draftmark's backend of recurrent layers has its own records of the rows",
+    "enable_linear_replayssm_spec": "draftmark's backend of recurrent layers has its own records of the rows",
+    "enable_page_major_kv_layout": "the states of one layer must lie together",
+}
+"""Server arguments that must be off if draftmark runs recurrent layers, each with its reason."""
 ALGORITHMS = ("", "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 ENVIRONMENT = {
     "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "the plan stream prepares a verification before its tree exists",
@@ -50,6 +56,30 @@ def require_served(runner: Any) -> None:
             + "\n- ".join(reasons)
             + "\nUse another attention backend, or change the settings listed above"
         )
+
+
+def require_served_states(runner: Any) -> None:
+    """Raise an error unless the adapter supports this runner's recurrent layers.
+
+    Raises:
+        EngineError: the run is not supported. The error has one line for each reason.
+    """
+    reasons = state_reasons(resolved(runner))
+    if reasons:
+        raise EngineError(
+            "--attention-backend draftmark does not support the recurrent layers of this run:\n- "
+            + "\n- ".join(reasons)
+            + "\nChange these settings, or set DRAFTMARK_STATE_BACKEND=sglang to leave the layers to SGLang"
+        )
+
+
+def state_reasons(arguments: Any) -> list[str]:
+    """Return the reasons why the server arguments are not supported together with recurrent layers."""
+    named = STATE_ARGUMENTS.items()
+    found = [f"--{name.replace('_', '-')}: {why}" for name, why in named if getattr(arguments, name, None)]
+    if (mode := getattr(arguments, "disaggregation_mode", "null")) not in (None, "null"):
+        found.append(f"--disaggregation-mode {mode}: the pools of prefill and decode servers hold states of drafts")
+    return found
 
 
 def hook_reasons(runner: Any) -> list[str]:

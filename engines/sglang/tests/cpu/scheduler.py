@@ -115,6 +115,7 @@ def generate(
         "backend": type(backend).__name__,
         **(_shapes(backend.attention) if hasattr(backend, "attention") else {}),
         "steps_compared": backend._comparison.compared if hasattr(backend, "_comparison") else 0,
+        "state_shape": backend.states.geometry.state if getattr(backend, "states", None) is not None else None,
     }
 
 
