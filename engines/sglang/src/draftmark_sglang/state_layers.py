@@ -123,7 +123,7 @@ class StateLayers:
             if live < requests:
                 batch.state_slots[live:].zero_()
             if self.interval and batch.mode is Mode.DECODE:
-                self._copy_saves(None if in_capture else forward.mamba_track_indices, forward.mamba_track_mask, live)
+                self._copy_saves(None if in_capture else forward.mamba_track_indices, live)
             self._pieces = [Piece(self._backend, batch)]
         for piece in self._pieces:
             piece.backend.plan(piece.batch)
@@ -150,13 +150,17 @@ class StateLayers:
             found.append((rows, slot) if rows > 0 else (0, 0))
         return tuple(found)
 
-    def _copy_saves(self, slots: torch.Tensor | None, mask: torch.Tensor | None, live: int) -> None:
-        """Copy the slots for checkpoints; the null slot for requests without one."""
+    def _copy_saves(self, slots: torch.Tensor | None, live: int) -> None:
+        """Copy the slots for checkpoints; padding requests get the null slot, as all requests without `slots`.
+
+        SGLang's mask of requests that reach a checkpoint is not read: the backend computes it from the lengths, and
+        SGLang's view of a batch that a graph replays has no mask.
+        """
         if slots is None:
             self._saves.zero_()
             return
         self._saves[live:].zero_()
-        self._saves[:live].copy_(slots[:live] if mask is None else slots[:live] * mask[:live])
+        self._saves[:live].copy_(slots[:live])
 
     # -- one layer ----------------------------------------------------------------------------------------
 
@@ -243,6 +247,6 @@ class StateLayers:
         paths, counts = self._paths[: batch.padded_reqs], self._counts[: batch.padded_reqs]
         targets = None
         if self.interval and saves is not None:
-            self._copy_saves(saves, None, live)
+            self._copy_saves(saves, live)
             targets = self._saves[: batch.padded_reqs]
         self._backend.commit(self.pool, batch, VerifyResult(paths, counts, paths), targets)

@@ -93,10 +93,12 @@ FIRST = [*BASE, 5, 6]
 SHARED = [FIRST, FIRST, BASE[:130] + [9] * 40, [*FIRST, *[11] * 70], [*BASE[:70], 4, 2]]
 
 
-def _serve_one_by_one(qwen: Path, prompts: list[list[int]], **arguments: Any) -> list[tuple[list[int], int]]:
+def _serve_one_by_one(
+    qwen: Path, prompts: list[list[int]], before: Any = allow_prefix_caches, **arguments: Any
+) -> list[tuple[list[int], int]]:
     """Return the tokens of each prompt, and how many prompt tokens the prefix cache had."""
-    stand_in_for_a_gpu()
-    allow_prefix_caches()
+    for one in (stand_in_for_a_gpu, allow_prefix_caches, before):
+        one()
     kept = dict(mamba_radix_cache_strategy="extra_buffer", mamba_track_interval=64, environment=WINDOWS)
     named = kept | dict(model_path=str(qwen), attention_backend="draftmark", max_running_requests=1)
     scheduler = on_a_cpu(**named, **arguments)
@@ -116,6 +118,39 @@ def test_prefix_cache(qwen: Path, page_size: int, drafts: dict[str, Any]) -> Non
     made = in_a_fork(_serve_one_by_one, qwen, prompts, page_size=page_size, **drafts)
     assert [tokens for tokens, _ in made] == in_a_fork(decoded, qwen, prompts, TOKENS)
     assert [cached for _, cached in made][1:4] == [128, 128, 128] and made[5][1] >= 128
+
+
+def _as_replayed() -> None:
+    """Pass the backend of a decode or a verification only the fields that SGLang's graph runner passes it."""
+    from types import SimpleNamespace
+
+    from sglang.srt.model_executor.runner import decode_cuda_graph_runner
+
+    from draftmark_sglang.backend import DraftmarkBackend
+
+    prepare, made = DraftmarkBackend.init_forward_metadata_out_graph, decode_cuda_graph_runner.build_replay_fb_view
+
+    def prepare_replay(self: Any, forward: Any, in_capture: bool = False) -> None:
+        if not (forward.forward_mode.is_decode() or forward.forward_mode.is_target_verify()):
+            return prepare(self, forward, in_capture)
+        count, rows = forward.batch_size, len(forward.input_ids)
+        kept = SimpleNamespace(encoder_lens=None, **{name: getattr(forward, name, None) for name in REPLAYED})
+        view = made(forward, kept, count, count, rows, 1, forward.forward_mode, False)
+        return prepare(self, view, in_capture)
+
+    DraftmarkBackend.init_forward_metadata_out_graph = prepare_replay
+
+
+REPLAYED = ("input_ids", "positions", "req_pool_indices", "seq_lens", "seq_lens_cpu", "mamba_track_indices")
+"""Fields of SGLang's static buffers from which it makes the view of a batch that a graph replays."""
+
+
+@pytest.mark.parametrize("drafts", [{}, TREE], ids=["plain", "tree"])
+def test_view_of_a_replayed_batch(qwen: Path, drafts: dict[str, Any]) -> None:
+    """The fields of SGLang's view of a batch that a graph replays suffice, also for checkpoints."""
+    prompts = [FIRST, [*FIRST, 5]]
+    made = in_a_fork(_serve_one_by_one, qwen, prompts, _as_replayed, page_size=16, **drafts)
+    assert [tokens for tokens, _ in made] == in_a_fork(decoded, qwen, prompts, TOKENS)
 
 
 def _pool(qwen: Path, **arguments: Any) -> tuple[bool, int]:
