@@ -34,7 +34,7 @@ why no rule can. {new} rows (*new*) belong to classes that appeared since June 2
 {classes}
 
 *Caught by* names at most two rules of [the specification]({specification}) in which a draftmark backend with this
-defect fails. It makes no claim about the engine's code today. `make kills` lists the mutants that imitate the bugs.
+defect fails. It makes no claim about the engine's code today.
 *Open* threads were open when they were read. All others were closed, merged, or their status was not read.
 
 <div class="filter" data-rows="bugs"></div>

@@ -75,8 +75,7 @@ def page(collection: Museum) -> str:
         f"{len(known)} rules. Each rule is one check of `draftmark contract`. "
         "[The contract](contract.md) explains tiers, verdicts and profiles. A rule keeps its number for ever. "
         "`draftmark contract NAME -k CHECK` runs one rule. A rule belongs to the host and device tiers and to contract "
-        "1.0, unless the line of its check says otherwise. Items of a newer minor version than the backend's are "
-        "*upcoming*. *Bugs* are public bugs that break the rule. `make kills` lists planted defects that it finds.",
+        "1.0, unless the line of its check says otherwise. *Bugs* are public bugs that break the rule.",
         "",
         '<div class="filter" data-rows="rules"></div>',
         "",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .drafts import Drafter, DraftTree, Speculation
     from .eagle import DraftHead, Eagle
     from .engine import Engine
-    from .mtp import Mtp, MtpHead
+    from .mtp import Mtp, MtpHead, MtpModules
     from .ngram import Ngram
     from .request import FinishReason, Progress
     from .sampling import Sampling
@@ -40,7 +40,7 @@ _HOMES = {
     "drafts": ("DraftTree", "Drafter", "Speculation"),
     "eagle": ("DraftHead", "Eagle"),
     "engine": ("Engine",),
-    "mtp": ("Mtp", "MtpHead"),
+    "mtp": ("Mtp", "MtpHead", "MtpModules"),
     "ngram": ("Ngram",),
     "request": ("FinishReason", "Progress"),
     "sampling": ("Sampling",),
@@ -73,6 +73,7 @@ __all__ = [
     "HostKind",
     "Mtp",
     "MtpHead",
+    "MtpModules",
     "Ngram",
     "Progress",
     "Sampling",

@@ -36,7 +36,7 @@ class BlockConfig(HeadConfig):
 
     Attributes:
         block_size: rows of a block: the root and block_size - 1 mask tokens.
-        mask_token_id: token of the target's vocabulary whose embedding the mask rows read.
+        mask_token_id: token of the target's vocabulary. Mask rows read its embedding.
         causal: one entry for each layer, True if its blocks are causal.
         windows: sliding window of each layer as in `AttentionShape.window_left`; empty for none.
 

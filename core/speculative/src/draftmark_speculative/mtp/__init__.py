@@ -1,6 +1,6 @@
-"""Drafting with the model's own layer for multi-token prediction (MTP), as DeepSeek V3 has one."""
+"""Drafting with the model's own layers for multi-token prediction (MTP): one, as in DeepSeek V3, or several."""
 
 from .head import MtpHead
-from .speculation import Mtp
+from .speculation import Mtp, MtpModules
 
-__all__ = ["Mtp", "MtpHead"]
+__all__ = ["Mtp", "MtpHead", "MtpModules"]

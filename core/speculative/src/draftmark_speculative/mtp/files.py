@@ -1,4 +1,4 @@
-"""MTP layer of a model folder: the tensors ``model.layers.N.*`` after the model's last layer, as DeepSeek V3 has them.
+"""MTP layers of a model folder: the tensors ``model.layers.N.*`` after the model's last layer, as DeepSeek V3 has them.
 
 transformers renames and stacks the tensors (`MtpModel.from_pretrained`). It finds them by a list of each family's layer
 numbers; here the number follows from the model's own num_hidden_layers.
@@ -26,25 +26,29 @@ IGNORED = "_keys_to_ignore_on_load_unexpected"
 """Attribute of a transformers model with the patterns of its MTP tensors."""
 
 
-def load_mtp(model: CausalLM) -> MtpHead:
-    """Read the first MTP layer from the folder that the model was loaded from.
+def load_mtp(model: CausalLM, num_modules: int = 1) -> MtpHead:
+    """Read the first MTP layers from the folder that the model was loaded from.
 
     Raises:
-        ModelError: the model was not loaded from a folder, the folder has no MTP layer or only a part of it, or the
+        ModelError: the model was not loaded from a folder, the folder has fewer MTP layers or only a part of one, or a
             layer would run incorrectly.
     """
     hf, config = model.hf, model.hf.config.get_text_config()
-    folder, layer = Path(config.name_or_path or "."), int(config.num_hidden_layers)
-    pattern = re.compile(rf"(^|\.)layers\.{layer}\.")
+    folder, first = Path(config.name_or_path or "."), int(config.num_hidden_layers)
     if not config.name_or_path or not folder.is_dir():
         raise _refusal(model, "it was not loaded from a folder", "use load_model, or pass Mtp an MtpHead")
-    if not any(pattern.search(key) for key in _keys(folder)):
-        reason = f"its folder has no MTP layer (no tensor of layers.{layer})"
-        raise _refusal(model, reason, "use a checkpoint with that layer, or other drafts")
-    return MtpHead(_read(model, hf, config, pattern), model)
+    keys = list(_keys(folder))
+    for layer in range(first, first + num_modules):
+        if not any(re.search(rf"(^|\.)layers\.{layer}\.", key) for key in keys):
+            which = "no MTP layer" if layer == first else f"only {layer - first} of {num_modules} MTP layers"
+            reason = f"its folder has {which} (no tensor of layers.{layer})"
+            raise _refusal(model, reason, "use a checkpoint with that layer, or other drafts")
+    numbers = "|".join(map(str, range(first, first + num_modules)))
+    pattern = re.compile(rf"(^|\.)layers\.({numbers})\.")
+    return MtpHead(_read(model, hf, config, pattern, num_modules), model)
 
 
-def _read(model: CausalLM, hf: Any, config: Any, pattern: re.Pattern[str]) -> Any:
+def _read(model: CausalLM, hf: Any, config: Any, pattern: re.Pattern[str], num_modules: int) -> Any:
     try:
         from transformers.modeling_layers import MtpModel
     except ImportError:
@@ -53,7 +57,7 @@ def _read(model: CausalLM, hf: Any, config: Any, pattern: re.Pattern[str]) -> An
         reason = "this transformers has no MtpModel with forward_layer"
         raise _refusal(model, reason, "use transformers 5.23 or later") from None
     try:
-        with one_layer(config), _found_by(hf, pattern):
+        with mtp_layers(config, num_modules), _found_by(hf, pattern):
             return MtpModel.from_pretrained(hf, device_map={"": hf.device})
     except Exception as error:  # damaged files raise KeyError, RuntimeError, SafetensorError, …
         if is_out_of_memory(error):
@@ -64,11 +68,11 @@ def _read(model: CausalLM, hf: Any, config: Any, pattern: re.Pattern[str]) -> An
 
 
 @contextmanager
-def one_layer(config: Any) -> Iterator[None]:
-    """Make a (text) configuration describe one MTP layer, with the last layer's kind of MLP, inside the context."""
-    given: dict[str, Any] = {"num_mtp_layers": 1}
+def mtp_layers(config: Any, count: int) -> Iterator[None]:
+    """Make a (text) configuration describe `count` MTP layers inside the context, with the last layer's kind of MLP."""
+    given: dict[str, Any] = {"num_mtp_layers": count}
     if getattr(config, "mlp_layer_types", None) and not getattr(config, "mtp_mlp_layer_types", None):
-        given["mtp_mlp_layer_types"] = [config.mlp_layer_types[-1]]
+        given["mtp_mlp_layer_types"] = [config.mlp_layer_types[-1]] * count
     own = {name: getattr(config, name) for name in given if hasattr(config, name)}
     for name, value in given.items():
         setattr(config, name, value)
@@ -84,7 +88,7 @@ def one_layer(config: Any) -> Iterator[None]:
 
 @contextmanager
 def _found_by(hf: Any, pattern: re.Pattern[str]) -> Iterator[None]:
-    """Make transformers look for the MTP layer of the model under `pattern` inside the context."""
+    """Make transformers look for the MTP layers of the model under `pattern` inside the context."""
     setattr(hf, IGNORED, [pattern.pattern])
     try:
         yield

@@ -1,4 +1,4 @@
-"""MTP layer as a draft head: transformers' own module, with draftmark's attention.
+"""MTP layers as a draft head: transformers' own module, with draftmark's attention.
 
 A row at position p reads the target's final hidden state of p and the embedding of token p + 1::
 
@@ -7,6 +7,9 @@ A row at position p reads the target's final hidden state of p and the embedding
 
 and predicts token p + 2 with the target's output layer (DeepSeek-V3, arXiv:2412.19437, section 2.2). While drafting,
 the layer reads its own hidden states instead. A latent layer keeps latent rows of its own under the target's page ids.
+
+In a model with several layers (modules), module i reads the hidden state of module i - 1 at the same position, and the
+embedding of token p + i. It predicts token p + i + 1.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from .probe import probe_mtp
 
 
 class MtpHead:
-    """Draft head over the first MTP layer of a model; implements `eagle.drafter.Head`. Capturable.
+    """Draft head over the MTP layers of a model; implements `eagle.drafter.Head` with the first. Capturable.
 
     Attributes:
         feature_layers: the target's final hidden state, after its last norm.
-        layers, sinks: attention of the layer, as in `CausalLM`.
+        layers, sinks: attention of each layer, as in `CausalLM`.
         module: transformers' MtpModel, which shares embedding, output layer and rotary positions with the target.
 
     Args:
@@ -51,15 +54,16 @@ class MtpHead:
         return features
 
     def __call__(
-        self, embeddings: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self, embeddings: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor, attend: Attend, module: int = 0
     ) -> torch.Tensor:
-        """Run the layer over packed rows.
+        """Run a layer over packed rows.
 
         Args:
-            embeddings: ``[rows, hidden_size]``, embedding of the token after each row's position.
+            embeddings: ``[rows, hidden_size]``, embedding of the token `module` + 1 positions after each row's.
             fused: ``[rows, hidden_size]``, the target's final hidden states, or this function's result.
             positions: int64 ``[rows]``, positions of the hidden states.
             attend: the attention; called once.
+            module: index of the layer.
 
         Returns:
             ``[rows, hidden_size]``: the input of `logits`, and `fused` of the next draft step.
@@ -67,12 +71,12 @@ class MtpHead:
         run = checked(_One(attend), self.layers)
         with torch.no_grad(), attention_of(self.module.config):
             hidden: torch.Tensor = self.module.forward_layer(
-                0, fused[None], positions[None], None, inputs_embeds=embeddings[None], **{RUN: run}
+                module, fused[None], positions[None], None, inputs_embeds=embeddings[None], **{RUN: run}
             )
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor, lm_head: torch.Tensor) -> torch.Tensor:
-        """Score the token two positions after each row: ``[…, hidden_size]`` → ``[…, vocab_size]``."""
+        """Score the token after the one that a row embeds: ``[…, hidden_size]`` → ``[…, vocab_size]``."""
         return F.linear(hidden, lm_head)
 
     def output_rows(self, lm_head: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ..models.routing import Routing
 
 
 def probe_mtp(module: Any, hf: Any, name: str) -> Probed:
-    """Return the arguments with which the first layer of an MtpModel calls attention.
+    """Return the arguments with which each layer of an MtpModel calls attention.
 
     Args:
         module: transformers' MtpModel.
@@ -23,7 +23,7 @@ def probe_mtp(module: Any, hf: Any, name: str) -> Probed:
     Raises:
         ModelError: the layer bypasses the attention registry, or its output would differ from transformers' own.
     """
-    probed = probed_by(lambda: _probe(module, hf), hf, name, (0,))
+    probed = probed_by(lambda: _probe(module, hf), hf, name, range(len(module.layers)))
     return Probed(verify(module.config, probed.layers, name), probed.sinks)
 
 
@@ -45,18 +45,21 @@ def _probe(module: Any, hf: Any) -> ProbeAttention:
 
 
 def _batched(module: Any, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Run the layer with its own attention over a batch of requests."""
+    """Run the layers, one after another, with their own attention over a batch of requests."""
     embeddings, states = (one.view(REQUESTS, TOKENS, -1) for one in (embeddings, states))
     places = positions.view(REQUESTS, TOKENS)
-    hidden: torch.Tensor = module.forward_layer(0, states, places, None, inputs_embeds=embeddings)
-    return hidden.float().flatten(0, 1)
+    for layer in range(len(module.layers)):
+        states = module.forward_layer(layer, states, places, None, inputs_embeds=embeddings)
+    return states.float().flatten(0, 1)
 
 
 def _packed(
     module: Any, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attention: ProbeAttention
 ) -> torch.Tensor:
+    states = states[None]
     with attention_of(module.config):
-        hidden: torch.Tensor = module.forward_layer(
-            0, states[None], positions[None], None, inputs_embeds=embeddings[None], **{RUN: attention}
-        )
-    return hidden[0].float()
+        for layer in range(len(module.layers)):
+            states = module.forward_layer(
+                layer, states, positions[None], None, inputs_embeds=embeddings[None], **{RUN: attention}
+            )
+    return states[0].float()

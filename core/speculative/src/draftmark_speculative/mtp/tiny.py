@@ -9,16 +9,16 @@ from transformers.modeling_layers import MtpModel
 
 from ..models import CausalLM, wrap_model
 from ..models.tiny import tiny_hf_model
-from .files import one_layer
+from .files import mtp_layers
 from .head import MtpHead
 
 SPREAD = 0.3
 """Standard deviation of random weights, as in the tiny models."""
 
 
-def tiny_mtp(model: CausalLM, seed: int = 0) -> MtpHead:
-    """Make an MTP layer of the model's family with wide random weights; its drafts are almost never right."""
-    module = _module(model.hf)
+def tiny_mtp(model: CausalLM, seed: int = 0, num_modules: int = 1) -> MtpHead:
+    """Make MTP layers of the model's family with wide random weights; their drafts are almost never right."""
+    module = _module(model.hf, num_modules)
     draw = torch.Generator().manual_seed(seed)
     for parameter in module.layers.parameters():
         if parameter.dim() > 1:
@@ -27,9 +27,15 @@ def tiny_mtp(model: CausalLM, seed: int = 0) -> MtpHead:
 
 
 def tiny_mtp_pair(
-    family: str, strength: float = 0.01, seed: int = 0, *, device: torch.device | str = "cpu", **overrides: Any
+    family: str,
+    strength: float = 0.01,
+    seed: int = 0,
+    *,
+    num_modules: int = 1,
+    device: torch.device | str = "cpu",
+    **overrides: Any,
 ) -> tuple[CausalLM, MtpHead]:
-    """Make a tiny model and its MTP layer with a chosen acceptance rate, as `eagle.tiny.tiny_pair` does.
+    """Make a tiny model and its MTP layers with a chosen acceptance rate, as `eagle.tiny.tiny_pair` does.
 
     Args:
         family: a key of `models.tiny.FAMILIES`.
@@ -39,19 +45,20 @@ def tiny_mtp_pair(
     hf = tiny_hf_model(family, seed, **overrides)
     _weaken(hf.model.layers, strength)
     model = wrap_model(hf.to(device), name=f"tiny-markov-{family}")
-    head = tiny_mtp(model, seed + 1)
+    head = tiny_mtp(model, seed + 1, num_modules)
     _weaken(head.module.layers, strength)
-    layer, one = head.module.layers[0], torch.eye(model.hidden_size, device=device)
-    layer.eh_proj.weight.data.copy_(torch.cat((one, torch.zeros_like(one)), 1))
-    layer.post_norm.weight.data.copy_(hf.model.norm.weight.data)
+    one = torch.eye(model.hidden_size, device=device)
+    for layer in head.module.layers:
+        layer.eh_proj.weight.data.copy_(torch.cat((one, torch.zeros_like(one)), 1))
+        layer.post_norm.weight.data.copy_(hf.model.norm.weight.data)
     return model, head
 
 
-def _module(hf: Any) -> Any:
+def _module(hf: Any, count: int) -> Any:
     config = hf.config.get_text_config()
-    with one_layer(config), torch.random.fork_rng(devices=[]):
+    with mtp_layers(config, count), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = MtpModel(hf, 1)
+        module = MtpModel(hf, count)
     module.layers.to(hf.device, hf.dtype)
     return module
 
