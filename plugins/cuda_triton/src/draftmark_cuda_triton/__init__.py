@@ -60,16 +60,20 @@ from draftmark import (
     KernelChoice,
     Mode,
     Progress,
+    Recurrence,
+    StateGeometry,
     WarmedKernels,
 )
 
 from . import sizing
+from .state.sizing import state_buffers
+from .state.support import state_reasons_against
 from .support import reasons_against
 
 if TYPE_CHECKING:
     import torch
 
-    from draftmark.runtime import Arena, AttentionBackend, TreeOps
+    from draftmark.runtime import Arena, AttentionBackend, StateBackend, TreeOps
 
 
 class TritonPlugin(BackendPlugin):
@@ -90,10 +94,13 @@ class TritonPlugin(BackendPlugin):
         narrow_values=True,
         lse=True,
         batch_invariant=True,
+        recurrences=tuple(Recurrence),
         summary="own Triton kernels: prefix once, tail masked, device-built schedule",
     )
     supports = staticmethod(reasons_against)
     buffers = staticmethod(sizing.buffers)
+    state_supports = staticmethod(state_reasons_against)
+    state_buffers = staticmethod(state_buffers)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
         """Open the backend over the arena's buffers, with every kernel of the geometry compiled and loaded.
@@ -129,3 +136,15 @@ class TritonPlugin(BackendPlugin):
 
         prepare.prepare(geometry, device, trees=True)
         return TritonTreeOps(geometry)
+
+    def open_state(self, geometry: StateGeometry, arena: Arena) -> StateBackend:
+        """Open the state backend over the arena's buffers, with every kernel of the geometry compiled and loaded.
+
+        CPU tensors are processed in Triton's interpreter.
+        """
+        from .compiled import prepare
+        from .state import sizing as state_sizing
+        from .state.backend import TritonState
+
+        prepare.prepare_state(geometry, arena[state_sizing.CHANNELS].device)
+        return TritonState(geometry, arena)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from draftmark import Geometry, Progress, WarmedKernels, prepares_kernels
+from draftmark import Geometry, Progress, StateGeometry, WarmedKernels, prepares_kernels
 
 from ..kernel_list import KernelSpec, calls_of
-from ..launch.launcher import find_compiled
+from ..launch.launcher import KernelCall, find_compiled
 from ..switches import is_tested_triton, logger
 from .folder import kernel_store
 from .loading import COUNTS, finish_loading
@@ -33,13 +34,23 @@ def prepare(geometry: Geometry, device: torch.device, trees: bool = False) -> No
     if device.type != "cuda" or not prepares_kernels():
         return
     with torch.cuda.device(device):
-        _prepare(geometry, trees)
+        _prepare(geometry, lambda: calls_of(geometry, trees=trees))
 
 
-def _prepare(geometry: Geometry, trees: bool) -> None:
+def prepare_state(geometry: StateGeometry, device: torch.device) -> None:
+    """Load every kernel of layers with recurrent state; as `prepare`."""
+    from ..state.kernel_list import state_calls_of
+
+    if device.type != "cuda" or not prepares_kernels():
+        return
+    with torch.cuda.device(device):
+        _prepare(geometry, lambda: state_calls_of(geometry))
+
+
+def _prepare(geometry: Geometry | StateGeometry, list_calls: Callable[[], dict[KernelSpec, KernelCall]]) -> None:
     if not is_tested_triton():
         return
-    calls = calls_of(geometry, trees=trees)
+    calls = list_calls()
     found = store_kernels(list(calls))
     logger.info(
         "%d kernels (%.1f MiB) for sm_%d: %d compiled now, %d from an installed wheel, others from %s",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from draftmark import Mode, Recurrence, StateGeometry
-from draftmark.runtime import Arena, ForwardBatch, StateCache, StatePool, VerifyResult
+from draftmark.runtime import Arena, ForwardBatch, StateCache, StatePool, Tree, VerifyResult
 
+from .commit import COMMIT_TENSORS, launch_commit
+from .convolve import CONV_TENSORS, ONE_TENSORS, launch_convolve_one, launch_convolve_rows, parents_of
 from .extend import Extend
 from .launching import Launch
-from .recur import ROW_TENSORS, launch_rows, row_tensors
-from .sizing import state_blocks
+from .recur import ROW_TENSORS, VERIFY_TENSORS, launch_rows, launch_verify, row_tensors
+from .sizing import CHANNELS, DECAYS, KEYS, MATRICES, TOTALS, UPDATES, state_blocks
 
 EXTEND, DECODE = Mode.EXTEND, Mode.DECODE
 """Aliases of enum members: every layer reads them, and enum lookup is slow in Python 3.11."""
@@ -25,12 +27,14 @@ class TritonState:
 
     def __init__(self, geometry: StateGeometry, arena: Arena) -> None:
         self.geometry, self.arena = geometry, arena
-        buffers = {name: arena[name] for name in arena}
-        self._shape = geometry.state
-        if geometry.state.recurrence is not Recurrence.NONE:
-            self._blocks = state_blocks(geometry)
-            self._rows = Launch(launch_rows, ROW_TENSORS)
-            self._extend = Extend(geometry, buffers) if EXTEND in geometry.modes else None
+        self._buffers = {name: arena[name] for name in arena}
+        self._shape, self._max_reqs, self._blocks = geometry.state, geometry.max_reqs, state_blocks(geometry)
+        self._convolve_one = Launch(launch_convolve_one, ONE_TENSORS)
+        self._convolve_rows = Launch(launch_convolve_rows, CONV_TENSORS)
+        self._rows, self._verify = Launch(launch_rows, ROW_TENSORS), Launch(launch_verify, VERIFY_TENSORS)
+        self._commit = Launch(launch_commit, COMMIT_TENSORS)
+        if geometry.state.recurrence is not Recurrence.NONE and EXTEND in geometry.modes:
+            self._extend = Extend(geometry, self._buffers)
 
     def plan(self, batch: ForwardBatch) -> None:
         """Do nothing: no decision depends on host lengths."""
@@ -38,7 +42,6 @@ class TritonState:
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write what the layers of a prompt share; the other modes read the batch itself."""
         if batch.mode is EXTEND and self._shape.recurrence is not Recurrence.NONE:
-            assert self._extend is not None
             self._extend.write_metadata(batch)
 
     def convolve(
@@ -51,7 +54,14 @@ class TritonState:
         out: torch.Tensor,
     ) -> None:
         """Convolve each row with its ancestors, in one launch."""
-        raise NotImplementedError
+        shared = x, weight, bias, cache.conv, batch.state_slots, batch.prefix_lens
+        if batch.mode is DECODE:
+            self._convolve_one((self._shape,), (*shared, out), mutates=(out, cache.conv))
+            return
+        extend, channels = batch.mode is EXTEND, self._buffers[CHANNELS]
+        values = self._shape, extend, max(batch.q_lens), cache.layer * self._max_reqs
+        tensors = *shared, batch.q_indptr, parents_of(batch), channels, out
+        self._convolve_rows(values, tensors, mutates=(out, cache.conv if extend else channels))
 
     def recur(
         self,
@@ -66,14 +76,15 @@ class TritonState:
     ) -> None:
         """Compute the recurrence of each row: one launch in DECODE and verify modes."""
         if batch.mode is EXTEND:
-            assert self._extend is not None
             self._extend.recur(q, k, v, log_decay, beta, cache.state, batch, out)
             return
         tensors = row_tensors(q, k, v, log_decay, beta, cache.state, batch, out)
         if batch.mode is DECODE:
             self._rows((self._shape, self._blocks, True), tensors, mutates=(out, cache.state))
             return
-        raise NotImplementedError
+        records = tuple(self._buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES))
+        mask = batch.tail.mask if isinstance(batch.tail, Tree) else None
+        self._verify((self._shape, cache.layer), (*tensors, mask, *records), mutates=(out, *records))
 
     def commit(
         self,
@@ -83,4 +94,23 @@ class TritonState:
         save_slots: torch.Tensor | None = None,
     ) -> None:
         """Move the slots of all layers over the accepted paths and save checkpoints, in one launch."""
-        raise NotImplementedError
+        interval = self.geometry.limits.state_interval
+        if accepted is None and (save_slots is None or interval == 0):
+            return
+        lens, path = (None, None) if accepted is None else (accepted.accept_lens, accepted.accept_index)
+        records = tuple(self._buffers.get(name) for name in (KEYS, UPDATES, DECAYS, CHANNELS))
+        self._commit(
+            (self._shape, self._blocks, pool.null_slots, interval),
+            (
+                pool.state,
+                pool.conv,
+                batch.state_slots,
+                save_slots,
+                batch.prefix_lens,
+                batch.q_indptr,
+                lens,
+                path,
+                *records,
+            ),
+            mutates=(pool.state, pool.conv),
+        )

@@ -51,3 +51,15 @@ class Extend:
         """
         tensors = row_tensors(q, k, v, log_decay, beta, state, batch, out)
         self._launch((self._shape, self._blocks, False), tensors, mutates=(out, state))
+
+
+def launch_all(
+    geometry: StateGeometry, tensors: tuple[torch.Tensor | None, ...], buffers: Mapping[str, torch.Tensor]
+) -> None:
+    """Call the launch code of every kernel that `Extend` can launch, for the list of compiled kernels.
+
+    Args:
+        tensors: stand-ins of the tensors of ROW_TENSORS.
+        buffers: stand-ins of the buffers by name.
+    """
+    launch_rows(geometry.state, state_blocks(geometry), False, *tensors)  # type: ignore[arg-type]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftmark import BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, Unit
+from draftmark import BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, StateShape, Unit, ceil_div, minimum
 
 from ..heuristics.common import next_power_of_two
 from .extend_sizing import extend_buffers
 
-KEYS, UPDATES, DECAYS, CHANNELS, TOTALS = "keys", "updates", "decays", "channels", "totals"
-"""Buffer names: records of a verify's rows, and the decays of each row's whole path in the layer that runs now."""
+KEYS, UPDATES, DECAYS, CHANNELS = "keys", "updates", "decays", "channels"
+TOTALS, MATRICES = "totals", "matrices"
+"""Buffer names: records of a verify's rows, and scratch memory of the layer that runs now."""
 LINE_BYTES = 128
 """Bytes of one state row that adjacent threads load together: a cache line."""
 WARP_BYTES = 16
@@ -42,9 +43,39 @@ def state_blocks(geometry: StateGeometry) -> StateBlocks:
     s = geometry.state
     keys = next_power_of_two(s.key_dim)
     chunk = min(keys, LINE_BYTES // (2 if s.state_dtype != "float32" else 4))
-    block_v = min(32, next_power_of_two(s.value_dim), max(1, 8192 // keys))
-    num_warps = max(1, min(4, block_v * keys // 1024))
+    block_v = min(64, next_power_of_two(s.value_dim), max(1, 8192 // keys))
+    # More threads than keys: Triton then loads a row's keys in the layout of the tile.
+    num_warps = max(1, min(8, block_v * keys // 512))
     return StateBlocks(block_v, chunk, keys // chunk, num_warps)
+
+
+class VerifyBlocks(NamedTuple):
+    """Tile of the state that one program of `recur_verify` holds: ``[block_v, block_k]``.
+
+    Attributes:
+        block_v, block_k: value elements, and key elements rounded up to a power of two.
+        num_warps: warps of a program.
+        max_registers: registers of a thread; more programs of fewer registers keep more loads in flight.
+    """
+
+    block_v: int
+    block_k: int
+    num_warps: int
+    max_registers: int
+
+
+def verify_blocks(shape: StateShape) -> VerifyBlocks:
+    """Return the tile of the verify kernel; its matrix products need 16 value and key elements or more."""
+    block_k = max(16, next_power_of_two(shape.key_dim))
+    block_v = min(64, max(16, next_power_of_two(shape.value_dim)), max(16, 8192 // block_k))
+    return VerifyBlocks(block_v, block_k, max(1, min(4, block_v * block_k // 1024)), 168)
+
+
+def state_parts(shape: StateShape) -> int:
+    """Return the bfloat16 numbers into which the verify kernel splits a state element; 0 if rows are not bfloat16."""
+    if shape.dtype != "bfloat16":
+        return 0
+    return 1 if shape.state_dtype == "bfloat16" else 3
 
 
 def state_buffers(geometry: StateGeometry) -> list[BufferSpec]:
@@ -70,6 +101,10 @@ def state_buffers(geometry: StateGeometry) -> list[BufferSpec]:
         totals = (*lead[1:], s.num_heads, *per_key)
         formula = "max_reqs × D × elements of a row's decays"
         specs.append(BufferSpec(TOTALS, Role.WORKSPACE, totals, "float32", Unit.ELEMENTS, formula))
+        blocks, width = ceil_div(lead[2], ROWS_PER_BLOCK), minimum(lead[2], ROWS_PER_BLOCK)
+        matrices = (geometry.max_reqs, s.num_heads, blocks * (blocks + 1) // 2, 2, width, width)
+        formula = "max_reqs × heads × pairs of row blocks × 2 matrices"
+        specs.append(BufferSpec(MATRICES, Role.WORKSPACE, matrices, "float32", Unit.ELEMENTS, formula))
     record(CHANNELS, (*lead, s.conv_channels), s.conv_dtype)
     return specs + (extend_buffers(geometry) if Mode.EXTEND in geometry.modes else [])
 

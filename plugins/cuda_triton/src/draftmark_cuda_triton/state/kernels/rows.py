@@ -8,8 +8,28 @@ float32: 16 KiB, loaded by 128 threads with 16 bytes each, 8 threads for a cache
 import triton
 import triton.language as tl
 
-from .shared import convert
+from .shared import bound, convert, inline
 from .tile import sum_over_keys, tile_of
+
+
+@inline
+def one_row(
+    held, row, at_q, at_k, at_v, at_decay, at_beta, at_out, key, v_inside, k_inside, stride_q, stride_k, stride_v,
+    stride_decay, stride_beta, stride_out, DELTA: tl.constexpr, KEY_GATE: tl.constexpr,
+):  # fmt: skip
+    """Return a state tile after one row, and store the row's output. The addresses are those of row 0."""
+    row_q = tl.load(at_q + row * stride_q, mask=k_inside, other=0.0).to(tl.float32)
+    row_k = tl.load(at_k + row * stride_k, mask=k_inside, other=0.0).to(tl.float32)
+    write = tl.load(at_v + row * stride_v, mask=v_inside, other=0.0).to(tl.float32)
+    if KEY_GATE:
+        held *= tl.exp(tl.load(at_decay + row * stride_decay + key, mask=k_inside, other=0.0))
+    else:
+        held *= tl.exp(tl.load(at_decay + row * stride_decay))
+    if DELTA:
+        write = tl.load(at_beta + row * stride_beta) * (write - sum_over_keys(held * row_k))
+    held += write[None, :, None] * row_k
+    tl.store(at_out + row * stride_out, convert(sum_over_keys(held * row_q), at_out.dtype.element_ty), mask=v_inside)
+    return held
 
 
 @triton.jit(
@@ -61,29 +81,24 @@ def recur_rows(
     if row < end:
         heads, key_head = tl.num_programs(1), head // HEADS_PER_KEY
         value, key, offsets, inside = tile_of(tl.program_id(0) * BLOCK_V, VALUE_DIM, KEY_DIM, BLOCK_V, CHUNK, CHUNKS)
-        v_inside, k_inside = value < VALUE_DIM, key < KEY_DIM
         slot = tl.load(slots + request).to(tl.int64)
         has_prefix = tl.load(prefix_lens + request) > 0
         place = state + (slot * heads + head) * (VALUE_DIM * KEY_DIM) + offsets
         held = tl.load(place, mask=inside & has_prefix, other=0.0).to(tl.float32)
-        while row < end:
-            at_q = q + row * stride_q_row + key_head * stride_q_head + key
-            at_k = k + row * stride_k_row + key_head * stride_k_head + key
-            row_q = tl.load(at_q, mask=k_inside, other=0.0).to(tl.float32)
-            row_k = tl.load(at_k, mask=k_inside, other=0.0).to(tl.float32)
-            write = tl.load(v + row * stride_v_row + head * stride_v_head + value, mask=v_inside, other=0.0)
-            write = write.to(tl.float32)
-            at_decay = log_decay + row * stride_decay_row + head * stride_decay_head
-            if KEY_GATE:
-                held *= tl.exp(tl.load(at_decay + key, mask=k_inside, other=0.0))
-            else:
-                held *= tl.exp(tl.load(at_decay))
-            if DELTA:
-                write = tl.load(beta + row * stride_beta_row + head) * (write - sum_over_keys(held * row_k))
-            held += write[None, :, None] * row_k
-            found = sum_over_keys(held * row_q)
-            tl.store(
-                out + (row * heads + head) * VALUE_DIM + value, convert(found, out.dtype.element_ty), mask=v_inside
-            )
-            row += 1
+        at_q, at_k = q + key_head * stride_q_head + key, k + key_head * stride_k_head + key
+        at_v, at_out = v + head * stride_v_head + value, out + head * VALUE_DIM + value
+        at_decay, at_beta = log_decay + head * stride_decay_head, beta + head
+        if ONE_ROW:
+            held = one_row(
+                held, row, at_q, at_k, at_v, at_decay, at_beta, at_out, key, value < VALUE_DIM, key < KEY_DIM,
+                stride_q_row, stride_k_row, stride_v_row, stride_decay_row, stride_beta_row, heads * VALUE_DIM,
+                DELTA, KEY_GATE,
+            )  # fmt: skip
+        else:
+            for step in range(0, bound((end - row).to(tl.int32))):
+                held = one_row(
+                    held, row + step, at_q, at_k, at_v, at_decay, at_beta, at_out, key, value < VALUE_DIM,
+                    key < KEY_DIM, stride_q_row, stride_k_row, stride_v_row, stride_decay_row, stride_beta_row,
+                    heads * VALUE_DIM, DELTA, KEY_GATE,
+                )  # fmt: skip
         tl.store(place, convert(held, state.dtype.element_ty), mask=inside)

@@ -1,0 +1,65 @@
+"""Launch of the commit: states and windows of all layers over the accepted paths."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from draftmark import Gate, StateShape
+
+from ..heuristics.common import next_power_of_two
+from ..launch.launcher import launch_kernel
+from .launching import kernel_for, kernels
+from .sizing import StateBlocks
+
+COMMIT_TENSORS = (
+    *("state", "conv", "slots", "save_slots", "prefix_lens", "q_indptr", "accept_lens", "accept_index"),
+    *("keys", "updates", "decays", "channels"),
+)
+"""Kernel parameters of the tensors of `launch_commit`, in order."""
+WINDOW_ELEMENTS = 2048
+"""Elements of a window that one program moves; a multiple of no window, so some threads stay idle."""
+
+
+def launch_commit(
+    shape: StateShape,
+    blocks: StateBlocks,
+    null_slots: int,
+    interval: int,
+    state: torch.Tensor,
+    conv: torch.Tensor,
+    slots: torch.Tensor,
+    save_slots: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    accept_lens: torch.Tensor | None,
+    accept_index: torch.Tensor | None,
+    keys: torch.Tensor | None,
+    updates: torch.Tensor | None,
+    decays: torch.Tensor | None,
+    channels: torch.Tensor,
+) -> None:
+    """Launch `kernels.commit.commit_rows`, one program for each tile of a slot.
+
+    Args:
+        interval: tokens between checkpoints; 0 for none.
+        state, conv: tensors of the pool.
+        save_slots, accept_lens, accept_index: None without checkpoints, and after EXTEND and DECODE.
+        keys, updates, decays, channels: records; the first three are None for a layer without recurrence.
+    """
+    layers, num_slots, num_channels, columns = conv.shape
+    block = min(WINDOW_ELEMENTS if conv.is_cuda else 2**15, next_power_of_two(max(1, num_channels * columns)))
+    parts = triton.cdiv(shape.value_dim, blocks.block_v) * shape.num_heads
+    parts += triton.cdiv(num_channels, block // columns) if columns else 0
+    has_path, saves = accept_index is not None, save_slots is not None and interval > 0
+    launch_kernel(
+        kernel_for(kernels.commit.commit_rows, conv), (parts, len(slots), layers),
+        state, conv, slots, save_slots if saves else slots, prefix_lens, q_indptr,
+        accept_lens if has_path else slots, accept_index if has_path else slots, channels if keys is None else keys,
+        channels if updates is None else updates, channels if decays is None else decays, channels, num_slots,
+        null_slots, channels.shape[1], channels.shape[2], max(1, interval), int(saves),
+        HEADS=shape.num_heads, HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
+        KEY_GATE=shape.gate is Gate.KEY, CONSTANT=shape.gate is Gate.CONSTANT, PATH=has_path,
+        NUM_CHANNELS=num_channels, COLUMNS=columns,
+        BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, BLOCK=block, num_warps=blocks.num_warps,
+    )  # fmt: skip
