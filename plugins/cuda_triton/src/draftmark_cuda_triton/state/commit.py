@@ -47,7 +47,7 @@ def launch_commit(
         save_slots, accept_lens, accept_index: None without checkpoints, and after EXTEND and DECODE.
         keys, updates, decays, channels: records; the first three are None for a layer without recurrence.
     """
-    layers, num_slots, num_channels, columns = conv.shape
+    layers, _, num_channels, columns = conv.shape
     block = min(WINDOW_ELEMENTS if conv.is_cuda else 2**15, next_power_of_two(max(1, num_channels * columns)))
     parts = triton.cdiv(shape.value_dim, blocks.block_v) * shape.num_heads
     parts += triton.cdiv(num_channels, block // columns) if columns else 0
@@ -56,10 +56,10 @@ def launch_commit(
         kernel_for(kernels.commit.commit_rows, conv), (parts, len(slots), layers),
         state, conv, slots, save_slots if saves else slots, prefix_lens, q_indptr,
         accept_lens if has_path else slots, accept_index if has_path else slots, channels if keys is None else keys,
-        channels if updates is None else updates, channels if decays is None else decays, channels, num_slots,
-        null_slots, channels.shape[1], channels.shape[2], max(1, interval), int(saves),
-        HEADS=shape.num_heads, HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
-        KEY_GATE=shape.gate is Gate.KEY, CONSTANT=shape.gate is Gate.CONSTANT, PATH=has_path,
-        NUM_CHANNELS=num_channels, COLUMNS=columns,
+        channels if updates is None else updates, channels if decays is None else decays, channels,
+        *state.stride()[:2], *conv.stride(), null_slots, channels.shape[1], channels.shape[2], max(1, interval),
+        int(saves), HEADS=shape.num_heads, HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim,
+        VALUE_DIM=shape.value_dim, KEY_GATE=shape.gate is Gate.KEY, CONSTANT=shape.gate is Gate.CONSTANT,
+        PATH=has_path, NUM_CHANNELS=num_channels, COLUMNS=columns,
         BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, BLOCK=block, num_warps=blocks.num_warps,
     )  # fmt: skip

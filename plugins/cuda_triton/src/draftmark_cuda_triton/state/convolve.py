@@ -39,7 +39,7 @@ def launch_convolve_one(
     block = min(CHANNELS_OF_ONE if x.is_cuda else CHANNELS_ON_CPU, next_power_of_two(shape.conv_channels))
     launch_kernel(
         kernel_for(kernels.convolve.convolve_one, x), (triton.cdiv(shape.conv_channels, block), len(slots)),
-        x, weight, weight if bias is None else bias, conv, slots, prefix_lens, out, x.stride(0),
+        x, weight, weight if bias is None else bias, conv, slots, prefix_lens, out, x.stride(0), *conv.stride(),
         int(bias is not None), **constants(shape), BLOCK=block, num_warps=4,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def launch_convolve_rows(
     launch_kernel(
         kernel_for(kernels.convolve.convolve_rows, x), grid,
         x, weight, weight if bias is None else bias, conv, slots, prefix_lens, q_indptr,
-        slots if parents is None else parents, channels, out, x.stride(0), len(x), first_entry,
+        slots if parents is None else parents, channels, out, x.stride(0), *conv.stride(), len(x), first_entry,
         nodes, int(parents is not None), int(bias is not None), **constants(shape), EXTEND=extend, BLOCK_ROWS=rows,
         BLOCK=block, COLUMNS=next_power_of_two(shape.conv_kernel - 1), num_warps=4,
     )  # fmt: skip

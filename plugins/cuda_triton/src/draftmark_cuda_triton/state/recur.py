@@ -60,8 +60,9 @@ def launch_rows(
         kernel_for(kernels.rows.recur_rows, q), grid,
         q, k, v, log_decay, v if beta is None else beta, state, slots, prefix_lens, q_indptr, out,
         *head_strides(q, k, v), *decay_strides(shape, log_decay), 0 if beta is None else beta.stride(0),
-        HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, **kinds(shape),
-        ONE_ROW=one_row, BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, num_warps=blocks.num_warps,
+        state.stride(0), HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
+        **kinds(shape), ONE_ROW=one_row, BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks,
+        num_warps=blocks.num_warps,
     )  # fmt: skip
 
 
@@ -106,10 +107,10 @@ def launch_verify(
     launch_kernel(
         kernel_for(kernels.verify.recur_verify, q),
         (triton.cdiv(shape.value_dim, blocks.block_v), shape.num_heads, len(slots)),
-        q, k, v, state, slots, prefix_lens, q_indptr, out, updates, totals, matrices, *head_strides(q, k, v), len(q),
-        first_entry, nodes, width, pairs, **key_constants, VALUE_DIM=shape.value_dim, **kinds(shape),
-        ONE_BLOCK=nodes <= ROWS_PER_BLOCK, PARTS=state_parts(shape), PRECISE=precise, BLOCK_V=blocks.block_v,
-        num_warps=blocks.num_warps, maxnreg=blocks.max_registers,
+        q, k, v, state, slots, prefix_lens, q_indptr, out, updates, totals, matrices, *head_strides(q, k, v),
+        state.stride(0), len(q), first_entry, nodes, width, pairs, **key_constants, VALUE_DIM=shape.value_dim,
+        **kinds(shape), ONE_BLOCK=nodes <= ROWS_PER_BLOCK, PARTS=state_parts(shape), PRECISE=precise,
+        BLOCK_V=blocks.block_v, num_warps=blocks.num_warps, maxnreg=blocks.max_registers,
     )  # fmt: skip
 
 

@@ -61,19 +61,20 @@ def after_rows(
 
 @inline
 def column_after(
-    window, channels, path, count, channel, column, live, has_prefix, NUM_CHANNELS: tl.constexpr, COLUMNS: tl.constexpr
-):
+    window, stride_column, channels, path, count, channel, column, live, has_prefix, NUM_CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Return the inputs in a window's columns after `count` rows of a path: old columns first, then rows."""
     source = count + column
     old = live & (source < COLUMNS)
-    kept = tl.load(window + channel * COLUMNS + source, mask=old & has_prefix, other=0.0)
+    kept = tl.load(window + source * stride_column, mask=old & has_prefix, other=0.0)
     newer = live & (source >= COLUMNS)
     row = tl.load(path + source - COLUMNS, mask=newer, other=0)
     return tl.where(old, kept, tl.load(channels + row * NUM_CHANNELS + channel, mask=newer, other=0.0))
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "null_slots", "max_reqs", "nodes", "interval", "saves"],
+    do_not_specialize=["null_slots", "max_reqs", "nodes", "interval", "saves"],
     do_not_specialize_on_alignment=[
         "prefix_lens", "q_indptr", "slots", "save_slots", "accept_lens", "accept_index",
     ],
@@ -91,7 +92,12 @@ def commit_rows(
     updates,
     decays,
     channels,
-    num_slots,
+    stride_layer,
+    stride_slot,
+    stride_conv_layer,
+    stride_conv_slot,
+    stride_channel,
+    stride_column,
     null_slots,
     max_reqs,
     nodes,
@@ -114,7 +120,7 @@ def commit_rows(
     """Commit one request in one layer: a tile of one head's state, or the windows of some channels.
 
     Args:
-        state, conv: ``[num_layers, num_slots, …]``, as in `StatePool`.
+        state, conv: ``[num_layers, num_slots, …]``, as in `StatePool`; a slot of `state` is contiguous.
         slots, prefix_lens, q_indptr: fields of the batch.
         save_slots: int32 ``[R]``, read if `saves` is 1.
         accept_lens, accept_index: int64 ``[R]`` and ``[R, nodes]``, read if PATH.
@@ -131,7 +137,6 @@ def commit_rows(
         request, prefix_lens, q_indptr, accept_lens, slots, save_slots, interval, saves, null_slots, PATH
     )
     if moves | is_saved:
-        slot, save = layer * num_slots + slot, layer * num_slots + save
         entry = (layer * max_reqs + request) * nodes
         path = accept_index + request * nodes
         if part < HEADS * V_TILES:
@@ -141,8 +146,8 @@ def commit_rows(
                 value, key, offsets, inside = tile_of(
                     part % V_TILES * BLOCK_V, VALUE_DIM, KEY_DIM, BLOCK_V, CHUNK, CHUNKS
                 )
-                place = (slot * HEADS + head) * (VALUE_DIM * KEY_DIM) + offsets
-                held = tl.load(state + place, mask=inside & has_prefix, other=0.0).to(tl.float32)
+                of_layer = state + layer * stride_layer + head * (VALUE_DIM * KEY_DIM) + offsets
+                held = tl.load(of_layer + slot * stride_slot, mask=inside & has_prefix, other=0.0).to(tl.float32)
                 at_keys = keys + entry * key_heads * KEY_DIM
                 at_updates = updates + entry * HEADS * VALUE_DIM
                 at_decays = decays + (layer if CONSTANT else entry) * HEADS * (KEY_DIM if KEY_GATE else 1)
@@ -155,15 +160,14 @@ def commit_rows(
                             KEY_GATE, CONSTANT,
                         )  # fmt: skip
                         begin = before_save
-                    saved = (save * HEADS + head) * (VALUE_DIM * KEY_DIM) + offsets
-                    tl.store(state + saved, convert(held, state.dtype.element_ty), mask=inside)
+                    tl.store(of_layer + save * stride_slot, convert(held, state.dtype.element_ty), mask=inside)
                 if PATH and moves:
                     held = after_rows(
                         held, begin, count, path, at_keys, at_updates, at_decays, HEADS, key_heads, head,
                         head // HEADS_PER_KEY, value, key, value < VALUE_DIM, key < KEY_DIM, KEY_DIM, VALUE_DIM,
                         KEY_GATE, CONSTANT,
                     )  # fmt: skip
-                    tl.store(state + place, convert(held, state.dtype.element_ty), mask=inside)
+                    tl.store(of_layer + slot * stride_slot, convert(held, state.dtype.element_ty), mask=inside)
         else:
             if COLUMNS > 0:
                 PER_PROGRAM: tl.constexpr = BLOCK // COLUMNS
@@ -171,17 +175,37 @@ def commit_rows(
                 channel = (part - HEADS * V_TILES) * PER_PROGRAM + element // COLUMNS
                 column = element % COLUMNS
                 live = (element < PER_PROGRAM * COLUMNS) & (channel < NUM_CHANNELS)
-                at = channel * COLUMNS + column
-                window = conv + slot * NUM_CHANNELS * COLUMNS
+                windows = conv + layer * stride_conv_layer + channel.to(tl.int64) * stride_channel
+                window, at = windows + slot * stride_conv_slot, column * stride_column
                 records = channels + entry * NUM_CHANNELS
                 if is_saved:
                     new = column_after(
-                        window, records, path, before_save, channel, column, live, has_prefix, NUM_CHANNELS, COLUMNS
+                        window,
+                        stride_column,
+                        records,
+                        path,
+                        before_save,
+                        channel,
+                        column,
+                        live,
+                        has_prefix,
+                        NUM_CHANNELS,
+                        COLUMNS,
                     )
-                    tl.store(conv + save * NUM_CHANNELS * COLUMNS + at, new, mask=live)
+                    tl.store(windows + save * stride_conv_slot + at, new, mask=live)
                 if PATH and moves:
                     new = column_after(
-                        window, records, path, count, channel, column, live, has_prefix, NUM_CHANNELS, COLUMNS
+                        window,
+                        stride_column,
+                        records,
+                        path,
+                        count,
+                        channel,
+                        column,
+                        live,
+                        has_prefix,
+                        NUM_CHANNELS,
+                        COLUMNS,
                     )
                     tl.debug_barrier()  # other threads of this program have read the columns that are written
                     tl.store(window + at, new, mask=live)

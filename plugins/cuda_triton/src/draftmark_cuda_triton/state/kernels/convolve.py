@@ -36,6 +36,9 @@ def convolve_one(
     prefix_lens,
     out,
     stride_x_row,
+    stride_slot,
+    stride_channel,
+    stride_column,
     has_bias,
     NUM_CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -46,7 +49,7 @@ def convolve_one(
 
     Args:
         x, weight, bias, out: as in `StateBackend.convolve`.
-        conv: ``[num_slots, NUM_CHANNELS, TAPS - 1]`` of one layer.
+        conv: ``[num_slots, NUM_CHANNELS, TAPS - 1]`` of one layer, with any strides.
         slots, prefix_lens: fields of the batch.
     """
     request = tl.program_id(1).to(tl.int64)
@@ -54,19 +57,19 @@ def convolve_one(
     inside = channel < NUM_CHANNELS
     slot = tl.load(slots + request).to(tl.int64)
     old = inside & (tl.load(prefix_lens + request) > 0)
-    columns = conv + (slot * NUM_CHANNELS + channel) * (TAPS - 1)
+    columns = conv + slot * stride_slot + channel.to(tl.int64) * stride_channel
     own = tl.load(x + request * stride_x_row + channel, mask=inside, other=0.0)
     taps = weight + channel * TAPS
     found = bias_of(bias, channel, inside, has_bias)
     found += own.to(tl.float32) * tl.load(taps + (TAPS - 1), mask=inside, other=0.0).to(tl.float32)
     for column in tl.static_range(TAPS - 1):
-        value = tl.load(columns + column, mask=old, other=0.0)
+        value = tl.load(columns + column * stride_column, mask=old, other=0.0)
         if column > 0:
             # Each thread stores a column after it has loaded it: a column's load and store have one layout.
-            tl.store(columns + (column - 1), value, mask=inside)
+            tl.store(columns + (column - 1) * stride_column, value, mask=inside)
         value = convert(value.to(tl.float32), x.dtype.element_ty).to(tl.float32)
         found += value * tl.load(taps + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(columns + (TAPS - 2), convert(own.to(tl.float32), conv.dtype.element_ty), mask=inside)
+    tl.store(columns + (TAPS - 2) * stride_column, convert(own.to(tl.float32), conv.dtype.element_ty), mask=inside)
     found = activate(found, SILU)
     tl.store(out + request * NUM_CHANNELS + channel, convert(found, out.dtype.element_ty), mask=inside)
 
@@ -87,6 +90,9 @@ def convolve_rows(
     channels,
     out,
     stride_x_row,
+    stride_slot,
+    stride_channel,
+    stride_column,
     num_rows,
     first_entry,
     nodes,
@@ -104,7 +110,7 @@ def convolve_rows(
 
     Args:
         x, weight, bias, out: as in `StateBackend.convolve`.
-        conv: ``[num_slots, NUM_CHANNELS, TAPS - 1]`` of one layer.
+        conv: ``[num_slots, NUM_CHANNELS, TAPS - 1]`` of one layer, with any strides.
         slots, prefix_lens, q_indptr: fields of the batch.
         parents: int32 ``[num_rows]``, `Tree.parents`, read if `tree` is 1. Otherwise the rows are a chain.
         channels: ``[num_layers · max_reqs, nodes, NUM_CHANNELS]``, records of a verify's rows.
@@ -122,7 +128,7 @@ def convolve_rows(
     if block * BLOCK_ROWS < count:
         slot = tl.load(slots + request).to(tl.int64)
         has_prefix = tl.load(prefix_lens + request) > 0
-        window = conv + slot * NUM_CHANNELS * (TAPS - 1)
+        window = conv + slot * stride_slot + channel.to(tl.int64)[None, :] * stride_channel
         live = row < count
         at = row
         found = tl.full((BLOCK_ROWS, BLOCK), 0, tl.float32) + bias_of(bias, channel, inside, has_bias)[None, :]
@@ -135,7 +141,7 @@ def convolve_rows(
                 entry = ((first_entry + request) * nodes + row)[:, None] * NUM_CHANNELS + channel[None, :]
                 kept = convert(value.to(tl.float32), channels.dtype.element_ty)
                 tl.store(channels + entry, kept, mask=live[:, None] & inside[None, :])
-            from_window = window + channel[None, :] * (TAPS - 1) + column[:, None]
+            from_window = window + column[:, None] * stride_column
             old = tl.load(from_window, mask=in_window[:, None] & inside[None, :], other=0.0)
             old = convert(old.to(tl.float32), x.dtype.element_ty).to(tl.float32)
             factor = tl.load(weight + channel * TAPS + (TAPS - 1 - tap), mask=inside, other=0.0).to(tl.float32)
@@ -157,11 +163,10 @@ def convolve_rows(
             is_row = (source >= TAPS - 1)[:, None]
             at_row = x + (first + source - (TAPS - 1))[:, None] * stride_x_row + channel[None, :]
             new = tl.load(at_row, mask=here & is_row, other=0.0).to(tl.float32)
-            at_window = window + channel[None, :] * (TAPS - 1)
-            moved = tl.load(at_window + source[:, None], mask=here & (is_row == 0) & has_prefix, other=0.0)
+            moved = tl.load(window + source[:, None] * stride_column, mask=here & (is_row == 0) & has_prefix, other=0.0)
             tl.debug_barrier()  # other threads of this program have read the columns that are written
             new = convert(new + moved.to(tl.float32), conv.dtype.element_ty)
-            tl.store(at_window + target[:, None], new, mask=here)
+            tl.store(window + target[:, None] * stride_column, new, mask=here)
     if block == 0:
         # Padding rows after the last request: each program writes every R-th of them.
         padding = tl.load(q_indptr + tl.num_programs(2)).to(tl.int64) + request

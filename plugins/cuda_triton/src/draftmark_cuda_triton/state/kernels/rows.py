@@ -56,6 +56,7 @@ def recur_rows(
     stride_decay_row,
     stride_decay_head,
     stride_beta_row,
+    stride_slot,
     HEADS_PER_KEY: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -70,7 +71,7 @@ def recur_rows(
 
     Args:
         q, k, v, log_decay, beta, out: as in `StateBackend.recur`; a constant decay has row stride 0.
-        state: ``[num_slots, num_heads, VALUE_DIM, KEY_DIM]`` of one layer.
+        state: ``[num_slots, num_heads, VALUE_DIM, KEY_DIM]`` of one layer; slots have any pitch.
         slots, prefix_lens, q_indptr: fields of the batch.
         ONE_ROW: each request has one row, so row r is request r's.
     """
@@ -83,7 +84,7 @@ def recur_rows(
         value, key, offsets, inside = tile_of(tl.program_id(0) * BLOCK_V, VALUE_DIM, KEY_DIM, BLOCK_V, CHUNK, CHUNKS)
         slot = tl.load(slots + request).to(tl.int64)
         has_prefix = tl.load(prefix_lens + request) > 0
-        place = state + (slot * heads + head) * (VALUE_DIM * KEY_DIM) + offsets
+        place = state + slot * stride_slot + head.to(tl.int64) * (VALUE_DIM * KEY_DIM) + offsets
         held = tl.load(place, mask=inside & has_prefix, other=0.0).to(tl.float32)
         at_q, at_k = q + key_head * stride_q_head + key, k + key_head * stride_k_head + key
         at_v, at_out = v + head * stride_v_head + value, out + head * VALUE_DIM + value

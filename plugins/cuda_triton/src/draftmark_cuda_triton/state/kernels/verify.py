@@ -50,6 +50,7 @@ def recur_verify(
     stride_k_head,
     stride_v_row,
     stride_v_head,
+    stride_slot,
     num_rows,
     first_entry,
     nodes,
@@ -94,7 +95,8 @@ def recur_verify(
     if count > 0:
         slot = tl.load(slots + request).to(tl.int64)
         has_prefix = tl.load(prefix_lens + request) > 0
-        at_state = state + (slot * heads + head) * (VALUE_DIM * KEY_DIM) + value[:, None] * KEY_DIM + key[None, :]
+        at_state = state + slot * stride_slot + head.to(tl.int64) * (VALUE_DIM * KEY_DIM)
+        at_state += value[:, None] * KEY_DIM + key[None, :]
         held = tl.load(at_state, mask=v_inside[:, None] & k_inside[None, :] & has_prefix, other=0.0).to(tl.float32)
         at_q = q + first * stride_q_row + key_head * stride_q_head + key[None, :]
         at_k = k + first * stride_k_row + key_head * stride_k_head + key[None, :]
