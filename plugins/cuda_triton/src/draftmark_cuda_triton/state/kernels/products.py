@@ -43,10 +43,10 @@ def state_times(held, rows, PARTS: tl.constexpr, PRECISE: tl.constexpr):
     if PARTS == 0:
         return product(held, rows.to(tl.float32), PRECISE)
     else:
-        part = held.to(tl.bfloat16)
-        found = dot(part, rows, tl.full((held.shape[0], ROWS), 0, tl.float32))
-        for _ in tl.static_range(PARTS - 1):
-            held -= part.to(tl.float32)
-            part = held.to(tl.bfloat16)
-            found = dot(part, rows, found)
+        found = tl.full((held.shape[0], ROWS), 0, tl.float32)
+        for _ in tl.static_range(PARTS):
+            # The upper 16 bits are a bfloat16; a conversion that rounds would take a slow instruction.
+            bits = held.to(tl.int32, bitcast=True)
+            found = dot((bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), rows, found)
+            held -= (bits & -65536).to(tl.float32, bitcast=True)
         return found
