@@ -10,12 +10,28 @@ import pytest
 import torch
 from triton import knobs
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
+from draftmark import (
+    AttentionShape,
+    DeviceProfile,
+    DraftShape,
+    Form,
+    Gate,
+    Geometry,
+    Limits,
+    Mode,
+    Recurrence,
+    StateGeometry,
+    StateShape,
+)
 from draftmark.batch import Block, Causal, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton import backend, decode_verify, kernel_list, kv_write, prefill, prefill_fp8, sizing, tree_ops
 from draftmark_cuda_triton.launch import launcher, relaunch, tma
+from draftmark_cuda_triton.state.commit import COMMIT_TENSORS
+from draftmark_cuda_triton.state.convolve import CONV_TENSORS, ONE_TENSORS
+from draftmark_cuda_triton.state.kernel_list import state_calls_of
+from draftmark_cuda_triton.state.recur import ROW_TENSORS, VERIFY_TENSORS
 
 ENGINE_MODES = (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)
 CHAIN = DraftShape(1, 4, 5)
@@ -215,8 +231,9 @@ def test_no_kernel_is_specialized_on_a_batch(monkeypatch):
 def test_addresses_with_own_kernels_are_part_of_a_layout():
     """`relaunch.ALIGNED` has exactly the tensors of a recorded launch for which alignment selects a kernel."""
     recorded = {*prefill.PER_CALL, *prefill_fp8.PER_CALL, *decode_verify.PER_CALL, *decode_verify.PER_STEP}
-    recorded |= {*kv_write.PER_CALL}
+    recorded |= {*kv_write.PER_CALL, *ROW_TENSORS, *VERIFY_TENSORS, *CONV_TENSORS, *ONE_TENSORS, *COMMIT_TENSORS}
     listed = {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
+    listed |= {one.kernel for one in state_calls_of(HYBRID, 90)}
     aligned = {
         param.name
         for kernel in listed
@@ -226,6 +243,9 @@ def test_addresses_with_own_kernels_are_part_of_a_layout():
     assert aligned == relaunch.ALIGNED
 
 
+HYBRID = StateGeometry.create(
+    StateShape(Recurrence.DELTA, Gate.HEAD, 4, 2, 128, 128, 1024, 4, "bfloat16"), Limits(2, 64, 8), DraftShape(2, 3, 4)
+)
 LATENT = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True, "page_size": 64}
 CASES = {
     "chain": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),

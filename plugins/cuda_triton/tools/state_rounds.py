@@ -63,7 +63,8 @@ def geometries(count: int, device: str, seed: int = 0, small: bool = False) -> l
         nodes = dice.choice([one for one in NODES if not small or one <= 33])
         draft = DraftShape(2, 3, nodes) if nodes > 1 else DraftShape()
         budgets = (max(2, nodes), REQUESTS * nodes)
-        limits = Limits(REQUESTS, 4096, 400, (REQUESTS + 1,), row_budgets=budgets, state_interval=dice.choice((0, 3, 8)))
+        interval = dice.choice((0, 3, 8))
+        limits = Limits(REQUESTS, 4096, 400, (REQUESTS + 1,), row_budgets=budgets, state_interval=interval)
         found.append(StateGeometry.create(shape, limits, draft, device_profile(device), num_layers=LAYERS))
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -34,7 +33,7 @@ def prepare(geometry: Geometry, device: torch.device, trees: bool = False) -> No
     if device.type != "cuda" or not prepares_kernels():
         return
     with torch.cuda.device(device):
-        _prepare(geometry, lambda: calls_of(geometry, trees=trees))
+        _prepare(geometry, trees)
 
 
 def prepare_state(geometry: StateGeometry, device: torch.device) -> None:
@@ -44,17 +43,20 @@ def prepare_state(geometry: StateGeometry, device: torch.device) -> None:
     if device.type != "cuda" or not prepares_kernels():
         return
     with torch.cuda.device(device):
-        _prepare(geometry, lambda: state_calls_of(geometry))
+        if is_tested_triton():
+            _load(geometry.device.arch, state_calls_of(geometry))
 
 
-def _prepare(geometry: Geometry | StateGeometry, list_calls: Callable[[], dict[KernelSpec, KernelCall]]) -> None:
-    if not is_tested_triton():
-        return
-    calls = list_calls()
+def _prepare(geometry: Geometry, trees: bool) -> None:
+    if is_tested_triton():
+        _load(geometry.device.arch, calls_of(geometry, trees=trees))
+
+
+def _load(arch: int, calls: dict[KernelSpec, KernelCall]) -> None:
     found = store_kernels(list(calls))
     logger.info(
         "%d kernels (%.1f MiB) for sm_%d: %d compiled now, %d from an installed wheel, others from %s",
-        found.kernels, found.num_bytes / 2**20, geometry.device.arch, found.compiled, found.shipped, found.folder,
+        found.kernels, found.num_bytes / 2**20, arch, found.compiled, found.shipped, found.folder,
     )  # fmt: skip
     for error in finish_loading([find_compiled(*call) for call in calls.values()]):
         # A kernel that is listed but never launched must not end a start.

@@ -28,7 +28,10 @@ from .parameters import LaunchTemplate, is_descriptor, with_address
 MAX_LAYOUTS = 1024
 """Maximum recorded layouts of a cache, and maximum cached descriptors of a launch argument."""
 ALIGNED = frozenset(
-    {"q", "out", "k", "v", "k_source", "v_source", "k_cache", "v_cache", "x", "weight", "state", "conv"}
+    {
+        *("q", "out", "k", "v", "k_source", "v_source", "k_cache", "v_cache"),
+        *("x", "weight", "state", "conv", "keys", "updates", "decays", "channels", "totals", "matrices"),
+    }
 )
 """Kernel parameters for which Triton compiles a separate kernel if their address is not a multiple of 16."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -57,21 +58,19 @@ def launch_all(geometry: StateGeometry) -> None:
         if Mode.DECODE in geometry.modes:
             launch_rows(s, state_blocks(geometry), True, *given)
         if verifies:
-            records = [buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES)]
-            launch_verify(s, 0, *given, None, *records)
+            records: list[Any] = [buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES)]
+            launch_verify(s, 0, *given, None, *records)  # type: ignore[call-arg]
     nodes = int(geometry.draft.num_draft_tokens)
     path = stand_in(1, dtype="int64"), stand_in(1, nodes, dtype="int64")
     pool = (stand_in(1, *one.shape, dtype=str(one.dtype).removeprefix("torch.")) for one in (state, conv))
     state, conv = pool
-    records = [buffers.get(name) for name in (KEYS, UPDATES, DECAYS, CHANNELS)]
+    kept: list[Any] = [buffers.get(name) for name in (KEYS, UPDATES, DECAYS, CHANNELS)]
     for accepted in ([path] if verifies else []) + ([(None, None)] if geometry.limits.state_interval else []):
         interval = geometry.limits.state_interval
-        launch_commit(
-            s, state_blocks(geometry), 1, interval, state, conv, slots, slots, lens, indptr, *accepted, *records
-        )
+        launch_commit(s, state_blocks(geometry), 1, interval, state, conv, slots, slots, lens, indptr, *accepted, *kept)
 
 
-def _rows_of(geometry: StateGeometry) -> tuple[torch.Tensor, ...]:
+def _rows_of(geometry: StateGeometry) -> tuple[Any, ...]:
     """Return stand-ins of q, k, v, decays and strengths."""
     s, rows = geometry.state, 2
     keys = stand_in(rows, s.num_key_heads, s.key_dim, dtype=s.dtype)

@@ -12,7 +12,7 @@ from .shared import bound, convert, inline
 from .tile import tile_of
 
 UNROLL = tl.constexpr(4)
-"""Rows of a path whose records are loaded together."""
+"""Rows of a path that are loaded together."""
 
 
 @inline
