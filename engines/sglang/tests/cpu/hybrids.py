@@ -54,6 +54,17 @@ def tiny_falcon_h1(folder: Path) -> Path:
     return folder
 
 
+def tiny_kimi_linear(folder: Path) -> str:
+    """Write the configuration of a Kimi-Linear of two KDA and two MLA layers, for `use_random_weights`."""
+    from any_model import any_model
+
+    kda = dict(num_heads=4, head_dim=16, short_conv_kernel_size=4, kda_layers=[1, 3], full_attn_layers=[2, 4])
+    latent = dict(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, mla_use_nope=True)
+    experts = dict(num_experts=4, num_experts_per_token=2, num_shared_experts=1, moe_intermediate_size=32)
+    layers = dict(num_hidden_layers=4, first_k_dense_replace=1, head_dim=16, linear_attn_config=kda)
+    return any_model(folder, "KimiLinearForCausalLM", "kimi_linear", **layers, **latent, **experts)
+
+
 def decoded(folder: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """Return the greedy output tokens of transformers."""
     import transformers
@@ -64,11 +75,11 @@ def decoded(folder: Path, prompts: list[list[int]], tokens: int) -> list[list[in
 
 
 def stand_in_for_a_gpu() -> None:
-    """Replace what SGLang's hybrid models need of a GPU, in this process: gated norms, and waits for the device."""
+    """Replace what SGLang's hybrid models need of a GPU, in this process: gated norms, streams, waits for the device."""
     from gated_norms import use_torch_norms
 
     use_torch_norms()
-    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.synchronize = torch.cuda.Stream = lambda *_, **__: None
 
 
 def allow_prefix_caches() -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hybrids import allow_prefix_caches, decoded, stand_in_for_a_gpu, tiny_falcon_h1, tiny_qwen3_next
+from any_model import use_random_weights
+from hybrids import (
+    allow_prefix_caches,
+    decoded,
+    stand_in_for_a_gpu,
+    tiny_falcon_h1,
+    tiny_kimi_linear,
+    tiny_qwen3_next,
+)
 from scheduler import generate, in_a_fork, on_a_cpu
 
 from draftmark import Gate, Recurrence
@@ -34,12 +42,12 @@ def plain(qwen: Path) -> list[list[int]]:
     return in_a_fork(decoded, qwen, PROMPTS, TOKENS)
 
 
-def _generate(before: Any = None, **arguments: Any) -> dict[str, Any]:
+def _generate(before: Any = None, prompts: list[list[int]] = PROMPTS, **arguments: Any) -> dict[str, Any]:
     stand_in_for_a_gpu()
     if before is not None:
         before()
     named = dict(attention_backend="draftmark", disable_radix_cache=True, environment=WINDOWS) | arguments
-    return generate(PROMPTS, TOKENS, **named)
+    return generate(prompts, TOKENS, **named)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +85,13 @@ def test_guarded_calls(qwen: Path, plain: list[list[int]]) -> None:
     assert made["texts"] == plain
 
 
+@pytest.mark.parametrize("drafts", [{}, TREE], ids=["plain", "tree"])
+def test_triton_kernels(qwen: Path, plain: list[list[int]], drafts: dict[str, Any]) -> None:
+    """The state kernels of cuda_triton, in Triton's interpreter, generate the same tokens over SGLang's slots."""
+    kernels = dict(environment=WINDOWS | {"DRAFTMARK_STATE_BACKEND": "cuda_triton"})
+    assert in_a_fork(_generate, model_path=str(qwen), page_size=16, **drafts, **kernels)["texts"] == plain
+
+
 @pytest.mark.parametrize("drafts", [{}, NGRAM], ids=["plain", "ngram"])
 def test_mamba2(folder: Path, drafts: dict[str, Any]) -> None:
     """A Falcon-H1, with Mamba2 and attention in each layer, generates the right tokens, plain and with n-gram trees."""
@@ -86,6 +101,20 @@ def test_mamba2(folder: Path, drafts: dict[str, Any]) -> None:
     made = in_a_fork(_generate, model_path=str(path), page_size=16, **drafts)
     assert made["state_shape"].recurrence is Recurrence.DECAY
     assert made["texts"] == in_a_fork(decoded, path, PROMPTS, TOKENS)
+
+
+def test_kda(folder: Path) -> None:
+    """A Kimi-Linear, with KDA and MLA, decodes what its prefill computes, and n-gram trees give the same tokens.
+
+    Neither transformers 5.12 nor SGLang on a CPU has KDA, so the first half of each text moves to the prompt.
+    """
+    served = dict(model_path=tiny_kimi_linear(folder / "kimi"), load_format="dummy")
+    made = in_a_fork(_generate, use_random_weights, **served)
+    assert made["state_shape"].gate is Gate.KEY
+    longer = [prompt + text[: TOKENS // 2] for prompt, text in zip(PROMPTS, made["texts"], strict=True)]
+    again = in_a_fork(_generate, use_random_weights, longer, page_size=16, **served)["texts"]
+    assert [one[: TOKENS // 2] for one in again] == [one[TOKENS // 2 :] for one in made["texts"]]
+    assert in_a_fork(_generate, use_random_weights, page_size=16, **served, **NGRAM)["texts"] == made["texts"]
 
 
 BASE = [(7 * n * n + 3 * n) % 90 + 3 for n in range(150)]

@@ -1,4 +1,4 @@
-"""Tests of the kernel that computes the inputs of Gated DeltaNet layers, in Triton's interpreter."""
+"""Tests of the inputs of the recurrence, also of their kernel in Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftmark_sglang.state_inputs import delta_inputs
+from draftmark_sglang.state_inputs import delta_inputs, mamba2_inputs
 from draftmark_sglang.state_kernels import fused_inputs
 
 
@@ -58,6 +58,38 @@ def test_inputs_are_the_formulas_values(shape: tuple[int, int, int, int], rows: 
         got = getattr(found, name)
         assert got.shape == one.shape, name
         torch.testing.assert_close(got.double(), one, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("raw_beta", [True, False])
+def test_inputs_with_a_decay_for_each_key_element(raw_beta: bool) -> None:
+    """KDA's decays have one number for each key element; for prompts SGLang gives β after its sigmoid."""
+    make = torch.Generator().manual_seed(2)
+    layer = _layer(3, 3, 8, 8, make)
+    layer.dt_bias = torch.randn(3 * 8, generator=make)
+    mixed, a = torch.randn(4, 72, generator=make), 5 * torch.randn(4, 3, 8, generator=make)
+    b = torch.rand(4, 3, generator=make)
+    found = delta_inputs(layer, mixed, a, b, raw_beta)
+    steps = torch.log1p(torch.exp(a.double() + layer.dt_bias.view(3, 8).double()))
+    want = -layer.A_log.double().exp()[:, None] * steps
+    torch.testing.assert_close(found.log_decay.double(), want, rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(found.beta, b.sigmoid() if raw_beta else b)
+
+
+def test_inputs_of_mamba2() -> None:
+    """Mamba2's rows are B, C and dt · x with decay dt · A, and D · x is added to the output."""
+    make = torch.Generator().manual_seed(3)
+    mixer = SimpleNamespace(tp_size=1, num_heads=4, head_dim=6, groups_ssm_state_size=2 * 5, ssm_state_size=5)
+    mixer.dt_bias, mixer.D = torch.randn(4, generator=make), torch.randn(4, generator=make)
+    mixer.A = -torch.rand(4, generator=make)
+    mixed, dt = torch.randn(3, 24 + 20, generator=make), 5 * torch.randn(3, 4, generator=make)
+    found = mamba2_inputs(mixer, mixed, dt)
+    steps = torch.log1p(torch.exp(dt.double() + mixer.dt_bias.double()))
+    x = mixed[:, :24].double().view(3, 4, 6)
+    want = dict(v=steps[..., None] * x, log_decay=steps * mixer.A.double(), skip=mixer.D.double()[:, None] * x)
+    want |= dict(k=mixed[:, 24:34].double().view(3, 2, 5), q=mixed[:, 34:].double().view(3, 2, 5))
+    for name, one in want.items():
+        torch.testing.assert_close(getattr(found, name).double(), one, rtol=2e-5, atol=1e-6)
+    assert found.beta is None
 
 
 def test_rows_without_length_stay_finite() -> None:
