@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from .state_inputs import mamba2_inputs
 from .state_kernels import gated_delta_inputs
 from .state_memory import active_states
 from .state_shapes import ARCHITECTURES, Family
+
+logger = logging.getLogger(__name__)
 
 
 class LinearBackend(Mamba2AttnBackend):  # type: ignore[misc]  # sglang has no types here
@@ -134,9 +137,12 @@ def hybrid_backend(original: Callable[[Any, Any], Any], runner: Any, attention: 
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
     if attention.states is not None:
+        logger.info("recurrent layers run on draftmark's backend %s", attention.states.served.loaded.name)
         layers = mambaish_config(runner.model_config).full_attention_layer_ids
         return HybridBackend(attention, LinearBackend(attention), layers)
     if not runner.is_draft_worker or active_states() is None:
+        if not runner.is_draft_worker and mambaish_config(runner.model_config) is not None:
+            logger.info("recurrent layers run on SGLang's own backend")
         return original(runner, attention)
     architecture = runner.model_config.hf_config.architectures[0]
     if architecture in ARCHITECTURES:

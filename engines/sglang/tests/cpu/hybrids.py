@@ -75,7 +75,7 @@ def decoded(folder: Path, prompts: list[list[int]], tokens: int) -> list[list[in
 
 
 def stand_in_for_a_gpu() -> None:
-    """Replace what SGLang's hybrid models need of a GPU, in this process: gated norms, streams, waits for the device."""
+    """Replace what SGLang's hybrid models need of a GPU, in this process: gated norms, streams and waits."""
     from gated_norms import use_torch_norms
 
     use_torch_norms()
