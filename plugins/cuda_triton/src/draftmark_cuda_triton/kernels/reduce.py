@@ -28,6 +28,6 @@ def smallest(x, axis: tl.constexpr):
 
 
 @inline
-def running_total(x):
-    """Return the inclusive prefix sums of a vector."""
-    return tl.associative_scan(x, 0, tl.standard._sum_combine)
+def running_total(x, axis: tl.constexpr = 0):
+    """Return the inclusive prefix sums along `axis`."""
+    return tl.associative_scan(x, axis, tl.standard._sum_combine)

@@ -30,7 +30,7 @@ MAX_LAYOUTS = 1024
 ALIGNED = frozenset(
     {
         *("q", "out", "k", "v", "k_source", "v_source", "k_cache", "v_cache"),
-        *("x", "weight", "state", "conv", "keys", "updates", "decays", "channels", "totals", "matrices"),
+        *("x", "weight", "state", "conv", "keys", "updates", "decays", "channels", "totals", "matrices", "log_decay"),
     }
 )
 """Kernel parameters for which Triton compiles a separate kernel if their address is not a multiple of 16."""

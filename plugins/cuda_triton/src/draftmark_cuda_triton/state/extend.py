@@ -1,21 +1,28 @@
-"""Recurrence of a prompt (EXTEND): every row of a request, and the state after the last row."""
+"""Recurrence of a prompt (EXTEND) in chunks: every row of a request, and the state after the last row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+import triton
 
-from draftmark import StateGeometry
+from draftmark import Gate, Recurrence, StateGeometry
 from draftmark.runtime import ForwardBatch
 
-from .launching import Launch
-from .recur import ROW_TENSORS, launch_rows, row_tensors
+from ..launch.launcher import launch_kernel
+from . import extend_sizing as sizing
+from .kernels import extend, extend_prepare
+from .launching import Launch, kernel_for
+from .recur import ROW_TENSORS, decay_strides, head_strides, launch_rows, row_tensors
 from .sizing import state_blocks
 
 
 class Extend:
-    """Runs the recurrence of EXTEND batches, row by row.
+    """Runs the recurrence of EXTEND batches in chunks of `extend_sizing.CHUNK` rows.
+
+    A delta rule takes two launches. The first prepares all chunks in parallel; the second carries the state through the
+    chunks of each request. Other recurrences take one launch. Shapes outside `runs_in_chunks` run row by row.
 
     Args:
         geometry: the layer's geometry.
@@ -23,11 +30,15 @@ class Extend:
     """
 
     def __init__(self, geometry: StateGeometry, buffers: Mapping[str, torch.Tensor]) -> None:
-        self._blocks, self._shape = state_blocks(geometry), geometry.state
-        self._launch = Launch(launch_rows, ROW_TENSORS)
+        self._shape, self._buffers = geometry.state, buffers
+        self._in_chunks = sizing.runs_in_chunks(geometry.state)
+        self._rows, self._state_blocks = Launch(launch_rows, ROW_TENSORS), state_blocks(geometry)
+        self._blocks = sizing.extend_blocks(geometry.state)
+        delta = geometry.state.recurrence is Recurrence.DELTA
+        self._launch = Launch(self._launch_delta if delta else self._launch_decay, ROW_TENSORS)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write what all layers of an EXTEND batch share. Capturable; nothing is needed row by row."""
+        """Do nothing: the kernels find their chunks from q_indptr."""
 
     def recur(
         self,
@@ -42,24 +53,80 @@ class Extend:
     ) -> None:
         """Compute each row, and leave the state after each request's last row in its slot. Capturable.
 
-        A request without rows keeps its slot. Prefix length 0 means a state of zeros, whatever the slot holds. The host
-        has exact row counts in ``batch.q_lens``, and the device in ``batch.q_indptr``.
+        A request without rows keeps its slot. Prefix length 0 means a state of zeros, whatever the slot holds.
 
         Args:
             q, k, v, log_decay, beta, out: as in `StateBackend.recur`.
-            state: ``[num_slots, num_heads, value_dim, key_dim]`` of one layer, read and written.
+            state: ``[num_slots, num_heads, value_dim, key_dim]`` of one layer, a slot contiguous; read and written.
         """
         tensors = row_tensors(q, k, v, log_decay, beta, state, batch, out)
-        self._launch((self._shape, self._blocks, False), tensors, mutates=(out, state))
+        if self._in_chunks:
+            self._launch((), tensors, mutates=(out, state, *self._scratch()))
+        else:
+            self._rows((self._shape, self._state_blocks, False), tensors, mutates=(out, state))
 
+    def _scratch(self) -> list[torch.Tensor]:
+        names = (sizing.GATES, sizing.SOLVED, sizing.SCORES, sizing.KEYS_IN, sizing.KEYS_OUT, sizing.QUERIES)
+        return [self._buffers[name] for name in names if name in self._buffers]
 
-def launch_all(
-    geometry: StateGeometry, tensors: tuple[torch.Tensor | None, ...], buffers: Mapping[str, torch.Tensor]
-) -> None:
-    """Call the launch code of every kernel that `Extend` can launch, for the list of compiled kernels.
+    def _launch_delta(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        log_decay: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        slots: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        q_indptr: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch `prepare_head` or `prepare_key`, then `extend_delta`; the tensors are those of `row_tensors`."""
+        s, blocks, scratch, requests = self._shape, self._blocks, self._scratch(), len(slots)
+        by_key = s.gate is Gate.KEY
+        constants = {
+            "HEADS": s.num_heads, "HEADS_PER_KEY": s.heads_per_key, "KEY_DIM": s.key_dim, "BLOCK_K": blocks.block_k,
+            "PRECISION": blocks.precision,
+        }  # fmt: skip
+        prepare = extend_prepare.prepare_key if by_key else extend_prepare.prepare_head
+        # float16 has too few exponents for the factors of a decay ratio.
+        own = {"WIDE": s.dtype != "bfloat16"} if by_key else {}
+        launch_kernel(
+            kernel_for(prepare, q), (s.num_heads, q.shape[0] // sizing.CHUNK + requests),
+            q, k, log_decay, beta, q_indptr, *scratch, requests, *head_strides(q, k), *decay_strides(s, log_decay),
+            beta.stride(0), **constants, **own, num_warps=blocks.prepare_warps,
+        )  # fmt: skip
+        keyed = scratch[3:] if by_key else scratch[2:3] * 3
+        launch_kernel(
+            kernel_for(extend.extend_delta, q), self._grid(requests),
+            q, k, v, *scratch[:3], *keyed, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
+            state.stride(0), **constants, VALUE_DIM=s.value_dim, BLOCK_V=blocks.block_v, BY_KEY=by_key,
+            STAGES=blocks.stages, num_warps=blocks.num_warps,
+        )  # fmt: skip
 
-    Args:
-        tensors: stand-ins of the tensors of ROW_TENSORS.
-        buffers: stand-ins of the buffers by name.
-    """
-    launch_rows(geometry.state, state_blocks(geometry), False, *tensors)  # type: ignore[arg-type]
+    def _launch_decay(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        log_decay: torch.Tensor,
+        beta: None,
+        state: torch.Tensor,
+        slots: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        q_indptr: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch `extend_decay`; the tensors are those of `row_tensors`."""
+        s, blocks = self._shape, self._blocks
+        launch_kernel(
+            kernel_for(extend.extend_decay, q), self._grid(len(slots)),
+            q, k, v, log_decay, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
+            *decay_strides(s, log_decay), state.stride(0), HEADS=s.num_heads, HEADS_PER_KEY=s.heads_per_key,
+            KEY_DIM=s.key_dim, VALUE_DIM=s.value_dim, BLOCK_K=blocks.block_k, BLOCK_V=blocks.block_v,
+            PRECISION=blocks.precision, STAGES=blocks.stages, num_warps=blocks.num_warps,
+        )  # fmt: skip
+
+    def _grid(self, requests: int) -> tuple[int, int]:
+        return self._shape.num_heads * triton.cdiv(self._shape.value_dim, self._blocks.block_v), requests

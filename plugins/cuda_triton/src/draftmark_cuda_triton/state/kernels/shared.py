@@ -12,5 +12,6 @@ convert = importlib.import_module(f"{_PACKAGE}.convert").convert
 dot = importlib.import_module(f"{_PACKAGE}.tile").dot
 inline = importlib.import_module(f"{_PACKAGE}.inline").inline
 largest = importlib.import_module(f"{_PACKAGE}.reduce").largest
+smallest = importlib.import_module(f"{_PACKAGE}.reduce").smallest
 running_total = importlib.import_module(f"{_PACKAGE}.reduce").running_total
 total = importlib.import_module(f"{_PACKAGE}.reduce").total
