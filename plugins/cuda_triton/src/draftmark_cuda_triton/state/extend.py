@@ -31,9 +31,9 @@ class Extend:
 
     def __init__(self, geometry: StateGeometry, buffers: Mapping[str, torch.Tensor]) -> None:
         self._shape, self._buffers = geometry.state, buffers
-        self._in_chunks = sizing.runs_in_chunks(geometry.state)
+        self._in_chunks = sizing.runs_in_chunks(geometry)
         self._rows, self._state_blocks = Launch(launch_rows, ROW_TENSORS), state_blocks(geometry)
-        self._blocks = sizing.extend_blocks(geometry.state)
+        self._blocks = sizing.extend_blocks(geometry)
         delta = geometry.state.recurrence is Recurrence.DELTA
         self._launch = Launch(self._launch_delta if delta else self._launch_decay, ROW_TENSORS)
 
@@ -93,7 +93,7 @@ class Extend:
         # float16 has too few exponents for the factors of a decay ratio.
         own = {"WIDE": s.dtype != "bfloat16"} if by_key else {}
         launch_kernel(
-            kernel_for(prepare, q), (s.num_heads, q.shape[0] // sizing.CHUNK + requests),
+            kernel_for(prepare, q), (s.num_heads * (q.shape[0] // sizing.CHUNK + requests),),
             q, k, log_decay, beta, q_indptr, *scratch, requests, *head_strides(q, k), *decay_strides(s, log_decay),
             beta.stride(0), **constants, **own, num_warps=blocks.prepare_warps,
         )  # fmt: skip

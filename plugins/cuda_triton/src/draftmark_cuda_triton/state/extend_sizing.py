@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftmark import BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, StateShape, Unit
+from draftmark import DTYPE_BYTES, BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, StateShape, Unit
 
 from ..heuristics.common import next_power_of_two
 
 CHUNK = 64
 """Rows of a prompt that the kernels compute together; `kernels.extend_chunks.CHUNK`."""
-MAX_KEY_DIM = 256
-"""Largest key_dim for which a tile of the state fits the registers of a program."""
+MIN_BLOCK, MAX_BLOCK_V, MAX_STAGES = 16, 64, 3
+"""Smallest block of a matrix product; value elements of a program, the rows of a wgmma; chunks in flight."""
+SHARED_MEMORY = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
+MIN_SHARED_MEMORY = 99 << 10
+"""Bytes of shared memory of a block, by compute capability times ten, and of every other GPU from sm_80 on (CUDA C++
+Programming Guide, technical specifications)."""
+SCRATCH_BYTES = 8 << 10
+"""Bytes of a program's shared memory next to its tiles: gates, and layout conversions of the outputs."""
 GATES, SOLVED, SCORES = "chunk_gates", "chunk_solved", "chunk_scores"
 KEYS_IN, KEYS_OUT, QUERIES = "chunk_keys_in", "chunk_keys_out", "chunk_queries"
 """Buffers that `kernels.extend_prepare` writes; the last three serve a decay per key element."""
@@ -35,26 +41,51 @@ class ExtendBlocks(NamedTuple):
     precision: str
 
 
-def runs_in_chunks(shape: StateShape) -> bool:
-    """Check whether EXTEND runs in chunks; otherwise it runs row by row."""
-    return not (shape.recurrence is Recurrence.DECAY and shape.gate is Gate.KEY) and shape.key_dim <= MAX_KEY_DIM
+def runs_in_chunks(geometry: StateGeometry) -> bool:
+    """Check whether EXTEND runs in chunks; otherwise it runs row by row.
+
+    A decay per key element without a delta rule (Mamba1) has one value element a head, so products do not pay. Chunks
+    also need shared memory for one stage.
+    """
+    by_key = geometry.state.recurrence is Recurrence.DECAY and geometry.state.gate is Gate.KEY
+    return not by_key and _stage_bytes(geometry.state) <= _shared_memory(geometry)
 
 
-def extend_blocks(shape: StateShape) -> ExtendBlocks:
+def extend_blocks(geometry: StateGeometry) -> ExtendBlocks:
     """Return the block sizes of a layer's EXTEND kernels."""
-    wide, by_key = shape.dtype == "float32", shape.gate is Gate.KEY
-    block_v = max(16, min(64, next_power_of_two(shape.value_dim)))
-    block_k = max(16, next_power_of_two(shape.key_dim))
-    stages = 1 if wide else 3 if block_k <= 128 and not by_key else 2
-    return ExtendBlocks(block_k, block_v, 4, stages, 8 if by_key else 4, "tf32x3" if wide else "tf32")
+    s = geometry.state
+    wide, by_key = s.dtype == "float32", s.gate is Gate.KEY
+    stages = 1 if wide else max(1, min(MAX_STAGES, _shared_memory(geometry) // _stage_bytes(s)))
+    return ExtendBlocks(_block_k(s), _block_v(s), 4, stages, 8 if by_key else 4, "tf32x3" if wide else "tf32")
+
+
+def _block_k(shape: StateShape) -> int:
+    return max(MIN_BLOCK, next_power_of_two(shape.key_dim))
+
+
+def _block_v(shape: StateShape) -> int:
+    return max(MIN_BLOCK, min(MAX_BLOCK_V, next_power_of_two(shape.value_dim)))
+
+
+def _stage_bytes(shape: StateShape) -> int:
+    """Return the bytes of one chunk's tiles in shared memory: keys, queries, values and two matrices."""
+    tiles = 3 if shape.gate is Gate.KEY else 2
+    return CHUNK * (tiles * _block_k(shape) + _block_v(shape) + 2 * CHUNK) * DTYPE_BYTES[shape.dtype]
+
+
+def _shared_memory(geometry: StateGeometry) -> int:
+    """Return the bytes of shared memory that the tiles of a program may fill."""
+    arch = geometry.device.arch
+    most = SHARED_MEMORY.get(arch, MIN_SHARED_MEMORY) if geometry.device.kind == "cuda" else SHARED_MEMORY[90]
+    return most - SCRATCH_BYTES
 
 
 def extend_buffers(geometry: StateGeometry) -> list[BufferSpec]:
     """Return the scratch memory of one layer's chunks; a state that only decays needs none."""
     s = geometry.state
-    if s.recurrence is not Recurrence.DELTA or not runs_in_chunks(s):
+    if s.recurrence is not Recurrence.DELTA or not runs_in_chunks(geometry):
         return []
-    block_k, by_key = extend_blocks(s).block_k, s.gate is Gate.KEY
+    block_k, by_key = _block_k(s), s.gate is Gate.KEY
     lead = (geometry.max_rows(Mode.EXTEND) // CHUNK + geometry.max_reqs, s.num_heads)
     formula = f"(max_extend_tokens / {CHUNK} + max_reqs) × num_heads × elements of a chunk"
 

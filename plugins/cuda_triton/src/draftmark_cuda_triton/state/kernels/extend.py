@@ -6,7 +6,7 @@ memory. The state is read and written once a request.
 
 ::
 
-    delta:  u^T = (v^T − (S k^T)∘G) T'^T       o^T = (S q^T)∘G + u^T P^T        S ← G_last S + (u∘G_last/G)^T k
+    delta:  u^T = v^T T'^T − (S k^T)∘G T'^T     o^T = (S q^T)∘G + u^T P^T        S ← G_last S + (u∘G_last/G)^T k
     decay:  P_tj = (G_t/G_j) q_t·k_j           o^T = (S q^T)∘G + v^T P^T        S ← G_last S + (v∘G_last/G)^T k
 
 Bytes of one chunk and head, heads of 128, 16 bits: k, q and values 64 KiB, T' and P 16 KiB.
@@ -120,6 +120,8 @@ def extend_delta(
             score = tl.load(scores + at * CHUNK * CHUNK + square)
             operand = held.to(dtype)
             predicted = product(operand, tl.trans(from_state), None, PRECISION)
+            # The values pass through a product, so that they come from shared memory without a layout conversion.
+            write = product(values, tl.trans(solve), None, PRECISION)
             seen = product(operand, tl.trans(own_q), None, PRECISION)
             if not BY_KEY:
                 gate = tl.load(gates + at * CHUNK + index)
@@ -127,8 +129,7 @@ def extend_delta(
                 grown = tl.exp2(gate)[None, :]
                 predicted *= grown
                 seen *= grown
-            wanted = (values.to(tl.float32) - predicted).to(dtype)
-            write = product(wanted, tl.trans(solve), None, PRECISION)
+            write = product((-predicted).to(dtype), tl.trans(solve), write, PRECISION)
             seen = product(write.to(dtype), tl.trans(score), seen, PRECISION)
             if BY_KEY:
                 held *= tl.exp2(tl.load(gates + at * BLOCK_K + element))[None, :]

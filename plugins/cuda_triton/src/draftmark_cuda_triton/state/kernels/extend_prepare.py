@@ -16,8 +16,8 @@ import triton.language as tl
 from .extend_chunks import CHUNK, LOG2_E, find_chunk, invert_unit_lower, load_rows, product
 from .shared import bound, inline, running_total, smallest, total
 
-LARGEST_EXPONENT = tl.constexpr(115.0)
-"""Exponent of 2 up to which one factor of a decay ratio is formed: far from the largest float32 and bfloat16."""
+LARGEST_EXPONENT = tl.constexpr(100.0)
+"""Exponent of 2 up to which a factor of a decay ratio is formed: products of small keys stay normal in bfloat16."""
 REQUEST_BLOCK = tl.constexpr(256)
 
 
@@ -61,7 +61,7 @@ def prepare_head(
         gates: float32 ``[chunks, HEADS, CHUNK]``, output: log2 of the decay from the chunk's start.
         solved, scores: ``[chunks, HEADS, CHUNK, CHUNK]`` in q's dtype, output: T' and P.
     """
-    chunk, head = tl.program_id(1), tl.program_id(0)
+    chunk, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     first, end = find_chunk(q_indptr, num_requests, chunk, REQUEST_BLOCK)
     if first < end:
         index = tl.arange(0, CHUNK)
@@ -84,7 +84,7 @@ def prepare_head(
 
 @inline
 def diagonal_products(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, BLOCK: tl.constexpr, blocks):
-    """Replace the diagonal blocks of 16 in q·k and k·k by sums of exact decay ratios, for decays below 2**-115.
+    """Replace the diagonal blocks of 16 in q·k and k·k by sums of exact decay ratios.
 
     Args:
         strides: row strides of q, k and log_decay.
@@ -103,6 +103,40 @@ def diagonal_products(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, B
         query_key = tl.where(here, total(own_q * other, 1)[:, None], query_key)
         key_key = tl.where(here, total(own_k * other, 1)[:, None], key_key)
         log_ratio += load_rows(log_decay, rows - distance, inside, strides[2], DIM, BLOCK) * LOG2_E
+    return query_key, key_key
+
+
+@inline
+def products_by_block(
+    q, k, log_decay, rows, live, strides, DIM: tl.constexpr, BLOCK: tl.constexpr, decay, gate, wide, P
+):
+    """Return q·k and k·k of a chunk whose decays leave the range of one factor.
+
+    The decay ratio of two rows in different blocks of 16 is the product of two factors up to 1, which meet at the start
+    of the later block. The diagonal blocks are computed from exact ratios if a factor would be too large there.
+
+    Args:
+        decay, gate: log2 of each row's decay, and of the decays from the chunk's start.
+        wide: dtype of the products' operands; P: their precision.
+    """
+    index = tl.arange(0, CHUNK)
+    row = index[:, None]
+    query_key = tl.full((CHUNK, CHUNK), 0.0, tl.float32)
+    key_key = tl.full((CHUNK, CHUNK), 0.0, tl.float32)
+    least = 0.0
+    for block in range(bound(4)):
+        start = total(tl.where(row < 16 * block, decay, 0.0), 0)[None, :]
+        inside = row // 16 == block
+        least = tl.minimum(least, smallest(smallest(tl.where(inside, gate - start, 0.0), 0), 0))
+        factor = tl.exp2(tl.minimum(gate - start, 0.0))
+        own_k = load_rows(k, rows, live, strides[1], DIM, BLOCK).to(tl.float32)
+        exponent = tl.minimum(start - gate, LARGEST_EXPONENT)
+        other = tl.trans(tl.where(row < 16 * block + 16, own_k * tl.exp2(exponent), 0.0).to(wide))
+        key_key = tl.where(inside, product((own_k * factor).to(wide), other, None, P), key_key)
+        own_q = load_rows(q, rows, live, strides[0], DIM, BLOCK).to(tl.float32)
+        query_key = tl.where(inside, product((own_q * factor).to(wide), other, None, P), query_key)
+    if least < -LARGEST_EXPONENT:
+        query_key, key_key = diagonal_products(q, k, log_decay, rows, live, strides, DIM, BLOCK, (query_key, key_key))
     return query_key, key_key
 
 
@@ -136,9 +170,8 @@ def prepare_key(
 ):
     """Write T', P, log2 G_last, G∘k, (G_last/G)∘k and G∘q of one chunk for one head.
 
-    A decay ratio of two rows in different blocks of 16 is the product of two factors up to 1, which meet at the start
-    of the later block. In a diagonal block the second factor is above 1, so its exponent is limited. Blocks that reach
-    the limit are computed from exact ratios instead.
+    P and A need decay ratios of two rows. Usually they are products of the factors G and 1/G. If 1/G would be too
+    large, `products_by_block` computes them.
 
     Args:
         log_decay: float32 ``[rows, HEADS, KEY_DIM]``.
@@ -146,7 +179,7 @@ def prepare_key(
         keys_in, keys_out, queries: ``[chunks, HEADS, CHUNK, BLOCK_K]`` in q's dtype, output; zeros past the last row.
         WIDE: form products in float32, because large factors exceed the range of float16.
     """
-    chunk, head = tl.program_id(1), tl.program_id(0)
+    chunk, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     first, end = find_chunk(q_indptr, num_requests, chunk, REQUEST_BLOCK)
     if first < end:
         index, element = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
@@ -160,37 +193,25 @@ def prepare_key(
         decay = load_rows(log_decay, rows, live, stride_decay_row, KEY_DIM, BLOCK_K) * LOG2_E
         strength = tl.load(beta + rows * stride_beta_row + head, mask=live, other=0.0)
 
-        # Decays from the start of each block of 16, and from the chunk's start to each block.
-        inner = running_total(tl.reshape(decay, (4, 16, BLOCK_K)), 1)
-        blocks = total(tl.reshape(decay, (4, 16, BLOCK_K)), 1)
-        before = running_total(blocks, 0) - blocks
-        last = total(blocks, 0)
-        gate = tl.reshape(inner + before[:, None, :], (CHUNK, BLOCK_K))
-        inner = tl.reshape(inner, (CHUNK, BLOCK_K))
+        gate, last = running_total(decay, 0), total(decay, 0)
         at = chunk.to(tl.int64) * HEADS + head
         tl.store(gates + at * BLOCK_K + element, last)
         tile, place = row * BLOCK_K + element[None, :], at * CHUNK * BLOCK_K
         dtype: tl.constexpr = keys_in.dtype.element_ty
-        tl.store(keys_in + place + tile, (own_k * tl.exp2(gate)).to(dtype))
-        tl.store(keys_out + place + tile, (own_k * tl.exp2(tl.minimum(last[None, :] - gate, 0.0))).to(dtype))
-        tl.store(queries + place + tile, (own_q * tl.exp2(gate)).to(dtype))
-
-        factor = tl.exp2(inner)
         wide: tl.constexpr = tl.float32 if WIDE else dtype
-        scaled_q, scaled_k = (own_q * factor).to(wide), (own_k * factor).to(wide)
-        query_key = tl.full((CHUNK, CHUNK), 0.0, tl.float32)
-        key_key = tl.full((CHUNK, CHUNK), 0.0, tl.float32)
-        for block in tl.static_range(4):
-            start = total(tl.where(tl.arange(0, 4)[:, None] == block, before, 0.0), 0)
-            exponent = tl.minimum(start[None, :] - gate, LARGEST_EXPONENT)
-            other = tl.trans(tl.where(row < 16 * block + 16, own_k * tl.exp2(exponent), 0.0).to(wide))
-            here = row // 16 == block
-            query_key = tl.where(here, product(scaled_q, other, None, PRECISION), query_key)
-            key_key = tl.where(here, product(scaled_k, other, None, PRECISION), key_key)
-        if smallest(smallest(inner, 0), 0) < -LARGEST_EXPONENT:
+        grown = tl.exp2(gate)
+        scaled_q, scaled_k = own_q * grown, own_k * grown
+        tl.store(queries + place + tile, scaled_q.to(dtype))
+        tl.store(keys_in + place + tile, scaled_k.to(dtype))
+        tl.store(keys_out + place + tile, (own_k * tl.exp2(tl.minimum(last[None, :] - gate, 0.0))).to(dtype))
+        if smallest(last, 0) > -LARGEST_EXPONENT:
+            other = tl.trans((own_k * tl.exp2(-gate)).to(wide))
+            query_key = product(scaled_q.to(wide), other, None, PRECISION)
+            key_key = product(scaled_k.to(wide), other, None, PRECISION)
+        else:
             strides = (stride_q_row, stride_k_row, stride_decay_row)
-            query_key, key_key = diagonal_products(
-                q, k, log_decay, rows, live, strides, KEY_DIM, BLOCK_K, (query_key, key_key)
+            query_key, key_key = products_by_block(
+                q, k, log_decay, rows, live, strides, KEY_DIM, BLOCK_K, decay, gate, wide, PRECISION
             )
         store_square(scores + at * CHUNK * CHUNK, tl.where(row >= column, query_key, 0.0))
         below = tl.where(row > column, key_key * strength[:, None], 0.0)
