@@ -233,7 +233,7 @@ def test_addresses_with_own_kernels_are_part_of_a_layout():
     recorded = {*prefill.PER_CALL, *prefill_fp8.PER_CALL, *decode_verify.PER_CALL, *decode_verify.PER_STEP}
     recorded |= {*kv_write.PER_CALL, *ROW_TENSORS, *VERIFY_TENSORS, *CONV_TENSORS, *ONE_TENSORS, *COMMIT_TENSORS}
     listed = {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
-    listed |= {one.kernel for one in state_calls_of(HYBRID, 90)}
+    listed |= {one.kernel for geometry in (HYBRID, HYBRID_KDA) for one in state_calls_of(geometry, 90)}
     aligned = {
         param.name
         for kernel in listed
@@ -246,6 +246,7 @@ def test_addresses_with_own_kernels_are_part_of_a_layout():
 HYBRID = StateGeometry.create(
     StateShape(Recurrence.DELTA, Gate.HEAD, 4, 2, 128, 128, 1024, 4, "bfloat16"), Limits(2, 64, 8), DraftShape(2, 3, 4)
 )
+HYBRID_KDA = replace(HYBRID, state=replace(HYBRID.state, gate=Gate.KEY))
 LATENT = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True, "page_size": 64}
 CASES = {
     "chain": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),

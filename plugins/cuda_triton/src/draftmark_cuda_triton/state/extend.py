@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
@@ -12,8 +13,7 @@ from draftmark.runtime import ForwardBatch
 
 from ..launch.launcher import launch_kernel
 from . import extend_sizing as sizing
-from .kernels import extend, extend_prepare
-from .launching import Launch, kernel_for
+from .launching import Launch, kernel_for, kernels
 from .recur import ROW_TENSORS, decay_strides, head_strides, launch_rows, row_tensors
 from .sizing import state_blocks
 
@@ -32,10 +32,8 @@ class Extend:
     def __init__(self, geometry: StateGeometry, buffers: Mapping[str, torch.Tensor]) -> None:
         self._shape, self._buffers = geometry.state, buffers
         self._in_chunks = sizing.runs_in_chunks(geometry)
-        self._rows, self._state_blocks = Launch(launch_rows, ROW_TENSORS), state_blocks(geometry)
-        self._blocks = sizing.extend_blocks(geometry)
-        delta = geometry.state.recurrence is Recurrence.DELTA
-        self._launch = Launch(self._launch_delta if delta else self._launch_decay, ROW_TENSORS)
+        self._state_blocks, self._blocks = state_blocks(geometry), sizing.extend_blocks(geometry)
+        self._launch = Launch(self.launch, ROW_TENSORS)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Do nothing: the kernels find their chunks from q_indptr."""
@@ -60,10 +58,16 @@ class Extend:
             state: ``[num_slots, num_heads, value_dim, key_dim]`` of one layer, a slot contiguous; read and written.
         """
         tensors = row_tensors(q, k, v, log_decay, beta, state, batch, out)
-        if self._in_chunks:
-            self._launch((), tensors, mutates=(out, state, *self._scratch()))
+        self._launch((), tensors, mutates=(out, state, *self._scratch()))
+
+    def launch(self, *tensors: Any) -> None:
+        """Launch the kernels of a batch; the tensors are those of `row_tensors`."""
+        if not self._in_chunks:
+            launch_rows(self._shape, self._state_blocks, False, *tensors)
+        elif self._shape.recurrence is Recurrence.DELTA:
+            self._launch_delta(*tensors)
         else:
-            self._rows((self._shape, self._state_blocks, False), tensors, mutates=(out, state))
+            self._launch_decay(*tensors)
 
     def _scratch(self) -> list[torch.Tensor]:
         names = (sizing.GATES, sizing.SOLVED, sizing.SCORES, sizing.KEYS_IN, sizing.KEYS_OUT, sizing.QUERIES)
@@ -82,14 +86,14 @@ class Extend:
         q_indptr: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Launch `prepare_head` or `prepare_key`, then `extend_delta`; the tensors are those of `row_tensors`."""
+        """Launch `prepare_head` or `prepare_key`, then `extend_delta`."""
         s, blocks, scratch, requests = self._shape, self._blocks, self._scratch(), len(slots)
         by_key = s.gate is Gate.KEY
         constants = {
             "HEADS": s.num_heads, "HEADS_PER_KEY": s.heads_per_key, "KEY_DIM": s.key_dim, "BLOCK_K": blocks.block_k,
             "PRECISION": blocks.precision,
         }  # fmt: skip
-        prepare = extend_prepare.prepare_key if by_key else extend_prepare.prepare_head
+        prepare = kernels.extend_prepare.prepare_key if by_key else kernels.extend_prepare.prepare_head
         # float16 has too few exponents for the factors of a decay ratio.
         own = {"WIDE": s.dtype != "bfloat16"} if by_key else {}
         launch_kernel(
@@ -99,7 +103,7 @@ class Extend:
         )  # fmt: skip
         keyed = scratch[3:] if by_key else scratch[2:3] * 3
         launch_kernel(
-            kernel_for(extend.extend_delta, q), self._grid(requests),
+            kernel_for(kernels.extend.extend_delta, q), self._grid(requests),
             q, k, v, *scratch[:3], *keyed, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
             state.stride(0), **constants, VALUE_DIM=s.value_dim, BLOCK_V=blocks.block_v, BY_KEY=by_key,
             STAGES=blocks.stages, num_warps=blocks.num_warps,
@@ -118,10 +122,10 @@ class Extend:
         q_indptr: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Launch `extend_decay`; the tensors are those of `row_tensors`."""
+        """Launch `extend_decay`."""
         s, blocks = self._shape, self._blocks
         launch_kernel(
-            kernel_for(extend.extend_decay, q), self._grid(len(slots)),
+            kernel_for(kernels.extend.extend_decay, q), self._grid(len(slots)),
             q, k, v, log_decay, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
             *decay_strides(s, log_decay), state.stride(0), HEADS=s.num_heads, HEADS_PER_KEY=s.heads_per_key,
             KEY_DIM=s.key_dim, VALUE_DIM=s.value_dim, BLOCK_K=blocks.block_k, BLOCK_V=blocks.block_v,
@@ -130,3 +134,15 @@ class Extend:
 
     def _grid(self, requests: int) -> tuple[int, int]:
         return self._shape.num_heads * triton.cdiv(self._shape.value_dim, self._blocks.block_v), requests
+
+
+def launch_all(
+    geometry: StateGeometry, tensors: tuple[torch.Tensor | None, ...], buffers: Mapping[str, torch.Tensor]
+) -> None:
+    """Call the launch code of every kernel that `Extend` can launch, for the list of compiled kernels.
+
+    Args:
+        tensors: stand-ins of the tensors of ROW_TENSORS.
+        buffers: stand-ins of the buffers by name.
+    """
+    Extend(geometry, buffers).launch(*tensors)
