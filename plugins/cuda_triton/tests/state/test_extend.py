@@ -148,7 +148,7 @@ def test_dimensions_between_powers_of_two(kind):
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: f"{kind[0]}-{kind[1]}")
 @pytest.mark.parametrize("strength", [10.0, 30.0, 1000.0])
 def test_decays_below_the_smallest_float32(kind, strength):
-    """Decays whose ratios leave the range of float32 inside a block give finite, correct outputs."""
+    """Decay ratios outside the range of float32 in a block give finite, correct outputs."""
     shape = shape_of(kind, (1, 1))
     check(shape, draw(shape, [80], [1], strength=strength))
 

@@ -110,7 +110,7 @@ def diagonal_products(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, B
 def products_by_block(
     q, k, log_decay, rows, live, strides, DIM: tl.constexpr, BLOCK: tl.constexpr, decay, gate, wide, P
 ):
-    """Return q·k and k·k of a chunk whose decays leave the range of one factor.
+    """Return q·k and k·k of a chunk in which decays leave the range of one factor.
 
     The decay ratio of two rows in different blocks of 16 is the product of two factors up to 1, which meet at the start
     of the later block. The diagonal blocks are computed from exact ratios if a factor would be too large there.
