@@ -163,6 +163,13 @@ def test_repeated_keys_without_decay():
     check(shape, prompts._replace(inputs=inputs))
 
 
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[3]], ids=lambda kind: f"{kind[0]}-{kind[1]}")
+def test_activations_of_16_bits(kind):
+    """bfloat16 activations lose no more than the rounding of the products' operands."""
+    shape = shape_of(kind, (2, 2), (32, 64), "bfloat16")
+    check(shape, draw(shape, [70, 1], [0, 4]))
+
+
 def test_states_of_16_bits_are_rounded_once():
     """A bfloat16 state is read and written as such; inside a prompt the state stays float32."""
     shape = shape_of((DELTA, HEAD), dtype="float16", state_dtype="bfloat16")

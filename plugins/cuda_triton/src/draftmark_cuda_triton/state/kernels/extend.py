@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .extend_chunks import CHUNK, LOG2_E, first_chunk, load_rows, product
-from .shared import bound, inline, running_total, total
+from .shared import bound, convert, inline, running_total, total
 
 
 @inline
@@ -30,7 +30,9 @@ def load_columns(base, rows, live, stride, value, VALUE_DIM: tl.constexpr):
 def store_columns(base, rows, live, stride, value, values, VALUE_DIM: tl.constexpr):
     """Store transposed outputs ``[values, rows]`` of one head."""
     mask = live[:, None] & (value < VALUE_DIM)[None, :]
-    tl.store(base + rows[:, None] * stride + value[None, :], tl.trans(values).to(base.dtype.element_ty), mask=mask)
+    tl.store(
+        base + rows[:, None] * stride + value[None, :], convert(tl.trans(values), base.dtype.element_ty), mask=mask
+    )
 
 
 @inline
@@ -118,7 +120,7 @@ def extend_delta(
             values = load_columns(v + head * stride_v_head, rows, live, stride_v_row, value, VALUE_DIM)
             solve = tl.load(solved + at * CHUNK * CHUNK + square)
             score = tl.load(scores + at * CHUNK * CHUNK + square)
-            operand = held.to(dtype)
+            operand = convert(held, dtype)
             predicted = product(operand, tl.trans(from_state), None, PRECISION)
             # The values pass through a product, so that they come from shared memory without a layout conversion.
             write = product(values, tl.trans(solve), None, PRECISION)
@@ -129,16 +131,16 @@ def extend_delta(
                 grown = tl.exp2(gate)[None, :]
                 predicted *= grown
                 seen *= grown
-            write = product((-predicted).to(dtype), tl.trans(solve), write, PRECISION)
-            seen = product(write.to(dtype), tl.trans(score), seen, PRECISION)
+            write = product(convert(-predicted, dtype), tl.trans(solve), write, PRECISION)
+            seen = product(convert(write, dtype), tl.trans(score), seen, PRECISION)
             if BY_KEY:
                 held *= tl.exp2(tl.load(gates + at * BLOCK_K + element))[None, :]
             else:
                 write *= tl.exp2(last - gate)[None, :]
                 held *= tl.exp2(last)
-            held = product(write.to(dtype), to_state, held, PRECISION)
+            held = product(convert(write, dtype), to_state, held, PRECISION)
             store_columns(out + head * VALUE_DIM, rows, live, HEADS * VALUE_DIM, value, seen, VALUE_DIM)
-        tl.store(own, held.to(state.dtype.element_ty), mask=exists)
+        tl.store(own, convert(held, state.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize_on_alignment=["log_decay", "slots", "prefix_lens", "q_indptr"])
@@ -200,9 +202,9 @@ def extend_decay(
             score = product(own_k, tl.trans(own_q), None, PRECISION)
             later = index[None, :] >= index[:, None]
             score *= tl.exp2(tl.where(later, gate[None, :] - gate[:, None], -float("inf")))
-            seen = product(held.to(dtype), tl.trans(own_q), None, PRECISION) * tl.exp2(gate)[None, :]
-            seen = product(values, score.to(dtype), seen, PRECISION)
+            seen = product(convert(held, dtype), tl.trans(own_q), None, PRECISION) * tl.exp2(gate)[None, :]
+            seen = product(values, convert(score, dtype), seen, PRECISION)
             store_columns(out + head * VALUE_DIM, rows, live, HEADS * VALUE_DIM, value, seen, VALUE_DIM)
             kept = values.to(tl.float32) * tl.exp2(tl.minimum(last - gate, 0.0))[None, :]
-            held = product(kept.to(dtype), own_k, held * tl.exp2(last), PRECISION)
-        tl.store(own, held.to(state.dtype.element_ty), mask=exists)
+            held = product(convert(kept, dtype), own_k, held * tl.exp2(last), PRECISION)
+        tl.store(own, convert(held, state.dtype.element_ty), mask=exists)

@@ -7,7 +7,7 @@ numbers below ``num_rows // CHUNK + R`` have no chunk.
 
 import triton.language as tl
 
-from .shared import bound, inline, total
+from .shared import INTERPRETED, bound, inline, total
 
 CHUNK = tl.constexpr(64)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -35,6 +35,9 @@ def find_chunk(q_indptr, num_requests, chunk, BLOCK: tl.constexpr):
 @inline
 def product(a, b, acc, PRECISION: tl.constexpr):
     """Return ``acc + a @ b`` in float32; PRECISION is for float32 operands."""
+    if INTERPRETED:
+        # The interpreter keeps bfloat16 as uint16 and would multiply the bit patterns.
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 

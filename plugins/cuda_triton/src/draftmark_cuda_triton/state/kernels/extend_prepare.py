@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .extend_chunks import CHUNK, LOG2_E, find_chunk, invert_unit_lower, load_rows, product
-from .shared import bound, inline, running_total, smallest, total
+from .shared import bound, convert, inline, running_total, smallest, total
 
 LARGEST_EXPONENT = tl.constexpr(100.0)
 """Exponent of 2 up to which a factor of a decay ratio is formed: products of small keys stay normal in bfloat16."""
@@ -25,7 +25,7 @@ REQUEST_BLOCK = tl.constexpr(256)
 def store_square(base, values):
     """Store a matrix ``[CHUNK, CHUNK]``."""
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    tl.store(base + row * CHUNK + column, values.to(base.dtype.element_ty))
+    tl.store(base + row * CHUNK + column, convert(values, base.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["log_decay", "beta", "q_indptr"])
@@ -131,10 +131,10 @@ def products_by_block(
         factor = tl.exp2(tl.minimum(gate - start, 0.0))
         own_k = load_rows(k, rows, live, strides[1], DIM, BLOCK).to(tl.float32)
         exponent = tl.minimum(start - gate, LARGEST_EXPONENT)
-        other = tl.trans(tl.where(row < 16 * block + 16, own_k * tl.exp2(exponent), 0.0).to(wide))
-        key_key = tl.where(inside, product((own_k * factor).to(wide), other, None, P), key_key)
+        other = tl.trans(convert(tl.where(row < 16 * block + 16, own_k * tl.exp2(exponent), 0.0), wide))
+        key_key = tl.where(inside, product(convert(own_k * factor, wide), other, None, P), key_key)
         own_q = load_rows(q, rows, live, strides[0], DIM, BLOCK).to(tl.float32)
-        query_key = tl.where(inside, product((own_q * factor).to(wide), other, None, P), query_key)
+        query_key = tl.where(inside, product(convert(own_q * factor, wide), other, None, P), query_key)
     if least < -LARGEST_EXPONENT:
         query_key, key_key = diagonal_products(q, k, log_decay, rows, live, strides, DIM, BLOCK, (query_key, key_key))
     return query_key, key_key
@@ -201,13 +201,13 @@ def prepare_key(
         wide: tl.constexpr = tl.float32 if WIDE else dtype
         grown = tl.exp2(gate)
         scaled_q, scaled_k = own_q * grown, own_k * grown
-        tl.store(queries + place + tile, scaled_q.to(dtype))
-        tl.store(keys_in + place + tile, scaled_k.to(dtype))
-        tl.store(keys_out + place + tile, (own_k * tl.exp2(tl.minimum(last[None, :] - gate, 0.0))).to(dtype))
+        tl.store(queries + place + tile, convert(scaled_q, dtype))
+        tl.store(keys_in + place + tile, convert(scaled_k, dtype))
+        tl.store(keys_out + place + tile, convert(own_k * tl.exp2(tl.minimum(last[None, :] - gate, 0.0)), dtype))
         if smallest(last, 0) > -LARGEST_EXPONENT:
-            other = tl.trans((own_k * tl.exp2(-gate)).to(wide))
-            query_key = product(scaled_q.to(wide), other, None, PRECISION)
-            key_key = product(scaled_k.to(wide), other, None, PRECISION)
+            other = tl.trans(convert(own_k * tl.exp2(-gate), wide))
+            query_key = product(convert(scaled_q, wide), other, None, PRECISION)
+            key_key = product(convert(scaled_k, wide), other, None, PRECISION)
         else:
             strides = (stride_q_row, stride_k_row, stride_decay_row)
             query_key, key_key = products_by_block(
