@@ -39,7 +39,7 @@ class LinearBackend(Mamba2AttnBackend):  # type: ignore[misc]  # sglang has no t
 
     @property
     def forward_metadata(self) -> Any:
-        """Row counts that Nemotron-H reads in a prefill that runs in pieces of CUDA graphs; the setter ignores."""
+        """Row counts that Nemotron-H reads in a prefill that runs in pieces of CUDA graphs."""
         return SimpleNamespace(num_prefill_tokens=self._states.num_rows, num_decodes=0, is_target_verify=False)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
