@@ -16,7 +16,7 @@ import pytest
 from draftmark_sglang.heads import PACKAGE
 from draftmark_sglang.hooks import HOOKS, REFUSALS, Hook
 from draftmark_sglang.plugin import ADDERS, CHOICES
-from draftmark_sglang.refusals import ARGUMENTS, ENVIRONMENT
+from draftmark_sglang.refusals import ARGUMENTS, ENVIRONMENT, STATE_ARGUMENTS
 from draftmark_sglang.versions import SUPPORTED
 from engines.common.tests.released import Read, Releases, arguments, defined, imported, offered
 
@@ -82,7 +82,15 @@ def test_rejected_arguments_exist(read: Read) -> None:
     fields = ["device", "disagg", "exec_", "memory", "model", "parallel", "schedule", "serving", "spec"]
     places = ("server_args", *(f"arg_groups.fields.{part}" for part in fields))
     source = "".join(_or_none(read, f"srt.{place}") for place in places)
-    for name in (*ARGUMENTS, "dcp_size", "attn_cp_size", "enable_dp_attention", "enable_torch_compile"):
+    for name in (
+        *ARGUMENTS,
+        *STATE_ARGUMENTS,
+        "disaggregation_mode",
+        "dcp_size",
+        "attn_cp_size",
+        "enable_dp_attention",
+        "enable_torch_compile",
+    ):
         assert re.search(rf"^    {name}: ", source, re.MULTILINE), name
 
 

@@ -10,7 +10,15 @@ import pytest
 from draftmark_engines import EngineError
 from draftmark_sglang.arguments import refuse
 from draftmark_sglang.options import Ancestors, Options
-from draftmark_sglang.refusals import ARGUMENTS, argument_reasons, chunk_reasons, layer_reasons, pool_reasons
+from draftmark_sglang.refusals import (
+    ARGUMENTS,
+    STATE_ARGUMENTS,
+    argument_reasons,
+    chunk_reasons,
+    layer_reasons,
+    pool_reasons,
+    state_reasons,
+)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -45,6 +53,21 @@ def test_torch_compile_on_a_cpu() -> None:
     found = argument_reasons(SimpleNamespace(enable_torch_compile=True, device="cpu"))
     assert [one.split(":")[0] for one in found] == ["--enable-torch-compile"]
     assert argument_reasons(SimpleNamespace(enable_torch_compile=True, device="cuda")) == []
+
+
+@pytest.mark.parametrize("name", STATE_ARGUMENTS)
+def test_arguments_with_recurrent_layers(name: str) -> None:
+    """Arguments that do not fit draftmark's backend of recurrent layers are rejected only together with such layers."""
+    given = SimpleNamespace(**{name: True})
+    assert [one.split(":")[0] for one in state_reasons(given)] == [f"--{name.replace('_', '-')}"]
+    assert argument_reasons(given) == []
+
+
+def test_disaggregation_with_recurrent_layers() -> None:
+    """Disaggregated servers are rejected with recurrent layers."""
+    found = state_reasons(SimpleNamespace(disaggregation_mode="decode"))
+    assert [one.split(":")[0] for one in found] == ["--disaggregation-mode decode"]
+    assert state_reasons(SimpleNamespace(disaggregation_mode="null")) == []
 
 
 @pytest.mark.parametrize(("chunk", "context", "refused"), [(16, 17, True), (16, 16, False), (None, 256, False)])
@@ -129,5 +152,6 @@ def test_options() -> None:
     assert Options.read({}) == Options(None, Ancestors.TRUE)
     chosen = Options.read({"DRAFTMARK_BACKEND": "reference", "DRAFTMARK_ANCESTORS": "branch"})
     assert chosen == Options("reference", Ancestors.BRANCH)
+    assert Options.read({"DRAFTMARK_STATE_BACKEND": "sglang"}).state_backend == "sglang"
     with pytest.raises(EngineError, match="DRAFTMARK_ANCESTORS is 'some', but must be true or branch"):
         Options.read({"DRAFTMARK_ANCESTORS": "some"})

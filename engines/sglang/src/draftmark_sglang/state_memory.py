@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from draftmark import DraftShape, Limits, Mode, StateGeometry
+from draftmark.runtime import device_profile
 
 from .facts import drafts_of
 from .state_shapes import ServedStates, served_states
@@ -78,5 +79,6 @@ def _bytes(served: ServedStates, configurator: Any, arguments: Any, layers: int,
     limits = Limits(requests, configurator.model_config.context_len, overshoot=True, host_lag=False)
     topk, steps, nodes = drafts_of(arguments)
     modes = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
-    geometry = StateGeometry.create(served.shape, limits, DraftShape(topk, steps, nodes), None, modes, layers)
+    device = device_profile(configurator.device)
+    geometry = StateGeometry.create(served.shape, limits, DraftShape(topk, steps, nodes), device, modes, layers)
     return sum(spec.nbytes for spec in served.loaded.state_buffers(geometry))
