@@ -1,0 +1,1 @@
+"""Benchmark of layers with recurrent state: decode, verify with commit, and prompts, next to other libraries."""
