@@ -73,6 +73,7 @@ def test_listed_kernel_is_what_triton_compiles(fake_gpu, monkeypatch, geometry):
     def compare(call):
         nonlocal count
         spec, (kernel, args, constants) = kernel_list.spec_of(call, 90), call
+        assert constants.keys() >= {*kernel.arg_names[len(args) :]}, "the launcher reads no default of a parameter"
         kernel[(1,)](*args, **constants)
         found, options = compiled[-1]
         assert found["signature"] == dict(spec.signature) and found["constants"] == dict(spec.constexprs)

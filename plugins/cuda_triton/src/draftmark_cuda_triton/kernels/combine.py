@@ -93,7 +93,7 @@ def combine_splits(
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
-    EVERY_REQUEST: tl.constexpr = False,
+    EVERY_REQUEST: tl.constexpr,
 ):
     """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
 

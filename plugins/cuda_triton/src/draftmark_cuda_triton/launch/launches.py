@@ -272,7 +272,7 @@ def _combine(
         kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, num_splits - 1)),
         partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.uniform_q_len,
         shape.group, num_splits, partial_rows, out.stride(0), out.stride(1), _row_stride(lse),
-        SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl, num_warps=1, **constants,
+        SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl, EVERY_REQUEST=False, num_warps=1, **constants,
         **pdl_option(shape.pdl),
     )  # fmt: skip
 
