@@ -21,6 +21,10 @@ WINDOW_ELEMENTS = 2048
 """Elements of a window that one program moves; a multiple of no window, so some threads stay idle."""
 
 
+PATH_ROWS = 4
+"""Rows of a path whose records are loaded together."""
+
+
 def launch_commit(
     shape: StateShape,
     blocks: StateBlocks,
@@ -61,5 +65,6 @@ def launch_commit(
         int(saves), HEADS=shape.num_heads, HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim,
         VALUE_DIM=shape.value_dim, KEY_GATE=shape.gate is Gate.KEY, CONSTANT=shape.gate is Gate.CONSTANT,
         PATH=has_path, NUM_CHANNELS=num_channels, COLUMNS=columns,
-        BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, BLOCK=block, num_warps=blocks.num_warps,
+        BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, BLOCK=block, UNROLL=PATH_ROWS,
+        num_warps=blocks.num_warps, maxnreg=2 * blocks.max_registers,
     )  # fmt: skip

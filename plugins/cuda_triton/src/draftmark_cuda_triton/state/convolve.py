@@ -16,7 +16,7 @@ from .sizing import ROWS_PER_BLOCK
 ONE_TENSORS = ("x", "weight", "bias", "conv", "slots", "prefix_lens", "out")
 CONV_TENSORS = ("x", "weight", "bias", "conv", "slots", "prefix_lens", "q_indptr", "parents", "channels", "out")
 """Kernel parameters of the tensors of `launch_convolve_one` and `launch_convolve_rows`, in order."""
-CHANNELS_OF_ONE, CHANNELS_OF_ROWS, CHANNELS_ON_CPU = 512, 256, 4096
+CHANNELS_OF_ONE, CHANNELS_OF_ROWS, CHANNELS_ON_CPU = 512, 128, 4096
 """Channels of one program: of one row, of several rows, and in the interpreter, where a program takes milliseconds."""
 
 

@@ -11,9 +11,6 @@ import triton.language as tl
 from .shared import bound, convert, inline
 from .tile import tile_of
 
-UNROLL = tl.constexpr(4)
-"""Rows of a path that are loaded together."""
-
 
 @inline
 def lengths_of(
@@ -41,6 +38,7 @@ def lengths_of(
 def after_rows(
     held, begin, end, path, keys, updates, decays, heads, key_heads, head, key_head, value, key, v_inside, k_inside,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_GATE: tl.constexpr, CONSTANT: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Return a state tile after rows ``begin … end - 1`` of a path, from the records of one layer and request."""
     for first in range(bound(begin), bound(end), UNROLL):
@@ -116,6 +114,7 @@ def commit_rows(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Commit one request in one layer: a tile of one head's state, or the windows of some channels.
 
@@ -130,6 +129,7 @@ def commit_rows(
         HEADS: 0 for a layer without recurrence.
         COLUMNS: columns of the window, 0 for a layer without convolution.
         BLOCK: elements of the windows that one program moves.
+        UNROLL: rows of a path that are loaded together.
     """
     V_TILES: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
     part, request, layer = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -157,7 +157,7 @@ def commit_rows(
                         held = after_rows(
                             held, begin, before_save, path, at_keys, at_updates, at_decays, HEADS, key_heads, head,
                             head // HEADS_PER_KEY, value, key, value < VALUE_DIM, key < KEY_DIM, KEY_DIM, VALUE_DIM,
-                            KEY_GATE, CONSTANT,
+                            KEY_GATE, CONSTANT, UNROLL,
                         )  # fmt: skip
                         begin = before_save
                     tl.store(of_layer + save * stride_slot, convert(held, state.dtype.element_ty), mask=inside)
@@ -165,7 +165,7 @@ def commit_rows(
                     held = after_rows(
                         held, begin, count, path, at_keys, at_updates, at_decays, HEADS, key_heads, head,
                         head // HEADS_PER_KEY, value, key, value < VALUE_DIM, key < KEY_DIM, KEY_DIM, VALUE_DIM,
-                        KEY_GATE, CONSTANT,
+                        KEY_GATE, CONSTANT, UNROLL,
                     )  # fmt: skip
                     tl.store(of_layer + slot * stride_slot, convert(held, state.dtype.element_ty), mask=inside)
         else:

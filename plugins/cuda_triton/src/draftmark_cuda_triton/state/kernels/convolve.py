@@ -141,11 +141,13 @@ def convolve_rows(
                 entry = ((first_entry + request) * nodes + row)[:, None] * NUM_CHANNELS + channel[None, :]
                 kept = convert(value.to(tl.float32), channels.dtype.element_ty)
                 tl.store(channels + entry, kept, mask=live[:, None] & inside[None, :])
-            from_window = window + column[:, None] * stride_column
-            old = tl.load(from_window, mask=in_window[:, None] & inside[None, :], other=0.0)
-            old = convert(old.to(tl.float32), x.dtype.element_ty).to(tl.float32)
+            value = value.to(tl.float32)
+            if (block == 0) | (tree != 0):  # later rows of a chain do not reach the window
+                from_window = window + column[:, None] * stride_column
+                old = tl.load(from_window, mask=in_window[:, None] & inside[None, :], other=0.0)
+                value += convert(old.to(tl.float32), x.dtype.element_ty).to(tl.float32)
             factor = tl.load(weight + channel * TAPS + (TAPS - 1 - tap), mask=inside, other=0.0).to(tl.float32)
-            found += (value.to(tl.float32) + old) * factor[None, :]
+            found += value * factor[None, :]
             above = at - 1
             if not EXTEND and tree != 0:
                 parent = tl.load(parents + first + at, mask=in_tail, other=-1)

@@ -5,7 +5,8 @@ With G_t the product of the decays of row t and its ancestors, and for ancestors
     K_tj = (G_t/G_j) k_j · k_t, j ≠ t      P_tj = (G_t/G_j) k_j · q_t      T = (I + β K)⁻¹ β
 
 A program computes 16 x 16 of them: rows t of one block, and rows j of the same block or an earlier one. It stores T and
-P on the diagonal, K and P below it. Example: 64 requests of 8 rows, 32 heads, 128 keys: 3 MB read, 1 MB written.
+P T on the diagonal, K and P below it; without a delta rule P.
+Example: 64 requests of 8 rows, 32 heads, 128 keys: 3 MB read, 1 MB written.
 """
 
 import triton
@@ -163,7 +164,9 @@ def verify_pairs(
     KEY_GATE: tl.constexpr,
     CONSTANT: tl.constexpr,
     PRECISE: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute one pair of row blocks of one request and head, and record keys and decays.
 
@@ -179,8 +182,12 @@ def verify_pairs(
         first_entry: layer · max_reqs, the record entry of request 0.
         nodes, width: D, and min(D, 16).
         PRECISE: see `product`.
+        ONE_BLOCK: no request has more than 16 rows.
+        PDL: let the kernel that reads the results start early; it waits for this one before it reads them.
         BLOCK_K: KEY_DIM rounded up to a power of two.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     pair, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     heads, key_head = tl.num_programs(1), head // HEADS_PER_KEY
     at_decay = log_decay + head * stride_decay_head
@@ -224,10 +231,12 @@ def verify_pairs(
                     tl.store(decays + (entry + row) * heads + head, logs, mask=live)
                 tl.store(at_total + row * heads, of_row, mask=live)
         seen = sees(at_mask, row, column, live, tree, mask_words)
-        of_column = totals_of(
-            at_mask, at_decay, other, count, tree, mask_words, key, k_inside, stride_decay_row, BLOCK_K, KEY_GATE,
-            PRECISE,
-        )  # fmt: skip
+        of_column = of_row
+        if not ONE_BLOCK:
+            of_column = totals_of(
+                at_mask, at_decay, other, count, tree, mask_words, key, k_inside, stride_decay_row, BLOCK_K, KEY_GATE,
+                PRECISE,
+            )  # fmt: skip
         across = column.to(tl.int64)[:, None]
         if KEY_GATE:
             # The diagonal program of the columns' block writes the same totals.
@@ -247,6 +256,7 @@ def verify_pairs(
             below = tl.where(column[None, :] < row[:, None], among_keys * strength[:, None], 0.0)
             strength = tl.load(beta + (first + column) * stride_beta_row + head, mask=column < count, other=0.0)
             among_keys = inverse(below, PRECISE) * strength[None, :]
+            among_queries = product(among_queries, among_keys, PRECISE)
         size = width * width
         to_row, to_column = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
         at = matrices + ((request * heads + head) * tl.num_programs(0) + pair) * 2 * size + to_row * width + to_column

@@ -24,4 +24,4 @@ def tile_of(
 @inline
 def sum_over_keys(tile):
     """Return the sum ``[BLOCK_V]`` over the keys of a tile ``[CHUNKS, BLOCK_V, CHUNK]``."""
-    return total(total(tile, 0), 1)
+    return total(total(tile, 2), 0)
