@@ -22,7 +22,7 @@ WINDOW_ELEMENTS = 2048
 
 
 PATH_ROWS = 4
-"""Rows of a path whose records are loaded together."""
+"""Rows of a path that are loaded together."""
 
 
 def launch_commit(
