@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from draftmark import Gate, Recurrence, StateShape
+from draftmark import Gate, Limits, Recurrence, StateGeometry, StateShape
 
 HEADROOM_BYTES = 1 << 32
 """Bytes that the scratch states of one layer may take, so that two layers fit next to everything else."""
@@ -17,7 +17,7 @@ class Layer:
 
     Attributes:
         name: name in the record.
-        model: model whose sizes these are.
+        model: model that has layers of these sizes.
         shape: heads and elements of the layer.
     """
 
@@ -28,8 +28,7 @@ class Layer:
     @property
     def state_bytes(self) -> int:
         """Bytes of one request's state in this layer."""
-        s = self.shape
-        return s.num_heads * s.value_dim * s.key_dim * (4 if s.state_dtype == "float32" else 2)
+        return StateGeometry.create(self.shape, Limits(1, 1)).state_bytes
 
     @property
     def row_bytes(self) -> int:

@@ -25,7 +25,7 @@ from .inputs import DEVICE, PREFIX_LEN, Inputs
 
 MODES = {"decode": Mode.DECODE, "chain": Mode.VERIFY, "tree": Mode.VERIFY, "extend": Mode.EXTEND}
 STATES_MOVED = {"decode": 2, "chain": 3, "tree": 3, "extend": 2}
-"""How often a mode moves all states: a verify reads them, and its commit reads and writes them."""
+"""Passes over all states in each mode: a verify reads them, and its commit reads and writes them."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Runner:
         out: output of the first layer.
         states: slots of the first layer ``[requests + 1, heads, value_dim, key_dim]`` after the case, if one slot of
             each request holds its state then; else None.
-        moved: how often the backend's scheme moves all states.
+        moved: passes over all states that the backend's scheme takes.
         held_bytes: bytes of one layer that speculation holds next to the slots.
         reset: restores the slots.
         note: anything that a reader of the row must know.
