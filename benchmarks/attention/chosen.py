@@ -232,7 +232,7 @@ def time_cases(
         requests, keys = map(int, case.split("x"))
         timed = Timed(h, requests, keys, r)
         own = chosen.chosen_config(timed.geometry.attention, timed.geometry.device)
-        splits = chosen.num_splits(timed.geometry, timed.rows)
+        splits = chosen.num_splits(timed.geometry, Mode.VERIFY, timed.rows)
         us = timed.microseconds(own, splits, 20)
         error = timed.error()
         row: dict[str, Any] = {

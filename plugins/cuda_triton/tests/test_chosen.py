@@ -50,7 +50,7 @@ def test_split_lists_equal_float64(helpers, fields, limits):
     """Lists of hundreds of keys are split over CTAs and merged; caps, sinks and 8 bits count once."""
     shape = replace(latent(20, 32, 16, 16, **fields), chosen_width=600)
     problem = draw_chosen(shape, Mode.VERIFY, 3, helpers.device, Sizes(2, 700, 4), **limits)
-    splits = chosen.num_splits(problem.geometry, problem.batch.num_rows)
+    splits = chosen.num_splits(problem.geometry, Mode.VERIFY, problem.batch.num_rows)
     assert (splits > 1) is not bool(limits)
     assert_right(problem, helpers.device, 5e-2 if fields.get("kv") else None)
 
@@ -76,10 +76,10 @@ def test_partial_results_of_any_batch_fit(sms, heads):
     limits, device = Limits(16, 4096, 300), DeviceProfile("cuda", 90, sms)
     geometry = Geometry.create(shape, limits, DraftShape(2, 3, 8), device, tuple(Mode)[:5])
     sizes = {one.name: one for one in sizing.buffers(geometry)}
-    used = [chosen.partial_rows(geometry, rows) for rows in range(1, int(geometry.max_rows_any) + 1)]
+    used = [chosen.partial_rows(geometry, Mode.VERIFY, n) for n in range(1, int(geometry.max_rows(Mode.VERIFY)) + 1)]
     assert max(used) == sizes[sizing.PARTIAL_LSE].shape[0] == sizes[sizing.PARTIAL_OUT].shape[0]
-    assert chosen.num_splits(geometry, 1) > 1
-    usage = sizing.chosen_usage(geometry, used.index(max(used)) + 1)
+    assert chosen.num_splits(geometry, Mode.DECODE, 1) > 1 == chosen.num_splits(geometry, Mode.EXTEND, 1)
+    usage = sizing.chosen_usage(geometry, Mode.VERIFY, used.index(max(used)) + 1)
     assert usage == {name: sizes[name].nbytes for name in usage}
     invariant = replace(geometry, limits=replace(limits, batch_invariant=True))
     assert chosen.max_partial_rows(invariant) == 0

@@ -53,6 +53,8 @@ class Profile(StrEnum):
     """Latent rows of other widths, other head counts and page sizes, and rows with a window, cap, sinks or 8 bits."""
     LATENT_PARTS = "latent parts"
     """Latent rows in two buffers, value part and rest (`Form.LATENT_PARTS`)."""
+    CHOSEN_KEYS = "chosen keys"
+    """Latent rows with lists of keys that an indexer chose for each query row (DeepSeek V3.2, GLM-5)."""
     NARROW_VALUES = "narrow values"
     """Values with fewer elements than keys, such as 128 and 192 in un-absorbed MLA prefill."""
     DELTA = "delta"
@@ -88,8 +90,10 @@ MODES_OF: dict[Profile, tuple[Mode, ...]] = {
 }
 """Modes that belong to a profile. A profile that is not listed can occur in every mode."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
-ROWS = frozenset({Profile.LATENT, Profile.LATENT_SHAPES, Profile.LATENT_PARTS, Profile.NARROW_VALUES})
-"""Profiles of layers with values that are not as wide as their keys, or are a part of them."""
+ROWS = frozenset(
+    {Profile.LATENT, Profile.LATENT_SHAPES, Profile.LATENT_PARTS, Profile.CHOSEN_KEYS, Profile.NARROW_VALUES}
+)
+"""Profiles of layers with values that are not as wide as their keys, or are a part of them, or with chosen keys."""
 RECURRENCES = {
     Recurrence.DELTA: Profile.DELTA,
     Recurrence.DECAY: Profile.DECAY,
@@ -118,6 +122,8 @@ def _has_core_shape(geometry: Geometry) -> bool:
 def _rows_of(geometry: Geometry) -> Profile | None:
     """Return the profile of `ROWS` that a geometry needs; None if its values are apart and as wide as its keys."""
     a = geometry.attention
+    if a.chosen_width:
+        return Profile.CHOSEN_KEYS
     if not a.latent:
         return Profile.NARROW_VALUES if a.value_width != a.head_dim else None
     if Form.LATENT_PARTS in geometry.forms:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark import Geometry
+from draftmark import Geometry, Mode
 from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import sizing
@@ -104,12 +104,12 @@ class ChosenKeys:
         if batch.chosen is not None:
             check_dtype("chosen.slots", batch.chosen.slots, torch.int32)
             check_dtype("chosen.counts", batch.chosen.counts, torch.int32)
-        return self.plan(batch.num_rows)
+        return self.plan(batch.mode, batch.num_rows)
 
-    def plan(self, num_rows: int) -> ChosenPlan:
+    def plan(self, mode: Mode, num_rows: int) -> ChosenPlan:
         """Return the plan of batches of `num_rows` rows."""
         a, device = self._geometry.attention, self._geometry.device
-        config, splits = heuristics.chosen_config(a, device), heuristics.num_splits(self._geometry, num_rows)
+        config, splits = heuristics.chosen_config(a, device), heuristics.num_splits(self._geometry, mode, num_rows)
         if not self._slots.is_cuda:
             config, splits = heuristics.interpreted_chosen(a, config, splits)
         found = self._plans.get(splits)

@@ -24,7 +24,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     The bytes of partial results are an upper bound.
     """
     if geometry.attention.chosen_width:
-        return sizing.chosen_usage(geometry, batch.num_rows)
+        return sizing.chosen_usage(geometry, batch.mode, batch.num_rows)
     # Only the names of the buffers are needed here. Computing every buffer's size for each batch would dominate the run
     # time of the sizing checks.
     used = dict.fromkeys(sizing.SPLIT_BUFFERS, 0)

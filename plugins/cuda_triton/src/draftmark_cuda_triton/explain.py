@@ -32,7 +32,7 @@ def explain(geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:
 
 def _chosen(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
     a, rows = geometry.attention, batch.q_len * batch.num_reqs
-    config, splits = chosen.chosen_config(a, geometry.device), chosen.num_splits(geometry, rows)
+    config, splits = chosen.chosen_config(a, geometry.device), chosen.num_splits(geometry, batch.mode, rows)
     yield KernelChoice("kernels", GENERIC, "each row has its own list of keys")
     yield KernelChoice("tile", _describe(config), f"{a.group_size} heads of one row attend to the row's list")
     yield KernelChoice(

@@ -327,7 +327,9 @@ def _launch_chosen(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse: 
     a, own = geometry.attention, _buffers(sizing.chosen_buffers(geometry))
     shape, attention = AttentionParams.from_geometry(geometry, True), ChosenKeys(geometry, slots, own)
     partials, lens, indptr, table = (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE]), _tensor(1), _tensor(2), None
-    plans = dict.fromkeys(attention.plan(rows) for rows in range(1, int(geometry.max_rows_any) + 1))
+    plans = dict.fromkeys(
+        attention.plan(mode, rows) for mode in geometry.modes for rows in range(1, int(geometry.max_rows(mode)) + 1)
+    )
     table = _table(geometry, 1)
     for plan, own_lse in product(plans, _lses(geometry, 1, lse)):
         extent = BatchExtent(1, 1, 1, 1)

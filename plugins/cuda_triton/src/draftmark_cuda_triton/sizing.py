@@ -56,9 +56,9 @@ def chosen_buffers(geometry: Geometry) -> list[BufferSpec]:
     ]
 
 
-def chosen_usage(geometry: Geometry, num_rows: int) -> dict[str, int]:
+def chosen_usage(geometry: Geometry, mode: Mode, num_rows: int) -> dict[str, int]:
     """Return the bytes of partial results of a batch of `num_rows` rows with chosen keys."""
-    rows = chosen.partial_rows(geometry, num_rows)
+    rows = chosen.partial_rows(geometry, mode, num_rows)
     return {WORK: 2 * 4 * 4, PARTIAL_OUT: rows * geometry.attention.value_width * 4, PARTIAL_LSE: rows * 4}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from draftmark.geometry import CORE_MODES, Form, Geometry, Mode, StateGeometry
 
+from ..oracle.chosen import Lists, choose, restricted
 from ..oracle.formulas import max_budget, max_requests, page_size_of, pages, rows_and_tail
 from ..oracle.history import Request, chain
 from ..oracle.truth import Row, Truth, enumerate_truth
@@ -33,6 +34,7 @@ class ForwardCase:
         bounds: the host's upper bound of each request's rows in RAGGED_VERIFY; () means D for each.
         unstored: rows that the engine passes with slot -1, because it already has their KV.
         shares_kv: True for a layer that reads another layer's KV: the engine calls attend without write_kv.
+        draw: number that decides the lists of a layer with chosen keys; see `oracle.chosen.choose`.
         attends: False for a forward that only stores rows: the engine calls write_kv without attend.
         causal_block: True for a DRAFT_BLOCK with a causal tail.
     """
@@ -51,6 +53,7 @@ class ForwardCase:
     shares_kv: bool = False
     attends: bool = True
     causal_block: bool = False
+    draw: int = 0
 
     @property
     def live(self) -> int:
@@ -76,7 +79,14 @@ class ForwardCase:
     def truth(self) -> Truth:
         """KV slots that each row reads and writes. Rows that the engine does not store are included."""
         a = self.geometry.attention
-        return _truth(self.requests, a.page_size, a.window_left)
+        every = _truth(self.requests, a.page_size, a.window_left)
+        return restricted(every, self.lists) if a.chosen_width else every
+
+    @property
+    def lists(self) -> Lists:
+        """Entries of each row's list, in a layer with chosen keys."""
+        a = self.geometry.attention
+        return _lists(self.requests, a.page_size, a.chosen_width, self.draw)
 
     @property
     def kept(self) -> frozenset[Row]:
@@ -96,8 +106,12 @@ class ForwardCase:
 
     @property
     def declared(self) -> bool:
-        """True if a plugin's `MetadataSpec` describes the metadata: a core mode, with no form except LATENT_PARTS."""
-        return self.mode in CORE_MODES and set(self.geometry.forms) <= {Form.LATENT_PARTS}
+        """True if a plugin's `MetadataSpec` describes the metadata: a core mode, with no form except LATENT_PARTS.
+
+        Lists of chosen keys are no metadata: a backend reads them in `attend`.
+        """
+        forms, lists = set(self.geometry.forms), self.geometry.attention.chosen_width
+        return self.mode in CORE_MODES and forms <= {Form.LATENT_PARTS} and not lists
 
     @property
     def slots(self) -> dict[Row, int]:
@@ -333,6 +347,12 @@ def block_masks(mode: Mode, tail: int) -> tuple[tuple[int, ...], ...]:
 def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
     """Return the slot sets of these requests. Results are cached, because checks run each forward many times."""
     return enumerate_truth(requests, page_size, window_left)
+
+
+@lru_cache(maxsize=64)
+def _lists(requests: tuple[Request, ...], page_size: int, width: int, draw: int) -> Lists:
+    """Return the lists of these requests' rows."""
+    return choose(_truth(requests, page_size, -1), requests, width, draw)
 
 
 def with_pages(

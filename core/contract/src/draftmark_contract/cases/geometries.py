@@ -209,7 +209,8 @@ def logits() -> list[Shape]:
 
 def _rows(a: AttentionShape) -> str:
     """Return the words about a layer's values for a message; empty if they are apart and as wide as the keys."""
-    return "latent " * a.latent + f"value_dim={a.value_width} " * (a.value_width != a.head_dim)
+    lists = f"chosen_width={a.chosen_width} " * bool(a.chosen_width)
+    return lists + "latent " * a.latent + f"value_dim={a.value_width} " * (a.value_width != a.head_dim)
 
 
 def describe(geometry: Geometry | StateGeometry) -> str:

@@ -62,10 +62,10 @@ def is_natural(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
         opened[forward.geometry] = harness
         placed = harness.place(forward)
         for seed, contents in enumerate((Contents.USUAL, Contents.LARGE)):
-            _assert_lse(harness, placed, contents, seed)
+            assert_lse(harness, placed, contents, seed)
 
 
-def _assert_lse(harness: Harness, forward: ForwardCase, contents: Contents, seed: int) -> None:
+def assert_lse(harness: Harness, forward: ForwardCase, contents: Contents, seed: int) -> None:
     """Run a forward that asks for the log-sum-exp, and compare it and the output with float64."""
     import torch
 

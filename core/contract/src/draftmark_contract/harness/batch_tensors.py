@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draftmark.batch import BatchBuffers, ForwardBatch, Tree
+from draftmark.batch import BatchBuffers, Chosen, ForwardBatch, Tree
 from draftmark.batch import ragged as ragged_batch
 from draftmark.geometry import Geometry, Mode, StateGeometry
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
@@ -15,6 +15,9 @@ from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 from ..cases.forwards import ForwardCase
 from ..oracle.formulas import WHOLE_REQUEST, max_prefix, page_size_of
 from ..oracle.history import NO_PARENT, Request
+
+STALE = (2**31 - 1, -(2**31), -1, 2**30)
+"""Entries after a list's count, next to slots of NaN. No pool has them."""
 
 
 class BatchTensors:
@@ -40,6 +43,9 @@ class BatchTensors:
             b.slots.fill_(-1)
         if b.parents is not None:
             b.parents.fill_(2)
+        if b.chosen is not None:
+            b.chosen.slots.fill_(STALE[0])
+            b.chosen.counts.fill_(STALE[0])
         if b.state_slots is not None:
             b.state_slots.fill_(page)
 
@@ -49,6 +55,8 @@ class BatchTensors:
         for tensor in (b.prefix_lens, b.page_table, b.positions, b.mask, b.depth, b.parents, b.state_slots):
             if tensor is not None:
                 tensor.zero_()
+        if b.chosen is not None:
+            b.chosen.counts.zero_()
 
     def place(self, forward: ForwardCase) -> torch.Tensor:
         """Fill the part of the buffers that says where a request lies. Return the forward's page table."""
@@ -60,6 +68,9 @@ class BatchTensors:
         for name in names:
             if getattr(self.buffers, name) is not None:
                 getattr(other.buffers, name).copy_(getattr(self.buffers, name))
+        if self.buffers.chosen is not None:
+            other.buffers.chosen.slots.copy_(self.buffers.chosen.slots)
+            other.buffers.chosen.counts.copy_(self.buffers.chosen.counts)
 
     def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
         """Fill the part of the static buffers that the forward uses, and leave the rest unchanged."""
@@ -67,9 +78,10 @@ class BatchTensors:
         b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         table, state_slots = self.place(forward), None if b.state_slots is None else b.state_slots[:r]
         lens, slots = host_lengths(forward, host), self._fill_slots(forward)
+        lists = self.fill_lists(forward)
         if forward.mode is Mode.EXTEND:
             q_lens = tuple(one.rows for one in forward.requests)
-            return ragged_batch(g, b.prefix_lens[:r], table, q_lens, lens, forward.live, slots, state_slots)
+            return ragged_batch(g, b.prefix_lens[:r], table, q_lens, lens, forward.live, slots, state_slots, lists)
         if b.q_indptr is not None and forward.mode is Mode.RAGGED_VERIFY:
             counts = torch.tensor([0, *(one.rows for one in forward.requests)])
             b.q_indptr[: r + 1] = counts.cumsum(0).int()
@@ -94,6 +106,27 @@ class BatchTensors:
             return b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=tree, causal=causal)
         bounds = forward.bounds and (*forward.bounds, *[0] * (r - len(forward.bounds)))
         return b.ragged_verify(forward.budget, forward.live, lens, tree=tree, padded_reqs=r, q_bounds=bounds or None)
+
+    def fill_lists(self, forward: ForwardCase) -> Chosen | None:
+        """Write the list of each row, with stale entries after its count. Lists of padding rows stay as they are."""
+        if self.buffers.chosen is None:
+            return None
+        slots, counts = (one[: forward.num_rows] for one in (self.buffers.chosen.slots, self.buffers.chosen.counts))
+        lists, width = [forward.lists[row] for row in forward.rows], slots.shape[1]
+        trap = (forward.num_pages - 1) * page_size_of(forward.geometry)
+        stale = torch.tensor([*STALE, trap], dtype=torch.int32).repeat(width)
+        filled = torch.stack([stale[n % len(STALE) :][:width] for n in range(len(lists))] or [stale[:0].view(0, width)])
+        for n, entries in enumerate(lists):
+            filled[n, : len(entries)] = torch.tensor(entries, dtype=torch.int32)
+        slots[: len(lists)] = filled
+        counts[: len(lists)] = torch.tensor([len(entries) for entries in lists], dtype=torch.int32)
+        return Chosen(slots, counts)
+
+    def dirty_lists(self, forward: ForwardCase) -> None:
+        """Fill a forward's lists with numbers that no pool has."""
+        assert self.buffers.chosen is not None, "the layer has lists"
+        self.buffers.chosen.slots[: forward.num_rows] = STALE[0]
+        self.buffers.chosen.counts[: forward.num_rows] = STALE[0]
 
     def _fill_slots(self, forward: ForwardCase) -> torch.Tensor | None:
         """Write the engine's KV slot of each row; -1 for rows that are not stored and for padding rows."""

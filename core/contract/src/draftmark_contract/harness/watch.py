@@ -19,6 +19,8 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
     if isinstance(batch.tail, Tree):
         found |= {"tail.mask": batch.tail.mask, "tail.depth": batch.tail.depth}
         found |= {} if batch.tail.parents is None else {"tail.parents": batch.tail.parents}
+    if batch.chosen is not None:
+        found |= {"chosen.slots": batch.chosen.slots, "chosen.counts": batch.chosen.counts}
     return found | ({} if batch.state_slots is None else {"state_slots": batch.state_slots})
 
 

@@ -82,6 +82,7 @@ def brief(geometry: Geometry | StateGeometry) -> str:
         f"P={a.page_size} C={m.max_context_len} "
         f"max_num_reqs={m.max_num_reqs} capture={list(m.capture_batch_sizes)} extend={m.max_extend_tokens} "
         f"overlap={m.overlap} heads={a.num_qo_heads}/{a.num_kv_heads}x{a.head_dim} {a.q_dtype}/{a.kv_dtype} "
+        f"{f'chosen_width={a.chosen_width} ' * bool(a.chosen_width)}"
         f"{'latent ' * a.latent}{f'value_dim={a.value_width} ' * (a.value_width != a.head_dim)}"
         f"scale={scale} window={a.window_left} cap={a.logits_soft_cap} "
         f"modes={'+'.join(mode.value for mode in geometry.modes)}"

@@ -74,6 +74,9 @@ def required_sizes_of(
     if spec.role in (Role.SLOT_MAPPING, Role.POSITIONS):
         text = "one per query row, padding rows too"
         return [RequiredSize(spec.name, "entries", batch.rows, spec.numel, text)]
+    if spec.role in (Role.CHOSEN_SLOTS, Role.CHOSEN_COUNTS):
+        width = geometry.attention.chosen_width if spec.role is Role.CHOSEN_SLOTS else 1
+        return [RequiredSize(spec.name, "entries", batch.rows * width, spec.numel, "a list per query row")]
     if spec.role is Role.TAIL_DEPTH:
         slots = total(group.count * group.tail for group in batch.groups)
         return (

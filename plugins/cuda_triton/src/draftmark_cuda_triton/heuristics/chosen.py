@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftmark import AttentionShape, DeviceProfile, Geometry, ceil_div
+from draftmark import AttentionShape, DeviceProfile, Geometry, Mode, ceil_div
 
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two, row_tiles
 from .interpreted import INTERPRETED_KEYS, INTERPRETED_ROWS, INTERPRETED_SPLITS
@@ -25,11 +25,13 @@ def chosen_config(shape: AttentionShape, device: DeviceProfile) -> KernelConfig:
     return replace(generic_config(shape, device, few), use_tma=False)
 
 
-def num_splits(geometry: Geometry, num_rows: int) -> int:
+def num_splits(geometry: Geometry, mode: Mode, num_rows: int) -> int:
     """Return the parts into which each list of a batch is split: enough to fill the device, 1 with batch invariance.
 
-    It depends on the number of rows only, which a CUDA graph fixes.
+    It depends on mode and rows only, which a CUDA graph fixes. EXTEND has enough rows to fill a device without splits.
     """
+    if mode is Mode.EXTEND:
+        return 1
     return _num_splits(geometry, num_rows * ctas_per_row(geometry), _resident(geometry))
 
 
@@ -40,16 +42,17 @@ def ctas_per_row(geometry: Geometry) -> int:
     return tiles * a.num_kv_heads
 
 
-def partial_rows(geometry: Geometry, num_rows: int) -> int:
+def partial_rows(geometry: Geometry, mode: Mode, num_rows: int) -> int:
     """Return the rows of partial results of a batch; 0 if its lists are not split."""
-    ctas, splits = num_rows * ctas_per_row(geometry), num_splits(geometry, num_rows)
+    ctas, splits = num_rows * ctas_per_row(geometry), num_splits(geometry, mode, num_rows)
     return 0 if splits == 1 else ctas * splits * chosen_config(geometry.attention, geometry.device).block_m
 
 
 def max_partial_rows(geometry: Geometry) -> int:
     """Return the most rows of partial results of any batch. Only batches that do not fill the device split lists."""
     ctas, resident = ctas_per_row(geometry), _resident(geometry)
-    batches = (rows * ctas for rows in range(1, min(geometry.max_rows_any, resident // ctas) + 1))
+    most_rows = max((geometry.max_rows(mode) for mode in geometry.modes if mode is not Mode.EXTEND), default=0)
+    batches = (rows * ctas for rows in range(1, min(most_rows, resident // ctas) + 1))
     used = ((size, _num_splits(geometry, size, resident)) for size in batches)
     most = max((size * splits for size, splits in used if splits > 1), default=0)
     return most * chosen_config(geometry.attention, geometry.device).block_m
