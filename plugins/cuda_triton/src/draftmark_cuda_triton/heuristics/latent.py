@@ -63,6 +63,12 @@ def _fitted(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) 
     return replace(config, block_n=block_n, num_stages=stages, ctas_per_sm=2 if two else 1)
 
 
+def fits(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> bool:
+    """Return True if a configuration's tiles fit in shared memory, for as many CTAs of an SM as it has."""
+    used = _used_bytes(device, config.block_m, config.block_n, config.num_stages, row_bytes(shape)) + RESERVED_BYTES
+    return config.ctas_per_sm * used <= smem_bytes(device) + RESERVED_BYTES
+
+
 def row_bytes(shape: AttentionShape) -> int:
     """Return the bytes of a row in q's dtype with both parts padded to powers of two."""
     rest = shape.head_dim - shape.value_width
