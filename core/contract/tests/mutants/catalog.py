@@ -13,6 +13,7 @@ from . import (
     blind_process,
     blind_sizes,
     boundaries,
+    chosen,
     conditions,
     declarations,
     drafted_rows,
@@ -45,7 +46,7 @@ from .mutant import Mutant, install_standalone
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
     *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters, drafted_rows, lives, production_sizes, latent, recurrent),
+    *(pools, forks, drafters, drafted_rows, lives, production_sizes, latent, chosen, recurrent),
     *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
     *(blind_histories, blind_invariance, blind_pools, blind_process, blind_sizes),
 )
@@ -71,6 +72,7 @@ KILLER = (
     | lives.KILLER
     | production_sizes.KILLER
     | latent.KILLER
+    | chosen.KILLER
     | recurrent.KILLER
     | blind_histories.KILLER
     | blind_invariance.KILLER

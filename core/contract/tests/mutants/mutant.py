@@ -42,7 +42,7 @@ NOTES = ("layouts", "usage")
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
 KINDS = {
     "M": "known bugs",
-    **dict.fromkeys("VWXYZLNPBJQGIUKHFAED", "the suite's authors"),
+    **dict.fromkeys("VWXYZLNPBJQGIUKHFAEDC", "the suite's authors"),
     **dict.fromkeys("ORST", "outside authors"),
 }
 """Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""

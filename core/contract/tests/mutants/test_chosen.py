@@ -1,0 +1,44 @@
+"""Tests of the designs with chosen keys, and of their mutants: correct designs pass, mutants fail their check."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftmark.loaded import LoadedBackend
+from draftmark_contract.check import Check, spread
+
+from . import chosen, suite, tutorial
+from .chosen_designs import DESIGNS, listed_plugin
+from .mutant import Mutant
+
+torch.set_num_threads(1)
+CHECKS = {one.name: one for one in suite.checks_for() if one.name.partition(".")[0] == "chosen"}
+QUICK = ("C01", "C05", "C09", "C12", "C15", "C20", "C36")
+"""Mutants of the quick run, of several classes."""
+ROWS = [
+    pytest.param(one, layout, id=f"{one.id}-{layout}", marks=[] if one.id in QUICK else [pytest.mark.slow])
+    for one in chosen.MUTANTS
+    for layout in one.layouts
+]
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(one, id=name, marks=[pytest.mark.slow] if "int32" in name else []) for name, one in CHECKS.items()],
+)
+def test_design_is_right(check: Check, design: str) -> None:
+    """A correct backend of another design than the reference's passes the checks of chosen keys."""
+    made = listed_plugin(DESIGNS[design])()
+    made.contract_notes = lambda: tutorial.notes(None)  # type: ignore[method-assign]
+    backend = LoadedBackend("tugboat", made)
+    wrong = [suite.outcome(backend, check, case) for case in spread(check.cases(), 1)]
+    assert not any(wrong), wrong
+
+
+@pytest.mark.parametrize(("mutant", "layout"), ROWS)
+def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
+    """A mutant of chosen keys fails the check of its class."""
+    check = CHECKS[chosen.KILLER[mutant.id]]
+    assert suite.killing_case(mutant.build(layout), check) is not None, f"{mutant.id} survives {check.name}"
