@@ -52,6 +52,7 @@ MODULES = {
     "latent": "Latent layers",
     "latent_graphs": "Latent layers in graphs",
     "latent_lse": "Log-sum-exp",
+    "chosen": "Chosen keys",
     "narrow_values": "Narrow values",
     "state_sizing": "Sizes of recurrent state",
     "state": "Recurrent state",

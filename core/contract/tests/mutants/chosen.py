@@ -287,7 +287,7 @@ class StoresAnyway(ListSplit):
 # -- features and widths --------------------------------------------------------------------------------------
 
 
-class Sixteen(ListFlash):
+class FirstThousand(ListFlash):
     """Reads at most 1,024 entries of a list."""
 
     def list_of(self, batch: ForwardBatch, row: int) -> Entries:
@@ -296,7 +296,7 @@ class Sixteen(ListFlash):
 
 
 class FirstShares(ListSplit):
-    """Merges the shares of the first 2,046 entries only."""
+    """Merges the shares of the first 2,040 entries only."""
 
     def packed(self, q: Tensor, keys: Tensor, seen: Tensor, prefix: Tensor) -> Partial:
         first = torch.arange(len(keys), device=keys.device) < 2040
@@ -438,8 +438,8 @@ MUTANTS = (
     _design("C09", "Multiplies the values of stale entries by zero", UnclearedEntries, "vllm#43961"),
     _design("C10", "Multiplies the keys next to a listed key by zero", WholePages, "vllm#43961"),
     _design("C11", "Attends to the row's own key, listed or not", OwnKeyToo),
-    _reference("C12", "Copies the lists with the metadata", _copied_with_the_metadata, "vllm-ascend#10825"),
-    _design("C13", "Keeps the lists of the first layer", ListsOfTheFirstLayer, "vllm#54277"),
+    _reference("C12", "Copies the lists with the metadata", _copied_with_the_metadata),
+    _design("C13", "Keeps the lists of the first layer", ListsOfTheFirstLayer, "ATOM#1362"),
     _design("C14", "Takes the counts that the lists had in plan", CountsOfThePlan),
     _design("C15", "Drops listed keys with a larger slot than the row's own", SlotsAsPositions),
     _design("C16", "Drops listed keys of other new rows", PrefixKeysOnly),
@@ -456,7 +456,7 @@ MUTANTS = (
         "C26", "Refuses lists of K and V apart without naming them",
         hooks=_refuses(lambda g: _has_lists(g) and not g.attention.latent, "this layer is not one of ours"),
     ),
-    _design("C27", "Reads at most 1,024 entries of a list", Sixteen),
+    _design("C27", "Reads at most 1,024 entries of a list", FirstThousand),
     _design("C28", "Merges the first 2,040 entries of a list", FirstShares, "vllm#55563"),
     _reference("C29", "Keeps eight bits of a count", _lists(_counts_of_one_byte)),
     _reference("C30", "Reads the lists of the first plan of a size", _lists_of_the_capture),

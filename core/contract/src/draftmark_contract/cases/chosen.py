@@ -18,8 +18,8 @@ from .graph_rounds import captured, programs_of, replays, sizes_of
 from .latent import HALF, LIMITS, MODES, Special, forwards_of, geometry_of, rows_of
 
 SINCE = (1, 5)
-PRODUCTION = 2048
-"""Width of the lists of DeepSeek V3.2 and GLM-5."""
+PRODUCTION, POOLED = 2048, 2176
+"""Widths of the lists of DeepSeek V3.2 and GLM-5, and of GLM-5.3, which adds the newest keys to its list."""
 
 
 def listed(width: int, *rows: Any, **more: Any) -> AttentionShape:
@@ -139,7 +139,8 @@ def wide() -> list[Case]:
     for number, mode in enumerate(Mode):
         heads, page = ((8, 64), (16, 16), (5, 1))[number % 3]
         rows = (576, 512) if mode in (Mode.DECODE, Mode.VERIFY) else (160, 128)
-        sizes = Sizes(listed(PRODUCTION, heads, page, *rows), mode, 4, PRODUCTION + 300, 40)
+        width = POOLED if mode is Mode.VERIFY else PRODUCTION
+        sizes = Sizes(listed(width, heads, page, *rows), mode, 4, width + 300, 40)
         slug = f"{mode.value}-h{heads}-page{page}".replace("_", "-")
         forwards = [replace(sizes.draw(slug), draw=draw) for draw in (0, 3)]
         found.append(Case(slug, forwards, SINCE))

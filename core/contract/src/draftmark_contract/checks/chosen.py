@@ -75,7 +75,7 @@ def _fill_unlisted(harness: Harness, forward: ForwardCase, value: float) -> None
         pool[other.view(pool.shape[:2])] = value
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.some_modes, since=SINCE, bugs=("vllm-ascend#10825", "vllm#54277"))
+@behaviour(Fixture.FORWARDS, cases=cases.some_modes, since=SINCE, bugs=("ATOM#1362",))
 def lists_belong_to_the_next_layer(harness: Harness, forwards: list[ForwardCase]) -> None:
     """The engine rewrites the lists before each layer's attend, after one write_metadata, which reads no list."""
     for number, forward in enumerate(forwards):
