@@ -71,6 +71,7 @@ LEFT_OUT = {
         ("state", "state_graphs", "state_history", "state_late", "state_sizing"),
         "a rule about recurrent state; see gdn, kda and mamba2",
     ),
+    "chosen": "no scene has lists of chosen keys yet",
     **dict.fromkeys(
         ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
         "rules about plugins; the MLA targets judge latent rows by rules of outputs, stores and graphs",

@@ -58,6 +58,7 @@ LEFT_OUT = {
         ("state", "state_graphs", "state_history", "state_late", "state_sizing"),
         "a rule about recurrent state; see GDN_ATTN and MAMBA2_ATTN",
     ),
+    "chosen": "no case has lists of chosen keys yet",
     **dict.fromkeys(
         ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
         "no case has a layer with latent rows or narrow values yet",

@@ -64,7 +64,7 @@ def _fitted(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) 
 
 
 def fits(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> bool:
-    """Return True if a configuration's tiles fit in shared memory, for as many CTAs of an SM as it has."""
+    """Return True if a configuration's tiles fit in shared memory, for each of its CTAs on an SM."""
     used = _used_bytes(device, config.block_m, config.block_n, config.num_stages, row_bytes(shape)) + RESERVED_BYTES
     return config.ctas_per_sm * used <= smem_bytes(device) + RESERVED_BYTES
 
