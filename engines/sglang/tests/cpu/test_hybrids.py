@@ -15,7 +15,7 @@ from hybrids import (
     tiny_kimi_linear,
     tiny_qwen3_next,
 )
-from scheduler import generate, in_a_fork, on_a_cpu
+from scheduler import generate, generate_on_ranks, in_a_fork, on_a_cpu
 
 from draftmark import Gate, Recurrence
 from draftmark_sglang.in_process import run_until_done, submit
@@ -66,6 +66,14 @@ def test_gated_delta_net(
     assert saved >= fewest_saved, f"{made['verifies']} verifications: drafts were not accepted"
 
 
+def test_chunks_among_decodes(qwen: Path) -> None:
+    """Prompts in chunks, which share batches with decodes, leave the state that a whole prompt leaves."""
+    prompts = [[5 + n, 7, 9] * (20 + n) for n in range(4)]
+    chunks = dict(chunked_prefill_size=32, enable_mixed_chunk=True, page_size=16)
+    made = in_a_fork(_generate, None, prompts, model_path=str(qwen), **chunks)
+    assert made["texts"] == in_a_fork(decoded, qwen, prompts, TOKENS)
+
+
 def _commit_nothing() -> None:
     from draftmark_sglang.state_layers import StateLayers
 
@@ -83,6 +91,18 @@ def test_guarded_calls(qwen: Path, plain: list[list[int]]) -> None:
     guarded = dict(environment=WINDOWS | {"DRAFTMARK_GUARD": "1"})
     made = in_a_fork(_generate, model_path=str(qwen), page_size=16, **TREE, **guarded)
     assert made["texts"] == plain
+
+
+def _on_a_rank(prompts: list[list[int]], tokens: int, **arguments: Any) -> dict[str, Any]:
+    return _generate(**arguments)
+
+
+def test_two_ranks(qwen: Path, plain: list[list[int]]) -> None:
+    """With tensor parallelism each rank has half of the heads of a state, and both generate the right tokens."""
+    guarded = dict(environment=WINDOWS | {"DRAFTMARK_GUARD": "1"}, function=_on_a_rank)
+    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=str(qwen), page_size=16, **TREE, **guarded)
+    assert [one["texts"] for one in made] == [plain, plain]
+    assert [one["state_shape"].num_heads for one in made] == [2, 2]
 
 
 @pytest.mark.parametrize("drafts", [{}, TREE], ids=["plain", "tree"])
