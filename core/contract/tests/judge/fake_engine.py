@@ -58,6 +58,15 @@ def _interrupts() -> None:
     time.sleep(60)
 
 
+def _hangs() -> None:
+    while True:  # Like native code that hangs: the time limit's exception does not end it.
+        try:
+            time.sleep(60)
+        except BaseException:
+            continue
+
+
+HANGING = (Item("repeats.give_the_same_bits", "hangs", _hangs), Item("repeats.give_the_same_bits", "after", _right))
 STOPPING = (
     Item("numerics.match_float64", "killed", _killed),
     Item("numerics.match_float64", "disk", _full_disk),
@@ -75,6 +84,9 @@ ITEMS = (
     Item("repeats.give_the_same_bits", "raises", _raises),
     Item("history.equals_a_fresh_state", "shrinks", _right),
 )
+
+
+REFUSED = next(one for one in ITEMS if one.run is _refused)
 
 
 class FakeTarget:
@@ -109,6 +121,10 @@ class FakeEngine:
         names = ("RIGHT", "MIXED", "BROKEN", "EMPTY", "STOPPED")
         return [*(TargetInfo(name, f"backend {name.lower()}", ("cpu", "cuda")) for name in names), absent]
 
+    def resolve(self, named: str) -> TargetInfo | None:
+        """Return a target for a name with a dot, as for a class of another package."""
+        return TargetInfo(named, "a class", any_device=True) if "." in named else None
+
     def environment(self, target: str, device: str) -> Mapping[str, str]:
         """Return the environment variable that the items check, so that tests see it reach the judging process."""
         return {VARIABLE: "set"}
@@ -117,7 +133,15 @@ class FakeEngine:
         """Open a backend; the backend BROKEN raises an error."""
         if target == "BROKEN":
             raise DraftmarkError("its library cannot be loaded; reinstall it")
-        items = {"RIGHT": [one for one in ITEMS if one.run is _right], "EMPTY": [], "STOPPED": STOPPING}
+        right = [one for one in ITEMS if one.run is _right]
+        items = {
+            "RIGHT": right,
+            "EMPTY": [],
+            "STOPPED": STOPPING,
+            "package.Refuses": [REFUSED],
+            "package.Right": right,
+            "package.Hangs": HANGING,
+        }
         return FakeTarget(items.get(target, ITEMS))
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from draftmark_contract.judge.against import Earlier, compare
+from draftmark_contract.judge.item import Outcome, Result
+from draftmark_contract.judge.verdict import Verdict
 from draftmark_contract.schema import schema_text
 
 LIMITED = """
@@ -35,7 +38,7 @@ def judge(tmp_path: Path) -> Run:
     environment = {
         **clean,
         "TRITON_FAKE": "1",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent)]),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
     }
 
     def run(*arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -188,6 +191,78 @@ def test_list_runs_no_item(judge: Run) -> None:
     said = judge("fake:MIXED", "--list")
     assert said.returncode == 0 and "padding.changes_no_live_byte[dies]  (rule 26)" in said.stdout
     assert "8 items" in said.stdout
+
+
+def test_class_of_another_package_is_judged_on_any_device(judge: Run) -> None:
+    """An engine resolves a class that it does not list, and the class may be judged on any device."""
+    said = judge("fake:package.Right", "--device", "mydev:1")
+    assert said.returncode == 0 and "fake:package.Right of fake 1.0" in said.stdout, said
+    assert "names no backend of an engine" in judge("fake:Unknown").stderr
+
+
+def test_hang_in_native_code_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that the time limit does not end is ended; its item is wrong, and the next item still runs."""
+    from draftmark_contract.judge import run
+
+    monkeypatch.setattr(run, "GRACE_S", 0.5)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    info = tmp_path / "fake_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from .fake_engine import ENGINE
+
+    verdict = run.judge(ENGINE, "package.Hangs", "cpu", limit=1.0)
+    assert [one.outcome for one in verdict.results] == [Outcome.WRONG, Outcome.RIGHT], verdict
+    assert "took longer than 1 s in native code" in verdict.results[0].message and not verdict.stopped
+
+
+def test_comparison_sorts_every_change(tmp_path: Path) -> None:
+    """A new fault or a lost item is worse, a corrected or newly served item is better; selected runs lose no item."""
+    before = dict.fromkeys(("a[1]", "a[2]", "b[1]"), "right") | {"b[2]": "wrong", "b[3]": "wrong", "c[1]": "not served"}
+    now = {"a[1]": "right", "a[2]": "wrong", "b[2]": "right", "b[3]": "not served", "c[1]": "right", "d[1]": "wrong"}
+    results = [Result(item, Outcome(outcome)) for item, outcome in now.items()]
+    earlier = Earlier("old.json", "fake 1.0", before)
+    found = compare(Verdict("fake:RIGHT", items=6, results=results), earlier)
+    assert {item: one[0] for item, one in found.worse.items()} == {"a[2]": "right", "b[1]": "right", "d[1]": "not run"}
+    assert set(found.better) == {"b[2]", "b[3]", "c[1]"} and found.still_wrong == ()
+    part = compare(Verdict("fake:RIGHT", items=9, results=results, selected=True), earlier)
+    assert set(part.worse) == {"a[2]", "d[1]"}
+
+
+@pytest.mark.long
+def test_against_reports_what_became_better_or_worse(judge: Run, tmp_path: Path) -> None:
+    """Only an item that became worse gives exit code 1; the JSON has every change and fits the schema."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    judge("fake:MIXED", "--json", str(old))
+    said = judge("fake:MIXED", "--against", str(old))
+    assert said.returncode == 0 and "0 items worse, 0 better, 4 still wrong" in said.stdout, said.stdout
+
+    record = json.loads(old.read_text())
+    now = {"numerics.match_float64[decode]": "wrong", "repeats.give_the_same_bits[raises]": "right"}
+    now["graphs.replay_equals_eager[decode]"] = "right"
+    for row in record["results"]:
+        row["outcome"] = now.get(row["item"], row["outcome"])
+    old.write_text(json.dumps(record))
+    said = judge("fake:MIXED", "--against", str(old), "--json", str(new))
+    assert said.returncode == 1 and "2 items worse, 1 better, 3 still wrong" in said.stdout, said.stdout
+    assert "worse: repeats.give_the_same_bits[raises]: right → wrong" in said.stdout
+    written = json.loads(new.read_text())
+    jsonschema.Draft202012Validator(json.loads(schema_text())).validate(written)
+    change = {"item": "numerics.match_float64[decode]", "before": "wrong", "after": "right"}
+    assert written["against"]["better"] == [change]
+    some = judge("fake:MIXED", "--against", str(old), "-k", "match_float64")
+    assert some.returncode == 0 and "0 items worse, 1 better, 2 still wrong" in some.stdout, some.stdout
+
+
+def test_against_needs_a_verdict_of_the_same_target(judge: Run, tmp_path: Path) -> None:
+    """Before anything runs, a file that is no verdict of the target is rejected."""
+    path = tmp_path / "old.json"
+    assert "is no verdict of `draftmark judge`" in judge("fake:RIGHT", "--against", str(path)).stderr
+    judge("fake:RIGHT", "--json", str(path))
+    said = judge("fake:MIXED", "--against", str(path))
+    assert said.returncode == 2 and "judges fake:RIGHT, not fake:MIXED" in said.stderr, said.stderr
 
 
 @pytest.mark.parametrize(

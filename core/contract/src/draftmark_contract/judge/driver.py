@@ -85,7 +85,7 @@ class EngineCapabilities:
         open: builds a driver with a pool of the given number of pages; raises `NotServed` with the engine's reasons.
         device: torch device.
         page_sizes: unit of the supported page sizes, in tokens: every multiple of it is supported.
-        dtypes: dtypes of queries. If float32 is absent, float32 items run in float16.
+        dtypes: dtypes of queries. If float32 is absent, float32 items run in float16 or bfloat16.
         modes: kinds of forwards that the engine has, as values of `Mode`.
         trees: True if the draft of a verify step may be a tree.
         slow: True if an interpreter runs the kernels; the largest inputs are then skipped.
@@ -100,8 +100,12 @@ class EngineCapabilities:
     slow: bool = False
 
     def fit(self, attention: AttentionShape) -> AttentionShape:
-        """Return the shape with the page size rounded up to a supported one. Unsupported float32 becomes float16."""
+        """Return the shape with the page size rounded up to a supported one.
+
+        Unsupported float32 becomes float16, or bfloat16 if float16 is unsupported too.
+        """
         exact = attention.q_dtype == "float32" and "float32" not in self.dtypes
+        half = "float16" if "float16" in self.dtypes else "bfloat16"
         size = -(-attention.page_size // self.page_sizes) * self.page_sizes
         fitted = replace(attention, page_size=size)
-        return replace(fitted, q_dtype="float16", kv_dtype="float16") if exact else fitted
+        return replace(fitted, q_dtype=half, kv_dtype=half) if exact else fitted

@@ -10,7 +10,7 @@ from typing import cast
 from draftmark.cli.errors import ArgumentError
 from draftmark.errors import DraftmarkError
 
-from .target import GROUP, Engine, OfReleases, TargetInfo
+from .target import GROUP, Engine, OfReleases, OpenEngine, TargetInfo
 
 ADAPTERS = {"sglang": "pip install draftmark-sglang", "vllm": "pip install draftmark-vllm"}
 """Engines with an adapter of this project, and the command that installs the adapter."""
@@ -64,6 +64,8 @@ def find(named: str, release: str = "") -> tuple[Engine, TargetInfo]:
         )
     engine = _at(known[name], release) if release else known[name]
     infos = {info.name: info for info in engine.targets()}
+    if colon and target not in infos and isinstance(engine, OpenEngine) and (found := engine.resolve(target)):
+        infos[target] = found
     if not colon or target not in infos:
         near = difflib.get_close_matches(target.upper(), infos, 1) or difflib.get_close_matches(target, infos, 1)
         hint = f"did you mean {name}:{near[0]}?" if near else f"{name} has {', '.join(infos)}"

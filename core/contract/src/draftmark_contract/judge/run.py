@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from draftmark.cli.errors import ArgumentError
 
 from ..runner.fresh import fresh
+from ..runner.limits import LIMIT_S
 from ..runner.progress import Progress
 from ..runner.stopped import INTERRUPTED, RunStopped, killed_from_outside
 from .finding import finding
@@ -23,6 +25,8 @@ from .target import Engine
 from .verdict import Verdict, rules_left_out
 from .worker import BEGUN, CANNOT_WRITE, ENDED, FAILED, OPENED, STOPPED, RunRequest
 
+GRACE_S = 30.0
+"""Seconds after the time limit of an item, after which its process is ended: native code does not end by the limit."""
 TAIL = 12
 """Number of output lines shown for a process that ended before the target was open."""
 
@@ -76,6 +80,7 @@ def judge(
     k: str = "",
     sample: int = 0,
     stop_at_first: bool = False,
+    limit: float = LIMIT_S,
 ) -> Verdict:
     """Judge one backend.
 
@@ -87,6 +92,7 @@ def judge(
         k: run only items with this text in their id.
         sample: maximum number of items per rule; 0 for all.
         stop_at_first: end after the first wrong item.
+        limit: seconds for one item.
 
     Raises:
         ArgumentError: the target has no such item, or no id contains `k`.
@@ -97,6 +103,7 @@ def judge(
         request = RunRequest(
             *(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample),
             stop_at_first=stop_at_first,
+            limit=limit,
         )
         run, stopped = _Run(engine, request), ""
         try:
@@ -138,6 +145,7 @@ class _Run:
         self._output = self._journal.with_name("log")
         self._environment = fresh(engine.environment(request.target, request.device))
         self.log = RunLog({}, "", {}, "")
+        self._hung = ""
 
     def all(self) -> None:
         """Run all items. An item that ends its process counts as wrong, and a new process runs the remaining items.
@@ -151,10 +159,13 @@ class _Run:
             begun = self.log.begun
             if code == CANNOT_WRITE:
                 raise RunStopped(f"the temporary folder {self._journal.parent} cannot be written; free space there")
-            if reason := self.log.stopped or killed_from_outside(code, begun):
+            hung = bool(begun) and self._hung == begun
+            if reason := self.log.stopped or ("" if hung else killed_from_outside(code, begun)):
                 raise RunStopped(reason)
             if begun and begun not in self.log.results:
-                self._append(self._died(begun, code))
+                how = f"ended the process with code {code} (a crash or os._exit)"
+                how = f"took longer than {self.request.limit:g} s in native code" if hung else how
+                self._append(self._died(begun, f"this item {how}\n{self.tail()}"))
                 if self.request.stop_at_first:
                     return
             elif code == 0 or not self.log.about or len(self.log.results) == before:
@@ -162,10 +173,9 @@ class _Run:
                 # run.
                 return
 
-    def _died(self, begun: str, code: int) -> Result:
+    def _died(self, begun: str, said: str) -> Result:
         one = next(one for one in self.log.about["items"] if one["id"] == begun)
         item = Item(one["rule"], one["case"], lambda: None, one["asks"])
-        said = f"this item ended the process with code {code} (a crash, os._exit or a hang)\n{self.tail()}"
         return Result(begun, Outcome.WRONG, finding(said, item, self.request.command))
 
     def work(self, request: RunRequest) -> int:
@@ -187,6 +197,7 @@ class _Run:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
         progress = Progress("draftmark judge")
+        begun, since = "", 0.0
         try:
             while True:
                 try:
@@ -194,6 +205,11 @@ class _Run:
                 except subprocess.TimeoutExpired:
                     log = RunLog.read(self._journal)
                     total = len(self.request.chosen([one["id"] for one in log.about.get("items", [])]))
+                    if log.begun != begun or begun in log.results:
+                        begun, since = log.begun, time.monotonic()
+                    elif begun and time.monotonic() - since > self.request.limit + GRACE_S:
+                        self._hung = begun
+                        process.kill()
                     progress.show(len(log.results), total, log.begun.partition("[")[0] or "start of the target")
         finally:
             progress.stop()

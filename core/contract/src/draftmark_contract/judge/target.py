@@ -27,6 +27,7 @@ class TargetInfo:
         needs: packages that the backend needs in addition to the engine, as arguments of `pip install`.
         modules: modules of these packages; a package is missing if its module cannot be found. None is imported.
         install: command for this target, if it needs another build of the engine than `Engine.install`; else "".
+        any_device: True if the target can also be judged on other devices, as for backends from outside of the engine.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TargetInfo:
     needs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     install: str = ""
+    any_device: bool = False
 
 
 class Target(Protocol):
@@ -90,3 +92,15 @@ class OfReleases(Engine, Protocol):
 
     def at(self, release: str) -> Engine:
         """Return this engine at another release. Its `environment` can download it and put it first on the path."""
+
+
+@runtime_checkable
+class OpenEngine(Engine, Protocol):
+    """An engine that also judges backends that are not in its list: other people's classes, and plugins' backends."""
+
+    def resolve(self, named: str) -> TargetInfo | None:
+        """Return the target for a class or a registered name; None if it can be neither. Does not import the engine.
+
+        Args:
+            named: ``"package.module.Class"``, ``"package.module:Class"``, or a name that the engine or a plugin has.
+        """

@@ -24,6 +24,7 @@ from ..runner.parent import end_with_parent
 from ..runner.resources import exhausted
 from ..runner.session import DEVICE_LOST
 from ..runner.stopped import RunStopped
+from .devices import device_of
 from .engines import engines
 from .finding import finding
 from .item import Item, NotAsked, NotServed, Outcome, Result
@@ -50,6 +51,7 @@ class RunRequest:
         skip: ids of items that have already ended.
         list_only: list the items without running any.
         stop_at_first: end after the first wrong item.
+        limit: seconds for one item.
     """
 
     engine: str
@@ -63,6 +65,7 @@ class RunRequest:
     skip: tuple[str, ...] = ()
     list_only: bool = False
     stop_at_first: bool = False
+    limit: float = LIMIT_S
 
     def chosen(self, known: Sequence[str]) -> list[str]:
         """Return the ids in `known` that this request selects, in their order."""
@@ -103,21 +106,21 @@ def work(request: RunRequest) -> int:
                 continue
             say(BEGUN, item.id)
             try:
-                result = run_item(item, request.command)
+                result = run_item(item, request.command, request.limit)
             except RunStopped as stopped:
                 say(STOPPED, str(stopped))
                 return 0
             say(ENDED, result.as_json())
             if result.outcome is Outcome.WRONG and request.stop_at_first:
                 return 0
-            if result.outcome is Outcome.WRONG and _lost(request.device):
-                return DEVICE_LOST
+            if result.outcome is Outcome.WRONG and (result.seconds >= request.limit or _lost(request.device)):
+                return DEVICE_LOST  # After a time limit, native code may hold locks or have damaged memory.
     return 0
 
 
 def _lost(device: str) -> bool:
     """Return True if an item destroyed the device context (illegal access). Other items then need a new process."""
-    if device == "cpu":
+    if device_of(device).host:
         return False
     import torch
 
@@ -128,7 +131,7 @@ def _lost(device: str) -> bool:
     return False
 
 
-def run_item(item: Item, command: str) -> Result:
+def run_item(item: Item, command: str, limit: float = LIMIT_S) -> Result:
     """Run one item and return its result. An exception or a hang of the backend becomes a result too.
 
     Raises:
@@ -137,7 +140,7 @@ def run_item(item: Item, command: str) -> Result:
     start = time.monotonic()
     outcome, message, drawn = Outcome.RIGHT, "", None
     try:
-        with time_limit(LIMIT_S):
+        with time_limit(limit):
             item.run()
     except KeyboardInterrupt:
         raise

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from draftmark import Mode
-from draftmark_contract.judge.item import NotServed
+from draftmark_contract.judge.devices import device_of
+from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .batches import forward_batch
+from .outside import DRAFTS, create
 from .requests import Placed, place
 from .setups import LARGEST, MLA, ON_A_CPU, Heads, Scene, Setup, heads_on
 
@@ -64,12 +66,20 @@ class Driver:
         patch: function from SGLang's backend class to the class that is judged.
         device: torch device of the scheduler.
         target: the judge's name of the backend.
+        outside: SGLang's name of a backend from outside; "" for SGLang's own.
     """
 
     def __init__(
-        self, scheduler: Any, setup: Setup, patch: Patch = unpatched, device: str = "cpu", target: str = ""
+        self,
+        scheduler: Any,
+        setup: Setup,
+        patch: Patch = unpatched,
+        device: str = "cpu",
+        target: str = "",
+        outside: str = "",
     ) -> None:
         self.setup, self.scheduler, self._patch, self.device, self.target = setup, scheduler, patch, device, target
+        self._outside = outside
         self.heads = heads_on(device, target)
         self._target = scheduler.tp_worker.model_runner
         self._worker: Any = getattr(scheduler.draft_worker, "_draft_worker", None) if setup.speculates else None
@@ -84,21 +94,27 @@ class Driver:
 
         Raises:
             NotServed: its constructor rejects the setup, so SGLang's server would not start.
+            NotAsked: the mode runs another class than the judged one.
         """
+        if self._outside and mode in (Mode.DRAFT, Mode.DRAFT_EXTEND):
+            raise NotAsked(DRAFTS)
         runner = self.runner(mode)
         runner.sliding_window_size = window if window >= 0 else None
         made = {Mode.DRAFT: "draft_attn_backend", Mode.DRAFT_EXTEND: "draft_extend_attn_backend"}
         of = getattr(self._worker, made[mode]) if mode in made else runner.attn_backend
         shape = (self.setup.topk, self.setup.num_steps) if mode is Mode.DRAFT else ()
         try:
+            if self._outside:
+                return create(self._outside, runner)
             return self._patch(type(of))(runner, *shape)
         except (AssertionError, NotImplementedError) as error:
             raise NotServed(f"its constructor rejects the setup: {type(error).__name__} {error}".rstrip()) from error
 
     def synchronize(self) -> None:
         """Wait for the device, so that an asynchronous error is reported for the check that caused it."""
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
+        home = device_of(self.device)
+        if not home.host:
+            home.synchronize()
 
     def place(self, scene: Scene) -> Placed:
         """Prepare a scene (one forward to run): assign KV pages, write `req_to_token`, and fill the KV pool."""

@@ -7,11 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from draftmark.devices import is_present
 from draftmark.errors import DraftmarkError
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.target import TargetInfo
 
+from . import outside
 from .items import probe_items, served_items
 from .releases import folder_of, prepare, triton_folder
 
@@ -79,6 +80,10 @@ LEFT_OUT = {
 }
 
 
+LISTED = {*SERVED, *PROBED, *RECURRENT}
+"""Targets that the judge lists. Every other target comes from outside of SGLang."""
+
+
 @dataclass(frozen=True)
 class SGLang:
     """SGLang as an engine of `draftmark judge`.
@@ -109,14 +114,24 @@ class SGLang:
         recurrent = [TargetInfo(name, what, ON_CPU) for name, what in RECURRENT.items()]
         return [*served, *probed, *recurrent]
 
+    def resolve(self, named: str) -> TargetInfo | None:
+        """Return a target for a class of another package, or for a name that SGLang or a plugin registers."""
+        if not outside.is_named(named):
+            return None
+        return TargetInfo(named, "a backend from outside of SGLang", any_device=True)
+
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """Return environment variables to run SGLang without plugins, on a CPU if needed, in the chosen release."""
-        found = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "SGLANG_PLUGINS": "none"}
+        """Return environment variables to run SGLang on a CPU if needed, in the chosen release.
+
+        Its own backends run without plugins. Backends from outside run with the installed plugins.
+        """
+        loaded = "none" if target in LISTED else outside.plugin_setting()
+        found = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "SGLANG_PLUGINS": loaded}
         first = []
         if target in RECURRENT:
             found |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
             first = [str(triton_folder())]
-        elif device == "cpu":
+        elif device_of(device).host:
             found |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
         if self.release:
             prepare(self.release)
@@ -132,10 +147,13 @@ class SGLang:
         Raises:
             DraftmarkError: torch sees no device of this type.
         """
-        kind = device.partition(":")[0]
-        if not is_present(kind):
+        try:
+            device_of(device).open()
+        except DraftmarkError as error:
             needed = NEEDED.get(target, "a GPU")
-            raise DraftmarkError(f"torch sees no {kind} device here; run sglang:{target} on a machine with {needed}")
+            raise DraftmarkError(
+                f"{str(error).partition(';')[0]}; run sglang:{target} on a machine with {needed}"
+            ) from error
         return Backend(target, device)
 
 
@@ -145,6 +163,7 @@ class Backend:
     def __init__(self, target: str, device: str) -> None:
         self._target, self._device = target, device
         self._kind = device.partition(":")[0]
+        self._outside = None if target in LISTED else outside.find(target, device)
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -159,6 +178,8 @@ class Backend:
     def facts(self) -> Mapping[str, str]:
         """Versions of SGLang, torch and Triton, and the device."""
         facts = {"engine": f"SGLang {md.version('sglang')}", "torch": md.version("torch"), "device": self._device}
+        if self._outside is not None:
+            facts["backend"] = outside.about(self._outside)
         if self._target in ("triton", "triton_mla", *RECURRENT):
             facts["triton"] = md.version("triton") + (", interpreted" if self._kind == "cpu" else "")
         return facts
@@ -169,6 +190,8 @@ class Backend:
             from .states import target
 
             return target.items(self._target)
+        if self._outside is not None:
+            return served_items(self._target, self._device, outside=True)
         _, served_on = SERVED.get(self._target, ("", ()))
         served = served_items(self._target, self._device) if self._kind in served_on else []
         return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]

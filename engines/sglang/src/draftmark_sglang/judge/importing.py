@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
+from draftmark_contract.judge.devices import device_of
+
 
 @cache
 def prepare_imports(device: str) -> None:
     """Install stubs for absent device packages if the device is a CPU, so that SGLang's modules can be imported."""
     from .absent import stand_in
 
-    if device == "cpu":
+    if device_of(device).host:
         stand_in()
 
 

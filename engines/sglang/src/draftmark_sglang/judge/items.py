@@ -34,15 +34,18 @@ def _reason_not_run() -> str:
     return "" if known else f"the judge runs the scheduler of SGLang 0.5.17 and later, and this is {installed}"
 
 
-def served_items(target: str, device: str) -> list[Item]:
+def served_items(target: str, device: str, outside: bool = False) -> list[Item]:
     """Return the items of a backend that runs in SGLang's scheduler.
 
     Each setup (server arguments) has its own process, and only one of these processes runs at a time.
+
+    Args:
+        outside: True for a backend from outside of SGLang.
     """
     from .scheduler_process import SchedulerProcess
 
     made: list[Item] = []
-    processes = {name: SchedulerProcess(name, target, device) for name in SETUPS}
+    processes = {name: SchedulerProcess(name, target, device, outside=outside) for name in SETUPS}
 
     def ask(setup: str, question: str, *arguments: Any) -> None:
         if why := _reason_not_run():

@@ -11,6 +11,7 @@ import torch
 
 from draftmark import Mode
 from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.item import NotServed
 
 from .device_facts import full_masks
@@ -114,7 +115,7 @@ def served(driver: Driver) -> None:
 
 
 def _use_full_masks(driver: Driver) -> None:
-    if driver.device == "cpu":
+    if device_of(driver.device).host:
         full_masks()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.item import NotAsked, NotServed
 
 from . import questions
@@ -37,10 +38,12 @@ class SchedulerProcess:
         device: torch device.
         patch: function from SGLang's backend class to the class that is judged. On a CPU it must exist before the
             fork; on a GPU it must be picklable.
+        outside: True for a backend from outside of SGLang.
     """
 
-    def __init__(self, setup: str, backend: str, device: str, patch: Patch = unpatched) -> None:
+    def __init__(self, setup: str, backend: str, device: str, patch: Patch = unpatched, outside: bool = False) -> None:
         self.setup, self._backend, self._device, self._patch = setup, backend, device, patch
+        self._outside = outside
         self._process: Any = None
         self._connection: Any = None
 
@@ -82,26 +85,28 @@ class SchedulerProcess:
             self._process = None
 
     def _start(self) -> None:
-        forks = self._device == "cpu"
+        forks = device_of(self._device).host
         if forks:
             import_sglang(self._device)
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         self._connection, child_end = context.Pipe()
-        arguments = (child_end, self.setup, self._backend, self._device, self._patch)
+        arguments = (child_end, self.setup, self._backend, self._device, self._patch, self._outside)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         child_end.close()
 
 
-def _serve(connection: Any, name: str, backend: str, device: str, patch: Patch) -> None:
+def _serve(connection: Any, name: str, backend: str, device: str, patch: Patch, outside: bool = False) -> None:
+    from .outside import register
     from .scheduler import scheduler_for
 
     import_sglang(device)
     driver: Driver | str
     try:
+        known = register(backend, device) if outside else ""
         with tempfile.TemporaryDirectory() as folder:
-            scheduler = scheduler_for(SETUPS[name], backend, device, Path(folder))
-        driver = Driver(scheduler, SETUPS[name], patch, device, backend)
+            scheduler = scheduler_for(SETUPS[name], backend, device, Path(folder), known)
+        driver = Driver(scheduler, SETUPS[name], patch, device, backend, known)
     except (ValueError, AssertionError, NotImplementedError) as error:
         driver = f"SGLang's server does not start: {type(error).__name__}: {' '.join(str(error).split())}"
     except BaseException:

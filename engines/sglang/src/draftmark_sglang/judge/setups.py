@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftmark import Mode
+from draftmark_contract.judge.devices import device_of
 
 CONTEXT, REQUESTS, LARGEST = 96, 4, 3
 """Context length of the tiny model, requests that the server admits, and requests of the captured CUDA graphs."""
@@ -51,8 +52,8 @@ MLA = {"triton_mla": "triton", "fa3_mla": "fa3", "flashmla": "flashmla"}
 def heads_on(device: str, target: str) -> Heads:
     """Return the attention heads with which a target is judged on a device."""
     if target in MLA:
-        return MLA_ON_A_CPU if device == "cpu" else MLA_ON_A_GPU
-    return ON_A_CPU if device == "cpu" else ON_A_GPU
+        return MLA_ON_A_CPU if device_of(device).host else MLA_ON_A_GPU
+    return ON_A_CPU if device_of(device).host else ON_A_GPU
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,12 @@ def max_reqs(geometry: Geometry) -> int:
     return max(*geometry.limits.capture_batch_sizes, geometry.limits.max_num_reqs)
 
 
-def vllm_config(geometry: Geometry) -> Any:
-    """Return the configuration of a server with these limits, and full graphs for uniform batches."""
+def vllm_config(geometry: Geometry, **cache: Any) -> Any:
+    """Return the configuration of a server with these limits, and full graphs for uniform batches.
+
+    Args:
+        cache: more arguments of vLLM's `CacheConfig`.
+    """
     from vllm.config import CacheConfig, CompilationConfig, ModelConfig, SchedulerConfig, VllmConfig
 
     a, length = geometry.attention, max_model_len(geometry)
@@ -113,8 +117,10 @@ def vllm_config(geometry: Geometry) -> Any:
         max_model_len=length,
         seed=0,
     )
-    cache = CacheConfig(
-        block_size=a.page_size, cache_dtype="fp8" if a.kv_dtype == FP8 else "auto", **_known(CacheConfig, swap_space=0)
+    pages = CacheConfig(
+        block_size=a.page_size,
+        cache_dtype="fp8" if a.kv_dtype == FP8 else "auto",
+        **_known(CacheConfig, swap_space=0, **cache),
     )
     scheduler = SchedulerConfig(
         max_num_batched_tokens=max(max_tokens(geometry), length),
@@ -123,7 +129,7 @@ def vllm_config(geometry: Geometry) -> Any:
         **_known(SchedulerConfig, is_encoder_decoder=False),
     )
     config = VllmConfig(
-        model_config=model, cache_config=cache, scheduler_config=scheduler, compilation_config=CompilationConfig()
+        model_config=model, cache_config=pages, scheduler_config=scheduler, compilation_config=CompilationConfig()
     )
     # The constructor lets vLLM's platform change values: on a CPU it disables graphs and enlarges pages. Set them back.
     config.cache_config.block_size = a.page_size

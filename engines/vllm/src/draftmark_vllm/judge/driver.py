@@ -9,6 +9,7 @@ import torch
 
 from draftmark import Geometry, Mode
 from draftmark_contract.cases.forwards import ForwardCase
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import Capturable
 from draftmark_contract.judge.step import Step
 from draftmark_contract.oracle.history import Request, chain
@@ -22,14 +23,14 @@ from .queries import rounds_queries
 
 @dataclass
 class Captured:
-    """Holds one captured batch size: its CUDA graph, metadata and static tensors.
+    """Holds one captured batch size: its graph, metadata and static tensors.
 
     Attributes:
         rows_each: rows of each request.
         requests: number of requests, padding included.
-        metadata: metadata that the builder made for the capture. On a CPU a replay runs with this metadata.
-        graph: a CUDA graph; None on a CPU.
-        q, k, v, out: static rows of the graph; None on a CPU.
+        metadata: metadata that the builder made for the capture. Without graphs a replay runs with it.
+        graph: graph of the device; None if it has no graphs.
+        q, k, v, out: static rows of the graph; None without one.
     """
 
     rows_each: int
@@ -49,7 +50,7 @@ class VllmDriver:
         self.geometry = geometry
         self.layers = Layers(backend, geometry, num_pages, device)
         self.buffers = RunnerBuffers(geometry, num_pages, device)
-        self.device = device
+        self.device, self._home = device, device_of(device)
         self._rounds_queries = rounds_queries(self.layers.layers[LAYER], self.layers.builder)
         self.layers.caches[LAYER].learn(self._store)
         self.layers.caches[SECOND].same_as(self.layers.caches[LAYER])
@@ -105,7 +106,7 @@ class VllmDriver:
         with self.layers.current():
             metadata = self.layers.builder.build_for_cudagraph_capture(common)
         made = Captured(rows_each, requests, metadata)
-        if self.device != "cpu":
+        if self._home.captures:
             self._record(made, rows)
         return made
 
@@ -124,7 +125,7 @@ class VllmDriver:
                 own.copy_(given)
             graph.out.fill_(float("nan"))
             graph.graph.replay()
-            torch.cuda.synchronize()
+            self._home.synchronize()
             return graph.out.clone()
 
     def _record(self, made: Captured, rows: int) -> None:
@@ -134,14 +135,13 @@ class VllmDriver:
             torch.zeros(rows, *one, dtype=getattr(torch, a.q_dtype), device=self.device) for one in shapes
         )
         slots = self.buffers.slots[:rows]
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.layers.run(made.metadata, slots, made.q, made.k, made.v)
-        torch.cuda.current_stream().wait_stream(stream)
-        made.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(made.graph):
-            made.out = self.layers.run(made.metadata, slots, made.q, made.k, made.v)
+        q, k, v = made.q, made.k, made.v
+
+        def run() -> torch.Tensor:
+            return self.layers.run(made.metadata, slots, q, k, v)
+
+        self._home.warm_up(run)
+        made.graph, made.out = self._home.record(run)
 
     # -- page layout --------------------------------------------------------------------------------------
 

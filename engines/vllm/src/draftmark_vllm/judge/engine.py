@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "",  # load no plugins: the judge tests only vLLM's own backends
+    "VLLM_PLUGINS": "",  # vLLM's own backends are judged without plugins
 }
 
 
@@ -70,12 +70,29 @@ class VllmEngine:
             found.append(TargetInfo(name, what, devices, needs, modules, install))
         return found
 
+    def resolve(self, named: str) -> TargetInfo | None:
+        """Return a target for a class of another package, for CUSTOM, and for any name that a plugin can register."""
+        from draftmark_contract.judge.target import TargetInfo
+
+        from .out_of_tree import is_named
+
+        return TargetInfo(named, "a backend from outside of vLLM", any_device=True) if is_named(named) else None
+
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """Return environment variables. On a CPU they select Triton's interpreter, which Triton reads at import."""
-        if device != "cpu":
-            return ENVIRONMENT
-        more = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        return {**ENVIRONMENT, **more}
+        """Return environment variables.
+
+        On a CPU they select Triton's interpreter for vLLM's own backends; Triton reads the variable at import. For
+        backends from outside of vLLM they select the installed plugins.
+        """
+        from draftmark_contract.judge.devices import device_of
+
+        from .out_of_tree import environment
+
+        found = ENVIRONMENT if target in WHAT else {**ENVIRONMENT, **environment()}
+        if not device_of(device).host:
+            return found
+        more = {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        return {**found, **more, **({"TRITON_INTERPRET": "1"} if target in WHAT else {})}
 
     def open(self, target: str, device: str) -> Target:
         """Import vLLM and find the backend's class.
@@ -83,17 +100,23 @@ class VllmEngine:
         Raises:
             DraftmarkError: this release has no backend with that name, or its import fails here.
         """
-        from .interpreter import admit_triton
+        from draftmark_contract.judge.devices import device_of
 
-        if device == "cpu" and target.startswith("TRITON"):
+        from .interpreter import admit_triton, interprets
+
+        home = device_of(device)
+        home.open()
+        if home.host and interprets(target):
             admit_triton()
         from .state_target import FAMILIES, StateTarget
         from .target import MlaTarget, VllmTarget, backend_class, prepare_cpu
 
-        if device == "cpu":
+        if home.host:
             prepare_cpu(target, self.version() or "vllm")
         if target in FAMILIES:
             return StateTarget(target, device)
+        if target not in WHAT:
+            return _from_outside(target, device)
 
         try:
             found = backend_class(target)
@@ -101,6 +124,18 @@ class VllmEngine:
             text = " ".join(str(error).split())
             raise DraftmarkError(f"{self.version()} has no {target} here: {type(error).__name__}: {text}") from error
         return (MlaTarget if found.is_mla() else VllmTarget)(target, found, device)
+
+
+def _from_outside(target: str, device: str) -> Target:
+    from .out_of_tree import find
+    from .sequence_memory import memory_of
+    from .sequence_target import SequenceTarget
+    from .target import MlaTarget, VllmTarget
+
+    found = find(target)
+    if memory := memory_of(found):
+        return SequenceTarget(target, memory, device)
+    return (MlaTarget if found.is_mla() else VllmTarget)(target, found, device)
 
 
 def _pip_install(devices: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ backend. The interpreter needs neither. So this module registers a Triton backen
 from __future__ import annotations
 
 import importlib.metadata as md
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,16 @@ class _Backend:
 
     compiler: Any = None
     driver = _Driver
+
+
+def interprets(target: str) -> bool:
+    """Return True if Triton's interpreter runs the kernels of a target on a CPU.
+
+    It runs vLLM's own Triton backends. For a backend from outside of vLLM, the user sets TRITON_INTERPRET=1.
+    """
+    from .engine import WHAT
+
+    return target.startswith("TRITON") or (target not in WHAT and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def _version(original: Callable[[str], str]) -> Callable[[str], str]:

@@ -16,6 +16,7 @@ import torch
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark_contract.cases.forwards import ForwardCase, ragged, uniform
 from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import Capturable
 from draftmark_contract.judge.item import Item, NotServed
 from draftmark_contract.judge.step import Step, step_of
@@ -59,7 +60,7 @@ class MlaFacts:
 
 def facts_of(name: str, device: str) -> MlaFacts:
     """Return the facts of a backend, by vLLM's name."""
-    on_cpu = device == "cpu"
+    on_cpu = device_of(device).host
     if name == "CPU_MLA":
         return MlaFacts("float32", ((512, 64),), (4, 20), (16,), verifies=False)
     widths, heads = ((512, 64), (256, 64)), (4, 16) if on_cpu else (16, 20, 128)
@@ -230,7 +231,7 @@ def _replays(backend: Any, device: str, facts: MlaFacts, geometry: Geometry, mod
 
 
 class _Captured:
-    """Holds the forward of a captured batch: on a GPU a CUDA graph, on a CPU the metadata of the capture.
+    """Holds the forward of a captured batch: a graph, or on a device without graphs the metadata of the capture.
 
     Args:
         rows_each: rows of each of the `CAPTURED_SIZE` requests.
@@ -240,7 +241,8 @@ class _Captured:
         self.subject, self.rows_each, self.total = subject, rows_each, CAPTURED_SIZE * rows_each
         self.metadata = self._build()
         self.graph: Any = None
-        if subject.device != "cpu":
+        self._home = device_of(subject.device)
+        if self._home.captures:
             self._record()
 
     def replay(self, step: Step) -> torch.Tensor:
@@ -256,7 +258,7 @@ class _Captured:
             self.rows.copy_(subject.rows)
             self.out.fill_(float("nan"))
             self.graph.replay()
-            torch.cuda.synchronize()
+            self._home.synchronize()
             return self.out.clone()
 
     def _build(self) -> Any:
@@ -281,12 +283,10 @@ class _Captured:
         dtype = getattr(torch, a.q_dtype)
         self.q = torch.zeros(self.total, a.num_qo_heads, sum(head_widths(a)[:2]), dtype=dtype, device=device)
         self.rows = torch.zeros(self.total, a.head_dim, dtype=dtype, device=device)
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._forward(self.q, self.rows)
-        torch.cuda.current_stream().wait_stream(stream)
+
+        def run() -> torch.Tensor:
+            return self._forward(self.q, self.rows)
+
+        self._home.warm_up(run)
         self.metadata = self._build()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = self._forward(self.q, self.rows)
+        self.graph, self.out = self._home.record(run)

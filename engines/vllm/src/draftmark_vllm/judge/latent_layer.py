@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from draftmark import Geometry
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .config import LAYER, head_widths, takes, vllm_config
@@ -98,7 +99,7 @@ class LatentLayers(Layers):
         if layer.impl.dcp_world_size == -1:
             # vLLM 0.26 reads it in the first forward from a process group, which the judge does not create.
             layer.impl.dcp_world_size = 1
-        if self.device.type == "cpu":
+        if device_of(str(self.device)).host:
             _store_in_torch(layer)
         return layer
 

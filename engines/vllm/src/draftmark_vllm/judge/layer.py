@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from draftmark import Geometry
 from draftmark_contract.judge.driver import SCALES
-from draftmark_contract.judge.item import NotServed
+from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .config import FP8, LAYER, SECOND, dtype_of, takes, vllm_config
 from .memory import Memory
 from .predicates import reasons_against
+from .sequence_memory import NO_PAGES
 
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
 """Errors that vLLM's classes raise on inputs they do not serve. A server would stop with the same text."""
@@ -25,23 +28,44 @@ REFUSALS = (NotImplementedError, ValueError, AssertionError)
 class Layers:
     """Holds two layers of one KV group. Most judge items run only the first; items about shared metadata run both.
 
+    Args:
+        num_pages: pages of each layer's KV memory; None if the backend keeps KV in its own memory.
+        cache: more arguments of vLLM's `CacheConfig`.
+
     Raises:
-        NotServed: vLLM's predicates, or the constructors of its classes, refuse the geometry.
+        NotServed: vLLM's predicates, its platform, or the constructors of its classes, refuse the geometry.
+        NotAsked: the backend needs a model runner of its own.
     """
 
-    def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        geometry: Geometry,
+        num_pages: int | None,
+        device: str,
+        cache: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         if reasons := reasons_against(backend, geometry):
             raise NotServed("; ".join(reasons))
         self.backend, self.geometry, self.device = backend, geometry, torch.device(device)
-        self.config = vllm_config(geometry)
+        try:
+            self.config = vllm_config(geometry, **cache)
+        except REFUSALS as error:
+            raise NotServed(f"its platform refuses: {_words(error)}") from error
         with self.current():
             try:
                 self.layers = {name: self._layer(name) for name in (LAYER, SECOND)}
                 self.spec = self._spec()
                 self.builder = backend.get_builder_cls()(self.spec, list(self.layers), self.config, self.device)
             except REFUSALS as error:
-                raise NotServed(f"its constructor refuses: {' '.join(str(error).split())[:160]}") from error
-        self.caches = {}
+                raise NotServed(f"its constructor refuses: {_words(error)}") from error
+        _check_build(self.builder)
+        self.caches: dict[str, Memory] = {}
+        if num_pages is None:
+            for layer in self.layers.values():
+                empty = torch.empty(0, device=self.device)
+                layer.kv_cache = [empty] if isinstance(layer.kv_cache, list) else empty
+            return
         for name, layer in self.layers.items():
             with self.current(), torch.inference_mode(False):
                 cache, axis = self._cache(num_pages)
@@ -150,12 +174,30 @@ class Layers:
             return tuple(found)
 
         shape, other = shape_for(num_pages), shape_for(num_pages + 1)
-        axis = next(n for n, (one, two) in enumerate(zip(shape, other, strict=True)) if one != two)
+        axis = next((n for n, (one, two) in enumerate(zip(shape, other, strict=True)) if one != two), None)
+        if axis is None:
+            raise NotAsked(NO_PAGES.format(shape=f"get_kv_cache_shape returns {shape}"))
         try:
             order = tuple(self.backend.get_kv_cache_stride_order())
         except (AttributeError, NotImplementedError):
             order = tuple(range(len(shape)))
         return _strided(shape, order, spec.dtype, self.device), axis
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+def _check_build(builder: Any) -> None:
+    """Check that the builder takes the arguments that vLLM's runner passes.
+
+    Raises:
+        NotAsked: it takes others, which only a model runner of its own passes.
+    """
+    try:
+        inspect.signature(builder.build).bind(common_prefix_len=0, common_attn_metadata=None)
+    except TypeError as error:
+        raise NotAsked(f"its build() is not the one that vLLM's runner calls: {error}") from error
 
 
 def _strided(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

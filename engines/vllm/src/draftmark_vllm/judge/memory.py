@@ -13,6 +13,7 @@ import torch
 
 from draftmark import Geometry
 from draftmark_contract.judge.driver import SCALES
+from draftmark_contract.judge.item import NotAsked
 
 from .config import FP8, dtype_of
 
@@ -45,7 +46,8 @@ class Memory:
         """Find the elements of each token in a page.
 
         Raises:
-            RuntimeError: an element of k or v is written never or twice, or the writer changes another page.
+            NotAsked: an element of k or v is written never or twice, e.g. because the backend compresses KV.
+            RuntimeError: the writer changes another page.
         """
         count = 2 * self.size * self.heads * self.dim
         numbers = torch.arange(count)
@@ -111,7 +113,7 @@ class Memory:
         used = found[found >= 0]
         different = len(set(used.tolist()))
         if len(used) != count or different != count:
-            raise RuntimeError(
+            raise NotAsked(
                 f"a page's k and v have {count} elements, but the backend writes {different} of them, {len(used)} "
                 "times in total, so the judge cannot find a token's place"
             )

@@ -10,12 +10,15 @@ import torch
 
 from draftmark import Geometry
 from draftmark.errors import DraftmarkError
+from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import EngineCapabilities
 from draftmark_contract.judge.item import Item, NotAsked
 from draftmark_contract.judge.questions import questions
 
 from .config import FP8
 from .driver import VllmDriver
+from .interpreter import interprets
+from .out_of_tree import about
 from .predicates import page_step
 
 NO_DECLARED_SIZES = (
@@ -78,14 +81,15 @@ class VllmTarget:
         import vllm
 
         found = {"engine": f"vLLM {vllm.__version__}", "torch": f"torch {torch.__version__}"}
-        if self.device == "cpu":
-            return found | {"device": "cpu, in Triton's interpreter" if self.interpreted else "cpu"}
-        return found | {"device": torch.cuda.get_device_name(self.device)}
+        if not self.backend.__module__.startswith("vllm."):
+            found["backend"] = about(self.backend)
+        name = device_of(self.device).name
+        return found | {"device": f"{name}, in Triton's interpreter" if self.interpreted else name}
 
     @property
     def interpreted(self) -> bool:
         """True if Triton's interpreter runs the backend's kernels."""
-        return self.name.startswith("TRITON") and self.device == "cpu"
+        return device_of(self.device).host and interprets(self.name)
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -94,12 +98,11 @@ class VllmTarget:
 
     def caps(self) -> EngineCapabilities:
         """Return the capabilities by which the judge chooses the items common to all engines."""
-        on_gpu = self.device != "cpu"
         return EngineCapabilities(
             open=self.open,
             device=self.device,
             page_sizes=page_step(self.backend),
-            dtypes=query_dtypes(self.backend.supported_dtypes, on_gpu),
+            dtypes=query_dtypes(self.backend.supported_dtypes, not device_of(self.device).host),
             slow=self.interpreted,
         )
 

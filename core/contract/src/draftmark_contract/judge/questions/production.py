@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...cases import production
 from ...cases.forwards import ragged
+from ..devices import device_of
 from ..driver import EngineCapabilities
 from ..item import Item
 from ..step import step_of
@@ -48,7 +49,7 @@ def questions(caps: EngineCapabilities) -> list[Item]:
         found.append(
             runs(caps, ROWS, shape.name, [step_of(ragged("rows", geometry, [3 * n for n in range(10)], [53] * 10))])
         )
-    for shape in production.full_size()[: 0 if caps.slow or caps.device == "cpu" else None]:
+    for shape in production.full_size()[: 0 if caps.slow or device_of(caps.device).host else None]:
         geometry = fitted(caps, shape.geometry.attention, replace(shape.geometry.limits, capture_batch_sizes=(1, 8)))
         for mode in geometry.modes:
             found.append(

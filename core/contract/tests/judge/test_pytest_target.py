@@ -1,0 +1,66 @@
+"""Tests of the judge's pytest form on the fake engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def vendor(tmp_path: Path) -> Run:
+    """Return a function that runs pytest in a vendor's folder, with the fake engine on its path."""
+    info = tmp_path / "path" / "fake_engine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
+    folder = tmp_path / "vendor"
+    folder.mkdir()
+    (folder / "conftest.py").write_text('pytest_plugins = ["draftmark_contract.judge.pytest_target"]\n')
+    (folder / "test_own.py").write_text("def test_own():\n    pass\n")
+    path = [str(info.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTEST_ADDOPTS": ""}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *arguments]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_items_are_tests_of_the_vendors_suite(vendor: Run) -> None:
+    """Right items pass, wrong ones fail with the judge's message, others are skipped with their reasons."""
+    said = vendor("--judge-target", "fake:MIXED")
+    assert said.returncode == 1 and "4 failed, 3 passed, 2 skipped" in said.stdout, said.stdout
+    for part in (
+        "rule 22, numerics.match_float64: Every live output row",
+        "run it again: draftmark judge fake:MIXED --item 'numerics.match_float64[verify]'",
+        "not served: head_size not supported",
+        "not asked: there is no graph on a CPU",
+        "judge: fake:MIXED: 2 right, 4 wrong, 1 not served, 1 not asked",
+    ):
+        assert part in said.stdout, part
+    assert "Traceback" not in said.stdout
+
+
+@pytest.mark.long
+def test_selected_items_run_alone(vendor: Run) -> None:
+    """``-k`` selects items, ``-x`` ends at the first wrong one, and without the option nothing is judged."""
+    said = vendor("--judge-target", "fake:MIXED", "-x", "-k", "match_float64")
+    assert said.returncode == 1 and "1 failed, 1 passed" in said.stdout, said.stdout
+    assert "1 passed" in vendor().stdout
+
+
+@pytest.mark.long
+def test_session_in_which_nothing_ran_fails(vendor: Run) -> None:
+    """A backend that refuses every item fails the session, and an unknown target is one sentence."""
+    said = vendor("--judge-target", "fake:package.Refuses")
+    assert said.returncode == 1 and "no item could run, so the backend has no verdict" in said.stdout, said.stdout
+    wrong = vendor("--judge-target", "fake:RIGHT_")
+    assert wrong.returncode == 4 and "did you mean fake:RIGHT?" in wrong.stderr, wrong
