@@ -36,7 +36,7 @@ class Scaled(CPUAttentionBackend):  # type: ignore[misc]
 class OwnBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
     """Builder that only a model runner of its own can call."""
 
-    def build(self, common_attn_metadata: Any, positions: torch.Tensor, batch_pad: int) -> Any:  # type: ignore[override]
+    def build(self, common_attn_metadata: Any, positions: torch.Tensor, batch_pad: int) -> Any:
         """Take arguments that vLLM's runner does not pass."""
         raise AssertionError("not called")
 

@@ -259,7 +259,8 @@ class _Captured:
             self.out.fill_(float("nan"))
             self.graph.replay()
             self._home.synchronize()
-            return self.out.clone()
+            out: torch.Tensor = self.out.clone()
+            return out
 
     def _build(self) -> Any:
         """Return the builder's metadata for a capture, of a dummy batch."""

@@ -68,9 +68,9 @@ class Layers:
             return
         for name, layer in self.layers.items():
             with self.current(), torch.inference_mode(False):
-                cache, axis = self._cache(num_pages)
-            layer.kv_cache = [cache] if isinstance(layer.kv_cache, list) else cache
-            self.caches[name] = Memory(cache, axis, geometry)
+                memory, axis = self._cache(num_pages)
+            layer.kv_cache = [memory] if isinstance(layer.kv_cache, list) else memory
+            self.caches[name] = Memory(memory, axis, geometry)
 
     @contextmanager
     def current(self) -> Iterator[None]:
