@@ -28,6 +28,11 @@ WRONG = {
     "negative workers": ("contract", ("reference", "--workers", -3), "0 means none"),
     "fractional workers": ("contract", ("reference", "--workers", 1.5), "invalid int value: '1.5'"),
     "seed is no number": ("contract", ("reference", "--seed", "x"), "argument --seed: invalid int value: 'x'"),
+    "item of state": (
+        "contract",
+        ("cuda_flashinfer", "--item", "state.verify_leaves_the_slot[gdn-chain]"),
+        "is for layers with recurrent state, but cuda_flashinfer lists none in BackendInfo.recurrences; choose another",
+    ),
     "unknown item": (
         "contract",
         ("reference", "--item", "nothing"),

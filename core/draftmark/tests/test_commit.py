@@ -139,11 +139,14 @@ def test_states_move_between_kv_and_lengths():
 
 @pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.DECODE, Mode.VERIFY])
 def test_commit_reports_the_checkpoints(mode):
-    """The result is the largest multiple of the interval that each request crosses, or 0, from before the round."""
+    """The result is the largest multiple of the interval that each request crosses, or 0, from before the round.
+
+    EXTEND and DECODE save a multiple only where their last row ends, so one that they cross is 0.
+    """
     rig = Rig()
     states, save = States(Log(rig), 4), torch.zeros(2, dtype=torch.int32)
     if mode is Mode.EXTEND:
-        batch, accepted, wanted = rig.extend(prefix_lens=torch.tensor([5, 2], dtype=torch.int32)), None, [8, 4]
+        batch, accepted, wanted = rig.extend(prefix_lens=torch.tensor([5, 3], dtype=torch.int32)), None, [8, 0]
     else:
         batch = rig.uniform(mode, 0, 2, 2, Exact((3, 3)), tree=False)
         batch.prefix_lens.copy_(torch.tensor([3, 4] if mode is Mode.DECODE else [3, 5]))

@@ -73,7 +73,8 @@ def commit_round(
         for backend, pool in states:
             backend.commit(pool, batch, path, save_slots)
         if save_slots is not None:
-            saved = checkpoint_lens(batch.prefix_lens, counts, states[0][1].geometry.limits.state_interval)
+            interval = states[0][1].geometry.limits.state_interval
+            saved = checkpoint_lens(batch.prefix_lens, counts, interval, whole=path is None)
     if lengths is not None and rows is not None:
         lengths.advance(rows, counts)
     return saved

@@ -22,15 +22,18 @@ class StateHooks(HookCalls):
     def state_supports(self, geometry: StateGeometry) -> list[str]:
         """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served.
 
-        A plugin without the hooks lists no recurrence in `BackendInfo.recurrences`, so it serves no state.
+        A plugin that does not list the recurrence in `BackendInfo.recurrences` serves no such state. Its own reasons
+        come after that one.
         """
         recurrence = geometry.state.recurrence if isinstance(geometry, StateGeometry) else None
-        if recurrence is not None and recurrence not in self.info.recurrences:
-            lacking = f"recurrence {recurrence.value} is not served: it is not in BackendInfo.recurrences"
-            return [f"{lacking}; use a backend that lists it, such as reference"]
-        reasons: list[str] = self._call("state_supports", list, geometry=geometry)
-        if not all(isinstance(reason, str) and reason for reason in reasons):
+        listed = recurrence is None or recurrence in self.info.recurrences
+        found = self._offer("state_supports", geometry=geometry)
+        reasons: list[str] = [] if found is None and not listed else found
+        if not isinstance(reasons, list) or not all(isinstance(reason, str) and reason for reason in reasons):
             raise self._wrong_return("state_supports", "sentences (non-empty str)", reasons)
+        if recurrence is not None and not listed:
+            lacking = f"recurrence {recurrence.value} is not served: it is not in BackendInfo.recurrences"
+            return [f"{lacking}; use a backend that lists it, such as reference", *reasons]
         modes = [mode for mode in geometry.modes if mode not in self.info.modes]
         return [*(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes), *reasons]
 

@@ -27,7 +27,7 @@ MEMORY = {"enough": {}, "few pages": {"num_pages": 30}, "cache": {"prefix_cache"
 
 @cache
 def pair(family: str, count: int):
-    """Return a tiny model and its MTP layers, whose drafts are often right."""
+    """Return a tiny model and its MTP layers. Their drafts are often right."""
     return tiny_mtp_pair(family, num_modules=count)
 
 

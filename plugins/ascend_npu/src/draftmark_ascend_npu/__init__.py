@@ -1,6 +1,6 @@
 """Attention backend for Ascend NPUs: fused attention, with a draft tree as a prefix and a masked tail (its own rows).
 
-* `sizing` and `support` compute with integers only.
+* `sizing`, `support` and `state_support` compute with integers only.
 * `backend` is the backend, `latent` the one for latent rows (MLA), and `metadata` writes its device tensors.
 * `lengths` has the lengths on the host. `recovery` copies lengths back from the device.
 * `rules` and `ops` contain the operators, `graph` the NPU graphs, and `tree_ops` the loop's tree operations.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, HostLengthsNeed, Requirements
 
 from . import sizing
+from .state_support import state_reasons
 from .support import reasons_against
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class AscendPlugin(BackendPlugin):
     )
     supports = staticmethod(reasons_against)
     buffers = staticmethod(sizing.buffers)
+    state_supports = staticmethod(state_reasons)
 
     def requirements(self, geometry: Geometry) -> Requirements:
         """Require unique KV slots, and exact lengths on the host, since actual_seq_lengths_kv is a host list.

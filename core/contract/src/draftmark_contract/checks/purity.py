@@ -90,20 +90,7 @@ def plan_does_not_depend_on_device_memory(harness: Harness, forward: ForwardCase
 def nothing_is_kept_or_moved(harness: Harness, geometry: Geometry) -> None:
     """Forwards of every kind leave the backend with the memory that it had after open_backend, and move no buffer."""
     forwards = [harness.place(forward) for forward in spanning_forwards(geometry)]
-    before, addresses = harness.held(), harness.arena.addresses()
-    for forward in (*forwards, *forwards[::-1]):
-        harness.run(forward, harness.load(forward))
-        fresh = sorted(name for address, name in harness.held().items() if address not in before)
-        if fresh or harness.arena.addresses() != addresses:
-            raise ContractViolation(
-                "the backend holds memory that it did not hold when it was opened",
-                batch=forward,
-                got=fresh or "moved arena buffers",
-                expected="arena buffers, and what open_backend made",
-                formula="a captured graph would keep the old address; draftmark.backend.AttentionBackend",
-                bug="sglang#27664, rtp-llm#1259",
-                remedy="declare the memory in buffers(), or make it in open_backend()",
-            )
+    harness.assert_keeps_nothing(forwards, "open_backend", "buffers", "draftmark.backend.AttentionBackend")
 
 
 @behaviour(Fixture.FORWARD, cases=_forwards, bugs=("sglang#32062", "flashinfer#3582"))

@@ -252,20 +252,7 @@ def plan_does_not_depend_on_device_memory(harness: StateHarness, forwards: list[
 @behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("sglang#27664",))
 def nothing_is_kept_or_moved(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """Forwards of every mode leave the backend with the memory that it had when it was opened, and move no buffer."""
-    before, addresses = harness.held(), harness.arena.addresses()
-    for forward in (*forwards, *forwards[::-1]):
-        harness.run(forward, harness.load(forward))
-        kept = sorted(name for address, name in harness.held().items() if address not in before)
-        if kept or harness.arena.addresses() != addresses:
-            raise ContractViolation(
-                "the backend holds memory that it did not hold when it was opened",
-                batch=forward,
-                got=kept or "moved arena buffers",
-                expected="arena buffers, and what open_state made",
-                formula="a captured graph would keep the old address; draftmark.state.StateBackend",
-                bug="sglang#27664",
-                remedy="declare the memory in state_buffers(), or make it in open_state()",
-            )
+    harness.assert_keeps_nothing(forwards, "open_state", "state_buffers", "draftmark.state.StateBackend")
 
 
 @behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("sglang#10278",))

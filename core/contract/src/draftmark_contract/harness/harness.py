@@ -6,7 +6,7 @@ Every ``assert_`` method raises `ContractViolation` with the batch and the two v
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
@@ -217,6 +217,28 @@ class Harness(ForwardRunner):
     def held(self) -> dict[int, str]:
         """Return the memory that the backend can reach, as a dict from storage address to a name."""
         return reachable_storages(self.backend)
+
+    def assert_keeps_nothing(self, forwards: Sequence[ForwardCase], opened: str, declared: str, interface: str) -> None:
+        """Run forwards, also in reverse, and check that the backend reaches no new memory and moves no buffer.
+
+        Args:
+            opened, declared: hook that opens the backend, and hook that lists its buffers.
+            interface: the backend's protocol.
+        """
+        before, addresses = self.held(), self.arena.addresses()
+        for forward in (*forwards, *forwards[::-1]):
+            self.run(forward, self.load(forward))
+            fresh = sorted(name for address, name in self.held().items() if address not in before)
+            if fresh or self.arena.addresses() != addresses:
+                raise ContractViolation(
+                    "the backend holds memory that it did not hold when it was opened",
+                    batch=forward,
+                    got=fresh or "moved arena buffers",
+                    expected=f"arena buffers, and what {opened} made",
+                    formula=f"a captured graph would keep the old address; {interface}",
+                    bug="sglang#27664, rtp-llm#1259",
+                    remedy=f"declare the memory in {declared}(), or make it in {opened}()",
+                )
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
         """Run `call`, and return the names of torch calls in it that read batch or arena tensors on the host."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..check import Tier
+from ..profiles import OF_STATE
 from .item import all_items
 
 
@@ -83,6 +84,15 @@ class RunOptions:
         for option, path in (outputs | {"--journal": self.journal_path}).items():
             if path is not None:
                 _check_output(option, Path(path).absolute())
+
+    def check_stateless(self) -> None:
+        """Raise `WrongArguments` for an item of recurrent state, if the backend serves none: it has no such item."""
+        of_state = {one.id for one in all_items() if one.needs & OF_STATE} if self.items else set()
+        for item in of_state.intersection(self.items):
+            raise WrongArguments(
+                f"--item {item!r} is for layers with recurrent state, but {self.name} lists none in "
+                "BackendInfo.recurrences; choose another item, or a backend such as reference"
+            )
 
     def _check_item(self, item: str) -> None:
         known = [one.id for one in all_items()]

@@ -3,7 +3,8 @@
     python -m draftmark_contract.runner.probe NAME TIER [DEVICE]
 
 The last output line is JSON. It is ``{"error": …}`` if the backend does not load, ``{"unusable": …}`` if the device
-tier cannot run here, else ``{"judged": …, "run": …}`` for the journal, with the digests of the parsed files.
+tier cannot run here, else ``{"judged": …, "run": …}`` for the journal, with the digests of the parsed files, and with
+whether the backend serves layers with recurrent state.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _begin(name: str, tier: str, device: str = "") -> dict[str, Any]:
             return {"unusable": str(error)}
     judged = {"backend": name, "identity": identity_of(backend)}
     run = {**machine_of(name, where), "source": source_of(parts_of(backend))}
-    return {"judged": judged, "run": run, "parsed": parsed_files()}
+    return {"judged": judged, "run": run, "parsed": parsed_files(), "states": bool(backend.info.recurrences)}
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ def _judge(options: RunOptions) -> int:
         raise WrongArguments(f"the device tier cannot run here: {begin['unusable']}")
     if "error" in begin:
         return _no_verdict(options, f"it does not load: {begin['error']}")
+    if not begin["states"]:
+        options.check_stateless()
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(options.journal_path or Path(folder, "journal.jsonl")).absolute())
         with journal.locked():

@@ -146,8 +146,7 @@ class ReferenceState(ABC):
         slots = slots_of_states(batch)
         if accepted is None:
             if save_slots is not None:
-                reached = checkpoint_lens(batch.prefix_lens, rows, interval)
-                saves = (reached > 0) & (reached == batch.prefix_lens + rows)
+                saves = checkpoint_lens(batch.prefix_lens, rows, interval, whole=True) > 0
                 for cache in pool.layers:
                     write_slots(cache, save_slots.long(), cache.state[slots], cache.conv[slots], saves)
             return
