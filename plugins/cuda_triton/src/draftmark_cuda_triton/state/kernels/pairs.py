@@ -33,17 +33,21 @@ def inverse(below, PRECISE: tl.constexpr):
 
 
 @inline
-def sees(mask, row, column, live, tree, mask_words):
-    """Return bool ``[16, 16]``: row t of the tail has column j as an ancestor, or is it.
+def sees(mask, row, column, count, tree, mask_words):
+    """Return int32 ``[16, 16]``: 1 where row t of the tail has column j as an ancestor, or is it; else 0.
+
+    It has no boolean: Triton 3.9 cannot move booleans to the layout of a matrix product.
 
     Args:
         mask: `Tree.mask` from the request's first row on.
         row, column: rows of the tail, int32 ``[16]``; the columns are a block of 16.
+        count: rows of the request.
     """
-    found = live[:, None] & (column[None, :] <= row[:, None])
+    row, column = row[:, None], column[None, :]
+    found = ((row - count) >> 31) & ~((row - column) >> 31) & 1
     if tree != 0:
-        word = tl.load(mask + row.to(tl.int64)[:, None] * mask_words + column[None, :] // 32, mask=found, other=0)
-        found = found & (((word >> (column[None, :] % 32)) & 1) != 0)
+        at = mask + row.to(tl.int64) * mask_words + column // 32
+        found = found & (tl.load(at, mask=(row < count) & (column <= row), other=0) >> (column % 32))
     return found
 
 
@@ -61,9 +65,9 @@ def logs_of(at_decay, row, live, key, k_inside, stride_decay_row, KEY_GATE: tl.c
 def sum_of_logs(seen, logs, KEY_GATE: tl.constexpr, PRECISE: tl.constexpr):
     """Return the sum of the log decays of the ancestors of each row, ``[16]`` or ``[16, BLOCK_K]``."""
     if KEY_GATE:
-        return product(tl.where(seen, 1.0, 0.0), logs, PRECISE)
+        return product(seen.to(tl.float32), logs, PRECISE)
     else:
-        return total(tl.where(seen, logs[None, :], 0.0), 1)
+        return total(tl.where(seen != 0, logs[None, :], 0.0), 1)
 
 
 @inline
@@ -87,7 +91,7 @@ def totals_of(
     for other in range(0, bound(block + 1)):
         column = tl.arange(0, ROWS) + other * ROWS
         logs = logs_of(at_decay, column, column < count, key, k_inside, stride_decay_row, KEY_GATE)
-        seen = sees(at_mask, row, column, row < count, tree, mask_words)
+        seen = sees(at_mask, row, column, count, tree, mask_words)
         found += sum_of_logs(seen, logs, KEY_GATE, PRECISE)
     return found
 
@@ -101,7 +105,7 @@ def pairs(left_k, left_q, left_total, right_k, right_total, seen):
         left_total, right_total: ``[16]``, log G of each row.
         seen: rows t of the left block and the ancestors j in the right one.
     """
-    ratio = tl.exp(tl.where(seen, left_total[:, None] - right_total[None, :], float("-inf")))
+    ratio = tl.exp(tl.where(seen != 0, left_total[:, None] - right_total[None, :], float("-inf")))
     nothing, right_k = tl.full((ROWS, ROWS), 0, tl.float32), tl.trans(right_k)
     return dot(left_k, right_k, nothing) * ratio, dot(left_q, right_k, nothing) * ratio
 
@@ -124,7 +128,7 @@ def pairs_by_key(left_k, left_q, left_total, at_k, at_total, stride_k, stride_to
         # A row that does not see j may have a larger total; its product is masked.
         decayed = tl.exp(tl.minimum(left_total - right_total[None, :], 0.0)) * right_k[None, :]
         of_keys, of_queries = total(left_k * decayed, 1), total(left_q * decayed, 1)
-        here = seen & (column == j)
+        here = (seen != 0) & (column == j)
         among_keys += tl.where(here, of_keys[:, None], 0.0)
         among_queries += tl.where(here, of_queries[:, None], 0.0)
     return among_keys, among_queries
@@ -230,7 +234,7 @@ def verify_pairs(
                 if not CONSTANT:
                     tl.store(decays + (entry + row) * heads + head, logs, mask=live)
                 tl.store(at_total + row * heads, of_row, mask=live)
-        seen = sees(at_mask, row, column, live, tree, mask_words)
+        seen = sees(at_mask, row, column, count, tree, mask_words)
         of_column = of_row
         if not ONE_BLOCK:
             of_column = totals_of(
