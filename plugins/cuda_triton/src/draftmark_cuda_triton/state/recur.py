@@ -105,7 +105,7 @@ def launch_verify(
         matrices, *head_strides(q, k), *decay_strides(shape, log_decay), 0 if beta is None else beta.stride(0),
         first_entry, nodes, width, 0 if mask is None else mask.stride(0), int(mask is not None), layer,
         **key_constants, **kinds(shape), CONSTANT=shape.gate is Gate.CONSTANT, PRECISE=precise,
-        ONE_BLOCK=one_block, PDL=pdl, num_warps=1,
+        ONE_BLOCK=one_block, PDL=pdl, num_warps=4 if shape.gate is Gate.KEY else 1,
     )  # fmt: skip
     launch_kernel(
         kernel_for(kernels.verify.recur_verify, q),

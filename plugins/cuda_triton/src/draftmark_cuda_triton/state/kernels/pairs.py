@@ -197,10 +197,12 @@ def verify_pairs(
     at_decay = log_decay + head * stride_decay_head
     if CONSTANT and (request == 0) & (pair == 0):
         tl.store(decays + layer * heads + head, tl.load(at_decay))
-    block, other = pair * 0, pair
-    while other > block:  # pair = block · (block + 1) / 2 + other
-        block += 1
-        other -= block
+    block, other = 0, 0
+    if not ONE_BLOCK:
+        block, other = pair * 0, pair
+        while other > block:  # pair = block · (block + 1) / 2 + other
+            block += 1
+            other -= block
     first, last = tl.load(q_indptr + request).to(tl.int64), tl.load(q_indptr + request + 1).to(tl.int64)
     count = (last - first).to(tl.int32)
     if block * ROWS < count:
@@ -215,6 +217,9 @@ def verify_pairs(
         k_live = live[:, None] & k_inside[None, :]
         row_k = tl.load(at_k + line * stride_k_row + key[None, :], mask=k_live, other=0.0)
         row_q = tl.load(at_q + line * stride_q_row, mask=k_live, other=0.0)
+        if DELTA:
+            of_lines = tl.load(beta + (first + row) * stride_beta_row + head, mask=live, other=0.0)
+            of_columns = tl.load(beta + (first + column) * stride_beta_row + head, mask=column < count, other=0.0)
         of_row = totals_of(
             at_mask, at_decay, block, count, tree, mask_words, key, k_inside, stride_decay_row, BLOCK_K, KEY_GATE,
             PRECISE,
@@ -256,10 +261,8 @@ def verify_pairs(
             column_k = tl.load(at_k + across * stride_k_row + key[None, :], mask=here, other=0.0)
             among_keys, among_queries = pairs(row_k, row_q, of_row, column_k, of_column, seen)
         if DELTA and block == other:
-            strength = tl.load(beta + (first + row) * stride_beta_row + head, mask=live, other=0.0)
-            below = tl.where(column[None, :] < row[:, None], among_keys * strength[:, None], 0.0)
-            strength = tl.load(beta + (first + column) * stride_beta_row + head, mask=column < count, other=0.0)
-            among_keys = inverse(below, PRECISE) * strength[None, :]
+            below = tl.where(column[None, :] < row[:, None], among_keys * of_lines[:, None], 0.0)
+            among_keys = inverse(below, PRECISE) * of_columns[None, :]
             among_queries = product(among_queries, among_keys, PRECISE)
         size = width * width
         to_row, to_column = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
