@@ -666,3 +666,23 @@ def test_latent_kernels_compile_within_shared_memory(monkeypatch, tmp_path, arch
     assert len(attention) >= 3
     for one in attention:
         assert one.compile().metadata.shared <= LIMIT_KIB[arch] << 10, one
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arch", "heads"),
+    [
+        pytest.param(arch, heads, marks=() if (arch, heads) in ((90, 128), (80, 16)) else pytest.mark.slow)
+        for arch, heads in product(LIMIT_KIB, (128, 20, 16))
+    ],
+)
+def test_kernels_of_chosen_keys_compile_within_shared_memory(monkeypatch, tmp_path, arch, heads):
+    """The kernels of rows with lists compile for each architecture, split and not, and their tiles fit."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = AttentionShape(heads, 1, 576, 64, softmax_scale=0.1, value_dim=512, latent=True, chosen_width=2048)
+    modes, device = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY), DeviceProfile("cuda", arch, 100)
+    geometry = Geometry.create(shape, Limits(4, 4096), DraftShape(2, 3, 4), device, modes)
+    attention = [one for one in kernel_list.kernels_of(geometry, arch) if one.kernel.__name__ == "attend_chosen"]
+    assert len(attention) == 2
+    for one in attention:
+        assert one.compile().metadata.shared <= LIMIT_KIB[arch] << 10, one

@@ -23,7 +23,7 @@ from draftmark import (
     StateGeometry,
     StateShape,
 )
-from draftmark.batch import Block, Causal, ForwardBatch, Tree
+from draftmark.batch import Block, Causal, Chosen, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton import backend, decode_verify, kernel_list, kv_write, prefill, prefill_fp8, sizing, tree_ops
@@ -178,9 +178,13 @@ class Traffic:
             host = UpperBound(tuple(chance.choice((0, 17, 900, 6000)) for _ in q_lens))
         lens, indptr = (self.slice(self.per_request, first, requests + n) for n in range(2))
         positions, slots = (self.slice(self.per_row, chance.randrange(9), rows) for _ in range(2))
+        lists, width = None, geometry.attention.chosen_width
+        if width:
+            counts = self.slice(self.per_row.view(torch.int32), chance.randrange(9), rows)
+            lists = Chosen(self.new(rows, width, dtype=torch.int32), counts)
         return ForwardBatch(
             mode, 0, lens, indptr, self.table(first, requests), tail, positions, host, requests, q_lens, q_lens, rows,
-            slots if Form.ENGINE_SLOTS in geometry.forms else None,
+            slots if Form.ENGINE_SLOTS in geometry.forms else None, chosen=lists,
         )  # fmt: skip
 
     def step(self):
@@ -210,7 +214,7 @@ SIZES = {"q_len", "tail_len", "num_reqs", "num_rows", "num_tiles", "num_splits",
 """Integers that change from one step to the next. A page table's stride is the engine's choice."""
 BATCH_TENSORS = {
     *("prefix_lens", "q_indptr", "page_table", "slot_mapping", "engine_slots", "tail_mask", "tail_depth"),
-    *("parents", "mask", "depth", "positions", "drafts", "targets"),
+    *("parents", "mask", "depth", "positions", "drafts", "targets", "chosen_slots", "chosen_counts"),
 }
 """Tensors of a batch, which can begin at any row of a static buffer."""
 
@@ -249,6 +253,7 @@ HYBRID = StateGeometry.create(
 )
 HYBRID_KDA = replace(HYBRID, state=replace(HYBRID.state, gate=Gate.KEY))
 LATENT = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True, "page_size": 64}
+CHOSEN = LATENT | {"chosen_width": 2048}
 CASES = {
     "chain": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
     "plain": (90, geometry_of((Mode.EXTEND, Mode.DECODE), DraftShape(), 256), 11),
@@ -260,6 +265,7 @@ CASES = {
     "every mode": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8)), 18),
     "latent": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), softmax_scale=0.1, **LATENT), 11),
     "latent trees": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8), softmax_scale=0.1, **LATENT), 13),
+    "chosen keys": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8), softmax_scale=0.1, **CHOSEN), 11),
     "Ampere": (80, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
     "Blackwell": (
         100,

@@ -41,7 +41,7 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder and needs cross attention; use a decoder-only model"
     if any(hasattr(config, field) for field in SPARSE_FIELDS):
-        yield "it picks keys with an indexer (sparse attention), which draftmark would drop; use a dense model"
+        yield "it picks keys with an indexer (sparse attention), which the loop does not run; use a dense model"
     yield from layer_reasons(config, family)
     if family in ALIBI_FAMILIES or getattr(config, "alibi", False):
         yield "it uses ALiBi, a position bias on the logits that draftmark would drop; use a RoPE model"
