@@ -171,3 +171,4 @@ def test_size_prints_the_lists(draftmark):
     assert shown.code == 0
     sizes = {one["name"]: one["shape"] for one in shown.json["batch"]}
     assert (sizes["chosen_slots"], sizes["chosen_counts"]) == ([32, 2048], [32])
+    assert "lists of 2048 keys" in draftmark("size", "reference", *argv[:-1]).out

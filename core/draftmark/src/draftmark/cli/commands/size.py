@@ -158,6 +158,7 @@ def _keys(a: AttentionShape) -> str:
 def _shape(geometry: Geometry) -> str:
     a, d, limits = geometry.attention, geometry.draft, geometry.limits
     window = "no window" if a.window_left < 0 else f"window of {a.window_left} to the left"
+    window = f"lists of {a.chosen_width} keys" if a.chosen_width else window
     captured = ", ".join(map(str, limits.capture_batch_sizes)) or "none"
     return (
         f"{a.num_qo_heads} query heads over {_keys(a)}, {a.q_dtype} (KV {a.kv_dtype}), {window}, {_scale(a)}\n"
