@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, load
 from draftmark_cuda_triton import sizing
@@ -93,8 +92,3 @@ def test_explain_names_the_splits():
     geometry = Geometry.create(shape, Limits(4, 4096), device=DeviceProfile("cuda", 90, 132), modes=(Mode.DECODE,))
     choices = {one.subject: one for one in load("cuda_triton").explain(geometry, BatchSize(Mode.DECODE, 2, 1))}
     assert choices["splits of the keys"].chosen == "16" and "kernels.chosen.attend_chosen" in choices
-
-
-def test_torch_is_on_the_device(helpers):
-    """The tests above ran on this device."""
-    assert torch.empty(1, device=helpers.device).device.type == helpers.device

@@ -15,7 +15,7 @@ class ModelFacts:
     """Shape of one attention layer in a model's configuration, per tensor-parallel rank.
 
     Attributes:
-        num_qo_heads, num_kv_heads, head_dim, window_left, value_dim, latent: as in `AttentionShape`.
+        num_qo_heads, num_kv_heads, head_dim, window_left, value_dim, latent, chosen_width: as in `AttentionShape`.
         dtype: torch dtype name of the activations.
         rotary_len: number of positions in the model's rotary table.
     """
@@ -30,6 +30,7 @@ class ModelFacts:
     latent: bool = False
     softmax_scale: float | None = None
     """Factor on q·k; None skips its check."""
+    chosen_width: int = 0
 
 
 @dataclass(frozen=True)
