@@ -27,6 +27,7 @@ from draftmark.devices import device_profile
 from draftmark.lengths import Exact
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton.compiled.prepare import store_kernels
+from draftmark_cuda_triton.heuristics import latent as latent_heuristics
 from draftmark_cuda_triton.heuristics import select
 from draftmark_cuda_triton.heuristics.common import KernelConfig
 from draftmark_cuda_triton.kernel_list import EngineUse, KernelSpec, kernels_of
@@ -261,8 +262,8 @@ def sweep(given: argparse.Namespace) -> None:
 
 def _force(config: KernelConfig) -> None:
     """Make every latent batch use a tile shape."""
-    select.latent_config = lambda shape, device, rows: config
-    select.latent_candidates = lambda shape, device: (config,)
+    latent_heuristics.decode_config = lambda shape, device, rows: config
+    latent_heuristics.latent_candidates = lambda shape, device: (config,)
     select._candidates.cache_clear()
 
 

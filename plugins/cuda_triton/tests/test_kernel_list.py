@@ -263,8 +263,8 @@ CASES = {
     "e4m3": (90, geometry_of(kv_dtype="float8_e4m3fn"), 14),
     "tree": (90, geometry_of((Mode.EXTEND, Mode.DECODE, Mode.VERIFY), DraftShape(4, 3, 16)), 13),
     "every mode": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8)), 18),
-    "latent": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), softmax_scale=0.1, **LATENT), 11),
-    "latent trees": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8), softmax_scale=0.1, **LATENT), 13),
+    "latent": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), softmax_scale=0.1, **LATENT), 12),
+    "latent trees": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8), softmax_scale=0.1, **LATENT), 19),
     "chosen keys": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8), softmax_scale=0.1, **CHOSEN), 11),
     "Ampere": (80, geometry_of((*ENGINE_MODES, Mode.VERIFY)), 12),
     "Blackwell": (

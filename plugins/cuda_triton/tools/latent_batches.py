@@ -89,33 +89,34 @@ class Problem:
         out = torch.full((*shape, a.value_width), float("nan"), dtype=self.q.dtype, device=self.q.device)
         return out, torch.full(shape, float("nan"), device=self.q.device)
 
-    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of all KV slots, ``[slots, KV heads, elements]`` in float64 on the CPU, scaled."""
+    def stored(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of all KV slots, ``[slots, KV heads, elements]`` in float64 on a device, scaled."""
         a, cache = self.geometry.attention, self.cache
         if a.latent:
-            k = torch.cat([one.cpu().double() for one in cache.parts], -1)[:, :, None]
+            k = torch.cat([one.to(device).double() for one in cache.parts], -1)[:, :, None]
             v = k[..., : a.value_width]
         else:
-            k, v = cache.k.cpu().double(), cache.v.cpu().double()
+            k, v = cache.k.to(device).double(), cache.v.to(device).double()
         scales = [1.0 if one is None else one.item() for one in (cache.k_scale, cache.v_scale)]
         return k.flatten(0, 1) * scales[0], v.flatten(0, 1) * scales[1]
 
-    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return out and lse of the live rows in float64, from the rows that the cache holds."""
+    def expected(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return out and lse of the live rows in float64 on a device, from the rows that the cache holds."""
         a = self.geometry.attention
-        k, v = self.stored()
-        sinks = None if self.cache.sinks is None else self.cache.sinks.cpu().double()
+        k, v = self.stored(device)
+        sinks = None if self.cache.sinks is None else self.cache.sinks.to(device).double()
         scale = a.head_dim**-0.5 if a.softmax_scale is None else a.softmax_scale
         outs, lses, first = [], [], 0
         for one in self.requests:
-            q = self.q[first : first + one.rows].cpu().double().view(one.rows, a.num_kv_heads, a.group_size, a.head_dim)
+            q = self.q[first : first + one.rows].to(device).double()
+            q = q.view(one.rows, a.num_kv_heads, a.group_size, a.head_dim)
             first += one.rows
-            slots = one.slots(a.page_size)
+            slots = one.slots(a.page_size).to(device)
             keys, values = (x[slots].transpose(0, 1) for x in (k, v))  # [KV heads, keys, elements]
             scores = torch.einsum("rhgd,hkd->hgrk", q, keys) * scale
             if a.logits_soft_cap:
                 scores = a.logits_soft_cap * torch.tanh(scores / a.logits_soft_cap)
-            scores = scores.masked_fill(~one.visible(a.window_left), float("-inf"))
+            scores = scores.masked_fill(~one.visible(a.window_left).to(device), float("-inf"))
             total = lse = scores.logsumexp(-1)
             if sinks is not None:
                 total = torch.logaddexp(lse, sinks.view(a.num_kv_heads, -1, 1).expand_as(lse))

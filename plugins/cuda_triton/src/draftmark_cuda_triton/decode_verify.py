@@ -142,6 +142,7 @@ class DecodeVerify:
         a, device = self._geometry.attention, self._geometry.device
         adjacent = has_adjacent_heads(k, v)
         tma_boxes = has_tma_boxes(k, v, heads=plan.config.kv_heads_per_tile if adjacent else 1)
+        tma_boxes = tma_boxes and (not a.latent or launches.has_aligned_rows(q))
         fast_memory = tma_boxes and tma.has_fast_memory(k.device)
         config = select.adapt_to_cache(
             a, device, plan.config, has_uniform_row_stride(k, v), tma_boxes, adjacent, fast_memory

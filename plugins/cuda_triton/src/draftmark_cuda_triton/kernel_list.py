@@ -266,8 +266,10 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
         if tail == TREE:
             mask, depth = _tensor(extent.num_rows, int(geometry.mask_words)), _tensor(extent.num_rows)
         boxes = has_tma_boxes(kv.k, kv.v, heads=config.kv_heads_per_tile if adjacent else 1)
-        for fast_memory, own_lse in product((True, False), _lses(geometry, extent.num_rows, lse)):
-            adapted = select.adapt_to_cache(a, device, config, uniform, boxes, adjacent, fast_memory)
+        # An engine can pass q of latent rows with a pitch that TMA cannot load (`launches.has_flat_rows`).
+        either = {boxes, boxes and not a.latent}
+        for loads, fast_memory, own_lse in product(either, (True, False), _lses(geometry, extent.num_rows, lse)):
+            adapted = select.adapt_to_cache(a, device, config, uniform, loads, adjacent, fast_memory)
             launches.attend_decode_verify(
                 shape, adapted, extent, num_splits, q, *kv[:4], lens, table, mask, depth, work, *partials, out,
                 own_lse, indptr, tail == BLOCK, kv.sinks,

@@ -1,5 +1,7 @@
 """Kernel configurations for latent rows (MLA), where a row of hundreds of elements serves all query heads.
 
+Hopper: `sm90_config`, for `kernels_sm90.latent`. The rest of this page is about the portable kernels.
+
 A KV tile of 32 keys of 576 bfloat16 elements has 36 KiB, and the query rows of a row tile stay next to it in shared
 memory. So shared memory limits the keys of a tile and the tiles in flight, and the accumulator (packed rows x value
 elements in fp32) limits the packed rows.
@@ -11,8 +13,11 @@ from dataclasses import replace
 
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile
 
+from ..support import TMA_PAGE_MULTIPLE
+from ..switches import KERNELS, uses_generic_kernels
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
 from .sm80 import SMALL_SMEM_ARCHS
+from .sm90 import SM90
 
 TILE_BYTES = 36 << 10
 """Maximum bytes of a KV tile of more than MIN_BLOCK_N keys."""
@@ -24,6 +29,52 @@ SMEM_BYTES = {80: 163 << 10, 87: 163 << 10}
 """Shared memory of a CTA in bytes, by architecture; 227 KiB for others, and 99 KiB for SMALL_SMEM_ARCHS."""
 RESERVED_BYTES = 1 << 10
 """Shared memory that the driver reserves for each CTA."""
+
+SM90_VALUE_DIMS, SM90_REST_DIMS = (128, 256, 512), (0, 32, 64)
+"""Elements of both parts of a row for which `kernels_sm90.latent` is written."""
+SM90_BLOCK_M, SM90_BLOCK_N = 64, 64
+"""Packed rows of a row tile, and keys of a KV tile, of `kernels_sm90.latent`."""
+SM90_PARTITIONS = 3
+"""Consumer warp groups of `kernels_sm90.latent`: one for the softmax, two for the values."""
+SM90_RESERVED_BYTES = 2 << 10
+"""Shared memory for barriers, factors of rows and alignment."""
+SM90_MAX_STAGES = 4
+
+
+def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int) -> KernelConfig:
+    """Return the configuration of a decode or verify batch: the Hopper kernel's where it serves the shape."""
+    return latent_config(shape, device, rows) if reasons_against_sm90(shape, device) else sm90_config(shape)
+
+
+def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[str]:
+    """Return why `kernels_sm90.latent` does not serve decode and verify batches of latent rows; empty if it does."""
+    reasons, rest = [f"{KERNELS} is generic"] if uses_generic_kernels() else [], shape.head_dim - shape.value_width
+    if device.kind != "cuda" or device.arch != SM90:
+        reasons.append(f"they need sm_{SM90}, and the device is {device.kind} sm_{device.arch}")
+    if shape.value_width not in SM90_VALUE_DIMS or rest not in SM90_REST_DIMS:
+        values, rests = (", ".join(map(str, dims)) for dims in (SM90_VALUE_DIMS, SM90_REST_DIMS))
+        reasons.append(f"they need values of {values} and a rest of {rests} elements, not {shape.value_width} + {rest}")
+    if DTYPE_BYTES[shape.q_dtype] != 2 or shape.kv_dtype != shape.q_dtype:
+        reasons.append(f"they need 16-bit q and rows of q's dtype, not {shape.q_dtype} and {shape.kv_dtype}")
+    if shape.page_size % TMA_PAGE_MULTIPLE:
+        reasons.append(f"latent rows need pages of a multiple of {TMA_PAGE_MULTIPLE} tokens, not {shape.page_size}")
+    return reasons
+
+
+def sm90_config(shape: AttentionShape) -> KernelConfig:
+    """Return the configuration of `kernels_sm90.latent`, with the stages that fit in shared memory next to q and p."""
+    row = 2 * shape.head_dim
+    free = smem_bytes_of(SM90) - SM90_RESERVED_BYTES - SM90_BLOCK_M * (row + 2 * SM90_BLOCK_N)
+    stages = min(SM90_MAX_STAGES, free // (SM90_BLOCK_N * row))
+    return KernelConfig(SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, num_consumer_wgs=SM90_PARTITIONS)
+
+
+def portable_config(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> KernelConfig:
+    """Return the portable kernel's configuration with the tile shape of `config`, for tensors that TMA cannot load."""
+    row, stages = row_bytes(shape), 3
+    while stages > 1 and _used_bytes(device, config.block_m, config.block_n, stages, row) > smem_bytes(device):
+        stages -= 1
+    return replace(config, num_warps=8, num_stages=stages, num_consumer_wgs=0)
 
 
 def latent_config(shape: AttentionShape, device: DeviceProfile, rows: int) -> KernelConfig:
@@ -78,7 +129,12 @@ def row_bytes(shape: AttentionShape) -> int:
 
 def smem_bytes(device: DeviceProfile) -> int:
     """Return the shared memory of a CTA in bytes."""
-    return (99 << 10) if device.arch in SMALL_SMEM_ARCHS else SMEM_BYTES.get(device.arch, 227 << 10)
+    return smem_bytes_of(device.arch)
+
+
+def smem_bytes_of(arch: int) -> int:
+    """Return the shared memory of a CTA of an architecture in bytes."""
+    return (99 << 10) if arch in SMALL_SMEM_ARCHS else SMEM_BYTES.get(arch, 227 << 10)
 
 
 def _used_bytes(device: DeviceProfile, block_m: int, block_n: int, stages: int, row: int) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 from draftmark import AttentionShape, DeviceProfile, ceil_div
 
 from ..support import TMA_PAGE_MULTIPLE, gathers_kv
+from . import latent
 from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
-from .latent import latent_candidates, latent_config
 from .sm80 import generic_config, uses_tma
 from .sm90 import (
     BLOCK_M_3WG,
@@ -51,7 +51,7 @@ def select_config(
     """
     rows = q_len * shape.group_size
     if shape.latent:
-        return latent_config(shape, device, rows)
+        return (latent.latent_config if prefill else latent.decode_config)(shape, device, rows)
     tma_pages = shape.page_size % TMA_PAGE_MULTIPLE == 0
     if not has_sm90_kernels(shape, device) or not (tma_pages or gathers_kv(shape)):
         return generic_config(shape, device, shape.q_dtype == "float32" or rows <= MIN_BLOCK_M)
@@ -86,7 +86,8 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
 @lru_cache(maxsize=256)
 def _candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
     if shape.latent:
-        return latent_candidates(shape, device)
+        hopper = () if latent.reasons_against_sm90(shape, device) else (latent.sm90_config(shape),)
+        return (*latent.latent_candidates(shape, device), *hopper)
     tiles = [generic_config(shape, device, True)]
     if shape.q_dtype != "float32":
         tiles.append(generic_config(shape, device, False))
@@ -144,6 +145,8 @@ def adapt_to_cache(
         fast_memory: memory bandwidth is at least `tma.FAST_MEMORY_BANDWIDTH`. Above 64 packed rows MMA is then the
             limit, not memory, and TMA is faster than gathering.
     """
+    if shape.latent and config.num_consumer_wgs:
+        return config if tma_boxes else latent.portable_config(shape, device, config)
     if config.num_consumer_wgs:
         if tma_boxes:
             config = config if adjacent_heads else unmerged_config(shape, config)

@@ -9,12 +9,13 @@ Warp specialization inside one CTA:
 
 The producer runs ahead across the ends of requests, so the pipeline never drains between requests.
 
-Kernels: `decode_verify`, `decode_verify_fp8`, `decode_verify_gather`, `prefill`, `prefill_gather`. Each is compiled for
-one `config.KernelConstants`. `warp_specialize` starts the partitions, `producer` selects what a partition loads,
+Kernels: `decode_verify`, `decode_verify_fp8`, `decode_verify_gather`, `prefill`, `prefill_gather`, `latent`. Each is
+compiled for one `config.KernelConstants`. `warp_specialize` starts the partitions, `producer` selects what a partition
+loads,
 `mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler` distributes row tiles of prefill to CTAs.
 `kernels.combine` and `kernels.tile_schedule` (the kernels of write_metadata) serve Hopper too.
 """
 
-from . import decode_verify, decode_verify_fp8, decode_verify_gather, prefill, prefill_gather
+from . import decode_verify, decode_verify_fp8, decode_verify_gather, latent, prefill, prefill_gather
 
-__all__ = ["decode_verify", "decode_verify_fp8", "decode_verify_gather", "prefill", "prefill_gather"]
+__all__ = ["decode_verify", "decode_verify_fp8", "decode_verify_gather", "latent", "prefill", "prefill_gather"]

@@ -140,7 +140,12 @@ def attend_decode_verify(
     tiles = row_tiles(config, extent.q_len, shape.group)
     tree = mask is not None
     tail = TREE if tree else BLOCK if block else CAUSAL
-    if config.num_consumer_wgs:
+    if shape.latent and config.num_consumer_wgs:
+        _attend_latent_sm90(
+            shape, config, extent, num_splits, q, k, v, prefix_lens, page_table, mask, depth, work, partial_out,
+            partial_lse, out, lse, q_indptr, tail, sinks,
+        )  # fmt: skip
+    elif config.num_consumer_wgs:
         _attend_sm90(
             shape, config, extent, num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
             partial_out, partial_lse, out, lse, q_indptr, tail, sinks,
@@ -247,6 +252,52 @@ def _attend_sm90(
         STAGES=config.num_stages, KV_HEADS_PER_TILE=config.kv_heads_per_tile, STRIDE_ALIGN=_stride_align(q, out),
         **tma.kernel_options(config, k, q, shape.page_size), **pdl_option(shape.pdl),
     )  # fmt: skip
+
+
+def _attend_latent_sm90(
+    shape: AttentionParams,
+    config: KernelConfig,
+    extent: BatchExtent,
+    num_splits: int,
+    q: torch.Tensor,
+    value: torch.Tensor,
+    rest: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q_indptr: torch.Tensor | None,
+    tail: int,
+    sinks: torch.Tensor | None,
+) -> None:
+    tiles, tree = row_tiles(config, extent.q_len, shape.group), mask is not None
+    from .. import kernels_sm90
+
+    width, box_keys = shape.value_width, tma.box_keys(shape.page_size, config)
+    value_boxes = tma.latent_descriptor(value, box_keys, width)
+    rest_boxes = tma.latent_descriptor(rest, box_keys, shape.head_dim - width) if width < shape.head_dim else None
+    launch_kernel(
+        kernels_sm90.latent.attend_latent, (tiles, 1, num_splits), q, value_boxes, rest_boxes, _or(sinks, q), out,
+        _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
+        mask if tree else prefix_lens, depth if tree else prefix_lens, extent.uniform_q_len, extent.tail_len,
+        extent.num_reqs, extent.num_rows, shape.group, 0 if mask is None else mask.stride(0), shape.window_left,
+        shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
+        value.shape[0], PAGE_SIZE=shape.page_size, BLOCK_N=config.block_n, BOX_KEYS=box_keys, VALUE_DIM=width,
+        REST_DIM=shape.head_dim - width, TAIL_KIND=tail, WINDOW=shape.window, CAP=shape.cap > 0,
+        SINKS=sinks is not None, WITH_LSE=lse is not None, OVERHEAD_TILES=OVERHEAD_TILES, PDL=shape.pdl,
+        STAGES=config.num_stages, STRIDE_ALIGN=_stride_align(q, out), num_warps=config.num_warps,
+        **pdl_option(shape.pdl),
+    )  # fmt: skip
+
+
+def has_aligned_rows(q: torch.Tensor) -> bool:
+    """Check whether each head of each row of q starts at a multiple of 16 bytes."""
+    return all(step % 16 == 0 for step in (q.data_ptr(), *(stride * q.element_size() for stride in q.stride()[:2])))
 
 
 def _combine(

@@ -101,6 +101,20 @@ def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig)
     return of_page, of_rows
 
 
+def latent_descriptor(part: torch.Tensor, keys: int, columns: int) -> Any:
+    """Return a TMA descriptor of one part of latent rows ``[pages, P, 1, elements]``, in boxes of `keys` tokens.
+
+    A box holds at most 128 bytes of a row.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    size = part.element_size()
+    width = min(SWIZZLE_BYTES // size, columns)
+    return TensorDescriptor(
+        part, list(part.shape), list(part.stride()), [1, keys, 1, width], _layout(width * size, size, 4)
+    )
+
+
 @cache
 def _layout(width: int, size: int, rank: int) -> Any:
     """Return the shared-memory layout of a box with rows of `width` bytes and elements of `size` bytes."""
