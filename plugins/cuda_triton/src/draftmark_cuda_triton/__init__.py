@@ -42,6 +42,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         mainloop.py, mma_fp8_swap_ab.py                         mainloop_fwd_sm90; e4m3 with operands swapped
         mask.py, softmax.py, pack_gqa.py, epilogue.py           as in FA3
         tile_scheduler.py             dynamic persistent scheduler of prefill (DynamicPersistentTileScheduler)
+    state/                            layers with recurrent state: kernels, launches, buffers
     interpreter/                      speeds up Triton's interpreter on CPU tensors
 """
 
