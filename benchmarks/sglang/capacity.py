@@ -48,7 +48,7 @@ def size(states: str, drafts: str, memory_gib: int) -> None:
     from draftmark_sglang.in_process import scheduler_of
 
     def sized(self: Any, _: int) -> None:
-        """Size the pools for the large model, of which SGLang's default configuration has the sizes."""
+        """Size the pools for the large model: SGLang's default configuration has its sizes."""
         self.model_config.hf_config = Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"], full_attention_interval=4)
         self.mambaish_config = self.model_config.hf_config
         self._handle_max_mamba_cache(float(memory_gib))
