@@ -3,7 +3,9 @@
 * Start-up: `plugin` registers the backend and its name, `hooks` patches SGLang, `refusals` rejects unsupported runs.
 * Each forward: `phases` maps SGLang's forward mode to a draftmark mode. `batches` builds a `ForwardBatch`
   with the help of `page_table`, `window_pool` and `trees`. `attention` runs the batch on each layer's backend.
-* `backend` and `draft_steps` contain the two classes that SGLang calls.
+* Recurrent layers of hybrid models: `state_shapes` says whether draftmark runs them, `state_memory` sizes SGLang's
+  slots, `state_layers` runs a batch with the help of `extend_pieces` and `state_inputs`.
+* `backend`, `linear` and `draft_steps` contain the classes that SGLang calls.
 
 Importing this module imports neither SGLang nor torch.
 """
