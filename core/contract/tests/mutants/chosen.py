@@ -1,4 +1,4 @@
-"""Mutants C01 … C40: lists of chosen keys in three designs, their sizes and their claims."""
+"""Mutants C01 … C43: lists of chosen keys in three designs, their sizes and their claims."""
 
 from __future__ import annotations
 
@@ -342,6 +342,57 @@ class CountsOnTheHost(ListSplit):
         return slots, torch.tensor(int(count), device=slots.device)
 
 
+# -- histories ------------------------------------------------------------------------------------------------
+
+
+class ListsByRows(ListFlash):
+    """Keeps the lists of the first eager forward of a mode and a number of rows."""
+
+    def __init__(self, geometry: Geometry, arena: Any) -> None:
+        super().__init__(geometry, arena)
+        self.kept: dict[Any, Chosen] = {}
+
+    def list_of(self, batch: ForwardBatch, row: int) -> Entries:
+        assert batch.chosen is not None
+        now = Chosen(batch.chosen.slots.clone(), batch.chosen.counts.clone())
+        kept = self.kept.setdefault((batch.mode, batch.num_rows), now)
+        return kept.slots[row], kept.counts[row]
+
+
+class AfterAFailure(ListSplit):
+    """Reads one entry of each list in the forward after one that failed between plan and attend."""
+
+    planned = failed = False
+
+    def plan(self, batch: ForwardBatch) -> None:
+        self.failed, self.planned = self.planned, True
+        super().plan(batch)
+
+    def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor, lse: Tensor | None = None) -> None:
+        super().attend(q, cache, batch, out, lse)
+        self.planned = False
+
+    def list_of(self, batch: ForwardBatch, row: int) -> Entries:
+        slots, count = super().list_of(batch, row)
+        return slots, count.clamp(max=1) if self.failed else count
+
+
+def _largest_counts_so_far(backend: Any) -> None:
+    """Read as many entries of a row's list as any earlier list of the row had, as far as they are slots."""
+    a = backend.geometry.attention
+    most = torch.zeros(backend.geometry.max_rows_any, dtype=torch.int32)
+
+    def change(batch: ForwardBatch, slots: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        seen = most[: len(counts)]
+        live = torch.where(torch.arange(len(counts)) < batch.q_indptr[-1], counts, 0)
+        torch.maximum(seen, live, out=seen)
+        used = slots <= batch.page_table.max() * a.page_size
+        return torch.where(used, slots, -1), torch.maximum(live, seen)
+
+    if a.chosen_width:
+        _lists(change)(backend)
+
+
 # -- far slots ------------------------------------------------------------------------------------------------
 
 
@@ -482,6 +533,9 @@ MUTANTS = (
         hooks=_refuses(lambda g: g.attention.chosen_width >= 2048, "chosen_width above 2047 is not served here"),
     ),
     _reference("C40", "Writes zeros for layers with lists", _zeros),
+    _design("C41", "Keeps the lists of the first forward of a size", ListsByRows, "sglang#31198"),
+    _design("C42", "Reads one entry of each list after a failed forward", AfterAFailure),
+    _reference("C43", "Reads entries up to the largest count of a row so far", _largest_counts_so_far),
 )  # fmt: skip
 
 KILLER = {
@@ -497,6 +551,7 @@ KILLER = {
     **dict.fromkeys(("C30", "C31", "C32"), "chosen.replays_read_other_lists"),
     **dict.fromkeys(("C33", "C34", "C35"), "chosen.slots_may_lie_past_int32"),
     **dict.fromkeys(("C36", "C37", "C38"), "chosen.buffers_cover_every_list"),
+    **dict.fromkeys(("C41", "C42", "C43"), "chosen.histories_equal_the_oracle"),
     "C39": "chosen.claims_are_served",
 }
 """Check that must kill each mutant."""

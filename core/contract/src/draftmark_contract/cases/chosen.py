@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from draftmark.geometry import AttentionShape, DraftShape, Form, Geometry, Limits, Mode
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.chosen import WHOLE
@@ -163,6 +163,19 @@ def graphs() -> list[Case]:
                 rounds = [*first, *every, *(replace(every[0], draw=draw) for draw in (1, 2))]
                 found.append(Shape(name, geometry, SINCE).case(rounds, program.value))
     return found
+
+
+def histories() -> list[Case]:
+    """Return geometries for random sequences, with a number for each that decides what is drawn."""
+    limits = Limits(max_num_reqs=5, max_context_len=84, max_extend_tokens=40, capture_batch_sizes=(1, 3))
+    every = replace(limits, row_budgets=(6, 30))
+    core = Geometry.create(listed(20, 5, 16, 80, 64), limits, DraftShape(3, 4, 6), modes=CORE_MODES)
+    seven = Geometry.create(listed(37, 12, 1, 80, 64, **HALF), every, DraftShape(3, 4, 6, 4), modes=tuple(Mode))
+    return [
+        Case(f"{name}-{slot}", (geometry, 900 + 2 * number + slot), SINCE)
+        for number, (name, geometry) in enumerate({"core": core, "seven": seven}.items())
+        for slot in range(2)
+    ]
 
 
 def far() -> list[Case]:

@@ -16,6 +16,7 @@ from ..check import ContractViolation, Refused, Tier, check
 from ..sizing.batches import brief
 from .latent_lse import assert_lse
 from .production import assert_forward
+from .random_history import assert_histories
 from .sizing import assert_covered
 from .tightness import index_buffers, own_buffers
 
@@ -166,6 +167,12 @@ def replays_read_other_lists(harness: Harness, rounds: list[ForwardCase]) -> Non
             graphs.record(key, graphs.load(forward, host="unknown" if harness.bounded else "exact"))
         else:
             graphs.assert_replay(key.program, graphs.load_replay(forward, number, poison=number % 2 == 0))
+
+
+@behaviour(Fixture.SUBJECT, cases=cases.histories, since=SINCE, bugs=("sglang#31198",))
+def histories_equal_the_oracle(subject: BackendUnderTest, value: tuple[Geometry, int]) -> None:
+    """Random sequences of forwards, captures and replays over lists match the oracle on one open, as without lists."""
+    assert_histories(subject, *value)
 
 
 @behaviour(Fixture.LARGE_POOL, cases=cases.far, since=SINCE, bugs=("vllm#47671", "flashinfer#3136"))

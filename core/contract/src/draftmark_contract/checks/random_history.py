@@ -56,7 +56,15 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
     Between the forwards, requests join, grow, wait, move to other pages and leave. Some layers share the KV of another
     layer. Graphs are dropped and captured again. Forwards and captures that fail have no effect on later ones.
     """
-    geometry, slot = value
+    assert_histories(subject, *value)
+
+
+def assert_histories(subject: BackendUnderTest, geometry: Geometry, slot: int) -> None:
+    """Run `EXAMPLES` random sequences of a geometry, and raise the shortest failing one that is found.
+
+    Args:
+        slot: number that decides what is drawn, next to the seed.
+    """
     subject.require(geometry)
     seed = os.environ.get(SEED, "0")
     dice = random.Random(f"{seed} {slot}")
