@@ -378,7 +378,7 @@ class AfterAFailure(ListSplit):
 
 
 def _largest_counts_so_far(backend: Any) -> None:
-    """Read as many entries of a row's list as any earlier list of the row had, as far as they are slots."""
+    """Read a row's list up to the largest count of its earlier lists, where the entries are slots."""
     a = backend.geometry.attention
     most = torch.zeros(backend.geometry.max_rows_any, dtype=torch.int32)
 
