@@ -9,7 +9,20 @@ import pytest
 import torch
 
 from draftmark.registry import available
-from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Mtp, Ngram, Sampling, generate
+from draftmark_speculative import (
+    Adaptive,
+    DFlash,
+    Eagle,
+    Engine,
+    EngineConfig,
+    HostKind,
+    Mtp,
+    MtpModules,
+    Ngram,
+    Sampling,
+    generate,
+)
+from draftmark_speculative.dflash.tiny import tiny_block_head
 from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.tiny import tiny_hf_model
@@ -188,3 +201,40 @@ def test_latent_rows_give_the_text_of_the_cpu(backend, shape, graph, page_size):
     outs, engine = generate(model, starts(), COUNT, config)
     assert outs == want
     assert engine.statistics.mean_accepted > 1.2, "the test needs accepted drafts"
+
+
+LATE = {"graph": True, "overlap": True, "host_lengths": HostKind.UPPER_BOUND}
+
+
+@pytest.mark.parametrize(
+    ("backend", "family", "shape", "late"),
+    list(product(BACKENDS, ["llama", "qwen3_5_text"], [(1, 0), (8, 33), (16, 256)], [False, True])),
+)
+def test_blocks_give_the_text_of_the_cpu(backend, family, shape, late):
+    """Chains and trees of draft blocks, with layers of both kinds, give the CPU's text, also over recurrent state."""
+    plain, model = (wrap_model(tiny_hf_model(family, vocab_size=16).to(one), name=family) for one in ("cpu", "cuda"))
+    prompts = [[token % 16 for token in prompt] for prompt in starts()]
+    want, _ = generate(plain, prompts, COUNT, EngineConfig(max_context_len=64))
+    config = EngineConfig(
+        backend=backend, speculate=DFlash(tiny_block_head(model), *shape), max_num_reqs=4, max_context_len=64,
+        max_extend_tokens=20, **(LATE if late else {}),
+    )  # fmt: skip
+    assert generate(model, prompts, COUNT, config)[0] == want
+
+
+@pytest.mark.parametrize(
+    ("backend", "family", "count", "late"),
+    list(product(BACKENDS, ["minicpm3", "llama"], [2, 3], [False, True])),
+)
+def test_modules_give_the_text_of_the_cpu(backend, family, count, late):
+    """Several MTP modules give the CPU's text, with latent rows and with K and V."""
+    plain, _ = tiny_mtp_pair(family, num_modules=count)
+    model, head = tiny_mtp_pair(family, num_modules=count, device="cuda")
+    want, _ = generate(plain, starts(), COUNT, EngineConfig(max_context_len=64))
+    config = EngineConfig(
+        backend=backend, speculate=MtpModules(head, count), max_num_reqs=4, max_context_len=64, max_extend_tokens=20,
+        **(LATE if late else {}),
+    )  # fmt: skip
+    outs, engine = generate(model, starts(), COUNT, config)
+    assert outs == want
+    assert engine.statistics.mean_accepted > 1.1, "the test needs accepted drafts"

@@ -10,7 +10,7 @@ from ..geometry import Geometry
 from ..loaded import LoadedBackend
 
 LENGTHS = {
-    "max_tail": "max(1, D + n − 1, k·(S−1), b)",
+    "max_tail": "max(1, D, k·(S−1))",
     "max_prefix_len": "C, + max_tail with overlap",
     "max_kv_len": "max_prefix_len + max_tail",
     "max_pages_per_req": "ceil(max_kv_len / P)",
