@@ -137,6 +137,23 @@ def test_kda(folder: Path) -> None:
     assert in_a_fork(_generate, use_random_weights, page_size=16, **served, **NGRAM)["texts"] == made["texts"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["kda", "mamba2"])
+def test_triton_kernels_of_other_families(folder: Path, family: str) -> None:
+    """The state kernels of cuda_triton, in Triton's interpreter, run KDA and Mamba2 in n-gram trees.
+
+    SGLang stores the windows of KDA with channels last, which is a stride for the kernels.
+    """
+    if family == "kda":
+        served = dict(model_path=tiny_kimi_linear(folder / "slow_kimi"), load_format="dummy")
+    else:
+        served = dict(model_path=str(in_a_fork(tiny_falcon_h1, folder / "slow_falcon")))
+    before = use_random_weights if family == "kda" else None
+    plain = in_a_fork(_generate, before, **served)["texts"]
+    kernels = dict(environment=WINDOWS | {"DRAFTMARK_STATE_BACKEND": "cuda_triton"})
+    assert in_a_fork(_generate, before, page_size=16, **served, **kernels, **NGRAM)["texts"] == plain
+
+
 BASE = [(7 * n * n + 3 * n) % 90 + 3 for n in range(150)]
 FIRST = [*BASE, 5, 6]
 SHARED = [FIRST, FIRST, BASE[:130] + [9] * 40, [*FIRST, *[11] * 70], [*BASE[:70], 4, 2]]
