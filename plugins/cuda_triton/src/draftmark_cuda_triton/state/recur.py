@@ -96,6 +96,7 @@ def launch_verify(
         keys, updates, decays, totals, matrices: buffers of `sizing.state_buffers`.
     """
     _, max_reqs, nodes = keys.shape[:3]
+    pdl = pdl and q.is_cuda  # a geometry of a GPU is interpreted over CPU tensors too
     blocks, pairs, width = verify_blocks(shape, nodes), matrices.shape[2], matrices.shape[4]
     first_entry, precise, one_block = layer * max_reqs, shape.dtype == "float32", nodes <= ROWS_PER_BLOCK
     key_constants = {"HEADS_PER_KEY": shape.heads_per_key, "KEY_DIM": shape.key_dim, "BLOCK_K": blocks.block_k}
