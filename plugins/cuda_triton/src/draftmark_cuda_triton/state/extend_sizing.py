@@ -10,8 +10,9 @@ from ..heuristics.common import next_power_of_two
 
 CHUNK = 64
 """Rows of a prompt that the kernels compute together; `kernels.extend_chunks.CHUNK`."""
-MIN_BLOCK, MAX_BLOCK_V, MAX_STAGES = 16, 64, 3
-"""Smallest block of a matrix product; value elements of a program, the rows of a wgmma; chunks in flight."""
+MIN_BLOCK, MAX_BLOCK_V, MAX_STAGES, MAX_WIDE_BLOCK_K = 16, 64, 3, 128
+"""Smallest block of a matrix product; value elements of a program, the rows of a wgmma; chunks in flight; key elements
+of a program with float32 operands."""
 SHARED_MEMORY = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
 MIN_SHARED_MEMORY = 99 << 10
 """Bytes of shared memory of a block, by compute capability times ten, and of every other GPU from sm_80 on (CUDA C++
@@ -45,10 +46,13 @@ def runs_in_chunks(geometry: StateGeometry) -> bool:
     """Check whether EXTEND runs in chunks; otherwise it runs row by row.
 
     A decay per key element without a delta rule (Mamba1) has one value element a head, so products do not pay. Chunks
-    also need shared memory for one stage.
+    also need shared memory for one stage, and registers: float32 operands of more than MAX_WIDE_BLOCK_K key elements
+    would spill by thousands.
     """
-    by_key = geometry.state.recurrence is Recurrence.DECAY and geometry.state.gate is Gate.KEY
-    return not by_key and _stage_bytes(geometry.state) <= _shared_memory(geometry)
+    s = geometry.state
+    by_key = s.recurrence is Recurrence.DECAY and s.gate is Gate.KEY
+    wide = s.dtype == "float32" and _block_k(s) > MAX_WIDE_BLOCK_K
+    return not by_key and not wide and _stage_bytes(s) <= _shared_memory(geometry)
 
 
 def extend_blocks(geometry: StateGeometry) -> ExtendBlocks:
