@@ -122,6 +122,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm.utils.platform_utils": {"num_compute_units": _cores, "get_device_name_as_file_name": _device_file_name},
     "vllm.envs": {"VLLM_TUNED_CONFIG_FOLDER": None},
     "vllm.utils.gpu_sync_debug": {"gpu_sync_allowed": contextlib.nullcontext},
+    "vllm.utils.torch_utils": {"async_tensor_h2d": torch.as_tensor},
     "vllm.logger": {"init_logger": _logger},
     "vllm.v1.attention.backends.utils": {"NULL_BLOCK_ID": 0, "PAD_SLOT_ID": -1},
     "sglang.srt.utils": {

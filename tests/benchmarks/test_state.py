@@ -53,7 +53,7 @@ def test_small_cases_compile_what_is_measured(monkeypatch):
     monkeypatch.setattr(warming.subprocess, "Popen", Process)
     names = {"decode-64", "chain-64x8", "tree-64x64", "extend-1x8192"}
     warming.warm([one for one in cases() if one.name in names and one.layer.name == "kda"], 64, ["fla"])
-    assert len(started) == 1 + warming.PARTS and all("kda" in command for command in started)
+    assert len(started) == 1 + warming.PARTS and all("kda" in command and "fla" in command for command in started)
     assert started[-1][-3:] == ["decode-16", "chain-16x8", "tree-16x64"]
     assert {name for command in started[:-1] for name in command} >= set(warming.PROMPTS)
 
