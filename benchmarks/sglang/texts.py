@@ -1,5 +1,7 @@
 """Compares texts of chains and trees with plain decoding in SGLang: equal, or different at a near tie.
 
+A row also counts the tokens that transformers' fp32 model does not choose (`off`), so plain decoding is checked too.
+
     python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid] [--rehearse]
 
 With several ranks, a server is tensor parallel with one GPU per rank. All ranks must give equal texts, and
@@ -147,11 +149,23 @@ def _row(ranks: list[Any], plain: list[list[int]], models: list[Any]) -> dict[st
     parted = [_parting(models, *each) for each in zip(prompts(), plain, one["texts"], strict=True)]
     found = [part for part in parted if part]
     row = dict(texts=len(parted), equal=len(parted) - len(found), parted=found)
+    row |= dict(off=sum(_off(models, *each) for each in zip(prompts(), one["texts"], strict=True)))
     row |= dict(tokens=sum(map(len, one["texts"])), verifications=one["verifications"])
     if len(ranks) > 1:
         same = all(other["texts"] == one["texts"] for other in ranks)
         row |= dict(ranks=len(ranks), ranks_agree=same, forwards_compared=one["forwards_compared"])
     return row
+
+
+def _off(models: list[Any], prompt: list[int], text: list[int]) -> int:
+    """Return how many tokens of a text are not the fp32 model's choice after the tokens before, except near ties."""
+    import torch
+
+    ids, first = torch.tensor([prompt + text], device=models[0].device), len(prompt) - 1
+    with torch.no_grad():
+        exact, rough = (model(ids).logits[0, first:-1].float() for model in models)
+    gaps = exact.amax(-1) - exact.gather(1, ids[0, first + 1 :, None])[:, 0]
+    return int((gaps > 2 * (exact - rough).abs().amax(-1)).sum())
 
 
 def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any] | None:

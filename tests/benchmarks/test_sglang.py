@@ -165,3 +165,24 @@ def test_two_runs_share_no_ratio() -> None:
     rows += [ours | dict(run="two", tokens_per_s=99.0)]
     text = summary(dict(runs=dict(one={}, two={}), rows=rows, profiles=[]))
     assert text.splitlines()[2:] == ["| tree (4, 4, 16) | 1 | FA3 | 1 | 1.20 | 1.20 | 1.20 |"]
+
+
+def test_tokens_that_the_exact_model_does_not_choose_are_counted() -> None:
+    """A token counts unless its fp32 logit is the largest, or as near to it as bfloat16's error."""
+    torch = pytest.importorskip("torch")
+    texts = pytest.importorskip("benchmarks.sglang.texts")
+
+    class Model:
+        device = "cpu"
+
+        def __init__(self, error: float) -> None:
+            logits = torch.tensor([[0.0, 3.0, 1.0, 2.95], [9.0, 0.0, 0.0, 0.0], [0.0, 0.0, 5.0, 4.0], [0.0] * 4])
+            self.logits = (logits + error * torch.tensor([0.0, 0.0, 0.0, 1.0]))[None]
+
+        def __call__(self, ids: Any) -> Any:
+            return self
+
+    models = [Model(0.0), Model(0.1)]
+    assert texts._off(models, [7], [1, 0, 2]) == 0
+    assert texts._off(models, [7], [3, 0, 2]) == 0, "a near tie"
+    assert texts._off(models, [7], [2, 0, 3]) == 2
