@@ -63,11 +63,13 @@ def test_a_tree_of_256_nodes_gives_the_plain_text(few_tokens, starts, plain, fam
     assert engine.statistics.mean_accepted > 1.3
 
 
-@pytest.mark.parametrize(("shape", "graph"), [((1, 0), True), ((8, 40), False)])
-def test_cuda_triton_gives_the_plain_text(few_tokens, starts, plain, shape, graph):
-    """Kernels of another backend (here in Triton's interpreter) run blocks of both kinds and store context."""
+@pytest.mark.parametrize(
+    ("family", "shape", "graph"), [("llama", (1, 0), True), ("llama", (8, 40), False), ("qwen3_5_text", (8, 40), False)]
+)
+def test_cuda_triton_gives_the_plain_text(few_tokens, starts, plain, family, shape, graph):
+    """Kernels of another backend (here in Triton's interpreter) run blocks of both kinds, also over states."""
     pytest.importorskip("draftmark_cuda_triton")
-    model, prompts = few_tokens("llama"), starts(2, 12, seed=8)
+    model, prompts = few_tokens(family), starts(2, 12, seed=8)
     drafts = DFlash(tiny_block_head(model), *shape)
     config = EngineConfig(
         "cuda_triton", page_size=16, max_num_reqs=2, max_context_len=48, speculate=drafts, graph=graph
