@@ -78,7 +78,8 @@ def measure(case: Case, names: Iterable[str] | None, turns: int, rate: float) ->
     for row, runner, _ in timed:
         row |= {"us": median(row["turns"]), "bytes": case.bytes_of(runner.moved), "held_bytes": runner.held_bytes}
         row["floor_us"] = round(row["bytes"] / rate * 1e6, 3)
-        row["states_moved"] = round(row["us"] * rate / 1e6 / case.all_states, 3)
+        if case.nodes:
+            row["states_moved"] = round(row["us"] * rate / 1e6 / case.all_states, 3)
     for row in rows:
         print(_line(row), flush=True)
     return rows
@@ -110,8 +111,9 @@ def _line(row: Row) -> str:
         error = "" if row["exact"] is None else f"error {row['exact']:.1e} "
         return f"{name} not timed: {error}{row['note'][:150]}"
     spread = f"{min(row['turns']):.1f}-{max(row['turns']):.1f}"
+    moved = "" if row["states_moved"] is None else f"{row['states_moved']:6.2f} S "
     return (
-        f"{name} {row['us']:9.1f} us ({spread}) floor {row['floor_us']:8.1f}  {row['states_moved']:6.2f} S "
+        f"{name} {row['us']:9.1f} us ({spread}) floor {row['floor_us']:8.1f}  {moved}"
         f"error {row['exact']:.1e} held {row['held_bytes'] / 2**30:.2f} GiB"
     )
 
