@@ -2,15 +2,17 @@
 
     python -m plugins.cuda_triton.tools.state_rounds --rounds 1000 --device cuda
 
-Slots without a prefix hold NaN, outputs start as NaN, and slots that a round must not write keep their bytes.
+Slots without a prefix hold NaN, outputs start as NaN, and slots that a round must not write keep their bytes. Layers
+share the scratch memory of a verify, and run without a wait between them. So a kernel that starts too early is caught.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from draftmark.runtime import BatchBuffers, ForwardBatch, StatePool, VerifyResul
 
 ROUNDOFF = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 8e-3}
 """Largest relative error by norm, by dtype."""
-REQUESTS, LAYERS = 5, 2
+REQUESTS, LAYERS = 5, 3
 DTYPES = (
     *(("bfloat16", "float32"), ("bfloat16", "float32"), ("float32", "float32"), ("float16", "float32")),
     *(("bfloat16", "bfloat16"), ("float16", "float16")),
@@ -191,30 +193,54 @@ class Rounds:
     # -- comparison ---------------------------------------------------------------------------------------
 
     def _compare(self, batch: ForwardBatch, requests: list[int], parents: list[list[int]]) -> None:
-        s, n = self.shape, batch.num_rows
-        given = self._inputs(n)
+        given = self._inputs(batch.num_rows)
         starts = [sum(map(len, parents[:i])) for i in range(len(parents) + 1)]
         before = self.pool.state.clone(), self.pool.conv.clone()
         expected = [
             self._rows(r, parents[i], {name: one[:, starts[i] : starts[i + 1]] for name, one in given.items()})
             for i, r in enumerate(requests)
         ]
+        calls, outs = self._calls(batch, given)
         self.backend.plan(batch)
-        self.backend.write_metadata(batch)
+        self._launch(calls, batch.mode is not Mode.EXTEND)
+        for what, name in (("convolution", "conv_out"), ("output", "out")):
+            for layer, out in enumerate(outs[what]):
+                self._check(what, out, [row.given[name][layer] for one in expected for row in one])
+        self._commit(batch, requests, parents, expected, before)
+
+    def _calls(
+        self, batch: ForwardBatch, given: dict[str, torch.Tensor]
+    ) -> tuple[list[Callable[[], None]], dict[str, list[torch.Tensor]]]:
+        """Return the calls of a forward in every layer, and the outputs that they write, filled with NaN."""
+        s, n = self.shape, batch.num_rows
+        calls: list[Callable[[], None]] = [partial(self.backend.write_metadata, batch)]
+        outs: dict[str, list[torch.Tensor]] = {"convolution": [], "output": []}
         for layer, cache in enumerate(self.pool.layers):
             x = {name: self._as_given(name, one[layer]) for name, one in given.items()}
             if s.conv_kernel:
                 out = torch.full_like(x["x"], float("nan"))
                 bias = None if self.bias is None else self.bias[layer]
-                self.backend.convolve(x["x"], self.weight[layer], bias, cache, batch, out)
-                self._check("convolution", out, [row.given["conv_out"][layer] for one in expected for row in one])
+                calls.append(partial(self.backend.convolve, x["x"], self.weight[layer], bias, cache, batch, out))
+                outs["convolution"].append(out)
             if s.recurrence is not Recurrence.NONE:
                 out = torch.full((n, s.num_heads, s.value_dim), float("nan"), dtype=x["v"].dtype, device=self.device)
                 decay = self.constant[layer].float() if s.gate is Gate.CONSTANT else x["log_decay"]
                 beta = x["beta"] if s.recurrence is Recurrence.DELTA else None
-                self.backend.recur(x["q"], x["k"], x["v"], decay, beta, cache, batch, out)
-                self._check("output", out, [row.given["out"][layer] for one in expected for row in one])
-        self._commit(batch, requests, parents, expected, before)
+                calls.append(partial(self.backend.recur, x["q"], x["k"], x["v"], decay, beta, cache, batch, out))
+                outs["output"].append(out)
+        return calls, outs
+
+    def _launch(self, calls: Sequence[Callable[[], None]], capturable: bool) -> None:
+        """Make calls one after another without waiting, in half of the rounds on a GPU as one CUDA graph."""
+        if self.device == "cpu" or not capturable or self.dice.random() < 0.5:
+            for call in calls:
+                call()
+            return
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        graph.replay()
 
     def _commit(
         self, batch: ForwardBatch, requests: list[int], parents: list[list[int]], expected: list[list[Row]], before: Any
@@ -237,7 +263,8 @@ class Rounds:
             accepted = VerifyResult(torch.zeros_like(index), counts, index)
         lends = [self.dice.random() < 0.7 for _ in requests]
         saves = [self.saves[r] if lends[i] else 0 for i, r in enumerate(requests)] + [0] * (padded - len(requests))
-        self.backend.commit(self.pool, batch, accepted, torch.tensor(saves, dtype=torch.int32, device=self.device))
+        save_slots = torch.tensor(saves, dtype=torch.int32, device=self.device)
+        self._launch([partial(self.backend.commit, self.pool, batch, accepted, save_slots)], True)
         written, interval = {0}, self.geometry.limits.state_interval
         kind = "a prompt" if batch.mode is Mode.EXTEND else "rows"
         # A prompt's products are of numbers in the activations' dtype.

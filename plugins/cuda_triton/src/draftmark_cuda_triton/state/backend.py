@@ -29,7 +29,6 @@ class TritonState:
         self.geometry, self.arena = geometry, arena
         self._buffers = {name: arena[name] for name in arena}
         self._shape, self._max_reqs, self._blocks = geometry.state, geometry.max_reqs, state_blocks(geometry)
-        self._pdl = geometry.device.kind == "cuda" and geometry.device.arch >= 90
         self._convolve_one = Launch(launch_convolve_one, ONE_TENSORS)
         self._convolve_rows = Launch(launch_convolve_rows, CONV_TENSORS)
         self._rows, self._verify = Launch(launch_rows, ROW_TENSORS), Launch(launch_verify, VERIFY_TENSORS)
@@ -85,7 +84,7 @@ class TritonState:
             return
         records = tuple(self._buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES))
         mask = batch.tail.mask if isinstance(batch.tail, Tree) else None
-        self._verify((self._shape, cache.layer, self._pdl), (*tensors, mask, *records), mutates=(out, *records))
+        self._verify((self._shape, cache.layer), (*tensors, mask, *records), mutates=(out, *records))
 
     def commit(
         self,

@@ -21,8 +21,10 @@ WINDOW_ELEMENTS = 2048
 """Elements of a window that one program moves; a multiple of no window, so some threads stay idle."""
 
 
-PATH_ROWS = 4
+PATH_ROWS = 2
 """Rows of a path that are loaded together."""
+COMMIT_REGISTERS = 64
+"""Registers of a thread; more programs of fewer registers keep more loads in flight."""
 
 
 def launch_commit(
@@ -66,5 +68,5 @@ def launch_commit(
         VALUE_DIM=shape.value_dim, KEY_GATE=shape.gate is Gate.KEY, CONSTANT=shape.gate is Gate.CONSTANT,
         PATH=has_path, NUM_CHANNELS=num_channels, COLUMNS=columns,
         BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, BLOCK=block, UNROLL=PATH_ROWS,
-        num_warps=blocks.num_warps, maxnreg=2 * blocks.max_registers,
+        num_warps=blocks.num_warps, maxnreg=COMMIT_REGISTERS,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def launch_all(geometry: StateGeometry) -> None:
             launch_rows(s, state_blocks(geometry), True, *given)
         if verifies:
             records: list[Any] = [buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES)]
-            launch_verify(s, 0, geometry.device.arch >= 90, *given, None, *records)  # type: ignore[call-arg]
+            launch_verify(s, 0, *given, None, *records)  # type: ignore[call-arg]
     nodes = int(geometry.draft.num_draft_tokens)
     path = stand_in(1, dtype="int64"), stand_in(1, nodes, dtype="int64")
     pool = (stand_in(1, *one.shape, dtype=str(one.dtype).removeprefix("torch.")) for one in (state, conv))

@@ -8,7 +8,7 @@ import triton
 from draftmark import Gate, Recurrence, StateShape
 from draftmark.runtime import ForwardBatch
 
-from ..launch.launcher import launch_kernel, pdl_option
+from ..launch.launcher import launch_kernel
 from .launching import kernel_for, kernels
 from .sizing import ROWS_PER_BLOCK, StateBlocks, state_parts, verify_blocks
 
@@ -69,7 +69,6 @@ def launch_rows(
 def launch_verify(
     shape: StateShape,
     layer: int,
-    pdl: bool,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -91,31 +90,27 @@ def launch_verify(
 
     Args:
         layer: index of the layer in its pool.
-        pdl: launch the second kernel as a programmatic dependent of the first; for sm_90 and newer.
         mask: `Tree.mask`, or None for chains.
         keys, updates, decays, totals, matrices: buffers of `sizing.state_buffers`.
     """
     _, max_reqs, nodes = keys.shape[:3]
-    pdl = pdl and q.is_cuda  # a geometry of a GPU is interpreted over CPU tensors too
-    blocks, pairs, width = verify_blocks(shape, nodes), matrices.shape[2], matrices.shape[4]
-    first_entry, precise, one_block = layer * max_reqs, shape.dtype == "float32", nodes <= ROWS_PER_BLOCK
+    blocks, pairs, width = verify_blocks(shape), matrices.shape[2], matrices.shape[4]
+    first_entry, precise = layer * max_reqs, shape.dtype == "float32"
     key_constants = {"HEADS_PER_KEY": shape.heads_per_key, "KEY_DIM": shape.key_dim, "BLOCK_K": blocks.block_k}
     launch_kernel(
         kernel_for(kernels.pairs.verify_pairs, q), (pairs, shape.num_heads, len(slots)),
         q, k, log_decay, q if beta is None else beta, q_indptr, slots if mask is None else mask, keys, decays, totals,
         matrices, *head_strides(q, k), *decay_strides(shape, log_decay), 0 if beta is None else beta.stride(0),
         first_entry, nodes, width, 0 if mask is None else mask.stride(0), int(mask is not None), layer,
-        **key_constants, **kinds(shape), CONSTANT=shape.gate is Gate.CONSTANT, PRECISE=precise,
-        ONE_BLOCK=one_block, PDL=pdl, num_warps=4 if shape.gate is Gate.KEY else 1,
+        **key_constants, **kinds(shape), CONSTANT=shape.gate is Gate.CONSTANT, PRECISE=precise, num_warps=1,
     )  # fmt: skip
     launch_kernel(
         kernel_for(kernels.verify.recur_verify, q),
-        (triton.cdiv(shape.value_dim, blocks.block_v * blocks.tiles), shape.num_heads, len(slots)),
+        (triton.cdiv(shape.value_dim, blocks.block_v), shape.num_heads, len(slots)),
         q, k, v, state, slots, prefix_lens, q_indptr, out, updates, totals, matrices, *head_strides(q, k, v),
         state.stride(0), len(q), first_entry, nodes, width, pairs, **key_constants, VALUE_DIM=shape.value_dim,
-        **kinds(shape), ONE_BLOCK=one_block, PARTS=state_parts(shape), PRECISE=precise,
-        BLOCK_V=blocks.block_v, TILES=blocks.tiles, STAGES=blocks.stages, num_warps=blocks.num_warps,
-        maxnreg=blocks.max_registers, PDL=pdl, **pdl_option(pdl),
+        **kinds(shape), ONE_BLOCK=nodes <= ROWS_PER_BLOCK, PARTS=state_parts(shape), PRECISE=precise,
+        BLOCK_V=blocks.block_v, num_warps=blocks.num_warps, maxnreg=blocks.max_registers,
     )  # fmt: skip
 
 

@@ -48,33 +48,29 @@ def state_blocks(geometry: StateGeometry) -> StateBlocks:
     block_v = min(32, next_power_of_two(s.value_dim), max(1, 8192 // keys))
     # More threads than keys: Triton then loads a row's keys in the layout of the tile.
     num_warps = max(1, min(8, block_v * keys // 512))
-    return StateBlocks(block_v, chunk, keys // chunk, num_warps, 64)
+    return StateBlocks(block_v, chunk, keys // chunk, num_warps, 48)
 
 
 class VerifyBlocks(NamedTuple):
-    """Tiles of the state that one program of `recur_verify` holds, ``[block_v, block_k]`` each.
+    """Tile of the state that one program of `recur_verify` holds: ``[block_v, block_k]``.
 
     Attributes:
         block_v, block_k: value elements, and key elements rounded up to a power of two.
-        tiles, stages: tiles of a program, one after another, and tiles that are loaded at once.
         num_warps: warps of a program.
         max_registers: registers of a thread; more programs of fewer registers keep more loads in flight.
     """
 
     block_v: int
     block_k: int
-    tiles: int
-    stages: int
     num_warps: int
     max_registers: int
 
 
-def verify_blocks(shape: StateShape, nodes: int) -> VerifyBlocks:
-    """Return the tiles of the verify kernel; its matrix products need 16 value and key elements or more."""
+def verify_blocks(shape: StateShape) -> VerifyBlocks:
+    """Return the tile of the verify kernel; its matrix products need 16 value and key elements or more."""
     block_k = max(16, next_power_of_two(shape.key_dim))
     block_v = min(64, max(16, next_power_of_two(shape.value_dim)), max(16, 8192 // block_k))
-    tiles = min(2, ceil_div(shape.value_dim, block_v)) if nodes <= ROWS_PER_BLOCK else 1
-    return VerifyBlocks(block_v, block_k, tiles, 2, max(1, min(4, block_v * block_k // 1024)), 128)
+    return VerifyBlocks(block_v, block_k, max(1, min(4, block_v * block_k // 1024)), 168)
 
 
 def state_parts(shape: StateShape) -> int:

@@ -5,8 +5,7 @@ With G_t the product of the decays of row t and its ancestors, and for ancestors
     K_tj = (G_t/G_j) k_j · k_t, j ≠ t      P_tj = (G_t/G_j) k_j · q_t      T = (I + β K)⁻¹ β
 
 A program computes 16 x 16 of them: rows t of one block, and rows j of the same block or an earlier one. It stores T and
-P T on the diagonal, K and P below it; without a delta rule P.
-Example: 64 requests of 8 rows, 32 heads, 128 keys: 3 MB read, 1 MB written.
+P on the diagonal, K and P below it. Example: 64 requests of 8 rows, 32 heads, 128 keys: 3 MB read, 1 MB written.
 """
 
 import triton
@@ -168,9 +167,7 @@ def verify_pairs(
     KEY_GATE: tl.constexpr,
     CONSTANT: tl.constexpr,
     PRECISE: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Compute one pair of row blocks of one request and head, and record keys and decays.
 
@@ -186,23 +183,17 @@ def verify_pairs(
         first_entry: layer · max_reqs, the record entry of request 0.
         nodes, width: D, and min(D, 16).
         PRECISE: see `product`.
-        ONE_BLOCK: no request has more than 16 rows.
-        PDL: let the kernel that reads the results start early; it waits for this one before it reads them.
         BLOCK_K: KEY_DIM rounded up to a power of two.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     pair, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     heads, key_head = tl.num_programs(1), head // HEADS_PER_KEY
     at_decay = log_decay + head * stride_decay_head
     if CONSTANT and (request == 0) & (pair == 0):
         tl.store(decays + layer * heads + head, tl.load(at_decay))
-    block, other = 0, 0
-    if not ONE_BLOCK:
-        block, other = pair * 0, pair
-        while other > block:  # pair = block · (block + 1) / 2 + other
-            block += 1
-            other -= block
+    block, other = pair * 0, pair
+    while other > block:  # pair = block · (block + 1) / 2 + other
+        block += 1
+        other -= block
     first, last = tl.load(q_indptr + request).to(tl.int64), tl.load(q_indptr + request + 1).to(tl.int64)
     count = (last - first).to(tl.int32)
     if block * ROWS < count:
@@ -217,9 +208,6 @@ def verify_pairs(
         k_live = live[:, None] & k_inside[None, :]
         row_k = tl.load(at_k + line * stride_k_row + key[None, :], mask=k_live, other=0.0)
         row_q = tl.load(at_q + line * stride_q_row, mask=k_live, other=0.0)
-        if DELTA:
-            of_lines = tl.load(beta + (first + row) * stride_beta_row + head, mask=live, other=0.0)
-            of_columns = tl.load(beta + (first + column) * stride_beta_row + head, mask=column < count, other=0.0)
         of_row = totals_of(
             at_mask, at_decay, block, count, tree, mask_words, key, k_inside, stride_decay_row, BLOCK_K, KEY_GATE,
             PRECISE,
@@ -240,12 +228,10 @@ def verify_pairs(
                     tl.store(decays + (entry + row) * heads + head, logs, mask=live)
                 tl.store(at_total + row * heads, of_row, mask=live)
         seen = sees(at_mask, row, column, count, tree, mask_words)
-        of_column = of_row
-        if not ONE_BLOCK:
-            of_column = totals_of(
-                at_mask, at_decay, other, count, tree, mask_words, key, k_inside, stride_decay_row, BLOCK_K, KEY_GATE,
-                PRECISE,
-            )  # fmt: skip
+        of_column = totals_of(
+            at_mask, at_decay, other, count, tree, mask_words, key, k_inside, stride_decay_row, BLOCK_K, KEY_GATE,
+            PRECISE,
+        )  # fmt: skip
         across = column.to(tl.int64)[:, None]
         if KEY_GATE:
             # The diagonal program of the columns' block writes the same totals.
@@ -261,9 +247,10 @@ def verify_pairs(
             column_k = tl.load(at_k + across * stride_k_row + key[None, :], mask=here, other=0.0)
             among_keys, among_queries = pairs(row_k, row_q, of_row, column_k, of_column, seen)
         if DELTA and block == other:
-            below = tl.where(column[None, :] < row[:, None], among_keys * of_lines[:, None], 0.0)
-            among_keys = inverse(below, PRECISE) * of_columns[None, :]
-            among_queries = product(among_queries, among_keys, PRECISE)
+            strength = tl.load(beta + (first + row) * stride_beta_row + head, mask=live, other=0.0)
+            below = tl.where(column[None, :] < row[:, None], among_keys * strength[:, None], 0.0)
+            strength = tl.load(beta + (first + column) * stride_beta_row + head, mask=column < count, other=0.0)
+            among_keys = inverse(below, PRECISE) * strength[None, :]
         size = width * width
         to_row, to_column = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
         at = matrices + ((request * heads + head) * tl.num_programs(0) + pair) * 2 * size + to_row * width + to_column

@@ -33,17 +33,17 @@ def product(a, b, PRECISE: tl.constexpr):
 
 @inline
 def state_times(held, rows, PARTS: tl.constexpr, PRECISE: tl.constexpr):
-    """Return ``held · rowsᵀ``: a state tile ``[BLOCK_V, BLOCK_K]`` in float32 times rows ``[n, BLOCK_K]``.
+    """Return ``held · rowsᵀ``: a state tile ``[BLOCK_V, BLOCK_K]`` in float32 times 16 rows ``[16, BLOCK_K]``.
 
     Args:
         PARTS: bfloat16 numbers into which each element of the state is split, if the rows are bfloat16. One holds a
             bfloat16 state, and three hold 24 bits, so the products are exact. 0: the rows have another dtype.
     """
-    found = tl.full((held.shape[0], rows.shape[0]), 0, tl.float32)
     rows = tl.trans(rows)
     if PARTS == 0:
         return product(held, rows.to(tl.float32), PRECISE)
     else:
+        found = tl.full((held.shape[0], ROWS), 0, tl.float32)
         for _ in tl.static_range(PARTS):
             # The upper 16 bits are a bfloat16; a conversion that rounds would take a slow instruction.
             bits = held.to(tl.int32, bitcast=True)
