@@ -75,8 +75,8 @@ def page(collection: Museum) -> str:
         "",
         f"{len(known)} rules. Each rule is one check of `draftmark contract`. "
         "[The contract](contract.md) explains tiers, verdicts and profiles. A rule keeps its number for ever. "
-        "`draftmark contract NAME -k CHECK` runs one rule. A rule belongs to the host and device tiers and to contract "
-        "1.0, unless the line of its check says otherwise. *Bugs* are public bugs that break the rule.",
+        "`draftmark contract NAME -k CHECK` runs one rule. The line of a check has its tiers if they are not host and "
+        "device, its first contract version if it is not 1.0, and public bugs that break the rule.",
         "",
         '<div class="filter" data-rows="rules"></div>',
         "",
@@ -99,17 +99,15 @@ def main() -> None:
 def _entry(rule: Rule, collection: Museum) -> list[str]:
     check = rule.check
     tiers = [] if rule.tiers == BOTH else [rule.tiers]
-    since = [] if check.since == (1, 0) else [f"since {check.since[0]}.{check.since[1]}"]
+    since = [] if check.since == (1, 0) else [f"{check.since[0]}.{check.since[1]}"]
     unusual = f" ({', '.join([*tiers, *since])})" if tiers or since else ""
     lines = [f'<a id="rule-{rule.number}"></a>**{rule.number}. {check.doc}**', ""]
     lines += [check.details, ""] if check.details else []
-    lines += [f"`{check.name}`{unusual}", ""]
     shown = {bug.threads[0]: bug for bug in collection.bugs if set(bug.threads) & set(check.bugs)}
     threads = [thread for thread in check.bugs if not any(thread in bug.threads for bug in shown.values())]
     known = [*(_exhibit(bug) for bug in shown.values()), *(collection.link(thread) for thread in threads)]
-    if known:
-        lines += [f"Bugs: {', '.join(known)}.", ""]
-    return lines
+    bugs = f": {', '.join(known)}" if known else ""
+    return [*lines, f"`{check.name}`{unusual}{bugs}", ""]
 
 
 def _exhibit(bug: Bug) -> str:
