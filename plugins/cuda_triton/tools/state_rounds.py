@@ -268,7 +268,7 @@ class Rounds:
         written, interval = {0}, self.geometry.limits.state_interval
         kind = "a prompt" if batch.mode is Mode.EXTEND else "rows"
         # A prompt's products are of numbers in the activations' dtype.
-        limit = ROUNDOFF[self.shape.dtype] if batch.mode is Mode.EXTEND else 0.0
+        limit = 3 * ROUNDOFF[self.shape.dtype] if batch.mode is Mode.EXTEND else 0.0
         for i, r in enumerate(requests):
             length, path = self.lens[r], paths[i]
             reached = (length + len(path)) // interval * interval if interval else 0
