@@ -75,8 +75,8 @@ def page(collection: Museum) -> str:
         "",
         f"{len(known)} rules. Each rule is one check of `draftmark contract`. "
         "[The contract](contract.md) explains tiers, verdicts and profiles. A rule keeps its number for ever. "
-        "`draftmark contract NAME -k CHECK` runs one rule. The line of a check has its tiers if they are not host and "
-        "device, its first contract version if it is not 1.0, and public bugs that break the rule.",
+        "`draftmark contract NAME -k CHECK` runs one rule. The line of a check has its unusual tiers and first version "
+        "(otherwise host and device, and 1.0), and public bugs that break the rule.",
         "",
         '<div class="filter" data-rows="rules"></div>',
         "",
