@@ -38,7 +38,13 @@ def test_json_agrees_with_itself(draftmark: Run) -> None:
         assert line["bytes"] == prod(line["shape"]) * DTYPE_BYTES[line["dtype"]]
     assert found["total_bytes"] == sum(line["bytes"] for line in found["buffers"])
     assert found["lengths"]["max_kv_len"] == 131072 + 64
-    assert found["geometry"]["draft"] == {"topk": 8, "num_steps": 5, "num_draft_tokens": 64, "block_size": 0}
+    assert found["geometry"]["draft"] == {
+        "topk": 8,
+        "num_steps": 5,
+        "num_draft_tokens": 64,
+        "block_size": 0,
+        "num_modules": 1,
+    }
 
 
 def test_draft_model_and_overlap(draftmark: Run) -> None:

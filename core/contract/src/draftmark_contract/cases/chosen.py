@@ -20,6 +20,8 @@ from .latent import HALF, LIMITS, MODES, Special, forwards_of, geometry_of, rows
 SINCE = (1, 5)
 PRODUCTION, POOLED = 2048, 2176
 """Widths of the lists of DeepSeek V3.2 and GLM-5, and of GLM-5.3, which adds the newest keys to its list."""
+CROWD = 24
+"""Requests of the forwards with lists of production width."""
 
 
 def listed(width: int, *rows: Any, **more: Any) -> AttentionShape:
@@ -137,11 +139,11 @@ def wide() -> list[Case]:
     """Return forwards with lists of production width in every mode, over requests of more keys than a list has."""
     found = []
     for number, mode in enumerate(Mode):
-        heads, page = ((8, 64), (16, 16), (5, 1))[number % 3]
+        heads, page = ((8, 64), (16, 16), (5, 1), (8, 128))[number % 4]
         rows = (576, 512) if mode in (Mode.DECODE, Mode.VERIFY) else (160, 128)
         width = POOLED if mode is Mode.VERIFY else PRODUCTION
-        sizes = Sizes(listed(width, heads, page, *rows), mode, 4, width + 300, 40)
-        slug = f"{mode.value}-h{heads}-page{page}".replace("_", "-")
+        sizes = Sizes(listed(width, heads, page, *rows), mode, CROWD, width + 300, 40)
+        slug = f"h{heads}-page{page}-{mode.value}".replace("_", "-")
         forwards = [replace(sizes.draw(slug), draw=draw) for draw in (0, 3)]
         found.append(Case(slug, forwards, SINCE))
     return found

@@ -9,7 +9,8 @@ memory. The state is read and written once a request.
     delta:  u^T = v^T T'^T − (S k^T)∘G T'^T     o^T = (S q^T)∘G + u^T P^T        S ← G_last S + (u∘G_last/G)^T k
     decay:  P_tj = (G_t/G_j) q_t·k_j           o^T = (S q^T)∘G + v^T P^T        S ← G_last S + (v∘G_last/G)^T k
 
-Bytes of one chunk and head, heads of 128, 16 bits: k, q and values 64 KiB, T' and P 16 KiB.
+Products have float32 operands, because the state and what rows add to it are rounded only where a slot is written.
+Bytes of one chunk and head, heads of 128, 16-bit rows: k, q and values 48 KiB, T' and P 32 KiB.
 """
 
 import triton
@@ -21,9 +22,9 @@ from .shared import bound, convert, inline, running_total, total
 
 @inline
 def load_columns(base, rows, live, stride, value, VALUE_DIM: tl.constexpr):
-    """Return value rows of one head, transposed ``[values, rows]``: zeros in dead rows and past VALUE_DIM."""
+    """Return value rows of one head in float32, ``[values, rows]``: zeros in dead rows and past VALUE_DIM."""
     mask = live[None, :] & (value < VALUE_DIM)[:, None]
-    return tl.load(base + rows[None, :] * stride + value[:, None], mask=mask, other=0.0)
+    return tl.load(base + rows[None, :] * stride + value[:, None], mask=mask, other=0.0).to(tl.float32)
 
 
 @inline
@@ -80,7 +81,6 @@ def extend_delta(
     BLOCK_V: tl.constexpr,
     BY_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Run the delta rule over the prepared chunks of one request, for BLOCK_V value rows of one head.
 
@@ -102,10 +102,9 @@ def extend_delta(
         index, element = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
         square = index[:, None] * CHUNK + index[None, :]
         tile = index[:, None] * BLOCK_K + element[None, :]
-        dtype: tl.constexpr = v.dtype.element_ty
         first = first_chunk(q_indptr, request)
         key_head = head // HEADS_PER_KEY
-        for chunk in tl.range(0, bound((end - start + CHUNK - 1) // CHUNK), num_stages=STAGES):
+        for chunk in range(0, bound((end - start + CHUNK - 1) // CHUNK)):
             at = (first + chunk).to(tl.int64) * HEADS + head
             rows = (start + chunk * CHUNK + index).to(tl.int64)
             live = rows < end
@@ -120,27 +119,47 @@ def extend_delta(
             values = load_columns(v + head * stride_v_head, rows, live, stride_v_row, value, VALUE_DIM)
             solve = tl.load(solved + at * CHUNK * CHUNK + square)
             score = tl.load(scores + at * CHUNK * CHUNK + square)
-            operand = convert(held, dtype)
-            predicted = product(operand, tl.trans(from_state), None, PRECISION)
+            predicted = product(held, tl.trans(from_state), None, PRECISION)
             # The values pass through a product, so that they come from shared memory without a layout conversion.
             write = product(values, tl.trans(solve), None, PRECISION)
-            seen = product(operand, tl.trans(own_q), None, PRECISION)
+            seen = product(held, tl.trans(own_q), None, PRECISION)
             if not BY_KEY:
                 gate = tl.load(gates + at * CHUNK + index)
                 last = tl.load(gates + at * CHUNK + CHUNK - 1)
                 grown = tl.exp2(gate)[None, :]
                 predicted *= grown
                 seen *= grown
-            write = product(convert(-predicted, dtype), tl.trans(solve), write, PRECISION)
-            seen = product(convert(write, dtype), tl.trans(score), seen, PRECISION)
+            write = product(-predicted, tl.trans(solve), write, PRECISION)
+            seen = product(write, tl.trans(score), seen, PRECISION)
             if BY_KEY:
                 held *= tl.exp2(tl.load(gates + at * BLOCK_K + element))[None, :]
             else:
                 write *= tl.exp2(last - gate)[None, :]
                 held *= tl.exp2(last)
-            held = product(convert(write, dtype), to_state, held, PRECISION)
+            held = product(write, to_state, held, PRECISION)
             store_columns(out + head * VALUE_DIM, rows, live, HEADS * VALUE_DIM, value, seen, VALUE_DIM)
         tl.store(own, convert(held, state.dtype.element_ty), mask=exists)
+
+
+@inline
+def decays_of(log_decay, rows, live, stride, count, CONSTANT: tl.constexpr):
+    """Return log2 of the decays of a chunk: up to each row, from each row to each later one, from each row, of all.
+
+    A constant decay is multiplied by the number of rows. The difference of two large sums would lose its last digits.
+
+    Args:
+        count: live rows of the chunk.
+    """
+    index = tl.arange(0, CHUNK)
+    if CONSTANT:
+        rate = tl.load(log_decay) * LOG2_E
+        between = rate * (index[None, :] - index[:, None]).to(tl.float32)
+        after = rate * (count - 1 - index).to(tl.float32)
+        return rate * (index + 1).to(tl.float32), between, tl.minimum(after, 0.0), rate * count.to(tl.float32)
+    else:
+        decay = tl.load(log_decay + rows * stride, mask=live, other=0.0) * LOG2_E
+        gate, last = running_total(decay), total(decay, 0)
+        return gate, gate[None, :] - gate[:, None], tl.minimum(last - gate, 0.0), last
 
 
 @triton.jit(do_not_specialize_on_alignment=["log_decay", "slots", "prefix_lens", "q_indptr"])
@@ -169,13 +188,13 @@ def extend_decay(
     VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    CONSTANT: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Run a decaying state over the chunks of one request, for BLOCK_V value rows of one head.
 
     Args:
-        log_decay: float32 ``[rows, HEADS]``; a constant decay has row stride 0.
+        log_decay: float32 ``[rows, HEADS]``, or ``[HEADS]`` with CONSTANT.
         state, slots, out: as in `extend_delta`.
     """
     request, block = tl.program_id(1), tl.program_id(0)
@@ -187,24 +206,23 @@ def extend_decay(
         own = state + tl.load(slots + request).to(tl.int64) * stride_slot + head * VALUE_DIM * KEY_DIM + offset
         held = load_state(own, exists, tl.load(prefix_lens + request))
         index = tl.arange(0, CHUNK)
-        dtype: tl.constexpr = v.dtype.element_ty
         key_head = head // HEADS_PER_KEY
-        for chunk in tl.range(0, bound((end - start + CHUNK - 1) // CHUNK), num_stages=STAGES):
+        for chunk in range(0, bound((end - start + CHUNK - 1) // CHUNK)):
             rows = (start + chunk * CHUNK + index).to(tl.int64)
             live = rows < end
             own_k = load_rows(k + key_head * stride_k_head, rows, live, stride_k_row, KEY_DIM, BLOCK_K)
             own_q = load_rows(q + key_head * stride_q_head, rows, live, stride_q_row, KEY_DIM, BLOCK_K)
             values = load_columns(v + head * stride_v_head, rows, live, stride_v_row, value, VALUE_DIM)
-            decay = (
-                tl.load(log_decay + rows * stride_decay_row + head * stride_decay_head, mask=live, other=0.0) * LOG2_E
-            )
-            gate, last = running_total(decay), total(decay, 0)
+            gate, between, after, whole = decays_of(
+                log_decay + head * stride_decay_head, rows, live, stride_decay_row,
+                tl.minimum(end - start - chunk * CHUNK, CHUNK), CONSTANT,
+            )  # fmt: skip
             score = product(own_k, tl.trans(own_q), None, PRECISION)
             later = index[None, :] >= index[:, None]
-            score *= tl.exp2(tl.where(later, gate[None, :] - gate[:, None], -float("inf")))
-            seen = product(convert(held, dtype), tl.trans(own_q), None, PRECISION) * tl.exp2(gate)[None, :]
-            seen = product(values, convert(score, dtype), seen, PRECISION)
+            score *= tl.exp2(tl.where(later, between, -float("inf")))
+            seen = product(held, tl.trans(own_q), None, PRECISION) * tl.exp2(gate)[None, :]
+            seen = product(values, score, seen, PRECISION)
             store_columns(out + head * VALUE_DIM, rows, live, HEADS * VALUE_DIM, value, seen, VALUE_DIM)
-            kept = values.to(tl.float32) * tl.exp2(tl.minimum(last - gate, 0.0))[None, :]
-            held = product(convert(kept, dtype), own_k, held * tl.exp2(last), PRECISION)
+            kept = values * tl.exp2(after)[None, :]
+            held = product(kept, own_k, held * tl.exp2(whole), PRECISION)
         tl.store(own, convert(held, state.dtype.element_ty), mask=exists)
