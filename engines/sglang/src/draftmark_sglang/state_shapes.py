@@ -76,12 +76,13 @@ def served_states(model_config: Any, arguments: Any) -> ServedStates | None:
 def _backend(options: Options, device: str, recurrence: Recurrence) -> LoadedBackend | None:
     """Return the backend for recurrent layers; None for SGLang's own.
 
-    Without DRAFTMARK_STATE_BACKEND it is the backend that serves attention, if that serves the recurrence.
+    Without DRAFTMARK_STATE_BACKEND it is the backend that serves attention, if that serves the recurrence. On a GPU it
+    is SGLang's own, because texts of a hybrid model were wrong there (docs/what-was-run.md).
 
     Raises:
         EngineError: the named backend is unknown, not installed, or runs on another device.
     """
-    if options.state_backend == SGLANG:
+    if options.state_backend == SGLANG or (not options.state_backend and device == "cuda"):
         return None
     loaded = choose(options.state_backend or options.backend, device)
     return loaded if options.state_backend or recurrence in loaded.info.recurrences else None

@@ -50,14 +50,14 @@ def test_each_recurrence_is_served(recurrence, nodes):
 
 
 def test_records_have_a_key_an_update_and_a_decay_of_each_row():
-    """64 requests of 64 rows in 36 layers need 5.6 GB, where a state of each row needs 309 GB."""
+    """64 requests of 64 rows in 36 layers need 5.2 GB, where a state of each row needs 309 GB."""
     whole = {one.name: one.nbytes for one in sizing.state_buffers(geometry_of(nodes=64, num_layers=36))}
     rows = 36 * 64 * 64
     assert whole["keys"] == rows * 16 * 128 * 2
     assert whole["updates"] == rows * 32 * 128 * 4
     assert whole["decays"] == rows * 32 * 4
     assert whole["channels"] == rows * 8192 * 2
-    assert sum(whole.values()) < 5.7e9
+    assert sum(whole.values()) < 5.6e9
 
 
 def test_a_geometry_without_a_verify_keeps_no_rows():
@@ -78,12 +78,12 @@ def test_the_list_of_kernels_is_short(nodes):
 KINDS = {
     "convolve_one": 2,
     "convolve_rows": 4,
-    "recur_rows": 1,
+    "recur_rows": 2,
     "verify_pairs": 1,
     "recur_verify": 1,
     "commit_rows": 2,
 }
-"""Kernels of every mode except the recurrence of EXTEND, by name."""
+"""Kernels of every mode, by name; `recur_rows` runs decodes and, row by row, prompts of 16 bits."""
 
 
 def test_kernels_do_not_depend_on_what_varies_in_traffic():

@@ -94,17 +94,19 @@ class Extend:
             "PRECISION": blocks.precision,
         }  # fmt: skip
         prepare = kernels.extend_prepare.prepare_key if by_key else kernels.extend_prepare.prepare_head
+        # float16 has too few exponents for the factors of a decay ratio.
+        own = {"WIDE": s.dtype != "bfloat16"} if by_key else {}
         launch_kernel(
             kernel_for(prepare, q), (s.num_heads * (q.shape[0] // sizing.CHUNK + requests),),
             q, k, log_decay, beta, q_indptr, *scratch, requests, *head_strides(q, k), *decay_strides(s, log_decay),
-            beta.stride(0), **constants, num_warps=blocks.prepare_warps,
+            beta.stride(0), **constants, **own, num_warps=blocks.prepare_warps,
         )  # fmt: skip
         keyed = scratch[3:] if by_key else scratch[2:3] * 3
         launch_kernel(
             kernel_for(kernels.extend.extend_delta, q), self._grid(requests),
             q, k, v, *scratch[:3], *keyed, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
             state.stride(0), **constants, VALUE_DIM=s.value_dim, BLOCK_V=blocks.block_v, BY_KEY=by_key,
-            num_warps=blocks.num_warps,
+            STAGES=blocks.stages, num_warps=blocks.num_warps,
         )  # fmt: skip
 
     def _launch_decay(
@@ -127,7 +129,8 @@ class Extend:
             q, k, v, log_decay, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
             *decay_strides(s, log_decay), state.stride(0), HEADS=s.num_heads, HEADS_PER_KEY=s.heads_per_key,
             KEY_DIM=s.key_dim, VALUE_DIM=s.value_dim, BLOCK_K=blocks.block_k, BLOCK_V=blocks.block_v,
-            CONSTANT=s.gate is Gate.CONSTANT, PRECISION=blocks.precision, num_warps=blocks.num_warps,
+            CONSTANT=s.gate is Gate.CONSTANT,
+            PRECISION=blocks.precision, STAGES=blocks.stages, num_warps=blocks.num_warps,
         )  # fmt: skip
 
     def _grid(self, requests: int) -> tuple[int, int]:

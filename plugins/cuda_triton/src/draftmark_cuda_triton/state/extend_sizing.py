@@ -10,8 +10,9 @@ from ..heuristics.common import next_power_of_two
 
 CHUNK = 64
 """Rows of a prompt that the kernels compute together; `kernels.extend_chunks.CHUNK`."""
-MIN_BLOCK, MAX_BLOCK_V, MAX_BLOCK_K = 16, 64, 128
-"""Smallest block of a matrix product; value elements of a program, the rows of a wgmma; key elements of a program."""
+MIN_BLOCK, MAX_BLOCK_V, MAX_STAGES, MAX_WIDE_BLOCK_K = 16, 64, 3, 128
+"""Smallest block of a matrix product; value elements of a program, the rows of a wgmma; chunks in flight; key elements
+of a program with float32 operands."""
 SHARED_MEMORY = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
 MIN_SHARED_MEMORY = 99 << 10
 """Bytes of shared memory of a block, by compute capability times ten, and of every other GPU from sm_80 on (CUDA C++
@@ -28,14 +29,15 @@ class ExtendBlocks(NamedTuple):
 
     Attributes:
         block_k, block_v: key and value elements, padded to powers of two.
-        num_warps: warps of a program.
+        num_warps, stages: warps of a program, and chunks that are in flight.
         prepare_warps: warps of a program of `kernels.extend_prepare`.
-        precision: Triton's precision of the products. Three tf32 products are as precise as float32.
+        precision: Triton's precision of products of float32 operands. Three tf32 products are as precise as float32.
     """
 
     block_k: int
     block_v: int
     num_warps: int
+    stages: int
     prepare_warps: int
     precision: str
 
@@ -43,19 +45,24 @@ class ExtendBlocks(NamedTuple):
 def runs_in_chunks(geometry: StateGeometry) -> bool:
     """Check whether EXTEND runs in chunks; otherwise it runs row by row.
 
+    Rows of 16 bits run row by row: the kernels round their operands to 16 bits, and the contract allows one rounding.
+
     A decay per key element without a delta rule (Mamba1) has one value element a head, so products do not pay. Chunks
-    also need shared memory for one chunk, and registers: operands of more than MAX_BLOCK_K key elements would spill by
-    thousands.
+    also need shared memory for one stage, and registers: float32 operands of more than MAX_WIDE_BLOCK_K key elements
+    would spill by thousands.
     """
     s = geometry.state
     by_key = s.recurrence is Recurrence.DECAY and s.gate is Gate.KEY
-    return not by_key and _block_k(s) <= MAX_BLOCK_K and _stage_bytes(s) <= _shared_memory(geometry)
+    wide = s.dtype == "float32" and _block_k(s) > MAX_WIDE_BLOCK_K
+    return s.dtype == "float32" and not by_key and not wide and _stage_bytes(s) <= _shared_memory(geometry)
 
 
 def extend_blocks(geometry: StateGeometry) -> ExtendBlocks:
     """Return the block sizes of a layer's EXTEND kernels."""
     s = geometry.state
-    return ExtendBlocks(_block_k(s), _block_v(s), 4, 8 if s.gate is Gate.KEY else 4, "tf32x3")
+    wide, by_key = s.dtype == "float32", s.gate is Gate.KEY
+    stages = 1 if wide else max(1, min(MAX_STAGES, _shared_memory(geometry) // _stage_bytes(s)))
+    return ExtendBlocks(_block_k(s), _block_v(s), 4, stages, 8 if by_key else 4, "tf32x3" if wide else "tf32")
 
 
 def _block_k(shape: StateShape) -> int:
@@ -67,9 +74,9 @@ def _block_v(shape: StateShape) -> int:
 
 
 def _stage_bytes(shape: StateShape) -> int:
-    """Return the bytes of one chunk's float32 tiles in shared memory: keys, queries, values and two matrices."""
+    """Return the bytes of one chunk's tiles in shared memory: keys, queries, values and two matrices."""
     tiles = 3 if shape.gate is Gate.KEY else 2
-    return CHUNK * (tiles * _block_k(shape) + _block_v(shape) + 2 * CHUNK) * DTYPE_BYTES["float32"]
+    return CHUNK * (tiles * _block_k(shape) + _block_v(shape) + 2 * CHUNK) * DTYPE_BYTES[shape.dtype]
 
 
 def _shared_memory(geometry: StateGeometry) -> int:
@@ -92,6 +99,6 @@ def extend_buffers(geometry: StateGeometry) -> list[BufferSpec]:
         return BufferSpec(name, Role.WORKSPACE, (*lead, *shape), dtype, Unit.ELEMENTS, formula)
 
     specs = [buffer(GATES, (block_k if by_key else CHUNK,), "float32")]
-    specs += [buffer(name, (CHUNK, CHUNK), "float32") for name in (SOLVED, SCORES)]
+    specs += [buffer(name, (CHUNK, CHUNK), s.dtype) for name in (SOLVED, SCORES)]
     keyed = (KEYS_IN, KEYS_OUT, QUERIES) if by_key else ()
-    return specs + [buffer(name, (CHUNK, block_k), "float32") for name in keyed]
+    return specs + [buffer(name, (CHUNK, block_k), s.dtype) for name in keyed]

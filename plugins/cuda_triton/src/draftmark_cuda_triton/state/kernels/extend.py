@@ -9,8 +9,7 @@ memory. The state is read and written once a request.
     delta:  u^T = v^T T'^T − (S k^T)∘G T'^T     o^T = (S q^T)∘G + u^T P^T        S ← G_last S + (u∘G_last/G)^T k
     decay:  P_tj = (G_t/G_j) q_t·k_j           o^T = (S q^T)∘G + v^T P^T        S ← G_last S + (v∘G_last/G)^T k
 
-Products have float32 operands, because the state and what rows add to it are rounded only where a slot is written.
-Bytes of one chunk and head, heads of 128, 16-bit rows: k, q and values 48 KiB, T' and P 32 KiB.
+Bytes of one chunk and head, heads of 128, 16 bits: k, q and values 64 KiB, T' and P 16 KiB.
 """
 
 import triton
@@ -22,9 +21,9 @@ from .shared import bound, convert, inline, running_total, total
 
 @inline
 def load_columns(base, rows, live, stride, value, VALUE_DIM: tl.constexpr):
-    """Return value rows of one head in float32, ``[values, rows]``: zeros in dead rows and past VALUE_DIM."""
+    """Return value rows of one head, transposed ``[values, rows]``: zeros in dead rows and past VALUE_DIM."""
     mask = live[None, :] & (value < VALUE_DIM)[:, None]
-    return tl.load(base + rows[None, :] * stride + value[:, None], mask=mask, other=0.0).to(tl.float32)
+    return tl.load(base + rows[None, :] * stride + value[:, None], mask=mask, other=0.0)
 
 
 @inline
@@ -81,6 +80,7 @@ def extend_delta(
     BLOCK_V: tl.constexpr,
     BY_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Run the delta rule over the prepared chunks of one request, for BLOCK_V value rows of one head.
 
@@ -102,9 +102,10 @@ def extend_delta(
         index, element = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
         square = index[:, None] * CHUNK + index[None, :]
         tile = index[:, None] * BLOCK_K + element[None, :]
+        dtype: tl.constexpr = v.dtype.element_ty
         first = first_chunk(q_indptr, request)
         key_head = head // HEADS_PER_KEY
-        for chunk in range(0, bound((end - start + CHUNK - 1) // CHUNK)):
+        for chunk in tl.range(0, bound((end - start + CHUNK - 1) // CHUNK), num_stages=STAGES):
             at = (first + chunk).to(tl.int64) * HEADS + head
             rows = (start + chunk * CHUNK + index).to(tl.int64)
             live = rows < end
@@ -119,24 +120,25 @@ def extend_delta(
             values = load_columns(v + head * stride_v_head, rows, live, stride_v_row, value, VALUE_DIM)
             solve = tl.load(solved + at * CHUNK * CHUNK + square)
             score = tl.load(scores + at * CHUNK * CHUNK + square)
-            predicted = product(held, tl.trans(from_state), None, PRECISION)
+            operand = convert(held, dtype)
+            predicted = product(operand, tl.trans(from_state), None, PRECISION)
             # The values pass through a product, so that they come from shared memory without a layout conversion.
             write = product(values, tl.trans(solve), None, PRECISION)
-            seen = product(held, tl.trans(own_q), None, PRECISION)
+            seen = product(operand, tl.trans(own_q), None, PRECISION)
             if not BY_KEY:
                 gate = tl.load(gates + at * CHUNK + index)
                 last = tl.load(gates + at * CHUNK + CHUNK - 1)
                 grown = tl.exp2(gate)[None, :]
                 predicted *= grown
                 seen *= grown
-            write = product(-predicted, tl.trans(solve), write, PRECISION)
-            seen = product(write, tl.trans(score), seen, PRECISION)
+            write = product(convert(-predicted, dtype), tl.trans(solve), write, PRECISION)
+            seen = product(convert(write, dtype), tl.trans(score), seen, PRECISION)
             if BY_KEY:
                 held *= tl.exp2(tl.load(gates + at * BLOCK_K + element))[None, :]
             else:
                 write *= tl.exp2(last - gate)[None, :]
                 held *= tl.exp2(last)
-            held = product(write, to_state, held, PRECISION)
+            held = product(convert(write, dtype), to_state, held, PRECISION)
             store_columns(out + head * VALUE_DIM, rows, live, HEADS * VALUE_DIM, value, seen, VALUE_DIM)
         tl.store(own, convert(held, state.dtype.element_ty), mask=exists)
 
@@ -145,7 +147,8 @@ def extend_delta(
 def decays_of(log_decay, rows, live, stride, count, CONSTANT: tl.constexpr):
     """Return log2 of the decays of a chunk: up to each row, from each row to each later one, from each row, of all.
 
-    A constant decay is multiplied by the number of rows. The difference of two large sums would lose its last digits.
+    The difference of two large float32 sums would lose its last digits. So a constant decay is multiplied by the number
+    of rows, and other sums are float64.
 
     Args:
         count: live rows of the chunk.
@@ -157,9 +160,10 @@ def decays_of(log_decay, rows, live, stride, count, CONSTANT: tl.constexpr):
         after = rate * (count - 1 - index).to(tl.float32)
         return rate * (index + 1).to(tl.float32), between, tl.minimum(after, 0.0), rate * count.to(tl.float32)
     else:
-        decay = tl.load(log_decay + rows * stride, mask=live, other=0.0) * LOG2_E
+        decay = tl.load(log_decay + rows * stride, mask=live, other=0.0).to(tl.float64) * LOG2_E
         gate, last = running_total(decay), total(decay, 0)
-        return gate, gate[None, :] - gate[:, None], tl.minimum(last - gate, 0.0), last
+        between, after = gate[None, :] - gate[:, None], tl.minimum(last - gate, 0.0)
+        return gate.to(tl.float32), between.to(tl.float32), after.to(tl.float32), last.to(tl.float32)
 
 
 @triton.jit(do_not_specialize_on_alignment=["log_decay", "slots", "prefix_lens", "q_indptr"])
@@ -190,6 +194,7 @@ def extend_decay(
     BLOCK_V: tl.constexpr,
     CONSTANT: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Run a decaying state over the chunks of one request, for BLOCK_V value rows of one head.
 
@@ -206,8 +211,9 @@ def extend_decay(
         own = state + tl.load(slots + request).to(tl.int64) * stride_slot + head * VALUE_DIM * KEY_DIM + offset
         held = load_state(own, exists, tl.load(prefix_lens + request))
         index = tl.arange(0, CHUNK)
+        dtype: tl.constexpr = v.dtype.element_ty
         key_head = head // HEADS_PER_KEY
-        for chunk in range(0, bound((end - start + CHUNK - 1) // CHUNK)):
+        for chunk in tl.range(0, bound((end - start + CHUNK - 1) // CHUNK), num_stages=STAGES):
             rows = (start + chunk * CHUNK + index).to(tl.int64)
             live = rows < end
             own_k = load_rows(k + key_head * stride_k_head, rows, live, stride_k_row, KEY_DIM, BLOCK_K)
@@ -220,9 +226,9 @@ def extend_decay(
             score = product(own_k, tl.trans(own_q), None, PRECISION)
             later = index[None, :] >= index[:, None]
             score *= tl.exp2(tl.where(later, between, -float("inf")))
-            seen = product(held, tl.trans(own_q), None, PRECISION) * tl.exp2(gate)[None, :]
-            seen = product(values, score, seen, PRECISION)
+            seen = product(convert(held, dtype), tl.trans(own_q), None, PRECISION) * tl.exp2(gate)[None, :]
+            seen = product(values, convert(score, dtype), seen, PRECISION)
             store_columns(out + head * VALUE_DIM, rows, live, HEADS * VALUE_DIM, value, seen, VALUE_DIM)
-            kept = values * tl.exp2(after)[None, :]
-            held = product(kept, own_k, held * tl.exp2(whole), PRECISION)
+            kept = values.to(tl.float32) * tl.exp2(after)[None, :]
+            held = product(convert(kept, dtype), own_k, held * tl.exp2(whole), PRECISION)
         tl.store(own, convert(held, state.dtype.element_ty), mask=exists)

@@ -34,21 +34,21 @@ def find_chunk(q_indptr, num_requests, chunk, BLOCK: tl.constexpr):
 
 @inline
 def product(a, b, acc, PRECISION: tl.constexpr):
-    """Return ``acc + a @ b`` of float32 operands."""
+    """Return ``acc + a @ b`` in float32; PRECISION is for float32 operands."""
     if INTERPRETED:
-        return tl.dot(a, b, acc, input_precision="ieee")
+        # The interpreter keeps bfloat16 as uint16 and would multiply the bit patterns.
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @inline
 def load_rows(base, rows, live, stride, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Return rows of one head in float32, ``[rows, BLOCK]``: zeros in dead rows and past DIM."""
+    """Return rows of one head ``[rows, BLOCK]``: zeros in dead rows and past DIM."""
     column = tl.arange(0, BLOCK)
     mask = live[:, None]
     if DIM != BLOCK:
         mask = mask & (column < DIM)[None, :]
-    at = base + rows.to(tl.int64)[:, None] * stride + column[None, :]
-    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(base + rows.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0.0)
 
 
 @inline

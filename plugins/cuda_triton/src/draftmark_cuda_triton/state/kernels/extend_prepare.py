@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .extend_chunks import CHUNK, LOG2_E, find_chunk, invert_unit_lower, load_rows, product
-from .shared import bound, inline, running_total, smallest, total
+from .shared import bound, convert, inline, running_total, smallest, total
 
 LARGEST_EXPONENT = tl.constexpr(100.0)
 """Exponent of 2 up to which a factor of a decay ratio is formed: products of small keys stay normal in bfloat16."""
@@ -25,7 +25,7 @@ REQUEST_BLOCK = tl.constexpr(256)
 def store_square(base, values):
     """Store a matrix ``[CHUNK, CHUNK]``."""
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    tl.store(base + row * CHUNK + column, values)
+    tl.store(base + row * CHUNK + column, convert(values, base.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["log_decay", "beta", "q_indptr"])
@@ -59,7 +59,7 @@ def prepare_head(
         log_decay: float32 ``[rows, HEADS]``; a constant decay has row stride 0.
         beta: float32 ``[rows, HEADS]``.
         gates: float32 ``[chunks, HEADS, CHUNK]``, output: log2 of the decay from the chunk's start.
-        solved, scores: float32 ``[chunks, HEADS, CHUNK, CHUNK]``, output: T' and P.
+        solved, scores: ``[chunks, HEADS, CHUNK, CHUNK]`` in q's dtype, output: T' and P.
     """
     chunk, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     first, end = find_chunk(q_indptr, num_requests, chunk, REQUEST_BLOCK)
@@ -93,12 +93,12 @@ def diagonal_products(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, B
     query_key, key_key = blocks
     index = tl.arange(0, CHUNK)
     row, column = index[:, None], index[None, :]
-    own_q = load_rows(q, rows, live, strides[0], DIM, BLOCK)
-    own_k = load_rows(k, rows, live, strides[1], DIM, BLOCK)
+    own_q = load_rows(q, rows, live, strides[0], DIM, BLOCK).to(tl.float32)
+    own_k = load_rows(k, rows, live, strides[1], DIM, BLOCK).to(tl.float32)
     log_ratio = tl.full((CHUNK, BLOCK), 0.0, tl.float32)
     for distance in range(bound(16)):
         inside = live & (index % 16 >= distance)
-        other = load_rows(k, rows - distance, inside, strides[1], DIM, BLOCK) * tl.exp2(log_ratio)
+        other = load_rows(k, rows - distance, inside, strides[1], DIM, BLOCK).to(tl.float32) * tl.exp2(log_ratio)
         here = (column == row - distance) & inside[:, None]
         query_key = tl.where(here, total(own_q * other, 1)[:, None], query_key)
         key_key = tl.where(here, total(own_k * other, 1)[:, None], key_key)
@@ -107,7 +107,9 @@ def diagonal_products(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, B
 
 
 @inline
-def products_by_block(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, BLOCK: tl.constexpr, decay, gate, P):
+def products_by_block(
+    q, k, log_decay, rows, live, strides, DIM: tl.constexpr, BLOCK: tl.constexpr, decay, gate, wide, P
+):
     """Return q·k and k·k of a chunk in which decays leave the range of one factor.
 
     The decay ratio of two rows in different blocks of 16 is the product of two factors up to 1, which meet at the start
@@ -115,7 +117,7 @@ def products_by_block(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, B
 
     Args:
         decay, gate: log2 of each row's decay, and of the decays from the chunk's start.
-        P: precision of the products.
+        wide: dtype of the products' operands; P: their precision.
     """
     index = tl.arange(0, CHUNK)
     row = index[:, None]
@@ -127,12 +129,12 @@ def products_by_block(q, k, log_decay, rows, live, strides, DIM: tl.constexpr, B
         inside = row // 16 == block
         least = tl.minimum(least, smallest(smallest(tl.where(inside, gate - start, 0.0), 0), 0))
         factor = tl.exp2(tl.minimum(gate - start, 0.0))
-        own_k = load_rows(k, rows, live, strides[1], DIM, BLOCK)
+        own_k = load_rows(k, rows, live, strides[1], DIM, BLOCK).to(tl.float32)
         exponent = tl.minimum(start - gate, LARGEST_EXPONENT)
-        other = tl.trans(tl.where(row < 16 * block + 16, own_k * tl.exp2(exponent), 0.0))
-        key_key = tl.where(inside, product(own_k * factor, other, None, P), key_key)
-        own_q = load_rows(q, rows, live, strides[0], DIM, BLOCK)
-        query_key = tl.where(inside, product(own_q * factor, other, None, P), query_key)
+        other = tl.trans(convert(tl.where(row < 16 * block + 16, own_k * tl.exp2(exponent), 0.0), wide))
+        key_key = tl.where(inside, product(convert(own_k * factor, wide), other, None, P), key_key)
+        own_q = load_rows(q, rows, live, strides[0], DIM, BLOCK).to(tl.float32)
+        query_key = tl.where(inside, product(convert(own_q * factor, wide), other, None, P), query_key)
     if least < -LARGEST_EXPONENT:
         query_key, key_key = diagonal_products(q, k, log_decay, rows, live, strides, DIM, BLOCK, (query_key, key_key))
     return query_key, key_key
@@ -164,6 +166,7 @@ def prepare_key(
     KEY_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Write T', P, log2 G_last, G∘k, (G_last/G)∘k and G∘q of one chunk for one head.
 
@@ -173,7 +176,8 @@ def prepare_key(
     Args:
         log_decay: float32 ``[rows, HEADS, KEY_DIM]``.
         gates: float32 ``[chunks, HEADS, BLOCK_K]``, output: log2 of the decay of the whole chunk.
-        keys_in, keys_out, queries: float32 ``[chunks, HEADS, CHUNK, BLOCK_K]``, output; zeros past the last row.
+        keys_in, keys_out, queries: ``[chunks, HEADS, CHUNK, BLOCK_K]`` in q's dtype, output; zeros past the last row.
+        WIDE: form products in float32, because large factors exceed the range of float16.
     """
     chunk, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     first, end = find_chunk(q_indptr, num_requests, chunk, REQUEST_BLOCK)
@@ -184,8 +188,8 @@ def prepare_key(
         q += head // HEADS_PER_KEY * stride_q_head
         k += head // HEADS_PER_KEY * stride_k_head
         log_decay += head * stride_decay_head
-        own_q = load_rows(q, rows, live, stride_q_row, KEY_DIM, BLOCK_K)
-        own_k = load_rows(k, rows, live, stride_k_row, KEY_DIM, BLOCK_K)
+        own_q = load_rows(q, rows, live, stride_q_row, KEY_DIM, BLOCK_K).to(tl.float32)
+        own_k = load_rows(k, rows, live, stride_k_row, KEY_DIM, BLOCK_K).to(tl.float32)
         decay = load_rows(log_decay, rows, live, stride_decay_row, KEY_DIM, BLOCK_K) * LOG2_E
         strength = tl.load(beta + rows * stride_beta_row + head, mask=live, other=0.0)
 
@@ -193,19 +197,21 @@ def prepare_key(
         at = chunk.to(tl.int64) * HEADS + head
         tl.store(gates + at * BLOCK_K + element, last)
         tile, place = row * BLOCK_K + element[None, :], at * CHUNK * BLOCK_K
+        dtype: tl.constexpr = keys_in.dtype.element_ty
+        wide: tl.constexpr = tl.float32 if WIDE else dtype
         grown = tl.exp2(gate)
         scaled_q, scaled_k = own_q * grown, own_k * grown
-        tl.store(queries + place + tile, scaled_q)
-        tl.store(keys_in + place + tile, scaled_k)
-        tl.store(keys_out + place + tile, own_k * tl.exp2(tl.minimum(last[None, :] - gate, 0.0)))
+        tl.store(queries + place + tile, convert(scaled_q, dtype))
+        tl.store(keys_in + place + tile, convert(scaled_k, dtype))
+        tl.store(keys_out + place + tile, convert(own_k * tl.exp2(tl.minimum(last[None, :] - gate, 0.0)), dtype))
         if smallest(last, 0) > -LARGEST_EXPONENT:
-            other = tl.trans(own_k * tl.exp2(-gate))
-            query_key = product(scaled_q, other, None, PRECISION)
-            key_key = product(scaled_k, other, None, PRECISION)
+            other = tl.trans(convert(own_k * tl.exp2(-gate), wide))
+            query_key = product(convert(scaled_q, wide), other, None, PRECISION)
+            key_key = product(convert(scaled_k, wide), other, None, PRECISION)
         else:
             strides = (stride_q_row, stride_k_row, stride_decay_row)
             query_key, key_key = products_by_block(
-                q, k, log_decay, rows, live, strides, KEY_DIM, BLOCK_K, decay, gate, PRECISION
+                q, k, log_decay, rows, live, strides, KEY_DIM, BLOCK_K, decay, gate, wide, PRECISION
             )
         store_square(scores + at * CHUNK * CHUNK, tl.where(row >= column, query_key, 0.0))
         below = tl.where(row > column, key_key * strength[:, None], 0.0)
