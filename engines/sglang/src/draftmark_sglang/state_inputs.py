@@ -1,7 +1,7 @@
 """Inputs of the recurrence, computed from a layer's convolved channels and gate projections in plain torch.
 
 Formulas are those of SGLang's kernels (`fused_sigmoid_gating_recurrent.py`, `kda.py`, `selective_state_update`).
-`gate_kernels` has the same for Gated DeltaNet in one launch.
+`state_kernels` has the same for Gated DeltaNet in one launch.
 """
 
 from __future__ import annotations
