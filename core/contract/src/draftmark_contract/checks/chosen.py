@@ -12,10 +12,10 @@ from ..cases import chosen as cases
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import key_of
-from ..check import ContractViolation, Refused, Tier, check
+from ..check import ContractViolation, Tier, check
 from ..sizing.batches import brief
 from .latent_lse import assert_lse
-from .production import assert_forward
+from .production import assert_forward, assert_served_or_named
 from .random_history import assert_histories
 from .sizing import assert_covered
 from .tightness import index_buffers, own_buffers
@@ -128,24 +128,7 @@ def features_are_served_or_refused(subject: BackendUnderTest, special: Special) 
     A reason of its refusal contains the feature's name. A served feature gives right outputs.
     """
     subject.require(cases.claim()[0].value)
-    from ..harness.harness import Harness
-
-    pages = max(one.num_pages for one in special.forwards)
-    try:
-        harness = Harness(subject, special.geometry, pages)
-    except Refused as refusal:
-        if any(word in reason for reason in refusal.reasons for word in special.words):
-            return
-        raise ContractViolation(
-            "chosen keys are refused without a reason that names what is not served",
-            batch=brief(special.geometry),
-            got=refusal.reasons,
-            expected=f"a reason with {' or '.join(special.words)}",
-            formula="supports(geometry)",
-        ) from refusal
-    for number, forward in enumerate(special.forwards):
-        placed = harness.place(forward)
-        harness.assert_forward(placed, harness.load(placed, contents=Contents.SPREAD, seed=number))
+    assert_served_or_named(subject, special, "chosen keys are")
 
 
 @behaviour(Fixture.FORWARDS, cases=cases.wide, since=SINCE, bugs=("vllm#55563", "vllm#34552"))

@@ -9,9 +9,8 @@ from ..cases import latent as cases
 from ..cases import latent_sizes as sizes
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
-from ..check import Case, ContractViolation, Refused
-from ..sizing.batches import brief
-from .production import assert_forward
+from ..check import Case
+from .production import assert_forward, assert_served_or_named
 
 if TYPE_CHECKING:
     import torch
@@ -173,24 +172,7 @@ def features_are_served_or_refused(subject: BackendUnderTest, special: Special) 
     A reason of its refusal contains the feature's name or the width. A served feature gives right outputs.
     """
     subject.require(cases.geometry_of(cases.ATTENTIONS["h16-page64"], cases.MODES["plain"]))
-    from ..harness.harness import Harness
-
-    pages = max(one.num_pages for one in special.forwards)
-    try:
-        harness = Harness(subject, special.geometry, pages)
-    except Refused as refusal:
-        if any(word in reason for reason in refusal.reasons for word in special.words):
-            return
-        raise ContractViolation(
-            "a latent layer is refused without a reason that names what is not served",
-            batch=brief(special.geometry),
-            got=refusal.reasons,
-            expected=f"a reason with {' or '.join(special.words)}",
-            formula="supports(geometry)",
-        ) from refusal
-    for number, forward in enumerate(special.forwards):
-        placed = harness.place(forward)
-        harness.assert_forward(placed, harness.load(placed, contents=Contents.SPREAD, seed=number))
+    assert_served_or_named(subject, special, "a latent layer is")
 
 
 @behaviour(Fixture.LAYERS, cases=cases.pairs, since=SINCE, bugs=("tokenspeed#958", "sglang#23490"))

@@ -36,10 +36,13 @@ from ..cases.production import (
     wide_crowds,
     wide_tails,
 )
-from ..check import Case
+from ..check import Case, ContractViolation, Refused
 from ..oracle.formulas import draft_steps
+from ..sizing.batches import brief
 
 if TYPE_CHECKING:
+    from ..backend_under_test import BackendUnderTest
+    from ..cases.latent import Special
     from ..harness.graph_harness import GraphHarness
     from ..harness.harness import Harness
 
@@ -187,6 +190,32 @@ def full_size_is_right_on_device(harness: Harness, forward: ForwardCase) -> None
     The features are those of the profiles, each in every mode that it has.
     """
     assert_forward(harness, forward, Contents.WEIGHED, Contents.NEEDLES)
+
+
+def assert_served_or_named(subject: BackendUnderTest, special: Special, what: str) -> None:
+    """Check that a feature is served with right outputs, or refused with a reason that contains one of its words.
+
+    Args:
+        what: layers that have the feature, with their verb, for the message.
+    """
+    from ..harness.harness import Harness
+
+    pages = max(one.num_pages for one in special.forwards)
+    try:
+        harness = Harness(subject, special.geometry, pages)
+    except Refused as refusal:
+        if any(word in reason for reason in refusal.reasons for word in special.words):
+            return
+        raise ContractViolation(
+            f"{what} refused without a reason that names what is not served",
+            batch=brief(special.geometry),
+            got=refusal.reasons,
+            expected=f"a reason with {' or '.join(special.words)}",
+            formula="supports(geometry)",
+        ) from refusal
+    for number, forward in enumerate(special.forwards):
+        placed = harness.place(forward)
+        harness.assert_forward(placed, harness.load(placed, contents=Contents.SPREAD, seed=number))
 
 
 def assert_forward(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
