@@ -10,11 +10,18 @@ import pytest
 
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set the environment of the process that judges the module's `TARGET` on a CPU."""
+    """Set the environment of the process that judges the module's `TARGET` on a CPU.
+
+    vLLM loads its plugins once in a process, and the judge's environment disables draftmark's. Later tests of this
+    process fork engines that need it, so the flag is set back.
+    """
+    from vllm import plugins
+
     from draftmark_vllm.judge import ENGINE
 
-    before = dict(os.environ)
+    before, loaded = dict(os.environ), plugins.plugins_loaded
     os.environ.update(ENGINE.environment(request.module.TARGET, "cpu"))
     yield
     os.environ.clear()
     os.environ.update(before)
+    plugins.plugins_loaded = loaded
