@@ -94,7 +94,7 @@ def test_refusal_during_a_step_is_a_failure() -> None:
     """An item fails if `attend` raises `Refused` in the middle of a step, because refusals belong in `supports`."""
 
     def refuse(*arguments: Any) -> None:
-        raise Refused(["not this batch"])
+        raise Refused("not this batch")
 
     ended = _end(_plugin(refuse), DECODE)
     assert ended.outcome is Outcome.FAILED

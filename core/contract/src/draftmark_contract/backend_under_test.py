@@ -11,8 +11,9 @@ from draftmark.errors import BackendRefusal
 from draftmark.geometry import DeviceProfile, Geometry, Mode, StateGeometry
 from draftmark.loaded import LoadedBackend
 from draftmark.requirements import HostLengthsNeed
+from draftmark.version import CONTRACT_MINOR
 
-from .check import ContractViolation, Refused, Tier
+from .check import ContractViolation, Need, Refused, Tier, Unjudged
 from .layouts import MetadataSpec
 from .notes import Notes
 from .sizing.batches import brief
@@ -57,6 +58,34 @@ class BackendUnderTest:
     def for_item(self, tier: Tier) -> BackendUnderTest:
         """Return a new `BackendUnderTest` for the next item, with this backend and device."""
         return BackendUnderTest(self.backend, self.device, tier)
+
+    @property
+    def command(self) -> str:
+        """Command that judges this backend, for messages."""
+        where = f" --device {self.device}" if self.tier is Tier.DEVICE else ""
+        return f"draftmark contract {self.backend.name}{where}"
+
+    @property
+    def lacks(self) -> dict[Need, str]:
+        """Nothing: a plugin has every ability that a check needs, or declares that it has not."""
+        return {}
+
+    @property
+    def minor(self) -> int:
+        """Minor version of the contract that the plugin targets, or the newest if the plugin's value is invalid."""
+        minor = self.backend.info.contract_minor
+        return minor if type(minor) is int and 0 <= minor <= CONTRACT_MINOR else CONTRACT_MINOR
+
+    def admits(self, error: Refused | Unjudged) -> bool:
+        """Return True for an error that `refusal` created in this item. A plugin may raise none of these itself."""
+        return any(error is one for one in self.refused)
+
+    def printed(self, text: str) -> None:
+        """Raise `ContractViolation` if the backend has printed, and mark an item that ran on only some geometries."""
+        if text:
+            raise ContractViolation("the backend printed", got=repr(text[:200]), remedy="use logging")
+        if self.refused and not self.unjudged:
+            self.marks.add("partly refused")
 
     @property
     def kernels(self) -> bool:
@@ -120,7 +149,7 @@ class BackendUnderTest:
 
     def refusal(self, reasons: Sequence[str]) -> Refused:
         """Return a `Refused` error with these reasons of `supports`, and record it. The item can then be refused."""
-        made = Refused(reasons)
+        made = Refused(*reasons)
         self.refused.append(made)
         return made
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .check import Case, Tier, check
+from .check import Case, Need, Tier, check
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
@@ -51,6 +51,15 @@ class Fixture(StrEnum):
     SUBJECT = "subject"
     """``(BackendUnderTest, case value)``. Nothing is opened."""
 
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Abilities of the subject that a check with these arguments uses."""
+        if self is Fixture.SUBJECT:
+            return (Need.HOOKS,)
+        if self is Fixture.METADATA:
+            return (Need.METADATA,)
+        return (Need.FORWARD, Need.GRAPHS) if self in (Fixture.GRAPHS, Fixture.PROGRAM) else (Need.FORWARD,)
+
 
 Run = Callable[..., None]
 """Body of a check: takes the two arguments that its `Fixture` lists."""
@@ -70,8 +79,9 @@ def behaviour(
     def register(run: Run) -> Registered:
         on_host, on_device = _opening(fixture, run), _opening(fixture, run)
         on_device.__name__ = f"{run.__name__}_on_device"
-        check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(on_device)
-        return check(tier=Tier.HOST, cases=cases, since=since, bugs=bugs)(on_host)
+        more: dict[str, Any] = {"cases": cases, "since": since, "bugs": bugs, "needs": fixture.needs}
+        check(tier=Tier.DEVICE, **more)(on_device)
+        return check(tier=Tier.HOST, **more)(on_host)
 
     return register
 
@@ -80,7 +90,8 @@ def on_device_only(
     fixture: Fixture, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
 ) -> Callable[[Run], Registered]:
     """Register a check on the device tier only, because it is too slow for a host."""
-    return lambda run: check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(_opening(fixture, run))
+    more: dict[str, Any] = {"cases": cases, "since": since, "bugs": bugs, "needs": fixture.needs}
+    return lambda run: check(tier=Tier.DEVICE, **more)(_opening(fixture, run))
 
 
 def _opening(fixture: Fixture, run: Run) -> Registered:

@@ -13,7 +13,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,25 @@ class Tier(StrEnum):
         """Tiers that a run of this tier covers, in order; this tier is last."""
         order = tuple(Tier)
         return order[: order.index(self) + 1]
+
+
+class Need(StrEnum):
+    """Abilities of a subject that a check uses. An item is unjudged on a subject that lacks one of them."""
+
+    HOOKS = "hooks"
+    """A draftmark plugin: the check calls its hooks."""
+    SIZES = "sizes"
+    """Declared sizes of every buffer."""
+    METADATA = "metadata"
+    """Metadata with a declared meaning."""
+    FORWARD = "forward"
+    """Kernels that store KV and compute outputs of a batch."""
+    GRAPHS = "graphs"
+    """Forwards that are captured once and replayed."""
+
+
+SIZES = (Need.HOOKS, Need.SIZES)
+"""Needs of a check that asks a plugin for sizes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,7 @@ class Check:
         bugs: public issue threads with a bug of this class.
         doc: the rule: first line of the function's docstring.
         details: the rest of the docstring; empty when it has one line.
+        needs: abilities of the subject that the check uses.
     """
 
     name: str
@@ -77,6 +97,7 @@ class Check:
     bugs: tuple[str, ...]
     doc: str
     details: str = ""
+    needs: frozenset[Need] = frozenset()
 
     def item(self, case: Case) -> str:
         """Return the item's id: ``"sizing.covers[target-wall]"``."""
@@ -131,14 +152,19 @@ class ContractViolation(AssertionError):
 
 
 class Refused(Exception):
-    """The backend refuses a geometry at every entry point; the item ends as refused.
+    """The subject refuses an input for these reasons; the item ends as refused.
 
-    Only `BackendUnderTest.refusal` creates a valid refusal. If a plugin raises this class, the item ends as an error.
+    A plugin's refusal is valid only if `BackendUnderTest.refusal` created it. If a plugin raises this class itself, the
+    item ends as an error.
     """
 
-    def __init__(self, reasons: Sequence[str]) -> None:
-        self.reasons = tuple(reasons)
-        super().__init__("; ".join(self.reasons))
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(reasons))
+
+
+class Unjudged(Exception):
+    """The item cannot run on this subject, machine or release; the message names what is missing."""
 
 
 ORDER_OF_LEARNING = (
@@ -156,6 +182,7 @@ def check(
     cases: Callable[[], Sequence[Case]],
     since: tuple[int, int] = (1, 0),
     bugs: Sequence[str] = (),
+    needs: Collection[Need] = (Need.HOOKS,),
 ) -> Callable[[Callable[[BackendUnderTest, Any], None]], Callable[[BackendUnderTest, Any], None]]:
     """Register ``run(subject, value)`` as a check named ``module.function``, and return the function unchanged."""
 
@@ -167,7 +194,8 @@ def check(
             run(subject, case.value)
 
         built = functools.partial(_built, cases)
-        _REGISTRY[name] = Check(name, tier, built, on_case, since, tuple(bugs), doc, details.strip())
+        more = (doc, details.strip(), frozenset(needs))
+        _REGISTRY[name] = Check(name, tier, built, on_case, since, tuple(bugs), *more)
         return run
 
     return register

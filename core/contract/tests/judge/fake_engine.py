@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from draftmark.errors import DraftmarkError
 from draftmark_contract.check import ContractViolation
-from draftmark_contract.judge.item import Item, NotAsked, NotServed
+from draftmark_contract.judge.item import Item, NotAsked, NotServed, item_of
 from draftmark_contract.judge.target import TargetInfo
 
 VARIABLE = "DRAFTMARK_FAKE_ENGINE"
@@ -66,27 +66,31 @@ def _hangs() -> None:
             continue
 
 
-HANGING = (Item("repeats.give_the_same_bits", "hangs", _hangs), Item("repeats.give_the_same_bits", "after", _right))
+HANGING = (
+    item_of("repeats.give_the_same_bits", "hangs", _hangs),
+    item_of("repeats.give_the_same_bits", "after", _right),
+)
 STOPPING = (
-    Item("numerics.match_float64", "killed", _killed),
-    Item("numerics.match_float64", "disk", _full_disk),
-    Item("numerics.match_float64", "memory", _out_of_memory),
-    Item("numerics.match_float64", "interrupts", _interrupts),
+    item_of("numerics.match_float64", "killed", _killed),
+    item_of("numerics.match_float64", "disk", _full_disk),
+    item_of("numerics.match_float64", "memory", _out_of_memory),
+    item_of("numerics.match_float64", "interrupts", _interrupts),
 )
 """Items that end the run for reasons that are not the backend's."""
 ITEMS = (
-    Item("numerics.match_float64", "decode", _right),
-    Item("numerics.match_float64", "verify", _wrong, "the builder and the layer run one step"),
-    Item("numerics.match_float64", "extend", _wrong),
-    Item("numerics.serve_what_is_not_refused", "head-80", _refused),
-    Item("padding.changes_no_live_byte", "dies", _dies),
-    Item("graphs.replay_equals_eager", "decode", _no_device),
-    Item("repeats.give_the_same_bits", "raises", _raises),
-    Item("history.equals_a_fresh_state", "shrinks", _right),
+    item_of("numerics.match_float64", "decode", _right),
+    item_of("numerics.match_float64", "verify", _wrong, "the builder and the layer run one step"),
+    item_of("numerics.match_float64", "extend", _wrong),
+    item_of("numerics.serve_what_is_not_refused", "head-80", _refused),
+    item_of("padding.changes_no_live_byte", "dies", _dies),
+    item_of("graphs.replay_equals_eager", "decode", _no_device),
+    item_of("repeats.give_the_same_bits", "raises", _raises),
+    item_of("history.equals_a_fresh_state", "shrinks", _right),
 )
 
 
-REFUSED = next(one for one in ITEMS if one.run is _refused)
+RIGHT = ("numerics.match_float64[decode]", "history.equals_a_fresh_state[shrinks]")
+REFUSED = next(one for one in ITEMS if one.case.id == "head-80")
 
 
 class FakeTarget:
@@ -133,7 +137,7 @@ class FakeEngine:
         """Open a backend; the backend BROKEN raises an error."""
         if target == "BROKEN":
             raise DraftmarkError("its library cannot be loaded; reinstall it")
-        right = [one for one in ITEMS if one.run is _right]
+        right = [one for one in ITEMS if one.id in RIGHT]
         items = {
             "RIGHT": right,
             "EMPTY": [],

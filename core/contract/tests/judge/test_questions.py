@@ -19,7 +19,7 @@ RULES = sorted({item.rule for item in questions(caps())})
 
 def item(driver: type[PagedDriver], rule: str, case: str) -> Item:
     """Return the item with this rule and this case."""
-    return next(one for one in questions(caps(driver)) if (one.rule, one.case) == (rule, case))
+    return next(one for one in questions(caps(driver)) if (one.rule, one.case.id) == (rule, case))
 
 
 def test_item_ids_are_unique_and_rules_are_numbered() -> None:

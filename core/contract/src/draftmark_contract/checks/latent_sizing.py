@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry
 
-from ..check import ContractViolation, Tier, check
+from ..check import SIZES, ContractViolation, Tier, check
 from ..sizing import latent as geometries
 from ..sizing.batches import brief
 from . import overflow, tightness
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 BUGS = ("vllm#27368", "sglang#11012", "vllm#44044", "vllm#45227", "flashinfer#5170")
 
 
-@check(tier=Tier.SIZING, cases=geometries.served, since=geometries.SINCE, bugs=BUGS)
+@check(tier=Tier.SIZING, needs=SIZES, cases=geometries.served, since=geometries.SINCE, bugs=BUGS)
 def covers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Every declared extent is large enough for the rows and heads of every batch, and for the width of its values."""
     subject.require(geometry)
     assert_covered(subject, subject.fit(geometry), quick=True)
 
 
-@check(tier=Tier.SIZING, cases=geometries.tight, since=geometries.SINCE, bugs=("aiter#5559",))
+@check(tier=Tier.SIZING, needs=SIZES, cases=geometries.tight, since=geometries.SINCE, bugs=("aiter#5559",))
 def is_tight(subject: BackendUnderTest, geometry: Geometry) -> None:
     """No buffer is larger than rows, heads and the width of the values need."""
     tightness.index_buffers(subject, geometry)
     tightness.own_buffers(subject, geometry)
 
 
-@check(tier=Tier.SIZING, cases=geometries.huge, since=geometries.SINCE, bugs=("vllm#47671",))
+@check(tier=Tier.SIZING, needs=SIZES, cases=geometries.huge, since=geometries.SINCE, bugs=("vllm#47671",))
 def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Slots, page ids and sums fit the integer type of their buffer, or the geometry is refused."""
     overflow.values_fit(subject, geometry)
 
 
-@check(tier=Tier.SIZING, cases=geometries.claims, since=geometries.SINCE)
+@check(tier=Tier.SIZING, needs=SIZES, cases=geometries.claims, since=geometries.SINCE)
 def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A backend serves what BackendInfo claims of latent rows, their two buffers, engine stores and narrow values.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark.buffers import BufferSpec, Role
 from draftmark.geometry import Geometry, Mode
 
-from ..check import Case, ContractViolation, Tier, check
+from ..check import SIZES, Case, ContractViolation, Tier, check
 from ..layouts import Layout, MetadataSpec
 from ..sizing.batches import BatchShape, brief, limit_batches
 from ..sizing.geometries import huge_geometries, tight_geometries
@@ -23,7 +23,7 @@ def _cases() -> list[Case]:
     return [*huge_geometries(), *tight_geometries()]
 
 
-@check(tier=Tier.SIZING, cases=_cases, bugs=("vllm#47671", "flashinfer#3136"))
+@check(tier=Tier.SIZING, needs=SIZES, cases=_cases, bugs=("vllm#47671", "flashinfer#3136"))
 def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Slots, page ids, lengths and prefix sums fit the integer type of their buffer, or the geometry is refused."""
     subject.require(geometry)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
-from ..check import Case, ContractViolation, Refused, Tier, check
+from ..check import SIZES, Case, ContractViolation, Refused, Tier, check
 from ..failing_batch import TooSmall
 from ..oracle.formulas import max_prefix
 from ..sizing.batches import BatchShape, brief, limit_batches
@@ -31,13 +31,13 @@ ROLE_BUGS = {
 }
 
 
-@check(tier=Tier.SIZING, cases=families, bugs=BUGS)
+@check(tier=Tier.SIZING, needs=SIZES, cases=families, bugs=BUGS)
 def covers(subject: BackendUnderTest, family: Family) -> None:
     """Every declared extent is large enough for the batches at the limits."""
     _each_served(subject, family)
 
 
-@check(tier=Tier.SIZING, cases=odd_geometries, bugs=BUGS)
+@check(tier=Tier.SIZING, needs=SIZES, cases=odd_geometries, bugs=BUGS)
 def covers_shapes(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Every declared extent is large enough for other heads, head sizes, dtypes, page sizes, windows and drafts."""
     subject.require(geometry)
@@ -58,7 +58,7 @@ HEADS = ((8, 2, 128), (4, 4, 64), (8, 1, 128), (6, 2, 96), (9, 3, 64), (14, 2, 6
 """Query heads, KV heads and head sizes of models: MHA, MQA, and groups and counts that are no power of two."""
 
 
-@check(tier=Tier.SIZING, cases=_processors, bugs=("pie#414", "vllm#40383", "TRT-LLM#16319"))
+@check(tier=Tier.SIZING, needs=SIZES, cases=_processors, bugs=("pie#414", "vllm#40383", "TRT-LLM#16319"))
 def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], int]) -> None:
     """Every declared extent is large enough on devices with 1 to 188 multiprocessors, for any number of requests."""
     modes, count = value
@@ -82,7 +82,7 @@ def _random_cases() -> Sequence[Case]:
     ]
 
 
-@check(tier=Tier.SIZING, cases=_random_cases, bugs=BUGS)
+@check(tier=Tier.SIZING, needs=SIZES, cases=_random_cases, bugs=BUGS)
 def covers_random(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], bool]) -> None:
     """Every declared extent is large enough for random geometries.
 

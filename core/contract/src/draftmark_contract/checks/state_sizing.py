@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark.geometry import StateGeometry
 
-from ..check import ContractViolation, Tier, check
+from ..check import SIZES, ContractViolation, Tier, check
 from ..oracle.formulas import max_requests
 from ..sizing import state as geometries
 from ..sizing.batches import brief
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 @check(
     tier=Tier.SIZING,
+    needs=SIZES,
     cases=geometries.served,
     since=geometries.SINCE,
     bugs=("vllm#47635", "vllm#39809", "vllm#37052", "sglang#19169", "sglang#34096", "vllm#36639"),
@@ -42,7 +43,9 @@ def covers(subject: BackendUnderTest, geometry: StateGeometry) -> None:
         )
 
 
-@check(tier=Tier.SIZING, cases=geometries.served, since=geometries.SINCE, bugs=("sglang#34096", "vllm#39809"))
+@check(
+    tier=Tier.SIZING, needs=SIZES, cases=geometries.served, since=geometries.SINCE, bugs=("sglang#34096", "vllm#39809")
+)
 def grows_with_its_rows(subject: BackendUnderTest, geometry: StateGeometry) -> None:
     """Each buffer of uncommitted rows grows with layers, requests and rows: L · R · D of what one row adds."""
     whole = {spec.name: spec for spec in _specs(subject, geometry) if spec.role in geometries.KEPT}
@@ -65,6 +68,7 @@ def grows_with_its_rows(subject: BackendUnderTest, geometry: StateGeometry) -> N
 
 @check(
     tier=Tier.SIZING,
+    needs=SIZES,
     cases=geometries.served,
     since=geometries.SINCE,
     bugs=("sglang#23643", "tokenspeed#397", "sglang#39624"),
@@ -86,7 +90,7 @@ def is_tight(subject: BackendUnderTest, geometry: StateGeometry) -> None:
         )
 
 
-@check(tier=Tier.SIZING, cases=geometries.claims, since=geometries.SINCE, bugs=("TRT-LLM#18449",))
+@check(tier=Tier.SIZING, needs=SIZES, cases=geometries.claims, since=geometries.SINCE, bugs=("TRT-LLM#18449",))
 def claims_are_served(subject: BackendUnderTest, geometry: StateGeometry) -> None:
     """A recurrence in BackendInfo.recurrences is served for some layer on some device; any other is refused.
 
@@ -110,7 +114,9 @@ def claims_are_served(subject: BackendUnderTest, geometry: StateGeometry) -> Non
         _fail("state_supports() or state_buffers() answers differently", geometry, again[1], again[0], "the geometry")
 
 
-@check(tier=Tier.SIZING, cases=geometries.proved, since=geometries.SINCE, bugs=("vllm#47635", "vllm#39809"))
+@check(
+    tier=Tier.SIZING, needs=SIZES, cases=geometries.proved, since=geometries.SINCE, bugs=("vllm#47635", "vllm#39809")
+)
 def largest_batch_covers_all(subject: BackendUnderTest, geometry: StateGeometry) -> None:
     """z3 proves that the buffers of a layer hold the rows of every verify, for any number of layers, rows and requests.
 

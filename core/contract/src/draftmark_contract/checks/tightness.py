@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, Mode
 
-from ..check import ContractViolation, Tier, check
+from ..check import SIZES, ContractViolation, Tier, check
 from ..layouts import MetadataSpec
 from ..oracle.formulas import draft_steps, max_prefix, max_requests, max_tail, rows_and_tail
 from ..sizing.batches import BatchShape, Group, brief, limit_batches
@@ -22,7 +22,7 @@ INDEX_FACTOR = 1.02
 OWN_FACTOR = 2
 
 
-@check(tier=Tier.SIZING, cases=tight_geometries, bugs=("aiter#3855", "tokenspeed#125", "sglang#24453"))
+@check(tier=Tier.SIZING, needs=SIZES, cases=tight_geometries, bugs=("aiter#3855", "tokenspeed#125", "sglang#24453"))
 def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """An index buffer has at most 1.02 times the entries that it needs, plus one page or mask word per request."""
     subject.require(geometry)
@@ -37,7 +37,7 @@ def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
             _assert_tight(spec, needed, INDEX_FACTOR * needed + slack, geometry)
 
 
-@check(tier=Tier.SIZING, cases=tight_geometries, bugs=("flashinfer#2046", "vllm#40383"))
+@check(tier=Tier.SIZING, needs=SIZES, cases=tight_geometries, bugs=("flashinfer#2046", "vllm#40383"))
 def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A buffer that only the plugin can size is at most twice as large as the largest usage() of any batch."""
     subject.require(geometry)

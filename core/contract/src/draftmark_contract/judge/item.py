@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from ..check import Refused, Unjudged
 from ..failing_batch import Drawing
+from ..runner.item import Item as Item
+from ..runner.item import item_of as item_of
+
+NotServed, NotAsked = Refused, Unjudged
+"""Older names of the two exceptions."""
 
 
 class Outcome(StrEnum):
@@ -21,36 +26,6 @@ class Outcome(StrEnum):
     """The engine's own capability checks reject the input; the message keeps the reasons."""
     NOT_ASKED = "not asked"
     """The item cannot run here: this engine, release or device lacks something that it needs."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """Checks one rule on one input.
-
-    Attributes:
-        rule: name of the contract's rule, e.g. ``"numerics.match_float64"``.
-        case: short stable name of the input.
-        run: runs the backend and checks its result; raises `ContractViolation`, `NotServed` or `NotAsked`.
-        asks: one sentence that states how this item checks the rule; "" if the rule's own text is enough.
-    """
-
-    rule: str
-    case: str
-    run: Callable[[], None]
-    asks: str = ""
-
-    @property
-    def id(self) -> str:
-        """Item id, ``"rule[case]"``. It is the argument of `--item`."""
-        return f"{self.rule}[{self.case}]"
-
-
-class NotServed(Exception):
-    """The engine's own capability checks reject the input, so the item does not run the backend."""
-
-
-class NotAsked(Exception):
-    """The item cannot run on this machine; the message names the missing feature or package."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from typing import Any
 from draftmark.cli.errors import ArgumentError
 
 from ..runner.fresh import fresh
+from ..runner.item import item_of
 from ..runner.limits import LIMIT_S
 from ..runner.progress import Progress
 from ..runner.stopped import INTERRUPTED, RunStopped, killed_from_outside
 from .finding import finding
-from .item import Item, Outcome, Result
+from .item import Outcome, Result
 from .target import Engine
 from .verdict import Verdict, rules_left_out
 from .worker import BEGUN, CANNOT_WRITE, ENDED, FAILED, OPENED, STOPPED, RunRequest
@@ -175,7 +176,7 @@ class _Run:
 
     def _died(self, begun: str, said: str) -> Result:
         one = next(one for one in self.log.about["items"] if one["id"] == begun)
-        item = Item(one["rule"], one["case"], lambda: None, one["asks"])
+        item = item_of(one["rule"], one["case"], lambda: None, one["asks"])
         return Result(begun, Outcome.WRONG, finding(said, item, self.request.command))
 
     def work(self, request: RunRequest) -> int:

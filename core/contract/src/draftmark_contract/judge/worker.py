@@ -17,6 +17,7 @@ from typing import Any
 
 from draftmark.errors import DraftmarkError
 
+from ..check import Refused, Unjudged
 from ..failing_batch import drawing
 from ..runner.limits import LIMIT_S, time_limit
 from ..runner.machine import here
@@ -27,7 +28,7 @@ from ..runner.stopped import RunStopped
 from .devices import device_of
 from .engines import engines
 from .finding import finding
-from .item import Item, NotAsked, NotServed, Outcome, Result
+from .item import Item, Outcome, Result
 from .target import GROUP, Target
 
 OPENED, BEGUN, ENDED, FAILED, STOPPED = "opened", "begun", "ended", "failed", "stopped"
@@ -144,9 +145,9 @@ def run_item(item: Item, command: str, limit: float = LIMIT_S) -> Result:
             item.run()
     except KeyboardInterrupt:
         raise
-    except NotServed as error:
+    except Refused as error:
         outcome, message = Outcome.NOT_SERVED, str(error)
-    except NotAsked as error:
+    except Unjudged as error:
         outcome, message = Outcome.NOT_ASKED, str(error)
     except BaseException as error:  # An engine may raise any exception, including SystemExit.
         if reason := exhausted(error):
@@ -156,7 +157,7 @@ def run_item(item: Item, command: str, limit: float = LIMIT_S) -> Result:
 
 
 def _about(request: RunRequest, target: Target, items: list[Item]) -> dict[str, Any]:
-    rows = [{"id": one.id, "rule": one.rule, "case": one.case, "asks": one.asks} for one in items]
+    rows = [{"id": one.id, "rule": one.rule, "case": one.case.id, "asks": one.asks} for one in items]
     adapter = next((one.dist for one in entry_points(group=GROUP, name=request.engine)), None)
     machine = here(("draftmark", "draftmark-contract", "torch", "triton", *([adapter.name] if adapter else [])))
     facts = dict(target.facts)

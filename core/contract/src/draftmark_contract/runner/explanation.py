@@ -4,45 +4,54 @@ from __future__ import annotations
 
 import shlex
 import traceback
+from typing import TYPE_CHECKING
 
 from draftmark.errors import BackendRefusal, DraftmarkError
 from draftmark.geometry import Geometry
 
-from ..backend_under_test import BackendUnderTest
-from ..check import Case, Check, ContractViolation, Refused, Tier
-from ..judge.rules import name_of, rules
+from ..check import ContractViolation, Refused
+from ..judge.rules import ON_DEVICE, rules
 from ..sizing.batches import brief
 from .limits import TimeLimit
 
+if TYPE_CHECKING:
+    from .item import Item, UnderTest
 
-def explanation(error: BaseException, check: Check, case: Case, subject: BackendUnderTest) -> str:
+
+def explanation(error: BaseException, item: Item, subject: UnderTest) -> str:
     """Return a message of several lines, complete enough for a bug report.
 
     The message always shows a batch: the violation's batch, or else the forward or geometry that the item was using. It
     also contains the exception's notes, e.g. the eager result of a batch with a failed replay (`harness.eagerly`).
     """
     violation = error if isinstance(error, ContractViolation) else None
-    lines = [f"{check.name}{_number(check)}: {check.doc}", str(violation) if violation else _raised(error)]
+    lines = [str(violation) if violation else _raised(error)]
     if (violation is None or violation.details["batch"] is None) and subject.current is not None:
         at = subject.current
         lines.append(f"  batch: {brief(at) if isinstance(at, Geometry) else at}")
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())]
-    if check.bugs and not (violation and violation.details["known from"]):
-        lines.append(f"  bugs of this class: {', '.join(check.bugs)}")
-    device = subject.device if subject.tier is Tier.DEVICE else ""
-    return "\n".join([*lines, again(subject.backend.name, check.item(case), device)])
+    rule = rules().get(item.rule)
+    bugs = item.check.bugs or (rule.bugs if rule else ())
+    if bugs and not (violation and violation.details["known from"]):
+        lines.append(f"  bugs of this class: {', '.join(bugs)}")
+    head = heading(item.check.name, item.check.doc, item.asks)
+    return "\n".join([*head, *lines, again(subject.command, item.id)])
 
 
-def _number(check: Check) -> str:
-    """Return the rule's number as text; "" for a check that is not part of the contract."""
-    rule = rules().get(name_of(check))
-    return f" (rule {rule.number})" if rule else ""
+def heading(check: str, doc: str = "", asks: str = "") -> list[str]:
+    """Return the lines about a check's rule: its number, its sentence, and how an item tests it.
+
+    Args:
+        doc: the sentence; "" for the sentence of the contract's rule.
+    """
+    rule = rules().get(check.removesuffix(ON_DEVICE))
+    number, text = (f" (rule {rule.number})", doc or rule.text) if rule else ("", doc or "no rule of the contract")
+    return [f"{check}{number}: {text}", *([f"checked here as: {asks}"] if asks else [])]
 
 
-def again(backend: str, item: str, device: str = "") -> str:
+def again(command: str, item: str) -> str:
     """Return the message line that contains the command which runs only this item."""
-    where = f" --device {device}" if device else ""
-    return f"  run it again: draftmark contract {backend}{where} --item {shlex.quote(item)}"
+    return f"  run it again: {command} --item {shlex.quote(item)}"
 
 
 def _raised(error: BaseException) -> str:

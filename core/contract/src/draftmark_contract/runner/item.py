@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from draftmark.loaded import LoadedBackend
-from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+from draftmark.version import CONTRACT_MAJOR
 
-from ..backend_under_test import BackendUnderTest
-from ..check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
+from ..check import Case, Check, Need, Refused, Tier, Unjudged, all_checks, spread
 from ..failing_batch import Drawing, drawing
+from ..judge.rules import name_of
 from ..profiles import OF_STATE, Features, needs
 from .explanation import explanation
 from .known import KnownFailure
@@ -25,15 +26,35 @@ from .stopped import RunStopped
 
 @dataclass(frozen=True)
 class Item:
-    """A check and one of its cases."""
+    """A check and one of its cases.
+
+    Attributes:
+        asks: one sentence that states how this item tests the check's rule; "" if the rule's own text is enough.
+    """
 
     check: Check
     case: Case
+    asks: str = ""
 
     @property
     def id(self) -> str:
-        """Item id, ``"check[case]"``."""
+        """Item id, ``"check[case]"``. It is the argument of `--item`."""
         return self.check.item(self.case)
+
+    @property
+    def rule(self) -> str:
+        """Name of the contract's rule: the check's name without its tier suffix."""
+        return name_of(self.check)
+
+    def run(self, subject: Any = None) -> None:
+        """Run the check on this subject; an item of `item_of` has its own subject.
+
+        Raises:
+            ContractViolation: the subject breaks the rule.
+            Refused: the subject refuses the input.
+            Unjudged: the item cannot run here.
+        """
+        self.check.run(subject, self.case)
 
     @property
     def tier(self) -> Tier:
@@ -49,6 +70,11 @@ class Item:
     def needs(self) -> Features:
         """Profiles (feature sets) that the item needs. A backend that does not serve them may refuse it."""
         return needs(self.case.value if self.case.geometry is None else self.case.geometry)
+
+
+def item_of(rule: str, case: str, run: Callable[[], None], asks: str = "") -> Item:
+    """Return an item with its own function, for a rule that an engine's layer is tested by in its own way."""
+    return Item(Check(rule, Tier.HOST, tuple, lambda subject, value: run(), (1, 0), (), ""), Case(case, None), asks)
 
 
 def all_items(
@@ -69,31 +95,68 @@ def all_items(
     return found if serves_state else [one for one in found if not one.needs & OF_STATE]
 
 
-def targeted_minor(backend: LoadedBackend) -> int:
-    """Return the contract minor that the plugin targets, or the newest minor if the plugin's value is invalid."""
-    minor = backend.info.contract_minor
-    return minor if type(minor) is int and 0 <= minor <= CONTRACT_MINOR else CONTRACT_MINOR
+class UnderTest(Protocol):
+    """Subject of one item, with the state of the item that runs.
+
+    Attributes:
+        current: forward or geometry that the item runs now; every error message includes it.
+        marks: labels of this item for the verdict.
+    """
+
+    current: object
+    marks: set[str]
+
+    @property
+    def command(self) -> str:
+        """Command that judges this subject."""
+
+    @property
+    def lacks(self) -> Mapping[Need, str]:
+        """Abilities that the subject does not have, each with the reason."""
+
+    @property
+    def minor(self) -> int:
+        """Minor version of the contract that the subject targets."""
+
+    @property
+    def unjudged(self) -> str:
+        """Reason why an item that found no violation still does not count as passed; "" if the item counts."""
+
+    def for_item(self, tier: Tier) -> UnderTest:
+        """Return the subject for the next item, with fresh state."""
+
+    def admits(self, error: Refused | Unjudged) -> bool:
+        """Return True if an item may end with this error; otherwise the error counts as a failure."""
+
+    def printed(self, text: str) -> None:
+        """Receive the text that an item without an error has printed.
+
+        Raises:
+            ContractViolation: the subject must not print.
+        """
 
 
-def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:
-    """Run one item and return its `Result`. Exceptions, printed output and hangs of the plugin become part of it.
+def run_item(item: Item, subject: UnderTest, known: Sequence[KnownFailure] = (), limit: float = LIMIT_S) -> Result:
+    """Run one item and return its `Result`. Exceptions, printed output and hangs of the backend become part of it.
+
+    Args:
+        known: declared failures of the plugin.
+        limit: seconds after which the item fails.
 
     Raises:
-        RunStopped: the machine ran out of memory or disk, so the item gives no result for the plugin.
+        RunStopped: the machine ran out of memory or disk, so the item gives no result for the backend.
     """
     subject = subject.for_item(item.tier)
     start = time.monotonic()
-    outcome, message, drawn = _run(item, subject)
+    outcome, message, drawn = _run(item, subject, limit)
     seconds = round(time.monotonic() - start, 3)
     entry = next((one for one in known if one.matches(item.id)), None)
     if outcome is Outcome.FAILED and entry is not None:
         outcome, message = Outcome.DECLARED, f"{entry.id}: {entry.reason} ({entry.fault}, {entry.url})\n{message}"
     elif outcome is Outcome.PASSED and entry is not None:
         outcome, message = Outcome.FAILED, f"known failure {entry.id!r} passes now: remove it from contract.toml"
-    if outcome is Outcome.FAILED and item.since > (CONTRACT_MAJOR, targeted_minor(subject.backend)):
+    if outcome is Outcome.FAILED and item.since > (CONTRACT_MAJOR, subject.minor):
         outcome = Outcome.UPCOMING
-    if outcome is Outcome.PASSED and subject.refused:
-        subject.marks.add(PARTLY_REFUSED)
     return Result(item.id, item.tier.value, outcome, message, seconds, tuple(sorted(subject.marks)), drawn)
 
 
@@ -101,24 +164,22 @@ PARTLY_REFUSED = "partly refused"
 """Mark of an item that was judged on only some of its geometries because the others were refused."""
 
 
-def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str, Drawing | None]:
+def _run(item: Item, subject: UnderTest, limit: float) -> tuple[Outcome, str, Drawing | None]:
     """Return the outcome, its message, and the batch of a failure as plain data."""
     said = io.StringIO()
+    lacked = [subject.lacks[need] for need in Need if need in item.check.needs and need in subject.lacks]
+    if lacked:
+        return Outcome.UNJUDGED, lacked[0], None
     try:
-        with contextlib.redirect_stdout(said), time_limit(LIMIT_S):
-            item.check.run(subject, item.case)
+        with contextlib.redirect_stdout(said), time_limit(limit):
+            item.run(subject)
+        subject.printed(said.getvalue())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # A plugin may raise any exception, including SystemExit.
-        if isinstance(error, Refused) and any(error is one for one in subject.refused):
-            return Outcome.REFUSED, str(error), None
+        if isinstance(error, (Refused, Unjudged)) and subject.admits(error):
+            return Outcome.REFUSED if isinstance(error, Refused) else Outcome.UNJUDGED, str(error), None
         if reason := exhausted(error):
             raise RunStopped(f"in {item.id} {reason}") from error
-        message = explanation(error, item.check, item.case, subject)
-        return Outcome.FAILED, message, drawing(error, subject.current)
-    if said.getvalue():
-        printed = ContractViolation("the backend printed", got=repr(said.getvalue()[:200]), remedy="use logging")
-        return Outcome.FAILED, explanation(printed, item.check, item.case, subject), None
-    if subject.unjudged:
-        return Outcome.UNJUDGED, subject.unjudged, None
-    return Outcome.PASSED, "", None
+        return Outcome.FAILED, explanation(error, item, subject), drawing(error, subject.current)
+    return (Outcome.UNJUDGED, subject.unjudged, None) if subject.unjudged else (Outcome.PASSED, "", None)

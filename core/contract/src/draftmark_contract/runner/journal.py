@@ -149,7 +149,9 @@ class Journal:
         """Record an item as failed."""
         tier = next((one.tier.value for one in all_items() if one.id == item), "sizing")
         backend = self.judged.get("backend", "NAME")
-        self.note(Result(item, tier, Outcome.FAILED, f"{message}\n{again(backend, item)}").as_json())
+        self.note(
+            Result(item, tier, Outcome.FAILED, f"{message}\n{again(f'draftmark contract {backend}', item)}").as_json()
+        )
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.path.is_file():

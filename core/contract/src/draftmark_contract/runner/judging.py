@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
-from ..backend_under_test import INTERPRETED
+from ..backend_under_test import INTERPRETED, BackendUnderTest
 from ..check import Tier
 from ..profiles import Features, Profile, served_in_full, shown_in_core_shape
 from .identity import identity_of, parts_of
-from .item import all_items, targeted_minor
+from .item import all_items
 from .known import known_failures
 from .outcome import Counts, Outcome, Result
 from .source import source_of
@@ -82,7 +82,10 @@ class _Suite:
     @classmethod
     def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
         """Return the items for a backend's targeted contract, or for the newest contract if `backend` is None."""
-        items, minor = all_items(backend=backend), targeted_minor(backend) if backend else CONTRACT_MINOR
+        items, minor = (
+            all_items(backend=backend),
+            BackendUnderTest(backend, "cpu", Tier.HOST).minor if backend else CONTRACT_MINOR,
+        )
         since = {item.id: item.since for item in items}
         due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
         tiers, needs = {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}

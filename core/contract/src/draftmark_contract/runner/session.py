@@ -182,7 +182,7 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]], stopp
             results.append(noted[item_id])
         elif item_id in session.items:
             tier = session.items[item_id].tier.value
-            message = f"the process died: {row['died']}\n{again(session.name, item_id)}"
+            message = f"the process died: {row['died']}\n{again(f'draftmark contract {session.name}', item_id)}"
             results.append(Result(item_id, tier, Outcome.FAILED, message))
     if session.backend is None:
         return judge(session.name, None, [], f"it does not load: {session.error}")

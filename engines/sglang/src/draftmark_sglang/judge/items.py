@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from draftmark import Mode
-from draftmark_contract.judge.item import Item, NotAsked
+from draftmark_contract.judge.item import Item, NotAsked, item_of
 
 from .importing import prepare_imports
 from .setups import MLA, SETUPS, WINDOW, Setup, eager_scenes, replayed_modes
@@ -57,7 +57,7 @@ def served_items(target: str, device: str, outside: bool = False) -> list[Item]:
 
     for setup in SETUPS.values():
         for rule, case, question, arguments, asks in _questions(setup, target):
-            made.append(Item(rule, f"{setup.name}-{case}", partial(ask, setup.name, question, *arguments), asks))
+            made.append(item_of(rule, f"{setup.name}-{case}", partial(ask, setup.name, question, *arguments), asks))
     return made
 
 
@@ -114,7 +114,7 @@ def probe_items(target: str) -> list[Item]:
     """Return the items that check a backend's metadata and sizes without its kernels."""
 
     def item(rule: str, case: str, module: str, function: str, *arguments: Any, **named: Any) -> Item:
-        return Item(rule, case, _probe(module, function, *arguments, **named), AS_PROBE)
+        return item_of(rule, case, _probe(module, function, *arguments, **named), AS_PROBE)
 
     if target in ("flashinfer", "flashinfer_mla", "triton"):
         from .probes.lengths import AT_THE_END, STEPS_AT_THE_END
@@ -139,7 +139,7 @@ def probe_items(target: str) -> list[Item]:
         return found
     return {
         "fa3_mla": [
-            Item(RULE_OF_ROWS, f"verify-tree-page{size}", _probe("latent_trees", "check", size), AS_CALLS)
+            item_of(RULE_OF_ROWS, f"verify-tree-page{size}", _probe("latent_trees", "check", size), AS_CALLS)
             for size in (1, 16, 64)
         ],
         "trtllm_mha": [

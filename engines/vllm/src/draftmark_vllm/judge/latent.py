@@ -18,7 +18,7 @@ from draftmark_contract.cases.forwards import ForwardCase, ragged, uniform
 from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import Capturable
-from draftmark_contract.judge.item import Item, NotServed
+from draftmark_contract.judge.item import Item, NotServed, item_of
 from draftmark_contract.judge.step import Step, step_of
 
 from .batch import RunnerBuffers
@@ -78,15 +78,15 @@ def items(backend: Any, name: str, device: str) -> Sequence[Item]:
                 geometry, case = _geometry(facts, latent, rest, heads, page), f"mla{latent}+{rest}-h{heads}-p{page}"
                 for forward in _forwards(facts, geometry):
                     run = partial(_eager, backend, device, facts, forward)
-                    found.append(Item(MATCH, f"{case}-{forward.name}", run, AS_DENSE))
+                    found.append(item_of(MATCH, f"{case}-{forward.name}", run, AS_DENSE))
         geometry, case = _geometry(facts, latent, rest, facts.heads[0], facts.pages[0]), f"mla{latent}+{rest}"
         forward = _forwards(facts, geometry)[0]
-        found.append(Item(STORES, case, partial(_eager, backend, device, facts, forward), AS_STORED))
+        found.append(item_of(STORES, case, partial(_eager, backend, device, facts, forward), AS_STORED))
         for mode, rows in ((Mode.DECODE, 1), (Mode.VERIFY, geometry.draft.num_draft_tokens)):
             if rows == 1 or facts.verifies:
                 run = partial(_replays, backend, device, facts, geometry, mode, rows)
-                found.append(Item(CAPTURED, f"{case}-{mode.value}", partial(run, 1), AS_CAPTURED))
-                found.append(Item(REPLAY, f"{case}-{mode.value}", partial(run, 4), AS_CAPTURED))
+                found.append(item_of(CAPTURED, f"{case}-{mode.value}", partial(run, 1), AS_CAPTURED))
+                found.append(item_of(REPLAY, f"{case}-{mode.value}", partial(run, 4), AS_CAPTURED))
     return found
 
 

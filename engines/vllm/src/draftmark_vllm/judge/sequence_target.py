@@ -10,7 +10,7 @@ from typing import Any, cast
 from draftmark import Geometry, Mode
 from draftmark_contract.cases.forwards import ForwardCase, uniform
 from draftmark_contract.judge.driver import EngineCapabilities
-from draftmark_contract.judge.item import Item, NotAsked
+from draftmark_contract.judge.item import Item, NotAsked, item_of
 from draftmark_contract.judge.questions import graphs, questions
 from draftmark_contract.judge.questions.building import fitted, on_subject
 from draftmark_contract.judge.questions.inputs import PURE
@@ -62,7 +62,7 @@ def _unread(item: Item) -> Item:
     def run() -> None:
         raise NotAsked(OWN_MEMORY)
 
-    return replace(item, run=run)
+    return item_of(item.rule, item.case.id, run, item.asks)
 
 
 def _rounds(caps: EngineCapabilities) -> list[Item]:

@@ -8,7 +8,7 @@ from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mod
 
 from ...cases.contents import Contents
 from ..driver import EngineCapabilities
-from ..item import Item
+from ..item import Item, item_of
 from ..step import Step
 from ..subject import EngineSubject
 
@@ -42,7 +42,7 @@ def runs(
                 what = f"with {one} contents the output" if len(contents) > 1 else "the output"
                 subject.assert_step(step, contents=one, seed=number, what=what)
 
-    return Item(rule, case, run, asks)
+    return item_of(rule, case, run, asks)
 
 
 def on_subject(
@@ -55,4 +55,4 @@ def on_subject(
     asks: str = "",
 ) -> Item:
     """Return an item that opens a layer of this geometry with `pages` KV pages and calls `body` on it."""
-    return Item(rule, case, lambda: body(EngineSubject(caps, geometry, pages)), asks)
+    return item_of(rule, case, lambda: body(EngineSubject(caps, geometry, pages)), asks)

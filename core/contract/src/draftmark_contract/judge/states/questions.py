@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from ...check import ContractViolation
-from ..item import Item
+from ..item import Item, item_of
 from .driver import Round, StateCapabilities, decode, prefill, verify
 from .layer import Layer
 from .subject import REQUESTS, StateSubject
@@ -60,7 +60,7 @@ class _Items:
         def run() -> None:
             body(StateSubject(caps, self.layer))
 
-        return Item(rule, f"{self.layer.name}-{case}", run, asks)
+        return item_of(rule, f"{self.layer.name}-{case}", run, asks)
 
     def verifies(self) -> list[Item]:
         """Return items with one verify after a prompt."""

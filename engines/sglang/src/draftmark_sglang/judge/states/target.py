@@ -39,7 +39,7 @@ def items(target: str) -> Sequence[Item]:
         rounded=ROUNDED[target],
     )
     trees = replace(chains, open=partial(_open, True), trees=True)
-    return [*questions(chains), *(item for item in questions(trees) if "-tree" in item.case)]
+    return [*questions(chains), *(item for item in questions(trees) if "-tree" in item.case.id)]
 
 
 def left_out() -> dict[str, str]:
