@@ -16,11 +16,11 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder
 
 from draftmark import Mode, load
 from draftmark_engines import warn_missing_hook
-from draftmark_vllm import reservation
 from draftmark_vllm.batch_runs import split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends, arena_bytes
 from draftmark_vllm.builder import DraftmarkBuilder, StepMetadata, warn_missing_hooks
 from draftmark_vllm.pages import kv_cache
+from draftmark_vllm.reservation import RESERVATION
 from draftmark_vllm.step import Step, StepBuffers
 from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Request, StepData, bound_backends, random_problem
 
@@ -177,9 +177,9 @@ def test_arena_bytes_are_reserved_during_measurement() -> None:
     assert nbytes == sum(one.nbytes for geometry in made.each() for one in load("reference").buffers(geometry)) > 0
     try:
         for _ in range(2):
-            reservation.hold(problem.shape, nbytes, device)
-        reservation.hold(replace(problem.shape, window_left=3), nbytes, device)
-        assert [one.nbytes for one in reservation._held.values()] == [nbytes, nbytes]
+            RESERVATION.hold(problem.shape, nbytes, device)
+        RESERVATION.hold(replace(problem.shape, window_left=3), nbytes, device)
+        assert [one.nbytes for one in RESERVATION.held.values()] == [nbytes, nbytes]
     finally:
-        reservation.release()
-    assert not reservation._held
+        RESERVATION.release()
+    assert not RESERVATION.held

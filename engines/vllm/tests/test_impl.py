@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("vllm")
 
 from draftmark import AttentionShape
-from draftmark_vllm import reservation
 from draftmark_vllm.impl import DraftmarkImpl
+from draftmark_vllm.reservation import RESERVATION
 
 SHAPE = AttentionShape(4, 2, 32, 16, "float32", "float32", softmax_scale=0.25)
 ROWS = torch.ones(3, 4, 32)
@@ -56,6 +56,6 @@ def test_only_the_first_forward_without_metadata_reserves_memory(monkeypatch: py
     made._reserve = lambda query: DraftmarkImpl._reserve(made, query)
     rows = torch.empty(3, 4, 32, device="meta")
     DraftmarkImpl.forward(made, None, rows, rows, rows, rows, None, torch.empty_like(rows))
-    reservation.release()
+    RESERVATION.release()
     DraftmarkImpl.forward(made, None, rows, rows, rows, rows, None, torch.empty_like(rows))
-    assert asked == ["meta"] and not reservation._held
+    assert asked == ["meta"] and not RESERVATION.held

@@ -20,10 +20,10 @@ def test_entry_points_are_registered() -> None:
 
 def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """If two plugins register CUSTOM, the error names both and the remedy; with one plugin there is no error."""
-    registration.check_claim()
-    monkeypatch.setattr(registration, "_other", "elsewhere.Backend")
+    registration.CLAIM.check()
+    monkeypatch.setattr(registration.CLAIM, "other", "elsewhere.Backend")
     with pytest.raises(EngineError, match=r"elsewhere.Backend and draftmark_vllm.*VLLM_PLUGINS=draftmark"):
-        registration.check_claim()
+        registration.CLAIM.check()
 
 
 def test_earlier_claim_of_another_plugin_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,14 +31,14 @@ def test_earlier_claim_of_another_plugin_is_detected(monkeypatch: pytest.MonkeyP
     pytest.importorskip("vllm")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    monkeypatch.setattr(registration, "_other", None)
+    monkeypatch.setattr(registration.CLAIM, "other", None)
     registration.register()
     registration.register()
-    registration.check_claim()
+    registration.CLAIM.check()
     register_backend(AttentionBackendEnum.CUSTOM, "elsewhere.Backend")
     registration.register()
     with pytest.raises(EngineError, match=r"elsewhere\.Backend"):
-        registration.check_claim()
+        registration.CLAIM.check()
     assert AttentionBackendEnum.CUSTOM.get_path() == registration.PATH
 
 

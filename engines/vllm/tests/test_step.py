@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from draftmark import BatchError, Form, Mode
 from draftmark_engines import EngineError
 from draftmark_vllm.batch_runs import split_decodes_prefills
-from draftmark_vllm.checking import check_batch
 from draftmark_vllm.pages import kv_cache
-from draftmark_vllm.step import StepBuffers, refresh
+from draftmark_vllm.step import StepBuffers, check_batch, refresh
 from engines.vllm.tests.handmade import (
     MAX_REQS,
     MAX_TOKENS,

@@ -19,10 +19,10 @@ from draftmark_vllm.batch_runs import split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.pages import kv_cache
 from draftmark_vllm.step import StepBuffers
+from draftmark_vllm.trees.acceptance import ChainMoves, GroupPages, move_kv, moved_rows, walk
 from draftmark_vllm.trees.choices import Choice, choose
 from draftmark_vllm.trees.combs import comb, steps_of
 from draftmark_vllm.trees.look_up import MAX_NGRAM, MIN_NGRAM, look_up
-from draftmark_vllm.trees.moves import ChainMoves, GroupPages, move_kv, moved_rows
 from draftmark_vllm.trees.step_trees import (
     StepTrees,
     chain,
@@ -33,7 +33,6 @@ from draftmark_vllm.trees.step_trees import (
     trimmed,
 )
 from draftmark_vllm.trees.tails import TreeTails
-from draftmark_vllm.trees.walk import walk
 from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Problem, Request, StepData, limits, random_problem
 
 BRANCHING = (-1, 0, 0, 1, 2, 3)

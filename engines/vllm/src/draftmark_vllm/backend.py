@@ -16,14 +16,14 @@ from draftmark_engines import EngineError
 
 from .bound_backends import OTHER_BACKEND, Geometries
 from .custom import CustomBackend
-from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of
+from .limits import chosen_backend, engine_limits, layer_shape, profile_of
 from .options import refused_option, refused_trees
 from .pages import head_slots
-from .registration import check_claim
+from .registration import CLAIM
 from .versions import VLLM
 
 VLLM.require()
-check_claim()
+CLAIM.check()
 
 
 class DraftmarkBackend(CustomBackend, AttentionBackend):  # type: ignore[misc]
@@ -206,8 +206,3 @@ class DraftmarkBackend(CustomBackend, AttentionBackend):  # type: ignore[misc]
     def get_required_kv_cache_layout(cls) -> str:
         """Return vLLM's name of the KV layout."""
         return "NHD"
-
-
-def kv_scales(layer: Any, kv_cache_dtype: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the layer's fp8 scales of K and V on the device, or (None, None) if KV is not fp8."""
-    return (layer._k_scale, layer._v_scale) if is_fp8(kv_cache_dtype) else (None, None)

@@ -14,11 +14,10 @@ from draftmark import AttentionShape, LoadedBackend
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineError
 
-from . import reservation
-from .backend import kv_scales
 from .bound_backends import OTHER_BACKEND, Geometries, arena_bytes
-from .limits import chosen_backend, engine_limits, layer_shape, profile_of
+from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of
 from .pages import kv_cache as view_pages
+from .reservation import RESERVATION
 from .step import part
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
 
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
         if self._cache is None or self._pages is not pages:
-            scales = kv_scales(layer, self.kv_cache_dtype)
+            scales = _kv_scales(layer, self.kv_cache_dtype)
             if self._sinks is None:  # not every weight loader calls this method
                 self.process_weights_after_loading(pages.dtype)
             cache = view_pages(pages, self.num_kv_heads, *scales)
@@ -151,7 +150,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             return
         self._reserved = True
         backend, shape, made = self._geometries(query.dtype, query.device.type)
-        reservation.hold(shape, arena_bytes(backend, made), query.device)
+        RESERVATION.hold(shape, arena_bytes(backend, made), query.device)
 
     def _geometries(self, dtype: torch.dtype, device: str) -> tuple[LoadedBackend, AttentionShape, Geometries]:
         """Return this layer's backend, shape and geometries. Raise EngineError if the backend refuses a geometry."""
@@ -168,3 +167,8 @@ def _refuse(alibi_slopes: list[float] | None, attn_type: str, extra: dict[str, A
     given = sorted(name for name, value in extra.items() if value is not None)
     if given:
         raise EngineError(f"the layer has {', '.join(given)}, which is not served; {OTHER_BACKEND}")
+
+
+def _kv_scales(layer: Any, kv_cache_dtype: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the layer's fp8 scales of K and V on the device, or (None, None) if KV is not fp8."""
+    return (layer._k_scale, layer._v_scale) if is_fp8(kv_cache_dtype) else (None, None)

@@ -131,6 +131,16 @@ def latent_layer_shape(
     return replace(usual, value_dim=value_dim, latent=True)
 
 
+def model_latent_shape(
+    config: Any, row_dim: int, page_size: int | None, q_dtype: torch.dtype, kv_cache_dtype: str | None
+) -> AttentionShape:
+    """Return the shape of a model's MLA layers, before they exist. Its scale is 1, for which no backend refuses it."""
+    model = config.model_config
+    heads = model.get_num_attention_heads(config.parallel_config)
+    value_dim = min(getattr(model.hf_text_config, "kv_lora_rank", row_dim), row_dim)
+    return latent_layer_shape(heads, row_dim, value_dim, page_size, q_dtype, kv_cache_dtype, scale=1.0)
+
+
 def is_fp8(kv_cache_dtype: str | None) -> bool:
     """Return whether KV is stored as fp8, by vLLM's name of the dtype."""
     return kv_cache_dtype in ("fp8", "fp8_e4m3")

@@ -13,14 +13,13 @@ from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
 from draftmark.runtime import BoundBackend, ForwardBatch, RankGuard, step_digest
 from draftmark_engines import EngineError, EngineLimits
 
-from . import reservation
 from .batch_runs import BatchRun, join_runs, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
-from .checking import check_batch
 from .limits import chosen_backend, profile_of
 from .metadata_graphs import MetadataGraphs
+from .reservation import RESERVATION
 from .settings import Settings
-from .step import Step, StepBuffers, part, refresh
+from .step import Step, StepBuffers, check_batch, part, refresh
 from .trees.step_trees import current_trees
 from .trees.tails import TreeTails
 
@@ -50,7 +49,7 @@ class PartsBuilder:
             chunk: positions in a chunk of the layers; None for layers without chunks.
             tails: whether drafts are trees.
         """
-        reservation.release()
+        RESERVATION.release()
         self._debug = Settings.read(self.vllm_config.additional_config).debug
         self._chunk, self._limits = chunk, limits
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag

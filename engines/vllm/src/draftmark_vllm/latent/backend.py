@@ -11,11 +11,8 @@ from draftmark_engines import EngineError
 
 from ..bound_backends import OTHER_BACKEND, Geometries
 from ..custom import CustomBackend
-from ..limits import chosen_backend, is_fp8, latent_layer_shape, latent_limits, profile_of
+from ..limits import chosen_backend, is_fp8, latent_limits, model_latent_shape, profile_of
 from ..options import refused_option, refused_trees
-
-ANY_SCALE = 1.0
-"""Softmax scale where vLLM has not given the layer's. No backend refuses a geometry for its scale."""
 
 
 class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc]
@@ -56,17 +53,8 @@ class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc
         refused = refused_option(config) or _refused_for_latent(config, kv_cache_dtype)
         if refused is not None:
             return refused
-        model = config.model_config
         try:
-            shape = latent_layer_shape(
-                model.get_num_attention_heads(config.parallel_config),
-                head_size,
-                min(getattr(model.hf_text_config, "kv_lora_rank", head_size), head_size),
-                block_size,
-                dtype,
-                kv_cache_dtype,
-                ANY_SCALE,
-            )
+            shape = model_latent_shape(config, head_size, block_size, dtype, kv_cache_dtype)
             backend = chosen_backend(config, current_platform.device_type)
             made = Geometries.of(backend, shape, latent_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:

@@ -14,10 +14,9 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from ..limits import latent_layer_shape, latent_limits, serves_trees
+from ..limits import latent_limits, model_latent_shape, serves_trees
 from ..parts import Part, PartsBuilder, graph_support, refresh_parts, step_of
 from ..step import part
-from .backend import ANY_SCALE
 
 
 @dataclass
@@ -54,16 +53,7 @@ class DraftmarkMLABuilder(PartsBuilder, MLACommonMetadataBuilder[MLACommonMetada
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """Return the CUDA graphs that the chosen backend allows; see `graph_support`."""
         model, cache = vllm_config.model_config, vllm_config.cache_config
-        row_dim = model.get_head_size()
-        shape = latent_layer_shape(
-            model.get_num_attention_heads(vllm_config.parallel_config),
-            row_dim,
-            min(getattr(model.hf_text_config, "kv_lora_rank", row_dim), row_dim),
-            cache.block_size,
-            model.dtype,
-            cache.cache_dtype,
-            ANY_SCALE,
-        )
+        shape = model_latent_shape(vllm_config, model.get_head_size(), cache.block_size, model.dtype, cache.cache_dtype)
         return graph_support(vllm_config, shape, latent_limits(vllm_config))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:

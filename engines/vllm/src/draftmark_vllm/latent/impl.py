@@ -13,9 +13,9 @@ from draftmark import AttentionShape
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineError
 
-from .. import reservation
 from ..bound_backends import OTHER_BACKEND, Geometries, arena_bytes
 from ..limits import chosen_backend, latent_layer_shape, latent_limits, profile_of
+from ..reservation import RESERVATION
 from ..step import part
 
 
@@ -128,4 +128,4 @@ class DraftmarkMLAImpl(MLACommonImpl):  # type: ignore[misc]
         shape = self._described(config.cache_config.block_size, dtype)
         made = Geometries.of(backend, shape, latent_limits(config), profile_of(device))
         if device != "cpu":
-            reservation.hold(shape, arena_bytes(backend, made), torch.device(device))
+            RESERVATION.hold(shape, arena_bytes(backend, made), torch.device(device))

@@ -12,6 +12,6 @@ list (`init_speculator`) and rejects `custom_class`.
 
 step_trees  tree node of each row               tails       mask and depths of a batch
 look_up     trees of n-gram drafts              combs       trees of an EAGLE head
-choices     the target's token after each row   walk        accepted nodes of a tree
-moves       KV of the accepted path             runner      the changed steps of vLLM's runner
+choices     the target's token after each row   acceptance  accepted nodes of a tree, and their KV
+runner      the changed steps of vLLM's runner
 """

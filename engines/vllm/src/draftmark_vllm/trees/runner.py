@@ -13,11 +13,10 @@ from draftmark.runtime import commit_round
 from draftmark_engines import EngineError
 
 from ..settings import Settings
+from .acceptance import ChainMoves, GroupPages, Kept, moved_rows, walk
 from .choices import Choice, choose
 from .combs import comb, comb_proposer, steps_of
-from .moves import ChainMoves, GroupPages, moved_rows
 from .step_trees import Parents, StepTrees, set_current_trees, starts_of, trimmed
-from .walk import Kept, walk
 
 
 def with_trees(runner: Any) -> None:

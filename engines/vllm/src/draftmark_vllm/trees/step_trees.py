@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 Parents = tuple[int, ...]
@@ -61,19 +62,19 @@ def starts_of(lens: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-_current: list[StepTrees] = []
+_CURRENT: ContextVar[StepTrees | None] = ContextVar("draftmark_vllm_trees", default=None)
 
 
 @contextmanager
 def set_current_trees(trees: StepTrees | None) -> Iterator[None]:
     """Let builders read a step's trees inside this context. vLLM's metadata has no field for them."""
-    _current[:] = [] if trees is None else [trees]
+    earlier = _CURRENT.set(trees)
     try:
         yield
     finally:
-        _current.clear()
+        _CURRENT.reset(earlier)
 
 
 def current_trees() -> StepTrees | None:
     """Return the trees of the step that is being built; None if every request is a chain."""
-    return _current[0] if _current else None
+    return _CURRENT.get()
