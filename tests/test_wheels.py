@@ -88,6 +88,17 @@ def test_vllm_adapter_without_vllm(environment: Environment) -> None:
     assert "EngineError: vLLM is not installed; pip install 'vllm>=0.26,<0.34'" in done.stderr, done.stderr
 
 
+def test_judge_is_a_wheel_apart_from_the_adapter(environment: Environment) -> None:
+    """vLLM's judge lists backends without the adapter; a judge that is not installed is named in one sentence."""
+    commands = environment("draftmark-vllm-judge")
+    assert missing(commands, "vllm", "draftmark_vllm", "draftmark_sglang_judge")
+    listed = run(commands / "draftmark", "judge")
+    assert "vllm:CPU_ATTN" in listed.stdout and "sglang: its judge is not installed" in listed.stdout, listed.stderr
+    absent = run(commands / "draftmark", "judge", "sglang:triton")
+    sentence = "sglang:triton needs the judge for sglang, which is not installed: pip install draftmark-sglang-judge"
+    assert absent.returncode == 2 and sentence in absent.stderr, absent.stderr
+
+
 def test_loop_names_the_extra_that_reads_models(environment: Environment) -> None:
     """`draftmark-speculative` without its extra [hf] has torch, and `draftmark generate` names the missing extra."""
     commands = environment("draftmark-speculative")

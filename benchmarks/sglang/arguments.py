@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from draftmark_sglang.in_process import eagle_arguments
+from draftmark_sglang_judge.in_process import eagle_arguments
 
 from .cases import Case, Server
 

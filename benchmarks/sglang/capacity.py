@@ -45,7 +45,7 @@ def size(states: str, drafts: str, memory_gib: int) -> None:
     from sglang.srt.runtime_context import get_schedule
     from sglang.srt.server_args import ServerArgs
 
-    from draftmark_sglang.in_process import scheduler_of
+    from draftmark_sglang_judge.in_process import scheduler_of
 
     def sized(self: Any, _: int) -> None:
         """Size the pools for the large model: SGLang's default configuration has its sizes."""

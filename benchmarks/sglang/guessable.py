@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from draftmark_sglang.small_models import write_config
+from draftmark_sglang_judge.small_models import write_config
 
 VOCABULARY, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 512, 1024, 8, 2, 128, 2048, 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from draftmark_sglang.small_models import write_config
+from draftmark_sglang_judge.small_models import write_config
 
 REAL: dict[str, Any] = dict(
     vocab_size=128256,

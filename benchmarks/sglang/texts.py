@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+from draftmark_sglang_judge.in_process import run_until_done, scheduler_of, submit
 
 from .arguments import NGRAM_COMPILER, ON_A_CPU, drafting
 from .cases import Case, ngram, plain, tree16, tree48

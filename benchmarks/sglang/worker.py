@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+from draftmark_sglang_judge.in_process import run_until_done, scheduler_of, submit
 
 from .arguments import environment, server_arguments
 from .cases import PREFILLS, SERVERS, Server

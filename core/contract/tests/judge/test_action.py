@@ -19,9 +19,9 @@ STEPS = ACTION["runs"]["steps"]
 def test_install_step_names_folders_that_exist() -> None:
     """The folders that the action installs are distributions of this repository."""
     script = STEPS[0]["run"]
-    for folder in ("core/draftmark", "core/contract", "engines/common", "engines/vllm", "engines/sglang"):
+    for folder in ("core/draftmark", "core/contract", "engines/common", "engines/vllm_judge", "engines/sglang_judge"):
         assert (ROOT / folder / "pyproject.toml").exists()
-    assert '"$root/engines/${TARGET%%:*}"' in script and "$GITHUB_ACTION_PATH/../../.." in script
+    assert '"$root/engines/${TARGET%%:*}_judge"' in script and "$GITHUB_ACTION_PATH/../../.." in script
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftmark_sglang.small_models import write_config
+from draftmark_sglang_judge.small_models import write_config
 
 SHAPE: dict[str, Any] = dict(
     vocab_size=96,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from draftmark_sglang.small_models import write_config
+from draftmark_sglang_judge.small_models import write_config
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 96, 64, 2, 4, 2, 128, 256
 

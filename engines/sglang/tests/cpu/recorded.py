@@ -14,7 +14,7 @@ import torch
 from scheduler import on_a_cpu
 
 from draftmark.runtime import GraphKey, Program, graph_state_for
-from draftmark_sglang.in_process import run_until_done, submit
+from draftmark_sglang_judge.in_process import run_until_done, submit
 
 PADDED = 4
 

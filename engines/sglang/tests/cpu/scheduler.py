@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+from draftmark_sglang_judge.in_process import run_until_done, scheduler_of, submit
 
 LIMIT = 1500
 """Time limit of a case in seconds."""

@@ -13,7 +13,7 @@ import torch.distributed
 from any_model import any_model, use_random_weights
 from scheduler import generate_on_ranks, on_a_cpu
 
-from draftmark_sglang.in_process import submit
+from draftmark_sglang_judge.in_process import submit
 
 BUSY: list[list[list[int]]] = [[[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30] * 10], [[40, 41, 42]]]
 """Prompts of each rank. The second rank finishes before the first."""

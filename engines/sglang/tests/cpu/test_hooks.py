@@ -14,7 +14,7 @@ import pytest
 from scheduler import generate, in_a_fork, on_a_cpu
 
 from draftmark_sglang.hooks import HOOKS
-from draftmark_sglang.in_process import eagle_arguments
+from draftmark_sglang_judge.in_process import eagle_arguments
 
 
 def _source(target: str) -> str:

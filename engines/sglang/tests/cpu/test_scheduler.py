@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduler import generate, generate_on_ranks, in_a_fork, on_a_cpu
 
-from draftmark_sglang.in_process import run_until_done, submit
+from draftmark_sglang_judge.in_process import run_until_done, submit
 
 PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60]]
 TOKENS = 24

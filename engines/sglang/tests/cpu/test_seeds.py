@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scheduler import generate, in_a_fork, on_a_cpu
 
-from draftmark_sglang.in_process import run_until_done, submit
+from draftmark_sglang_judge.in_process import run_until_done, submit
 
 PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20]
 NGRAM = dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)

@@ -160,7 +160,7 @@ def _overview() -> int:
             state = lacks(engine, info) or "ready"
             rows.append((f"{name}:{info.name}", ", ".join(info.devices), state, info.what))
     for name, remedy in absent().items():
-        show(f"{name}: its adapter is not installed; {remedy}")
+        show(f"{name}: its judge is not installed; {remedy}")
     if rows:
         show_table((Column("target", style="bold"), Column("devices"), Column("here"), Column("what", wrap=True)), rows)
     return 0

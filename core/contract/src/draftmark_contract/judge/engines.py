@@ -12,8 +12,8 @@ from draftmark.errors import DraftmarkError
 
 from .target import GROUP, Engine, OfReleases, OpenEngine, TargetInfo
 
-ADAPTERS = {"sglang": "pip install draftmark-sglang", "vllm": "pip install draftmark-vllm"}
-"""Engines with an adapter of this project, and the command that installs the adapter."""
+JUDGES = {"sglang": "pip install draftmark-sglang-judge", "vllm": "pip install draftmark-vllm-judge"}
+"""Engines with a judge of this project, and the command that installs the judge."""
 
 
 def engines() -> dict[str, Engine]:
@@ -35,9 +35,9 @@ def engines() -> dict[str, Engine]:
 
 
 def absent() -> dict[str, str]:
-    """Return the engines of `ADAPTERS` that are not installed, each with the command that installs its adapter."""
+    """Return the engines of `JUDGES` without an installed judge, each with the command that installs one."""
     names = {entry.name for entry in md.entry_points(group=GROUP)}
-    return {name: remedy for name, remedy in ADAPTERS.items() if name not in names}
+    return {name: remedy for name, remedy in JUDGES.items() if name not in names}
 
 
 def lacks(engine: Engine, target: TargetInfo) -> str:
@@ -57,7 +57,7 @@ def find(named: str, release: str = "") -> tuple[Engine, TargetInfo]:
     name, colon, target = named.partition(":")
     known = engines()
     if name in absent():
-        raise ArgumentError(f"{named!r} needs the adapter of {name}: {absent()[name]}")
+        raise ArgumentError(f"{named} needs the judge for {name}, which is not installed: {absent()[name]}")
     if name not in known:
         raise ArgumentError(
             f"{named!r} names no engine; there are {', '.join(known) or 'none'}; run `draftmark judge` for a list"

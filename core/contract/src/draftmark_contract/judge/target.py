@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from .item import Item
 
 GROUP = "draftmark.judges"
-"""Entry point group, e.g. ``vllm = "draftmark_vllm.judge:ENGINE"``."""
+"""Entry point group, e.g. ``vllm = "draftmark_vllm_judge:ENGINE"``."""
 
 
 @dataclass(frozen=True)

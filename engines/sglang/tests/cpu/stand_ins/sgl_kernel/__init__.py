@@ -1,6 +1,6 @@
 """Stand-in for tests on a CPU: SGLang's compiled kernels that a dense text model needs, in torch."""
 
-from draftmark_sglang.judge.absent import names_of, stand_in
+from draftmark_sglang_judge.absent import names_of, stand_in
 
 from .slots import (
     assign_draft_cache_locs_contiguous_cpu,
