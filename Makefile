@@ -88,7 +88,8 @@ npu: ## Test the Ascend plugin on an emulated device: its tests, and a sample of
 # PYTHON has torch and Triton for the GPUs, and vLLM or SGLang; benchmarks/day.py explains DAY, such as "--gpus 2".
 gpu-day: ## On NVIDIA GPUs: run verdicts, kernels, sanitizers, vLLM and SGLang into one folder.
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach part, \
-	    $(wildcard core/*/ plugins/cuda_*/ engines/*/ heads/*/),-e $(part))
+	    $(wildcard core/*/pyproject.toml plugins/cuda_*/pyproject.toml engines/*/pyproject.toml heads/*/pyproject.toml), \
+	    -e $(dir $(part)))
 	$(PYTHON) -m benchmarks.day $(or $(GPU_DAY),gpu-day) $(DAY)
 
 # After `source set_env.sh` of CANN. DAY=--rehearse runs a small part on the emulated device (plugins/ascend_npu/HARDWARE.md).

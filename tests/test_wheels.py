@@ -45,10 +45,11 @@ def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
     examined = run(commands / "draftmark", "doctor")
     assert examined.returncode == 0, examined.stdout + examined.stderr
     assert "reference absent: torch is not installed; pip install 'draftmark[torch]'" in examined.stdout
-    judging, decoding = "draftmark-contract[torch]", "draftmark-speculative[hf]"
-    for command, wheel in (("contract", judging), ("bench", judging), ("generate", decoding)):
+    judging, decoding = "'draftmark-contract[torch]'", "'draftmark-speculative[hf]'"
+    wheels = {"contract": judging, "bench": judging, "generate": decoding, "prove": "draftmark-proof"}
+    for command, wheel in wheels.items():
         absent = run(commands / "draftmark", command, "reference")
-        assert absent.returncode == 2 and f"pip install '{wheel}'" in absent.stderr, absent.stderr
+        assert absent.returncode == 2 and f"pip install {wheel}" in absent.stderr, absent.stderr
 
 
 @SIZES

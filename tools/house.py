@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 WHEELS = {
     "core/draftmark": "draftmark",
     "core/contract": "draftmark_contract",
+    "core/proof": "draftmark_proof",
     "core/speculative": "draftmark_speculative",
 }
 PLUGIN = "draftmark.plugin:BackendPlugin"

@@ -61,7 +61,7 @@ def span() -> str:
 
 
 def distributions() -> list[Distribution]:
-    """Return all distributions, each after the distributions that it requires.
+    """Return all distributions, each after the distributions that it requires. Requirements of extras do not count.
 
     Raises:
         ValueError: two distributions require each other.
@@ -71,7 +71,7 @@ def distributions() -> list[Distribution]:
     ordered: list[Distribution] = []
     while waiting:
         done = {one.name for one in ordered}
-        ready = [one for one in waiting if not (siblings(one) & names) - done - {one.name}]
+        ready = [one for one in waiting if not (_siblings(one.project.get("dependencies", [])) & names) - done]
         if not ready:
             raise ValueError(f"{', '.join(one.name for one in waiting)} require each other")
         ordered += ready
@@ -80,8 +80,12 @@ def distributions() -> list[Distribution]:
 
 
 def siblings(one: Distribution) -> set[str]:
-    """Return the names of this repository's distributions that a distribution requires."""
-    names = (re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in one.requirements)
+    """Return the names of this repository's distributions that a distribution or one of its extras requires."""
+    return _siblings(one.requirements)
+
+
+def _siblings(requirements: list[str]) -> set[str]:
+    names = (re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in requirements)
     return {name for name in names if name.startswith("draftmark")}
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sizing_backends import correct
 
 from draftmark.errors import BackendRefusal
 from draftmark_contract.backend_under_test import BackendUnderTest
@@ -17,6 +16,7 @@ from draftmark_contract.runner.item import Item, run_item
 from draftmark_contract.runner.known import KnownFailure
 from draftmark_contract.runner.limits import LIMIT_S
 from draftmark_contract.runner.outcome import Counts, Outcome, Result
+from draftmark_testing.sizing_backends import correct
 
 
 def _raise(error: BaseException) -> Callable[[Any, Any], None]:

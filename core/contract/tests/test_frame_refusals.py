@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from sizing_backends import csr_pages, level_of, subject_of
 
 from draftmark.geometry import Geometry
 from draftmark.requirements import HostLengthsNeed, Requirements
@@ -13,6 +12,7 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
 from draftmark_contract.layouts import Layout
 from draftmark_contract.sizing.geometries import mandatory
+from draftmark_testing.sizing_backends import csr_pages, level_of, subject_of
 
 LEVEL = level_of(Layout.CSR_PAGES)
 

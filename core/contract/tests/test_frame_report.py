@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pages import assert_self_contained, details_open, wrong_cells
-from sizing_backends import changed
 from verdicts import verdict
 
 from draftmark import Geometry, LoadedBackend
@@ -23,6 +22,7 @@ from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.judging import judge
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.report import page
+from draftmark_testing.sizing_backends import changed
 
 
 class WrongRow(ReferencePlugin):

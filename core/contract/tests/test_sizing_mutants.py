@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sizing_backends import LAYOUTS, NAMES, changed, correct, one, subject_of
 
 from draftmark.buffers import Role, Unit
 from draftmark.errors import BackendHookError
@@ -13,8 +12,9 @@ from draftmark.geometry import Geometry, ceil_div, maximum
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
 from draftmark_contract.layouts import Layout, LengthConvention, Level
-from draftmark_contract.proof.prover import Status, prove_plan
-from draftmark_contract.proof.theorems import VARIANTS, plan_of
+from draftmark_proof.prover import Status, prove_plan
+from draftmark_proof.theorems import VARIANTS, plan_of
+from draftmark_testing.sizing_backends import LAYOUTS, NAMES, changed, correct, one, subject_of
 
 UNDERSIZED = {
     "M01-no-topk-in-tail": (

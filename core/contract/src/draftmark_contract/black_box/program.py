@@ -23,7 +23,7 @@ from draftmark.buffers import Init
 from draftmark.registry import load
 from draftmark.runtime import Arena, GraphKey, KVCache, Program
 
-ABSENT = ("draftmark_contract", "hypothesis", "pytest", "z3", "xdist")
+ABSENT = ("draftmark_contract", "draftmark_proof", "hypothesis", "pytest", "z3", "xdist")
 """Packages that no engine installs, so that a backend cannot import them."""
 M_PERTURB = -6
 """Option of glibc's mallopt: fill all memory of malloc with a byte."""

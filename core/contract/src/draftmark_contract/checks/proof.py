@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ..check import SIZES, Case, ContractViolation, Tier, check
+from ..check import SIZES, Case, Tier, check
 from ..sizing.geometries import PROVED, standing_for
+from ..sizing.proofs import proof_of
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
@@ -33,23 +33,4 @@ def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
 
     The proof runs the plugin's own buffers() on symbolic integers.
     """
-    if importlib.util.find_spec("z3") is None:
-        raise ContractViolation("proofs need z3", got="no module z3", remedy="pip install 'draftmark-contract[proof]'")
-    from ..proof.prover import Status, prove_plan
-    from ..proof.theorems import VARIANTS, plan_of
-
-    proofs = prove_plan(subject, plan_of(subject, VARIANTS[index]))
-    failed = [proof for proof in proofs if proof.fails]
-    if failed:
-        first = failed[0]
-        raise ContractViolation(
-            f"{first.theorem}: {first.status.value} ({first.variant})",
-            batch=first.note,
-            expected=first.claim,
-            got=", ".join(f"{proof.theorem} {proof.status.value}" for proof in failed[1:]) or None,
-            formula="draftmark_contract.sizing.required_sizes against the plugin's buffers()",
-            bug="sglang#27338, sglang#22778" if first.status is Status.REFUTED else "",
-            remedy="take the extent from Geometry, and combine with ceil_div, maximum and minimum",
-        )
-    if all(proof.status is Status.REFUSED for proof in proofs):
-        raise subject.refusal([proof.note for proof in proofs])
+    proof_of("buffers").assert_proved(subject, index)

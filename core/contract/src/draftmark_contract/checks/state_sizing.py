@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ..check import SIZES, ContractViolation, Tier, check
 from ..oracle.formulas import max_requests
 from ..sizing import state as geometries
 from ..sizing.batches import brief
+from ..sizing.proofs import proof_of
 
 if TYPE_CHECKING:
     from draftmark.buffers import BufferSpec
@@ -122,12 +122,9 @@ def largest_batch_covers_all(subject: BackendUnderTest, geometry: StateGeometry)
 
     The proof runs the plugin's own state_buffers() on symbolic integers.
     """
-    if importlib.util.find_spec("z3") is None:
-        raise ContractViolation("proofs need z3", got="no module z3", remedy="pip install 'draftmark-contract[proof]'")
-    from ..proof.state import assert_proved
-
+    prover = proof_of("state")
     subject.require(geometry)
-    assert_proved(subject, subject.fit(geometry))
+    prover.assert_proved(subject, subject.fit(geometry))
 
 
 def _specs(subject: BackendUnderTest, geometry: StateGeometry) -> list[BufferSpec]:

@@ -1,1 +1,1 @@
-"""Commands of this distribution: `draftmark contract`, `draftmark judge`, `draftmark prove` and `draftmark bench`."""
+"""Commands of this distribution: `draftmark contract`, `draftmark judge` and `draftmark bench`."""

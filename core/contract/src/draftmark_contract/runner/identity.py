@@ -1,4 +1,4 @@
-"""Computes digests of the code that a verdict depends on: the plugin, plugins that it imports, the core, and the suite.
+"""Computes digests of the code that a verdict depends on: the plugin, plugins that it imports, core and suite.
 
 A verdict is current while all of these digests are unchanged.
 """
@@ -29,7 +29,9 @@ NOT_JUDGING = ("cli/", "runner/", "judge/", "page/", "schema/", "rules.toml")
 """Parts of the suite that present results, or that judge engine backends instead of plugins."""
 JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py", "runner/resources.py")
 """Files inside `NOT_JUDGING` that do count, because they decide how an item ends."""
-PLUGIN, CORE, SUITE = "plugin", "core", "suite"
+PLUGIN, CORE, SUITE, PROOF = "plugin", "core", "suite", "proof"
+PROOFS = "draftmark_proof"
+"""Package of the suite's proofs. It belongs to the identity where it is installed."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,13 @@ class Part:
 
 
 def parts_of(backend: LoadedBackend) -> list[Part]:
-    """Return the parts that a verdict on `backend` depends on; only core and suite if no distribution provides it."""
+    """Return the parts that a verdict on `backend` depends on; without the plugin if no distribution provides it."""
     found = [_package(PLUGIN, backend.name)]
     found += [_package(name, name) for name in getattr(backend.info, "runs_code_of", ())]
     core = Part(CORE, _folder("draftmark"), only=STEP_PATH)
     suite = Part(SUITE, _folder(__package__.partition(".")[0]), without=NOT_JUDGING, but=JUDGING)
-    return [*(part for part in found if part is not None), core, suite]
+    proofs = [Part(PROOF, _folder(PROOFS))] if importlib.util.find_spec(PROOFS) else []
+    return [*(part for part in found if part is not None), core, suite, *proofs]
 
 
 def identity_of(backend: LoadedBackend) -> dict[str, str]:

@@ -20,7 +20,7 @@ PARTS = {
     "generate": "pip install 'draftmark-speculative[hf]'",
     "contract": "pip install 'draftmark-contract[torch]'",
     "judge": "pip install 'draftmark-contract[torch]'",
-    "prove": "pip install 'draftmark-contract[proof]'",
+    "prove": "pip install draftmark-proof",
     "bench": "pip install 'draftmark-contract[torch]'",
 }
 """Commands of draftmark's own distributions that may be absent, with the pip command that installs each."""

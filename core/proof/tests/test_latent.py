@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
-from draftmark_contract.proof.latent import FALSE, THEOREMS, Batch, decide
-from draftmark_contract.proof.prover import Status
 from draftmark_contract.sizing import latent_schedules as schedules
+from draftmark_proof.latent import FALSE, THEOREMS, Batch, decide
+from draftmark_proof.prover import Status
 
 
 @pytest.mark.parametrize("name", THEOREMS)

@@ -10,9 +10,9 @@ import pytest
 import z3
 
 from draftmark.geometry import ceil_div, maximum, minimum
-from draftmark_contract.proof.explore import explore
-from draftmark_contract.proof.problem import definitions, hints
-from draftmark_contract.proof.symbols import Context, Sym, SymbolicUse
+from draftmark_proof.explore import explore
+from draftmark_proof.problem import definitions, hints
+from draftmark_proof.symbols import Context, Sym, SymbolicUse
 
 
 def _value(term: Any, context: Context, **inputs: int) -> set[int]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import z3
 
-from ..sizing.batches import brief
-from ..sizing.required_sizes import RequiredSize, required_sizes_of
+from draftmark_contract.sizing.batches import brief
+from draftmark_contract.sizing.required_sizes import RequiredSize, required_sizes_of
+
 from .domain import DRAFTS, bounded, fixed, plain_batch, plain_geometry
 from .problem import definitions, hints, relevant, renumbered, smt2
 from .solver import Answer, Solver
@@ -24,7 +25,7 @@ from .symbols import Context
 from .theorems import VARIANTS, Claim, Plan, Theorem, plan_of
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from draftmark_contract.backend_under_test import BackendUnderTest
 
 Within = int | dict[str, int] | None
 """Constraint on inputs: an upper bound for all, or fixed values for some."""

@@ -35,7 +35,7 @@ def subject_of(
         values = {"levels": (level(buffers(geometry)),), **spec}
         return {mode: MetadataSpec(**values) for mode in geometry.modes}
 
-    hooks = {
+    hooks: dict[str, Callable[..., Any]] = {
         "describe": lambda: BackendInfo(
             "sized", "cpu", 0, host_kernels=False, sinks=True, batch_invariant=True, latent=True
         ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftmark_contract.proof.prover import Status
-from draftmark_contract.proof.states import FALSE, THEOREMS, Round, decide_round
+from draftmark_proof.prover import Status
+from draftmark_proof.states import FALSE, THEOREMS, Round, decide_round
 
 
 @pytest.mark.parametrize("name", THEOREMS)

@@ -14,9 +14,9 @@ from typing import Any
 import z3
 
 from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, minimum
+from draftmark_contract.oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_tail
+from draftmark_contract.sizing.batches import BatchShape, Group
 
-from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_tail
-from ..sizing.batches import BatchShape, Group
 from .symbols import Context
 
 HEADS = AttentionShape(8, 2, 128, 1)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import z3
 
 from draftmark.geometry import DraftShape, Limits, StateGeometry
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.oracle.formulas import max_requests
+from draftmark_contract.sizing.batches import brief
+from draftmark_contract.sizing.state import KEPT, least_bytes
 
-from ..check import ContractViolation
-from ..oracle.formulas import max_requests
-from ..sizing.batches import brief
-from ..sizing.state import KEPT, least_bytes
 from .explore import explore
 from .prover import LONG, SHORT, ask
 from .solver import Solver
@@ -25,7 +25,7 @@ from .symbols import Context, Sym, SymbolicUse
 from .theorems import Claim
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from draftmark_contract.backend_under_test import BackendUnderTest
 
 CAPTURES = 2
 """Captured sizes of the symbolic limits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 SUMMARY = "prove a backend's buffer sizes for every batch within the limits"
 EXAMPLES = """\
@@ -22,7 +23,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove that each buffer size suffices, and print one table row per proof."""
-    from ..runner.prove import prove
+    """Print each theorem and its status; return 1 if one is refuted or undecided."""
+    from draftmark.registry import load
+    from draftmark_contract.backend_under_test import BackendUnderTest
+    from draftmark_contract.check import Tier
 
-    return prove(args.name)
+    from .prover import prove_all
+    from .table import proof_table
+
+    start = time.monotonic()
+    proofs = prove_all(BackendUnderTest(load(args.name), "cpu", Tier.SIZING))
+    print(proof_table(args.name, proofs))
+    print(f"{time.monotonic() - start:.1f} s")
+    return int(any(proof.fails for proof in proofs))

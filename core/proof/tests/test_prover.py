@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sizing_backends import NAMES, correct, level_of, one, subject_of, two_level_subject, two_levels
 
 from draftmark import load
 from draftmark.buffers import BufferSpec, Role, Unit
@@ -15,11 +15,12 @@ from draftmark.geometry import Geometry, ceil_div
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, Tier, all_checks
 from draftmark_contract.layouts import Layout
-from draftmark_contract.proof import prover
-from draftmark_contract.proof.prover import Proof, Status, prove_all, prove_plan
-from draftmark_contract.proof.solver import Answer, Solver
-from draftmark_contract.proof.table import proof_table
-from draftmark_contract.proof.theorems import VARIANTS, plan_of
+from draftmark_proof import prover
+from draftmark_proof.prover import Proof, Status, prove_all, prove_plan
+from draftmark_proof.solver import Answer, Solver
+from draftmark_proof.table import proof_table
+from draftmark_proof.theorems import VARIANTS, plan_of
+from draftmark_testing.sizing_backends import NAMES, correct, level_of, one, subject_of, two_level_subject, two_levels
 
 LEVEL = level_of(Layout.PAGE_TABLE)
 TARGET, OVERLAP = VARIANTS[0], VARIANTS[1]
@@ -166,6 +167,16 @@ def test_item_shows_the_counterexample() -> None:
     refusing = subject_of(lambda g: [], LEVEL, supports=lambda g: ["nothing is served at all"])
     with pytest.raises(Refused):
         check.run(refusing, check.cases()[0])
+
+
+@pytest.mark.parametrize(("name", "module"), [("proof.needed_is_declared", "buffers"), ("state_sizing", "state")])
+def test_item_without_the_proofs_names_their_package(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item by proof fails with one sentence that names draftmark-proof, if that package is not installed."""
+    monkeypatch.setitem(sys.modules, f"draftmark_proof.{module}", None)
+    check = next(check for check in all_checks() if check.name in (name, f"{name}.largest_batch_covers_all"))
+    subject = BackendUnderTest(load("reference"), "cpu", Tier.SIZING)
+    with pytest.raises(ContractViolation, match=r"proofs need draftmark-proof[^$]*pip install 'draftmark-contract"):
+        check.run(subject, check.cases()[0])
 
 
 def test_proof_finds_what_sweeps_miss() -> None:

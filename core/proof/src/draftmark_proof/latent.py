@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, ceil_div
+from draftmark_contract.sizing import latent_schedules as schedules
 
-from ..sizing import latent_schedules as schedules
 from .prover import LONG, SHORT, Status, ask
 from .solver import Answer, Solver
 from .symbols import Context

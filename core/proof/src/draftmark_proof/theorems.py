@@ -10,17 +10,17 @@ import z3
 from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode
 from draftmark.requirements import HostLengthsNeed
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.layouts import MetadataSpec
+from draftmark_contract.sizing.geometries import PROVED
+from draftmark_contract.sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
 
-from ..check import ContractViolation
-from ..layouts import MetadataSpec
-from ..sizing.geometries import PROVED
-from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
 from .domain import INPUTS, Variant, plain_geometry, symbolic_batch, symbolic_geometry
 from .explore import explore
 from .symbols import Context, Sym, SymbolicUse
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from draftmark_contract.backend_under_test import BackendUnderTest
 
 VARIANTS = tuple(
     Variant(name, modes, overlap, latent)
