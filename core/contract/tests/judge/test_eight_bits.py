@@ -11,14 +11,14 @@ from .in_eight_bits import ForgetsAKey, InEightBits, NoValueScale, QueriesInHalf
 from .paged import PagedDriver, caps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KV8 = [one.case for one in questions(caps()) if one.rule.startswith("numerics.") and "kv8" in one.case]
+KV8 = [one.case.id for one in questions(caps()) if one.rule.startswith("numerics.") and "kv8" in one.id]
 
 
 def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[str]:
     """Run the items with this rule prefix and this text in the case; return ids of the wrong ones."""
     wrong = []
     for one in questions(caps(driver)):
-        if one.rule.startswith(rule) and text in one.case:
+        if one.rule.startswith(rule) and text in one.case.id:
             try:
                 one.run()
             except ContractViolation:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def item(driver: type[PlainStates], rule: str, case: str) -> Item:
     """Return the item with this rule and this case."""
-    return next(one for one in questions(caps(driver)) if (one.rule, one.case) == (rule, case))
+    return next(one for one in questions(caps(driver)) if (one.rule, one.case.id) == (rule, case))
 
 
 def test_item_ids_are_unique_and_every_rule_has_an_item() -> None:
