@@ -148,7 +148,9 @@ def _of_python() -> State:
     }
     found["random's generator"] = random.getstate()
     found["the decimal context"] = repr(decimal.getcontext())
-    found["gc"] = gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count(), len(gc.callbacks)
+    # The number of frozen objects falls when one of them is freed.
+    is_frozen = gc.get_freeze_count() > 0
+    found["gc"] = gc.isenabled(), gc.get_threshold(), gc.get_debug(), is_frozen, len(gc.callbacks)
     found["socket.getdefaulttimeout()"] = socket.getdefaulttimeout()
     if "numpy" in sys.modules:
         numpy: Any = sys.modules["numpy"]
