@@ -1,9 +1,9 @@
-"""Selection of test settings: a small subset that contains every pair of values, and the rest marked slow."""
+"""Selection of test settings: small subsets of all combinations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import combinations
+from collections.abc import Iterable, Mapping
+from itertools import combinations, cycle, islice
 from typing import Any
 
 import pytest
@@ -28,3 +28,15 @@ def quick(settings: Iterable[tuple[Any, ...]], together: int = 2) -> list[Any]:
         chosen.add(best)
         missing -= groups[best]
     return [pytest.param(*one, marks=[] if n in chosen else [pytest.mark.slow]) for n, one in enumerate(every)]
+
+
+def in_turn(things: Mapping[str, Any], partners: Iterable[str], each: int = 2) -> list[Any]:
+    """Return each thing with `each` of the partners as pytest parameters; the partners alternate.
+
+    Args:
+        things: values by name. The name is the first part of the test's id.
+        partners: names, at least `each`.
+    """
+    turns = cycle(partners)
+    pairs = ((name, one, partner) for name, one in things.items() for partner in islice(turns, each))
+    return [pytest.param(one, partner, id=f"{name}-{partner}") for name, one, partner in pairs]

@@ -12,7 +12,12 @@ pytest.importorskip("nbclient")
 ALL = sorted(notebooks.FOLDER.glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+QUICK = "stale-replay"
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(one, id=one.stem, marks=[pytest.mark.long] * (one.stem != QUICK)) for one in ALL]
+)
 def test_notebook_gives_its_stored_output(path):
     """Every cell gives the output that `python -m tools.docs.notebooks` stored."""
     assert notebooks.executed(path)["cells"] == json.loads(path.read_text())["cells"]

@@ -100,6 +100,7 @@ def test_judge_is_a_wheel_apart_from_the_adapter(environment: Environment) -> No
     assert absent.returncode == 2 and sentence in absent.stderr, absent.stderr
 
 
+@pytest.mark.long
 def test_loop_names_the_extra_that_reads_models(environment: Environment) -> None:
     """`draftmark-speculative` without its extra [hf] has torch, and `draftmark generate` names the missing extra."""
     commands = environment("draftmark-speculative")

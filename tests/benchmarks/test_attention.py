@@ -167,6 +167,7 @@ def test_invalid_version_raises(argument: list[str], error: str) -> None:
         versions(argument)
 
 
+@pytest.mark.long
 def test_cases_are_warmed_up_in_processes(capfd: pytest.CaptureFixture[str]) -> None:
     """Each of our backends runs each case once, with repeated pages; a failure is printed and stops nothing else."""
     two = [case(SMALL, "decode", (6000,), 1), case(Model(4, 2, 16, 0), "chain", LENS, 3)]

@@ -142,6 +142,7 @@ def _serve(rank: int, results) -> None:
     results.put((every if rank == 0 else None, mine.slots.device.tolist()))
 
 
+@pytest.mark.long
 def test_two_ranks_commit_as_one():
     """With slots of their own, two ranks give the outputs, states and checkpoints of one, and agree on each step."""
     found = results_of_two_ranks(_serve)

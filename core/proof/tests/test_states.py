@@ -7,8 +7,11 @@ import pytest
 from draftmark_proof.prover import Status
 from draftmark_proof.states import FALSE, THEOREMS, Round, decide_round
 
+LONG = [name for name in THEOREMS if name.startswith(("records of", "snapshots")) and "per key" not in name]
+"""Statements that z3 proves in a second or more; a quick run has one of this kind."""
 
-@pytest.mark.parametrize("name", THEOREMS)
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.long] * (one in LONG)) for one in THEOREMS])
 def test_a_true_statement_is_proved(name: str) -> None:
     """z3 proves the statement for all heads, elements, kernels, layers, requests and rows."""
     status, _ = decide_round(THEOREMS[name])

@@ -64,12 +64,18 @@ def given(prompts, random_head, table):
     return cache(lambda family: Given(family, prompts, random_head, table))
 
 
-SETTINGS = product(("deepseek_v3", "glm4_moe_lite"), WAYS, (1, 16, 48, 64), (False, True), (False, True))
+def settings(pages):
+    """Return every possible combination of family, drafting method, page size, graph and overlap."""
+    every = product(("deepseek_v3", "glm4_moe_lite"), WAYS, pages, (False, True), (False, True))
+    return [one for one in every if not (one[4] and one[1] in ON_THE_HOST)]
+
+
+OTHERS = [("deepseek_v3", "mtp tree", 16, True, True), ("glm4_moe_lite", "tree", 64, False, False)]
+SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in settings((16, 64)) if one not in OTHERS]
 
 
 @pytest.mark.parametrize(
-    ("family", "way", "page_size", "graph", "overlap"),
-    quick(one for one in SETTINGS if not (one[4] and one[1] in ON_THE_HOST)),
+    ("family", "way", "page_size", "graph", "overlap"), [*quick(settings((1, 48))), *OTHERS, *SLOW]
 )
 def test_every_drafting_method_gives_the_plain_text(given, family, way, page_size, graph, overlap):
     """Pages of 1, 16, 48 and 64 tokens, graphs and overlap give transformers' text with every drafting method."""

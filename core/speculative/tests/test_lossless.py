@@ -110,9 +110,15 @@ def test_every_setting_gives_the_plain_text(decode, plain, way, page_size, graph
     assert row_s != DEAR or seen.plain > seen.rounds / 2
 
 
+SLOW = product(FAMILIES, ["known tree", "adaptive known tree"], [False, True])
+
+
 @pytest.mark.parametrize(
     ("family", "way", "graph"),
-    quick(product(FAMILIES, ["known chain", "known tree", "tree", "adaptive known tree"], [False, True])),
+    [
+        *quick(product(FAMILIES, ["known chain", "tree"], [False, True])),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW),
+    ],
 )
 def test_every_family_gives_the_plain_text(decode, make_model, plain_text, random_head, prompts, family, way, graph):
     """Families with windows, soft caps and odd head sizes give the plain text, with right and with wrong drafts."""

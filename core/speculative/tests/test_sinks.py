@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
+from core.pairs import quick
 from draftmark import BackendRefusal
 from draftmark.loaded import LoadedBackend
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, generate
@@ -37,9 +39,10 @@ def drafting(way, texts, random_head, oracle, table):
     }[way]()
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("way", ["plain", "n-gram", "chain", "tree", "head", "adaptive"])
+@pytest.mark.parametrize(
+    ("way", "page_size", "graph"),
+    quick(product(["plain", "n-gram", "chain", "tree", "head", "adaptive"], [1, 16], [False, True])),
+)
 def test_gpt_oss_gives_transformers_text(make_model, texts, random_head, oracle, table, way, page_size, graph):
     """A model with sinks and alternating windows gives transformers' own text, for every drafting method."""
     starts, wanted = texts

@@ -76,6 +76,7 @@ def test_an_absent_file_is_named(head: Path, tmp_path: Path) -> None:
         convert(head, tmp_path, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_help_needs_no_safetensors(tmp_path: Path) -> None:
     """Without the package safetensors (a dependency of vLLM) the program prints its help, or a one-sentence error."""
     (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError('absent', name='safetensors')\n")

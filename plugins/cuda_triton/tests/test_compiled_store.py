@@ -134,10 +134,10 @@ def test_stored_kernel_is_the_compiled_kernel(stored, quick_specs, tmp_path, mon
     ("name", "damage"),
     [
         ("write_kv_rows.cubin", "one byte"),
-        ("write_kv_rows.cubin", "removed"),
-        ("write_kv_rows.json", "one byte"),
+        pytest.param("write_kv_rows.cubin", "removed", marks=pytest.mark.long),
+        pytest.param("write_kv_rows.json", "one byte", marks=pytest.mark.long),
         ("sums.json", "empty"),
-        ("sums.json", "one byte"),
+        pytest.param("sums.json", "one byte", marks=pytest.mark.long),
     ],
 )
 def test_damaged_entry_is_compiled_again(stored, quick_specs, name, damage):
@@ -210,6 +210,7 @@ def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypat
     assert source_of(spec).key == key
 
 
+@pytest.mark.long
 def test_libdevice_of_this_process_does_not_change_machine_code(empty_store, quick_specs, monkeypatch, tmp_path):
     """torch can set another libdevice in a process that it compiles in; kernels keep Triton's own."""
     key, other = source_of(quick_specs[0]).key, tmp_path / "libdevice.10.bc"

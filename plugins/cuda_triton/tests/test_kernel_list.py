@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -222,7 +223,7 @@ BATCH_TENSORS = {
 def test_no_kernel_is_specialized_on_a_batch(monkeypatch):
     """No kernel is compiled separately for a batch's sizes, or for the addresses of its tensors."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    listed = {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
+    listed = listed_kernels()
     wrong = {
         f"{kernel.__name__}: {param.name}"
         for kernel in listed
@@ -237,12 +238,11 @@ def test_addresses_with_own_kernels_are_part_of_a_layout():
     """`relaunch.ALIGNED` has exactly the tensors of a recorded launch for which alignment selects a kernel."""
     recorded = {*prefill.PER_CALL, *prefill_fp8.PER_CALL, *decode_verify.PER_CALL, *decode_verify.PER_STEP}
     recorded |= {*kv_write.PER_CALL, *ROW_TENSORS, *VERIFY_TENSORS, *CONV_TENSORS, *ONE_TENSORS, *COMMIT_TENSORS}
-    listed = {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
     in_chunks = replace(HYBRID_KDA, state=replace(HYBRID_KDA.state, dtype="float32"))
-    listed |= {one.kernel for geometry in (HYBRID, HYBRID_KDA, in_chunks) for one in state_calls_of(geometry, 90)}
+    of_state = [one for geometry in (HYBRID, HYBRID_KDA, in_chunks) for one in state_calls_of(geometry, 90)]
     aligned = {
         param.name
-        for kernel in listed
+        for kernel in listed_kernels().union(one.kernel for one in of_state)
         for param in kernel.params
         if param.name in recorded and not (param.do_not_specialize or param.do_not_specialize_on_alignment)
     }
@@ -277,11 +277,17 @@ CASES = {
 TREE_KERNELS = {"write_tree_tail", "verify_tree", "compact_kv"}
 
 
+@cache
+def listed_kernels():
+    """Return the listed kernels of all cases."""
+    return {one.kernel for arch, geometry, _ in CASES.values() for one in kernel_list.kernels_of(geometry, arch)}
+
+
 @pytest.mark.parametrize(
     ("fake_driver", "name"), [(case[0], name) for name, case in CASES.items()], indirect=["fake_driver"]
 )
 def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monkeypatch, name):
-    """Every launch of 200 random steps is of a listed kernel, and a geometry's list stays small."""
+    """Every launch of 100 random steps is of a listed kernel, and a geometry's list stays small."""
     arch, geometry, most = CASES[name]
     seed = sum(map(ord, name))
     forms = (Form.ENGINE_SLOTS,) if seed % 2 else ()
@@ -295,7 +301,7 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     traffic, launched = Traffic(geometry, make_layers, seed), {}
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: traffic.chance.random() < 0.5)
     with launcher.collect_calls(lambda call: launched.setdefault(kernel_list.spec_of(call, arch), call)):
-        for _ in range(200):
+        for _ in range(100):
             traffic.step()
     assert not [one.name for one in launched if one not in listed]
     # A listed call also loads the kernel under the key with which a launch looks it up.

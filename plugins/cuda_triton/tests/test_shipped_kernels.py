@@ -67,6 +67,7 @@ def test_first_start_with_the_wheel_compiles_nothing(fake_gpu, wheel, small_geom
     assert not list((empty_environment / "cache").rglob("*.cubin")), "shipped kernels were copied"
 
 
+@pytest.mark.long
 def test_wheel_serves_no_other_kernel(wheel, small_geometry, tmp_path, monkeypatch):
     """A kernel of another architecture is not in the wheel."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.pairs import quick
 from draftmark import AttentionShape, DeviceProfile
 from draftmark_cuda_triton.heuristics import common, select, sm90
 from draftmark_cuda_triton.launch import tma
@@ -117,20 +118,22 @@ def as_read(smem: np.ndarray, keys: int, dim: int, full_head: bool) -> np.ndarra
     return smem.reshape(dim // width, keys, width).transpose(1, 0, 2).reshape(keys, dim)
 
 
-@pytest.mark.parametrize(("page", "dim", "heads", "adjacent_heads"), [
+SHAPES = [  # page, head dimension, heads of a copy, whether these heads are adjacent in memory
     (16, 128, 1, True), (64, 128, 1, True), (8, 128, 1, True), (128, 128, 1, True), (48, 128, 1, True),
     (16, 64, 2, True), (16, 128, 1, False), (64, 128, 1, False), (16, 96, 1, True), (32, 256, 1, True),
     (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
-])  # fmt: skip
-@pytest.mark.parametrize("num_consumer_wgs", [1, 2, 3])
-@pytest.mark.parametrize(("block_n", "windowed"), [(64, False), (128, False), (64, True)])
-def test_tile_holds_the_keys_its_mask_expects(
-    make_numpy_pipeline, page, dim, heads, adjacent_heads, block_n, num_consumer_wgs, windowed
-):
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_consumer_wgs", "tile"), quick(product(SHAPES, [1, 2, 3], [(64, False), (128, False), (64, True)]))
+)
+def test_tile_holds_the_keys_its_mask_expects(make_numpy_pipeline, shape, num_consumer_wgs, tile):
     """A tile holds each key in the row that the mask assigns to it, and nothing after the request's last key.
 
     Pages left of the window, which the request does not own any more, are not read.
     """
+    (page, dim, heads, adjacent_heads), (block_n, windowed) = shape, tile
     # Slots after the last key and pages left of the window are NaN, so a read of them would show in the tile.
     chance = np.random.default_rng(page * dim + block_n)
     kv_heads = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from core.pairs import in_turn
 from draftmark.loaded import LoadedBackend
 from draftmark_contract.check import Check, spread
 
@@ -16,21 +17,31 @@ torch.set_num_threads(1)
 CHECKS = {one.name: one for one in suite.checks_for() if one.name.partition(".")[0].startswith("latent")}
 QUICK = 1
 """Cases of a check that each design runs in a quick run."""
-LARGE = pytest.mark.slow
-"""Mark of checks with a cache of more than 2³¹ elements."""
 ROWS = [pytest.param(one, layout, id=f"{one.id}-{layout}") for one in latent.MUTANTS for layout in one.layouts]
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize(
-    "check", [pytest.param(one, id=name, marks=[LARGE] if "int32" in name else []) for name, one in CHECKS.items()]
-)
-def test_design_is_right(check: Check, design: str) -> None:
-    """A correct latent backend of another design than the reference's passes the checks of latent layers."""
+def _wrong(check: Check, design: str) -> list[object]:
     made = latent_plugin(DESIGNS[design])()
     made.contract_notes = lambda: tutorial.notes(None)  # type: ignore[method-assign]
     backend = LoadedBackend("tugboat", made)
-    wrong = [suite.outcome(backend, check, case) for case in spread(check.cases(), QUICK)]
+    return [suite.outcome(backend, check, case) for case in spread(check.cases(), QUICK)]
+
+
+@pytest.mark.parametrize(
+    ("check", "design"), in_turn({name: one for name, one in CHECKS.items() if "int32" not in name}, DESIGNS)
+)
+def test_design_is_right(check: Check, design: str) -> None:
+    """Correct latent backends of two designs other than the reference's pass each check of latent layers."""
+    wrong = _wrong(check, design)
+    assert not any(wrong), wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("check", [pytest.param(one, id=name) for name, one in CHECKS.items()])
+def test_each_design_is_right(check: Check, design: str) -> None:
+    """Every such backend passes every check of latent layers, also those with more than 2³¹ elements of cache."""
+    wrong = _wrong(check, design)
     assert not any(wrong), wrong
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from core.pairs import in_turn
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
 from draftmark.reference import ReferencePlugin, Rollback
@@ -45,12 +46,11 @@ DESIGNS: dict[str, Callable[[], LoadedBackend]] = {
 MUTANTS = [pytest.param(one, layout, id=one.id) for one in recurrent.MUTANTS for layout in one.layouts]
 
 
-@pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize(
-    "check", [pytest.param(one, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, one in CHECKS.items()]
+    ("check", "design"), in_turn({name: one for name, one in CHECKS.items() if name not in SLOW}, DESIGNS)
 )
 def test_design_is_right(check: Check, design: str) -> None:
-    """A correct backend of each design passes the checks of recurrent state."""
+    """Correct backends of two designs pass each check of recurrent state."""
     backend = DESIGNS[design]()
     wrong = [suite.outcome(backend, check, case) for case in spread(check.cases(), QUICK)]
     assert not any(wrong), wrong
