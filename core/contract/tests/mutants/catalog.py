@@ -1,85 +1,24 @@
-"""The list of all mutants, and the known bugs that cannot be imitated by a mutant here."""
+"""The list of all mutants, and the known bugs that cannot be imitated by a mutant here.
+
+A mutant is filed in `rules` under the check that killed it first, in a package where one file would be too long.
+"""
 
 from __future__ import annotations
 
-from . import (
-    arenas,
-    attention_parts,
-    batches,
-    black_boxes,
-    blind_histories,
-    blind_invariance,
-    blind_pools,
-    blind_process,
-    blind_sizes,
-    boundaries,
-    chosen,
-    conditions,
-    declarations,
-    drafted_rows,
-    drafters,
-    forks,
-    invariance,
-    kernels,
-    late,
-    latent,
-    limits_and_logits,
-    lives,
-    museum,
-    places,
-    plans,
-    pools,
-    processes,
-    production_sizes,
-    rare_sizes,
-    recurrent,
-    scales_and_strides,
-    sinks,
-    sizes,
-    state_and_order,
-    timing,
-    trees,
-    windows,
-)
+import pkgutil
+from collections.abc import Iterable
+from importlib import import_module
+
+from . import rules
 from .mutant import Mutant, install_standalone
 
-MODULES = (
-    *(sizes, batches, arenas, plans, kernels, rare_sizes, declarations, timing, boundaries),
-    *(trees, conditions, late, museum, sinks, places, windows, processes, invariance, black_boxes),
-    *(pools, forks, drafters, drafted_rows, lives, production_sizes, latent, chosen, recurrent),
-    *(limits_and_logits, attention_parts, state_and_order, scales_and_strides),
-    *(blind_histories, blind_invariance, blind_pools, blind_process, blind_sizes),
-)
+FOUND = pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.")
+MODULES = [import_module(one.name) for one in FOUND if not one.ispkg]
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
 install_standalone(MUTANTS)
-KILLER = (
-    limits_and_logits.KILLER
-    | attention_parts.KILLER
-    | state_and_order.KILLER
-    | scales_and_strides.KILLER
-    | sinks.KILLER
-    | places.KILLER
-    | windows.KILLER
-    | processes.KILLER
-    | invariance.KILLER
-    | black_boxes.KILLER
-    | pools.KILLER
-    | forks.KILLER
-    | drafters.KILLER
-    | drafted_rows.KILLER
-    | lives.KILLER
-    | production_sizes.KILLER
-    | latent.KILLER
-    | chosen.KILLER
-    | recurrent.KILLER
-    | blind_histories.KILLER
-    | blind_invariance.KILLER
-    | blind_pools.KILLER
-    | blind_process.KILLER
-    | blind_sizes.KILLER
-)
+KILLER: dict[str, str] = {name: check for one in MODULES for name, check in getattr(one, "KILLER", {}).items()}
 """Check that must kill a mutant, by mutant id. Covers mutants of outside authors, of sinks and of batch invariance."""
 SURVIVORS: dict[str, str] = {}
 """Mutants that no check is known to kill, each with the gap of the suite. A new check removes its entry."""
@@ -95,6 +34,12 @@ GUARDS = {
     "core/contract/tests/test_frame_pytest.py",
 }
 """Checks that cannot kill any mutant, and how they are tested instead."""
+
+
+def named(names: Iterable[str]) -> list[Mutant]:
+    """Return the mutants with these ids."""
+    wanted = set(names)
+    return [one for one in MUTANTS if one.id in wanted]
 
 
 def pairs() -> list[tuple[Mutant, str]]:

@@ -141,12 +141,11 @@ class KillsPage:
         return f"{self.counts()}\n\n" + "\n".join(lines) + "\n\n## Matrix\n\n"
 
     def _table(self) -> str:
-        lines = ["| id | defect | from | layout | killed by |", "|---|---|---|---|---|"]
+        lines = ["| id | defect | origin | from | layout | killed by |", "|---|---|---|---|---|---|"]
         for one in catalog.MUTANTS:
             for layout in one.layouts:
-                lines.append(
-                    f"| {one.id} | {one.what} | {one.source} | {layout} | {self._row((one.id, layout)).cell} |"
-                )
+                cell = self._row((one.id, layout)).cell
+                lines.append(f"| {one.id} | {one.what} | {one.origin} | {one.source} | {layout} | {cell} |")
         return "\n".join(lines) + "\n\n"
 
     def _checks(self) -> str:

@@ -20,8 +20,8 @@ from draftmark.registry import load
 from draftmark.tree import TorchTreeOps
 from draftmark_cuda_triton import TritonPlugin
 
-from . import tutorial
-from .csr_plugin import CsrPlugin
+from .designs import tutorial
+from .designs.csr_plugin import CsrPlugin
 from .standalone.installed import install
 
 LAYOUTS: dict[str, BackendPlugin] = {
@@ -45,7 +45,7 @@ KINDS = {
     **dict.fromkeys("VWXYZLNPBJQGIUKHFAEDC", "the suite's authors"),
     **dict.fromkeys("ORST", "outside authors"),
 }
-"""Group of a mutant's author, by the first letter of its id. Outside authors had not read the suite."""
+"""Origin of a mutant, by the first letter of its id."""
 BY_CLASS = "ST"
 """First letters of the ids that must be killed by the check of their class; no other check runs on them."""
 
@@ -84,6 +84,11 @@ class Mutant:
     state_patch: Callable[[Any], None] | None = None
     base: BackendPlugin | None = None
     of_state: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Who wrote it: the known bugs, the suite's authors, or outside authors, who had not read the suite."""
+        return KINDS[self.id[0]]
 
     def build(self, layout: str) -> LoadedBackend:
         """Return the loaded plugin with this defect, in one metadata layout."""

@@ -12,7 +12,8 @@ from draftmark import HostLengthsNeed
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 
-from . import catalog, rare_sizes, suite
+from . import catalog, suite
+from .designs import workspaces
 from .mutant import USUAL, Mutant
 from .test_opaque import OPAQUE
 
@@ -42,7 +43,7 @@ def wrong(backend: Any, *modules: str) -> str:
 @pytest.mark.parametrize("layout", USUAL)
 def test_correct_workspace_passes(layout: str) -> None:
     """A plugin's own workspace passes when its size matches usage() on every device."""
-    backend = Mutant("none", "", "", rare_sizes.RIGHT).build(layout)
+    backend = Mutant("none", "", "", workspaces.RIGHT).build(layout)
     names = ("tightness.own_buffers", "sizing.covers_processors", "load.declares_types")
     checks = [one for one in suite.checks_for() if one.name in names]
     assert not list(suite.failures(backend, checks))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from . import catalog
 from .kills_page import DATA, NOT_RUN, KillsPage
-from .limits_and_logits import MUTANTS as OUTSIDE
 
-FIRST, SECOND = [(one.id, layout) for one in OUTSIDE for layout in one.layouts][:2]
+FIRST, SECOND = [(one.id, layout) for one, layout in catalog.pairs() if one.id[0] == "R"][:2]
 
 
 def test_rows_that_no_suite_has_judged_are_due_first(tmp_path: Path) -> None:

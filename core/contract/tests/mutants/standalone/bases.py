@@ -10,7 +10,7 @@ from draftmark import BackendPlugin
 from draftmark.reference import ReferencePlugin
 from draftmark_cuda_triton import TritonPlugin
 
-from ..csr_plugin import CsrPlugin
+from ..designs.csr_plugin import CsrPlugin
 
 BASES: dict[str, type[BackendPlugin]] = {
     "reference": ReferencePlugin,

@@ -1,0 +1,1 @@
+"""Correct backends and parts of backends that mutants change, and factories of mutants."""

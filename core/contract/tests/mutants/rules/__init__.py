@@ -1,0 +1,1 @@
+"""Mutants by the rule that kills them."""

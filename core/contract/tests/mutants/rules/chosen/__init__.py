@@ -1,0 +1,1 @@
+"""Mutants that the checks of `chosen` kill."""
