@@ -17,15 +17,17 @@ from draftmark_contract.check import Case, Check, ContractViolation, Tier, all_c
 from draftmark_contract.late_device import LateDevice
 from draftmark_contract.late_device.task_queue import TaskQueue
 
-from .mutants import late, staging, suite
+from .mutants import catalog, suite
+from .mutants.designs import staging
 from .mutants.mutant import LAYOUTS, USUAL, Mutant, after
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHECKS = [one for one in all_checks() if one.name.startswith("late.") and one.tier is Tier.HOST]
+LATE = [one for one in catalog.MUTANTS if one.id.startswith("L")]
 QUICK = ("L01", "L12")
 PAIRS = [
     pytest.param(one, layout, id=f"{one.id}-{layout}", marks=() if one.id in QUICK else pytest.mark.slow)
-    for one in late.MUTANTS
+    for one in LATE
     for layout in one.layouts
 ]
 EAGER, REPLAYS, HALFWAY, REOPENED = (
@@ -69,7 +71,7 @@ def test_late_mutants_fail_the_late_checks(mutant: Mutant, layout: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS])
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in LATE])
 def test_other_checks_pass_late_mutants(mutant: Mutant) -> None:
     """A sample of all other checks passes on the mutants, because they are correct without a late device."""
     checks = [one for one in suite.checks_for(mutant) if one not in CHECKS]

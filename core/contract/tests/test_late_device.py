@@ -14,7 +14,8 @@ from draftmark.registry import load
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, Refused, Tier, all_checks
 
-from .mutants import late, staging
+from .mutants import catalog
+from .mutants.designs import staging
 from .mutants.mutant import USUAL, Mutant
 
 pytestmark = [
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 PLUGINS = ("cuda_triton", "cuda_flashinfer", "cuda_trtllm")
 CHECKS = [one for one in all_checks() if one.name.startswith("late.") and one.tier is Tier.DEVICE]
+LATE = [one for one in catalog.MUTANTS if one.id.startswith("L")]
 ITEMS = [pytest.param(check, case, id=check.item(case)) for check in CHECKS for case in check.cases()]
 HOST_ONLY = {
     "L08": "torch keeps pinned memory for its own copies, and a test has no other library's",
@@ -60,7 +62,7 @@ def test_fenced_staging_passes_on_a_spinning_device(layout: str, kind: str) -> N
     assert not wrong(built)
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS if one.id not in HOST_ONLY])
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in LATE if one.id not in HOST_ONLY])
 def test_late_mutants_fail_on_a_spinning_device(mutant: Mutant) -> None:
     """Mutants that fail the `late` checks on the host tier also fail on the GPU, so the GPU really runs late."""
     assert wrong(mutant.build(mutant.layouts[0])), f"{mutant.id} survives on the device: {mutant.what}"
