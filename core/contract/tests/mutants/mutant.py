@@ -87,7 +87,7 @@ class Mutant:
 
     @property
     def origin(self) -> str:
-        """Who wrote it: the known bugs, the suite's authors, or outside authors, who had not read the suite."""
+        """Group of its author; outside authors had not read the suite."""
         return KINDS[self.id[0]]
 
     def build(self, layout: str) -> LoadedBackend:

@@ -30,7 +30,7 @@ def of_tutorial(name: str, what: str, source: str, plugin: type[BackendPlugin], 
 def in_layouts(
     name: str, what: str, layouts: tuple[str, ...], patch: Callable[[Any], None], source: str = ""
 ) -> Mutant:
-    """Return a mutant in some layouts, one of which is enough."""
+    """Return a mutant of these layouts only."""
     return Mutant(name, what, source, patch=patch, layouts=layouts, absent=ONE_DESIGN)
 
 
