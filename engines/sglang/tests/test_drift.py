@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from draftmark_sglang import hook_functions
 from draftmark_sglang.heads import PACKAGE
-from draftmark_sglang.hooks import HOOKS, REFUSALS, Hook
+from draftmark_sglang.hook_functions import REFUSALS
+from draftmark_sglang.hooks import FUNCTIONS, HOOKS, Hook
 from draftmark_sglang.plugin import ADDERS, CHOICES
 from draftmark_sglang.refusals import ARGUMENTS, ENVIRONMENT, STATE_ARGUMENTS
 from draftmark_sglang.versions import SUPPORTED
@@ -46,6 +48,12 @@ def test_hooked_functions_exist(hook: object, read: Read) -> None:
     """Each hooked function is defined at the path that the hook gives for newer or for older releases."""
     assert isinstance(hook, Hook)
     assert any(_defines(read, target) for target in filter(None, (hook.target, hook.old_target)))
+
+
+def test_functions_of_hooks_exist() -> None:
+    """Each hook names a function of `hook_functions`, under its own module, by which `missing_hooks` finds it."""
+    found = [getattr(hook_functions, one.function) for one in HOOKS]
+    assert [(one.__module__, one.__name__) for one in found] == [(FUNCTIONS, one.function) for one in HOOKS]
 
 
 def _defines(read: Read, target: str) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from draftmark_engines import EngineError
-from draftmark_sglang.arguments import refuse
 from draftmark_sglang.options import Ancestors, Options
 from draftmark_sglang.refusals import (
     ARGUMENTS,
@@ -17,6 +16,7 @@ from draftmark_sglang.refusals import (
     chunk_reasons,
     layer_reasons,
     pool_reasons,
+    refuse,
     state_reasons,
 )
 

@@ -1,6 +1,7 @@
 """Attention backend `draftmark` for SGLang, loaded by SGLang's own plugin mechanism (`sglang.srt.plugins`).
 
-* Start-up: `plugin` registers the backend and its name, `hooks` patches SGLang, `refusals` rejects unsupported runs.
+* Start-up: `plugin` registers the backend and its name, `hooks` lists what `hook_functions` patches in SGLang,
+  `refusals` rejects unsupported runs.
 * Each forward: `phases` maps SGLang's forward mode to a draftmark mode. `batches` builds a `ForwardBatch`
   with the help of `page_table`, `window_pool` and `trees`. `attention` runs the batch on each layer's backend.
 * Recurrent layers of hybrid models: `state_shapes` says whether draftmark runs them, `state_memory` sizes SGLang's
@@ -10,8 +11,7 @@
 Importing this module imports neither SGLang nor torch.
 """
 
-NAME = "draftmark"
-"""Value for ``--attention-backend``."""
+from .facts import NAME
 
 
 def register() -> None:

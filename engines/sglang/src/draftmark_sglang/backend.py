@@ -11,7 +11,6 @@ from draftmark import Mode
 from draftmark.runtime import ForwardBatch
 from draftmark_engines import choose
 
-from .arguments import refuse
 from .attention import LayerAttention
 from .batches import extend_batch, uniform_batch, write_batch
 from .facts import facts_of, resolved
@@ -20,7 +19,7 @@ from .latent import use_absorbed_form
 from .options import Options
 from .phases import mode_of
 from .ranks import ForwardComparison
-from .refusals import require_served, require_served_states
+from .refusals import refuse, require_served, require_served_states
 from .state_layers import StateLayers
 from .state_shapes import served_states
 from .trees import TreeMasks

@@ -11,15 +11,26 @@ from draftmark import Mode
 from draftmark.runtime import ForwardBatch
 from draftmark_engines import EngineError, choose
 
-from .arguments import refuse
 from .attention import LayerAttention
 from .batches import host_lengths
-from .draft_round import ACTIVE_ROUND
 from .facts import facts_of
 from .latent import use_absorbed_form
 from .options import Ancestors, Options
-from .refusals import require_served
+from .refusals import refuse, require_served
 from .trees import write_parents_by_branch, write_parents_of_step
+
+
+class ActiveRound:
+    """Reference of the hooks to the running draft steps. A process runs one draft model, one step at a time.
+
+    Attributes:
+        steps: the container that was created last or began a round last; None if draftmark runs no draft model.
+    """
+
+    steps: DraftSteps | None = None
+
+
+ACTIVE_ROUND = ActiveRound()
 
 
 class DraftSteps:
@@ -57,6 +68,11 @@ class DraftSteps:
         self._written_step = -1
         self._allocate()
         ACTIVE_ROUND.steps = self
+
+    @classmethod
+    def of(cls, factory: Any) -> DraftSteps:
+        """Create the draft steps for SGLang's `DraftBackendFactory`."""
+        return cls(factory.draft_model_runner, factory.topk, factory.speculative_num_steps)
 
     def _allocate(self) -> None:
         geometry = self.attention.geometry

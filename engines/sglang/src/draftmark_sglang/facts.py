@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+NAME = "draftmark"
+"""Value for ``--attention-backend``."""
+
 
 @dataclass(frozen=True)
 class RunnerFacts:
@@ -43,6 +46,13 @@ class RunnerFacts:
     def verifies_trees(self) -> bool:
         """True when the target verifies draft trees that may branch."""
         return self.algorithm == "NGRAM" or self.topk > 1
+
+
+def uses_draftmark(arguments: Any) -> bool:
+    """Return True if draftmark is the attention backend of a server's prefill and of its decode."""
+    base = getattr(arguments, "attention_backend", None)
+    parts = (getattr(arguments, f"{phase}_attention_backend", None) or base for phase in ("prefill", "decode"))
+    return all(part == NAME for part in parts)
 
 
 def resolved(runner: Any) -> Any:

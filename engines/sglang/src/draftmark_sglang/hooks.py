@@ -1,4 +1,4 @@
-"""All hooks on SGLang, registered with its own `HookRegistry`. Each hook states what is missing without it.
+"""All hooks on SGLang. Each states the function that SGLang calls, and what is missing without it.
 
 SGLang logs a failed hook and continues, so `refusals` calls `missing_hooks` when a backend is built. A drift
 test checks in every supported release that each hooked function exists and is as its hook assumes.
@@ -7,21 +7,14 @@ test checks in every supported release that each hooked function exists and is a
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import WrapperDescriptorType
 from typing import Any
 
 from draftmark_engines import warn_missing_hook
 
-from . import NAME
-
+FUNCTIONS = "draftmark_sglang.hook_functions"
+"""Module with the functions of the hooks."""
 SPECULATIVE = "sglang.srt.speculative"
-REFUSALS = ("speculative_eagle_topk > 1 with page_size > 1", "is unstable and produces incorrect results for paged")
-"""Parts of the two error messages with which SGLang rejects trees at page sizes above 1."""
-
-BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-"""Server arguments that name the target's attention backend."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +24,7 @@ class Hook:
     Attributes:
         target: dotted path of the hooked function or class.
         kind: name of SGLang's `HookType`.
-        function: function that SGLang calls at the hook.
+        function: name of the function in the module `hook_functions` that SGLang calls at the hook.
         algorithms: speculative algorithms that need the hook; ``""`` for decoding without drafts.
         why: problem that occurs without the hook.
         old_target: dotted path in older releases; ``""`` if the path did not change.
@@ -39,7 +32,7 @@ class Hook:
 
     target: str
     kind: str
-    function: Callable[..., Any]
+    function: str
     algorithms: tuple[str, ...]
     why: str
     old_target: str = ""
@@ -50,159 +43,12 @@ class Hook:
         return self.target if not self.old_target or importlib.util.find_spec(module) is not None else self.old_target
 
 
-def uses_draftmark(arguments: Any) -> bool:
-    """Return True if draftmark is the attention backend of a server's prefill and of its decode."""
-    base = getattr(arguments, "attention_backend", None)
-    parts = (getattr(arguments, f"{phase}_attention_backend", None) or base for phase in ("prefill", "decode"))
-    return all(part == NAME for part in parts)
-
-
-def add_draft_backends(
-    original: Any, factory: Any, backend_name: str, backend_map: dict[str, Any], *rest: Any, **named: Any
-) -> Any:
-    """Add draftmark to the map from name to factory (AROUND hook on `DraftBackendFactory._create_backend`)."""
-    from .draft import decode_backend, draft_extend_backend
-
-    # From SGLang 0.5.18 on, factories must return (name, backend); this variable exists only in those releases.
-    stamped = "stamps_children" in original.__code__.co_varnames
-    steps = "decode" in backend_map["triton"].__name__
-
-    def create() -> Any:
-        made = decode_backend(factory) if steps else draft_extend_backend(factory)
-        return (NAME, made) if stamped else made
-
-    return original(factory, backend_name, {**backend_map, NAME: create}, *rest, **named)
-
-
-def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
-    """Accept trees at page sizes above 1 when draftmark serves (AROUND hook on the last check of server arguments).
-
-    SGLang's check accepts only a fixed list of its own backends.
-    """
-    from sglang.srt.arg_groups.overrides import resolved_view
-
-    try:
-        return original(server_args)
-    except ValueError as error:
-        if not any(part in str(error) for part in REFUSALS) or not uses_draftmark(resolved_view(server_args)):
-            raise
-        return None
-
-
-def allow_listed_models(original: Any, server_args: Any) -> Any:
-    """Accept draftmark for a model that allows Triton (AROUND hook on SGLang's model-specific argument checks).
-
-    A few models, such as gpt-oss, list the backends that support their attention. draftmark supports what SGLang's
-    Triton backend supports there (sinks, windows), or rejects it with a reason (`refusals`). So the check runs again
-    with Triton's name.
-    """
-    from sglang.srt.arg_groups.overrides import resolved_view
-
-    try:
-        return original(server_args)
-    except AssertionError as error:
-        if NAME not in str(error) or "triton" not in str(error) or not uses_draftmark(resolved_view(server_args)):
-            raise
-    original_names, write = {name: getattr(server_args, name) for name in BACKENDS}, _plain_setter(type(server_args))
-    try:
-        for name, value in original_names.items():
-            write(server_args, name, "triton" if value == NAME else value)
-        return original(server_args)
-    finally:
-        for name, value in original_names.items():
-            write(server_args, name, value)
-
-
-def _plain_setter(kind: type) -> Any:
-    """Return the `__setattr__` that bypasses a class's guards: `object`'s, or msgspec's for structs (since 0.5.20)."""
-    return next(own for one in kind.__mro__ if isinstance(own := vars(one).get("__setattr__"), WrapperDescriptorType))
-
-
-def record_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
-    """Record the parent of each new branch (AFTER hook on `select_top_k_tokens`); SGLang itself returns no parents."""
-    from .draft_round import ACTIVE_ROUND
-
-    if ACTIVE_ROUND.steps is not None:
-        ACTIVE_ROUND.steps.record_parents(i, result[3][2])
-
-
-def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
-    """Skip SGLang's copies of the prefix's last page (AROUND hook on `duplicate_prefix_tail_to_draft_branches`).
-
-    draftmark's branches share that page. SGLang selects the copies with a boolean index, which makes the host wait
-    twice per round.
-    """
-    from .draft_round import ACTIVE_ROUND
-
-    if ACTIVE_ROUND.steps is None:
-        original(*arguments, **named)
-
-
-def use_small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
-    """Use tree masks of D × D draft tokens, without prefix columns (BEFORE hook on `NGRAMWorker.__init__`)."""
-    from sglang.srt.arg_groups.overrides import resolved_view
-    from sglang.srt.speculative import ngram_worker
-
-    if uses_draftmark(resolved_view(server_args)):
-        ngram_worker.USE_FULL_MASK = False
-
-
-def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> Any:
-    """Append the hidden state after the last layer and norm, for heads that read it (AFTER `LlamaModel.forward`).
-
-    SGLang collects a hidden state just before the following layer runs, and no layer follows the last one.
-    """
-    from .heads import LAST_FEATURE
-
-    if not LAST_FEATURE.enabled or len(model.layers) not in model.layers_to_capture:
-        return None
-    hidden, features = result if isinstance(result, tuple) else (result, [])
-    features.append(hidden)
-    return hidden, features
-
-
-def use_state_backend(original: Any, runner: Any, full_attn_backend: Any) -> Any:
-    """Run recurrent layers on draftmark's backend (AROUND hook on `attn_backend_wrapper`)."""
-    from .linear import hybrid_backend
-
-    return hybrid_backend(original, runner, full_attn_backend)
-
-
-def size_state_slots(original: Any, configurator: Any, total_rest_memory: Any) -> Any:
-    """Size slots without states of draft tokens (AROUND hook on `KVCacheConfigurator._handle_max_mamba_cache`)."""
-    from .state_memory import size_without_snapshots
-
-    return size_without_snapshots(original, configurator, total_rest_memory)
-
-
-def leave_out_snapshots(pool: Any, **named: Any) -> Any:
-    """Allocate slots without states of draft tokens (BEFORE hook on `MambaPool.__init__`)."""
-    from .state_memory import active_states
-
-    if active_states() is None:
-        return None
-    return (pool,), {**named, "speculative_num_draft_tokens": None}
-
-
-def commit_states(
-    original: Any, target_worker: Any, batch: Any, accept_lens: Any, accept_index: Any, *rest: Any, **named: Any
-) -> Any:
-    """Move recurrent states over the accepted nodes (AROUND hook on `commit_mamba_states_after_verify`)."""
-    backend = target_worker.model_runner.attn_backend
-    states = getattr(getattr(backend, "full_attn_backend", None), "states", None)
-    if states is None:
-        return original(target_worker, batch, accept_lens, accept_index, *rest, **named)
-    if not batch.forward_mode.is_idle() and accept_index.numel():
-        states.commit(accept_lens, accept_index, batch.mamba_track_indices)
-    return None
-
-
 EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 HOOKS = (
     Hook(
         "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments",
         "AROUND",
-        allow_listed_models,
+        "allow_listed_models",
         ("", *EAGLE, "NGRAM"),
         "SGLang rejects models that list their attention backends",
         "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
@@ -210,89 +56,81 @@ HOOKS = (
     Hook(
         f"{SPECULATIVE}.draft_utils.DraftBackendFactory._create_backend",
         "AROUND",
-        add_draft_backends,
+        "add_draft_backends",
         EAGLE,
         "the draft model has no draftmark backend",
     ),
     Hook(
         "sglang.srt.arg_groups.speculative_hook._handle_eagle_family",
         "AROUND",
-        allow_trees_on_pages,
+        "allow_trees_on_pages",
         EAGLE,
         "SGLang rejects trees at page sizes above 1",
     ),
     Hook(
         "sglang.srt.arg_groups.speculative_hook._handle_ngram",
         "AROUND",
-        allow_trees_on_pages,
+        "allow_trees_on_pages",
         ("NGRAM",),
         "SGLang rejects n-gram trees at page sizes above 1",
     ),
     Hook(
         f"{SPECULATIVE}.spec_utils.select_top_k_tokens",
         "AFTER",
-        record_parents,
+        "record_parents",
         EAGLE,
         "the parents of draft branches are unknown",
     ),
     Hook(
         f"{SPECULATIVE}.eagle_worker_common.duplicate_prefix_tail_to_draft_branches",
         "AROUND",
-        skip_copies,
+        "skip_copies",
         EAGLE,
         "the host waits in every round of a tree at page sizes above 1",
     ),
     Hook(
         f"{SPECULATIVE}.ngram_worker.NGRAMWorker.__init__",
         "BEFORE",
-        use_small_masks,
+        "use_small_masks",
         ("NGRAM",),
         "n-gram masks grow with the prefix",
     ),
     Hook(
         "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
         "AROUND",
-        use_state_backend,
+        "use_state_backend",
         ("", *EAGLE, "NGRAM"),
         "recurrent layers run on SGLang's own backend",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache",
         "AROUND",
-        size_state_slots,
+        "size_state_slots",
         (*EAGLE, "NGRAM"),
         "fewer requests of a hybrid model fit",
     ),
     Hook(
         "sglang.srt.mem_cache.memory_pool.MambaPool.__init__",
         "BEFORE",
-        leave_out_snapshots,
+        "leave_out_snapshots",
         (*EAGLE, "NGRAM"),
         "SGLang allocates a recurrent state for each draft token",
     ),
     Hook(
         f"{SPECULATIVE}.spec_utils.commit_mamba_states_after_verify",
         "AROUND",
-        commit_states,
+        "commit_states",
         (*EAGLE, "NGRAM"),
         "recurrent states do not follow the accepted drafts",
     ),
     Hook(
         "sglang.srt.models.llama.LlamaModel.forward",
         "AFTER",
-        add_last_feature,
+        "add_last_feature",
         ("EAGLE3",),
         "a draftmark head cannot read the target's last hidden state",
     ),
 )
-
-
-def register_hooks() -> None:
-    """Register every hook with SGLang, which applies them after it has loaded all plugins."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    for one in HOOKS:
-        HookRegistry.register(one.installed_target(), one.function, HookType[one.kind])
 
 
 def missing_hooks(arguments: Any) -> list[Hook]:
@@ -317,7 +155,9 @@ def unapplied_hooks() -> list[Hook]:
 
     targets = {one.installed_target(): one for one in HOOKS}
     ours = {
-        target for target, one in targets.items() if any(one.function is its[1] for its in HookRegistry._hooks[target])
+        target
+        for target, one in targets.items()
+        if any((its[1].__module__, its[1].__name__) == (FUNCTIONS, one.function) for its in HookRegistry._hooks[target])
     }
     applied = ours & HookRegistry._patched
     return [one for target, one in targets.items() if target not in applied]

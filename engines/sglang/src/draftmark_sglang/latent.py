@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import NAME
+from .facts import NAME
 
 
 def use_absorbed_form() -> None:

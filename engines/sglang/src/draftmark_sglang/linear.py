@@ -119,7 +119,7 @@ class HybridBackend(HybridLinearAttnBackend):  # type: ignore[misc]
     """SGLang's backend of a hybrid model. draftmark's commit ends a verification."""
 
     def update_mamba_state_after_mtp_verify(self, *arguments: Any, **named: Any) -> None:
-        """Raise an error: a hook commits the states (`hooks.commit_states`), so SGLang must not call this method."""
+        """Raise an error: the hook `commit_states` commits the states, so SGLang must not call this method."""
         raise NotImplementedError(
             "SGLang commits recurrent states by leaf, which --attention-backend draftmark does not support; use a "
             "speculative algorithm that ends a round in commit_mamba_states_after_verify: EAGLE, EAGLE3 or NGRAM"

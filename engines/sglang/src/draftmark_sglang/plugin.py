@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark_engines import EngineError
 
-from . import NAME
+from .facts import NAME
 from .heads import PACKAGE
-from .hooks import register_hooks
+from .hook_functions import register_hooks
 from .versions import SUPPORTED
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Start-up checks that reject settings, models and KV pools that the adapter does not support, each with a reason."""
+"""Rejection of settings, models, KV pools and call arguments that the adapter does not support, each with a reason."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from draftmark_engines import EngineError
@@ -33,6 +34,14 @@ ENVIRONMENT = {
     "SGLANG_USE_HND_KVCACHE": "KV pages must be in NHD layout",
 }
 POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
+CALL_ARGUMENTS = {
+    "q_rope": "MLA (a query in two parts) is not supported",
+    "k_rope": "MLA (a key in two parts) is not supported",
+    "idx_q": "sparse attention with an indexer is not supported",
+    "score_mod": "score_mod is not supported",
+    "rel_bias": "a relative bias is not supported",
+}
+"""Arguments of SGLang's attention calls that change the result, each with its reason."""
 BIDIRECTIONAL = ("Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration")
 """Architectures with a non-causal mask for image tokens, which they request by the class of SGLang's Triton backend."""
 
@@ -190,3 +199,20 @@ def layer_reasons(layer: Any, latent: bool = False) -> list[str]:
     if layer.logit_cap and getattr(layer, "logit_capping_method", "tanh") != "tanh":
         found.append(f"logit_capping_method {layer.logit_capping_method}: only tanh is supported")
     return found
+
+
+def refuse(arguments: Mapping[str, Any], layer_id: int) -> None:
+    """Raise an error if SGLang's attention call has an optional argument that draftmark does not support.
+
+    Args:
+        arguments: the call's arguments that `forward_decode` and `forward_extend` do not name.
+
+    Raises:
+        NotImplementedError: an argument is neither None nor False. The error states why it is not supported.
+    """
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            reason = CALL_ARGUMENTS.get(name, f"argument {name} of an attention call is not supported")
+            raise NotImplementedError(
+                f"layer {layer_id}: {reason} by --attention-backend draftmark; use one of SGLang's own backends"
+            )

@@ -13,7 +13,7 @@ from typing import Any
 from draftmark import Gate, LoadedBackend, Recurrence, StateShape
 from draftmark_engines import choose
 
-from .hooks import uses_draftmark
+from .facts import uses_draftmark
 from .options import Options
 from .versions import SUPPORTED
 
