@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,6 +109,7 @@ class LateOperators(TorchDispatchMode):
         self._device.send("copy_", partial(pair[0].copy_, pair[1]), pinned)
 
 
+@cache
 def _has_effect(func: Any) -> bool:
     """Return True if the operator returns or writes a tensor. Operators without a result count too, e.g. assertions."""
     returns = func._schema.returns

@@ -65,11 +65,15 @@ class StorageLedger:
         self._before: dict[int, Tensor] = {}
         self._own: Counter[int] = Counter()
 
-    def read(self, tensor: Tensor, operator: str) -> None:
-        """Record an operand of `operator`. If its storage is not recorded yet, it existed before the capture."""
+    def read(self, tensor: Tensor, operator: object) -> None:
+        """Record an operand of an operator. If its storage is not recorded yet, it existed before the capture.
+
+        Args:
+            operator: the operator, or its name; errors print it.
+        """
         if not self.contains(tensor):
             address = tensor.untyped_storage().data_ptr()
-            self._outside[storage_key(tensor)] = OutsideStorage(self.alias(tensor), operator, address)
+            self._outside[storage_key(tensor)] = OutsideStorage(self.alias(tensor), str(operator), address)
 
     def made(self, tensor: Tensor) -> Tensor:
         """Record a tensor that the capture allocated, and return an alias of it."""

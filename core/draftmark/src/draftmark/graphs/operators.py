@@ -27,6 +27,12 @@ def is_composite(func: OpOverload) -> bool:
 
 
 @cache
+def returns_nothing(func: OpOverload) -> bool:
+    """Return True if `func` has no result, such as an assertion."""
+    return not func._schema.returns
+
+
+@cache
 def is_host_only(func: OpOverload) -> bool:
     """Return True if `func` only allocates, or changes shape and strides in place, and launches nothing."""
     return func.overloadpacket in _UNINITIALISED or torch.Tag.inplace_view in func.tags
@@ -35,6 +41,8 @@ def is_host_only(func: OpOverload) -> bool:
 def written_operands(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the operands that `func` writes, from in-place operators and ``out=``."""
     named = _written_arguments(func)
+    if not named:
+        return []
     return tensors_in([args[position] if position < len(args) else kwargs.get(name) for position, name in named])
 
 

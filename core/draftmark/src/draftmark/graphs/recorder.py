@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import CaptureError
 from .active import ACTIVE, HOST_STORAGES
 from .ledger import StorageLedger, storage_bytes
-from .operators import is_composite, is_host_only, map_tensors, tensors_in, written_operands
+from .operators import is_composite, is_host_only, map_tensors, returns_nothing, tensors_in, written_operands
 from .rules import MOVED, PAGEABLE_COPY, refused_call, refused_operator
 from .tape import Tape
 
@@ -59,7 +59,7 @@ class Recorder:
         if func.overloadpacket is aten.lift_fresh:
             self.ledger.constant(args[0])
             return func(*args, **kwargs)
-        operands = self._note_operands(str(func), (args, kwargs))
+        operands = self._note_operands(func, (args, kwargs))
         # A write to a host scalar happens at capture only: a replay uses the resulting value as a constant.
         written = [t for t in written_operands(func, args, kwargs) if not self.ledger.is_constant(t)]
         for tensor in written:
@@ -67,8 +67,8 @@ class Recorder:
         result = func(*args, **kwargs)
         if any(self.ledger.moved(tensor) for tensor in written):
             raise self.refuse(MOVED.sentence(str(func)))
-        targets = self._adopt(tree_leaves(result))
-        asserts = bool(operands) and not func._schema.returns
+        targets = self._adopt([result] if isinstance(result, Tensor) else tree_leaves(result))
+        asserts = bool(operands) and returns_nothing(func)
         if not is_host_only(func) and (written or asserts or any(target is not None for target in targets)):
             # Aliases are made after the call: an out= tensor that started empty now has its final shape.
             self.tape.append(partial(func, *self._own(args), **self._own(kwargs)), targets)
@@ -92,7 +92,7 @@ class Recorder:
         finally:
             ACTIVE.reset(token)
 
-    def _note_operands(self, name: str, tree: Any) -> list[Tensor]:
+    def _note_operands(self, name: object, tree: Any) -> list[Tensor]:
         operands = tensors_in(tree)
         for tensor in operands:
             if tensor.untyped_storage() in HOST_STORAGES:

@@ -11,6 +11,7 @@ operations (`tolist`, `numpy`, `repr`) copy in C++ without a dispatched operator
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,8 @@ def waits_for_the_device(func: OpOverload, args: Sequence[Any], kwargs: Mapping[
 
 
 def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule | None:
+    if _is_always_allowed(func):
+        return None
     packet = func.overloadpacket
     if packet is aten.set_:
         return REPOINTED
@@ -115,13 +118,26 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
         return HOST_READ
     if torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_size(func, args, kwargs):
         return DYNAMIC_SIZE
-    if packet in (aten.index_put, aten.index_put_, aten._index_put_impl_) and _has_mask(args[1]):
+    if packet in _INDEX_PUTS and _has_mask(args[1]):
         # `x[mask] = 0.` runs as a masked fill on the device. With a tensor of values, the host must read the number
         # of selected elements.
         return DYNAMIC_SIZE if args[2].dim() > 0 else None
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         return OWN_GENERATOR
     return None
+
+
+_INDEX_PUTS = (aten.index_put, aten.index_put_, aten._index_put_impl_)
+
+
+@cache
+def _is_always_allowed(func: OpOverload) -> bool:
+    """Return True if `_operator_rule` allows every call of `func`. Most calls are of such operators."""
+    if func.overloadpacket in (aten.set_, aten.lift_fresh, *_INDEX_PUTS):
+        return False
+    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        return False
+    return not any("Generator" in str(argument.type) for argument in func._schema.arguments)
 
 
 def _has_dynamic_size(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
