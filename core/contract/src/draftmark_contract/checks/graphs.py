@@ -24,21 +24,27 @@ ALSO = (
     *("target-overlap", "target-page32-long", "draft-chain", "all-modes", "all-few-graphs", "all-kv8"),
 )
 """Shapes that these checks run in addition to the shapes that every check runs."""
+FEW = ("target-window", "target-page1-words2", "all-modes")
+"""Such shapes of a check whose defects depend neither on host lengths nor on the draft shape."""
 
 
-def _programs() -> list[Case]:
+def _programs(*also: str) -> list[Case]:
     return [
         shape.case((shape.geometry, program), program.value)
-        for shape in shapes(*ALSO)
+        for shape in shapes(*(also or ALSO))
         for program in programs_of(shape.geometry)
     ]
+
+
+def _few_programs() -> list[Case]:
+    return _programs(*FEW)
 
 
 def _geometries() -> list[Case]:
     return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
-@behaviour(Fixture.PROGRAM, cases=_programs, bugs=("sglang#26521", "vllm#53821", "sglang#31367", "vllm#53658"))
+@behaviour(Fixture.PROGRAM, cases=_few_programs, bugs=("sglang#26521", "vllm#53821", "sglang#31367", "vllm#53658"))
 def captured_run_is_right(graphs: GraphHarness, program: Program) -> None:
     """The warm-up run before a capture and two replays right after it give right outputs.
 
@@ -193,7 +199,7 @@ def outputs_stay_while_another_state_replays(graphs: GraphHarness, program: Prog
             )
 
 
-@behaviour(Fixture.PROGRAM, cases=_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))
+@behaviour(Fixture.PROGRAM, cases=_few_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))
 def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
     """Captures, plans and replays change no arena address and allocate no memory that the backend keeps."""
     harness = graphs.harness

@@ -10,6 +10,7 @@ from draftmark.geometry import Geometry, Mode
 from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import (
     all_forwards,
+    few_forwards,
     last_steps,
     longest_forwards,
     representative_forwards,
@@ -48,10 +49,14 @@ def survive_every_step(harness: Harness, geometry: Geometry) -> None:
         harness.assert_guards(forward)
 
 
-@behaviour(Fixture.GEOMETRY, cases=_geometries, bugs=("flashinfer#5176", "vllm#43961", "vllm-plugin-FL#429"))
-def find_no_poison_read(harness: Harness, geometry: Geometry) -> None:
+def _forwards() -> list[Case]:
+    return [shape.case(list(few_forwards(shape))) for shape in all_shapes()]
+
+
+@behaviour(Fixture.FORWARDS, cases=_forwards, bugs=("flashinfer#5176", "vllm#43961", "vllm-plugin-FL#429"))
+def find_no_poison_read(harness: Harness, forwards: list[ForwardCase]) -> None:
     """Results are right when every buffer is poisoned before each forward, and unused KV and out contain NaN."""
-    for forward in map(harness.place, all_forwards(geometry)):
+    for forward in forwards:
         harness.arena.poison()
         harness.assert_forward(forward, harness.load(forward), "the output after poison")
 

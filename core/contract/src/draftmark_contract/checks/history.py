@@ -9,7 +9,7 @@ from draftmark.geometry import Geometry, Mode
 from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import programs, representative_forwards, spanning_forwards
 from ..cases.forwards import ForwardCase, ragged, uniform
-from ..cases.geometries import all_shapes, shapes
+from ..cases.geometries import EVERYWHERE, all_shapes, shapes
 from ..cases.production import few_requests
 from ..check import Case, ContractViolation
 from ..oracle.formulas import max_requests
@@ -29,6 +29,10 @@ ALSO = (
     "target-topk1",
 )
 """Shapes that these checks run in addition to the shapes that every check runs."""
+ONLY_MIXED = ("all-modes", "all-kv8", "target-topk1")
+"""Shapes that run only sequences of all modes; other shapes run sequences of one mode."""
+PLACES = (*EVERYWHERE, "target-page1-words2")
+"""Shapes in which requests move to other pages."""
 SINCE = (1, 3)
 LIFE = 300
 """Number of steps on one arena."""
@@ -43,11 +47,11 @@ def _sequences() -> list[Case]:
     for shape in shapes(*ALSO):
         for mode, step in programs(shape.geometry):
             label = f"{mode.value}{step or ''}"
-            forwards = _shrink_and_grow(f"{shape.name}-{label}", shape.geometry, mode, step)
-            found.append(shape.case(forwards, f"{label}-shrink-grow"))
-            found.append(
-                shape.case(_other_places(f"{shape.name}-{label}", shape.geometry, mode, step), f"{label}-places")
-            )
+            one = f"{shape.name}-{label}", shape.geometry, mode, step
+            if shape.name not in ONLY_MIXED:
+                found.append(shape.case(_shrink_and_grow(*one), f"{label}-shrink-grow"))
+            if shape.name in PLACES:
+                found.append(shape.case(_other_places(*one), f"{label}-places"))
         if Mode.EXTEND in shape.geometry.modes:
             found.append(shape.case(_same_totals(shape.geometry), "extend-same-totals"))
         forwards = representative_forwards(shape.geometry) if shape.brief else spanning_forwards(shape.geometry)

@@ -65,7 +65,7 @@ def of_two_opens_is_apart(harness: Harness, geometry: Geometry) -> None:
 
 
 def _programs() -> list[Case]:
-    return program_cases(shapes(*ALSO), SINCE)
+    return program_cases(shapes("all-modes"), SINCE)
 
 
 @behaviour(Fixture.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#27664", "vllm#26499", "rtp-llm#1084"))

@@ -53,7 +53,7 @@ def _bits(harness: Harness, forward: ForwardCase) -> torch.Tensor:
 
 
 def _programs() -> list[Case]:
-    return program_cases(shapes(*ALSO), SINCE)
+    return program_cases(shapes("all-modes"), SINCE)
 
 
 @behaviour(Fixture.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#10278",))
