@@ -27,7 +27,7 @@ test: dev-environment ## Lint, check types, run the quick tests and a sample of 
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.prose
 	@# Two at a time, the longest first, so that both end together.
-	$(MAKE) -j 2 sample-cuda_triton types $(addprefix sample-,reference $(PLUGINS))
+	$(MAKE) -j 2 sample-cuda_triton types $(addprefix sample-,$(PLUGINS))
 	$(PYTEST) -m "not slow and not long and not device"
 	$(STALENESS) $(RECORDS)
 
@@ -36,7 +36,7 @@ test-long: dev-environment ## Compile every kernel for every GPU, and run whole 
 
 test-all: lint ## Everything that needs no accelerator: every test, every mutant, the contract in full. Takes hours.
 	$(PYTEST) -m "not device"
-	for name in reference $(PLUGINS); do $(CONTRACT) $$name --workers 2 --allow-known || exit 1; done
+	for name in $(PLUGINS); do $(CONTRACT) $$name --workers 2 --allow-known || exit 1; done
 	$(STALENESS) $(RECORDS)
 
 lint: dev-environment types ## Run ruff, mypy in strict mode, and the check of words (CONTRIBUTING.md).
@@ -88,7 +88,7 @@ npu: ## Test the Ascend plugin on an emulated device: its tests, and a sample of
 # PYTHON has torch and Triton for the GPUs, and vLLM or SGLang; benchmarks/day.py explains DAY, such as "--gpus 2".
 gpu-day: ## On NVIDIA GPUs: run verdicts, kernels, sanitizers, vLLM and SGLang into one folder.
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach part, \
-	    $(wildcard core/*/pyproject.toml plugins/cuda_*/pyproject.toml engines/*/pyproject.toml heads/*/pyproject.toml), \
+	    $(wildcard $(addsuffix /pyproject.toml,core/* plugins/reference plugins/cuda_* engines/* heads/*)), \
 	    -e $(dir $(part)))
 	$(PYTHON) -m benchmarks.day $(or $(GPU_DAY),gpu-day) $(DAY)
 

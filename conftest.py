@@ -60,7 +60,7 @@ def few_compilations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 def opening_order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Record a backend's calls in order: (prepare, geometries), (allocate or bind, geometry), (capture, key)."""
     from draftmark import LoadedBackend
-    from draftmark.graphs.recorded import RecordedGraphState
+    from draftmark_reference.graphs.recorded import RecordedGraphState
 
     events: list[tuple[str, Any]] = []
     for owner, names in ((LoadedBackend, ("prepare", "allocate", "bind")), (RecordedGraphState, ("capture",))):

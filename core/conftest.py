@@ -35,7 +35,7 @@ from draftmark.batch import BatchBuffers, Chosen, ForwardBatch, ragged, validate
 from draftmark.cache import KVCache
 from draftmark.cli import main
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
-from draftmark.reference.backend import ReferenceBackend
+from draftmark_reference.backend import ReferenceBackend
 
 settings.register_profile(
     "draftmark", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -183,7 +183,7 @@ def broken_torch(tmp_path: Path) -> Path:
 
 
 BACKEND_SOURCE = """from draftmark import BackendInfo, hookimpl
-from draftmark.reference import ReferencePlugin
+from draftmark_reference import ReferencePlugin
 
 reference = ReferencePlugin()
 globals().update({{name: getattr(reference, name) for name in dir(reference) if name.startswith("draftmark_")}})

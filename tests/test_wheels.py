@@ -36,8 +36,8 @@ def judged(commands: Path, name: str, cases: int) -> str:
 
 
 def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
-    """With only the core's wheel, backends are listed and sized; a command of another wheel names that wheel."""
-    commands = environment("draftmark")
+    """Without torch, backends are listed and sized; a command of another wheel names that wheel."""
+    commands = environment("draftmark-reference")
     assert missing(commands, "torch", "numpy", "pytest", "draftmark_contract", "draftmark_speculative")
     listed, sized = run(commands / "draftmark", "list"), run(commands / "draftmark", "size", "reference")
     assert "reference" in listed.stdout and not listed.returncode, listed.stderr
@@ -47,6 +47,7 @@ def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
     assert "reference absent: torch is not installed; pip install 'draftmark[torch]'" in examined.stdout
     judging, decoding = "'draftmark-contract[torch]'", "'draftmark-speculative[hf]'"
     wheels = {"contract": judging, "bench": judging, "generate": decoding, "prove": "draftmark-proof"}
+    wheels |= {"new-backend": "draftmark-contract"}
     for command, wheel in wheels.items():
         absent = run(commands / "draftmark", command, "reference")
         assert absent.returncode == 2 and f"pip install {wheel}" in absent.stderr, absent.stderr

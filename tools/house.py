@@ -31,6 +31,7 @@ from typing import Any, get_args
 ROOT = Path(__file__).parent.parent
 WHEELS = {
     "core/draftmark": "draftmark",
+    "plugins/reference": "draftmark_reference",
     "core/contract": "draftmark_contract",
     "core/proof": "draftmark_proof",
     "core/speculative": "draftmark_speculative",
@@ -121,7 +122,7 @@ def classes() -> dict[str, type]:
     """Return draftmark's public classes by name, except errors and classes of the command line."""
     package, found = importlib.import_module("draftmark"), {}
     for row in pkgutil.walk_packages(package.__path__, "draftmark."):
-        if row.name.startswith(("draftmark.cli", "draftmark.reference", "draftmark.skeleton")):
+        if row.name.startswith("draftmark.cli"):
             continue
         for name, kind in vars(importlib.import_module(row.name)).items():
             own = isinstance(kind, type) and kind.__module__.startswith("draftmark") and not issubclass(kind, Exception)

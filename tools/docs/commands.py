@@ -9,9 +9,9 @@ from draftmark.cli.parser import build
 
 HEAD = """# Command line
 
-Every command, made from its parser. The `draftmark` package has `list`, `doctor`, `size` and `new-backend`; the other
-commands come with `draftmark-contract` and `draftmark-speculative`. Exit codes: 0 for success, 2 for wrong arguments,
-130 after an interrupt, else 1.
+Every command, made from its parser. The `draftmark` package has `list`, `doctor`, `size`, `explain` and `warm`; the
+other commands come with `draftmark-contract` and `draftmark-speculative`. Exit codes: 0 for success, 2 for wrong
+arguments, 130 after an interrupt, else 1.
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .distributions import ROOT, Distribution, siblings
 
-LIGHT = ("draftmark", "draftmark-contract", "draftmark-proof")
+LIGHT = ("draftmark", "draftmark-reference", "draftmark-contract", "draftmark-proof")
 """Distributions without torch among their requirements. The other wheels are installed without their requirements."""
 JUDGES = ("draftmark", "draftmark-contract[proof]")
 

@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 
 SPOILT = """
 from draftmark import BackendInfo
-from draftmark.reference import ReferencePlugin
-from draftmark.reference.backend import ReferenceBackend
+from draftmark_reference import ReferencePlugin
+from draftmark_reference.backend import ReferenceBackend
 
 class Wrong(ReferenceBackend):
     def attend(self, q, cache, batch, out):

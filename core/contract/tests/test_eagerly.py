@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from draftmark import Geometry, LoadedBackend
-from draftmark.reference import ReferencePlugin
 from draftmark.runtime import Arena, AttentionBackend, ForwardBatch
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.harness.poison import INDEX, NAN, poison_in
 from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.outcome import Outcome
+from draftmark_reference import ReferencePlugin
 
 REPLAY = "graphs.replay_equals_eager[small-decode]"
 ITEM = next(item for item in all_items() if item.id == REPLAY)

@@ -11,12 +11,12 @@ import torch
 
 import draftmark
 from draftmark.geometry import LAYOUT_FORMS, Mode
-from draftmark.reference import backend as reference
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.engine_forwards import blocks, captures, forms, of_the_device
 from draftmark_contract.check import Tier
 from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.outcome import Outcome, Result
+from draftmark_reference import backend as reference
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 ITEMS = {one.id: one for one in all_items((Tier.HOST,)) if one.check.name.startswith("engine.")}

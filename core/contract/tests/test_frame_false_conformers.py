@@ -13,7 +13,6 @@ import torch
 from verdicts import verdict
 
 from draftmark import Geometry, LoadedBackend, Mode
-from draftmark.reference import ReferencePlugin
 from draftmark.runtime import Arena, AttentionBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Refused, Tier
@@ -22,6 +21,7 @@ from draftmark_contract.runner.item import Item, all_items, run_item
 from draftmark_contract.runner.known import KnownFailure
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.verdict import Word
+from draftmark_reference import ReferencePlugin
 
 ITEMS: dict[str, Item] = {item.id: item for item in all_items()}
 DECODE = "numerics.match_float64[mandatory-decode]"

@@ -108,7 +108,7 @@ EXITS = "@hookimpl\ndef draftmark_supports(geometry):\n    raise SystemExit('bye
 WRONG = "@hookimpl\ndef draftmark_buffers(geometry):\n    return 'many'\n"
 PRINTS = """
 from types import SimpleNamespace
-from draftmark.reference import contract
+from draftmark_reference import contract
 
 def layouts(geometry):
     print("hi")

@@ -13,7 +13,6 @@ from verdicts import verdict
 from draftmark import Geometry, LoadedBackend
 from draftmark.buffers import Role
 from draftmark.geometry import Mode
-from draftmark.reference import ReferencePlugin
 from draftmark.runtime import Arena, AttentionBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
@@ -22,6 +21,7 @@ from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.judging import judge
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.report import page
+from draftmark_reference import ReferencePlugin
 from draftmark_testing.sizing_backends import changed
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from draftmark import Geometry, LoadedBackend
-from draftmark.reference import ReferencePlugin
 from draftmark.runtime import Arena, AttentionBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.geometries import all_shapes, describe
@@ -14,6 +13,7 @@ from draftmark_contract.check import Tier
 from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.outcome import Outcome
 from draftmark_contract.sizing.batches import brief
+from draftmark_reference import ReferencePlugin
 
 TWINS = next(item for item in all_items() if item.id == "memory.of_geometries_that_differ_is_apart[scale]")
 

@@ -7,7 +7,6 @@ import torch
 
 from draftmark import AttentionShape
 from draftmark.loaded import LoadedBackend
-from draftmark.reference import ReferencePlugin
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.cases.geometries import behaviours
@@ -16,6 +15,7 @@ from draftmark_contract.harness.harness import Harness
 from draftmark_contract.harness.host_reads import host_reads
 from draftmark_contract.harness.reachable import reachable_storages
 from draftmark_contract.oracle.attention import attend, tolerance
+from draftmark_reference import ReferencePlugin
 
 
 def reference() -> BackendUnderTest:

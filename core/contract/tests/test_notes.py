@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from draftmark import BufferSpec, Geometry, LoadedBackend, Mode, Role, Unit
-from draftmark.reference import ReferencePlugin, contract
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Tier
 from draftmark_contract.layouts import UNDECLARED
 from draftmark_contract.runner.item import Outcome, all_items, run_item
 from draftmark_contract.sizing.geometries import mandatory
+from draftmark_reference import ReferencePlugin, contract
 
 ITEMS = {item.id: item for item in all_items(Tier.HOST.includes)}
 

@@ -10,8 +10,8 @@ from core.draftmark.tests.bad_calls import FREE, GUARDED, LENS, Rig
 from draftmark import DraftmarkError, Mode, cache, commit, lengths, tree
 from draftmark.batch import buffers
 from draftmark.guard.switch import GUARD_VARIABLE
-from draftmark.reference.backend import ReferenceBackend
 from draftmark.runtime import Exact, TorchTreeOps
+from draftmark_reference.backend import ReferenceBackend
 
 CHECKS = [
     (buffers, "check_uniform"),

@@ -9,8 +9,8 @@ import torch
 
 from core.draftmark.tests.bad_calls import Rig
 from draftmark import DraftmarkError, Mode
-from draftmark.graphs import RecordedGraphState
 from draftmark.runtime import Exact, GraphKey, Program, VerifyResult, commit_round, slots_of
+from draftmark_reference.graphs import RecordedGraphState
 
 
 def result(paths: list[list[int]]) -> VerifyResult:

@@ -15,7 +15,6 @@ ARGUMENTS = {
     "BackendHookError": ("mine", "buffers", LoadFailure.HOOK_RAISED, "raised KeyError", "tell its author"),
     "BackendRefusal": ("mine", ["topk 9 is not served", "windows are not served"]),
     "GuardError": (["slots"],),
-    "RanksDisagree": ("page table", [1, 3], 7),
     "CacheExhausted": (3, 2, 64),
 }
 KINDS = sorted(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, ceil_div, maximum, minimum
-from draftmark.reference import sizing
+from draftmark_reference import sizing
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "max": max, "min": min}
 

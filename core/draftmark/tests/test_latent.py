@@ -232,7 +232,7 @@ def test_an_old_plugins_hook_never_sees_unclaimed_rows(make_geometry):
 
 def _plugin(name, **claims):
     """Return a plugin with the sizes of the reference, and a step path with the arguments of contract 1.4."""
-    from draftmark.reference import ReferencePlugin
+    from draftmark_reference import ReferencePlugin
 
     class Old:
         def __init__(self, inner):

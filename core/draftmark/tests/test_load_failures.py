@@ -251,8 +251,8 @@ def test_a_hook_that_raises_is_named_with_its_exception(distribution, make_geome
         ("buffers", "return None"),
         ("buffers", "return {}"),
         ("buffers", "return ['kv_lens']"),
-        ("buffers", "from draftmark.reference import sizing; return sizing.buffers(geometry) * 2"),
-        ("buffers", "from dataclasses import replace; from draftmark.reference import sizing; "
+        ("buffers", "from draftmark_reference import sizing; return sizing.buffers(geometry) * 2"),
+        ("buffers", "from dataclasses import replace; from draftmark_reference import sizing; "
                     "return [replace(s, shape=4) for s in sizing.buffers(geometry)]"),
         ("requirements", "return None"),
         ("requirements", "return {}"),

@@ -22,8 +22,8 @@ from draftmark import (
     Mode,
     Requirements,
 )
-from draftmark.reference import ReferencePlugin
 from draftmark.runtime import GraphState, TorchTreeOps
+from draftmark_reference import ReferencePlugin
 
 CPU = torch.device("cpu")
 CLASS = """
@@ -96,7 +96,7 @@ def test_a_constructor_that_raises_is_an_import_error(load_class):
 def test_a_loaded_backend_has_the_module_of_its_class(load_class):
     """`module` is the module of the plugin's own class, not of a base class."""
     assert load_class(CLASS).module == "throwaway_draftmark_classy"
-    assert LoadedBackend("reference", ReferencePlugin()).module == "draftmark.reference"
+    assert LoadedBackend("reference", ReferencePlugin()).module == "draftmark_reference"
 
 
 def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
@@ -117,7 +117,7 @@ def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
         def open_backend(self, geometry, arena):
             raise NotImplementedError
 
-    assert Derived().contract_notes().__name__ == "draftmark.reference.contract"
+    assert Derived().contract_notes().__name__ == "draftmark_reference.contract"
     assert Alone().contract_notes() is None
 
 

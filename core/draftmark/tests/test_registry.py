@@ -19,7 +19,11 @@ def rows(name):
 def test_the_reference_is_registered_like_any_other():
     """The reference backend uses the same entry-point group as plugins."""
     (row,) = rows("reference")
-    assert (row.module, row.distribution, row.contract_major) == ("draftmark.reference:ReferencePlugin", "draftmark", 1)
+    assert (row.module, row.distribution, row.contract_major) == (
+        "draftmark_reference:ReferencePlugin",
+        "draftmark-reference",
+        1,
+    )
     assert row.version == draftmark.__version__
 
 

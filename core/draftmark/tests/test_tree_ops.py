@@ -13,8 +13,8 @@ from draftmark.errors import BackendHookError, LoadFailure
 from draftmark.hookspecs import HOOKS
 from draftmark.lengths import Unknown
 from draftmark.loaded import LoadedBackend
-from draftmark.reference import ReferencePlugin
 from draftmark.tree import TorchTreeOps, TreeOps, write_tail
+from draftmark_reference import ReferencePlugin
 
 CPU = torch.device("cpu")
 

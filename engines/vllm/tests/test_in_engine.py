@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from draftmark import Form
-from draftmark.reference import ReferencePlugin
+from draftmark_reference import ReferencePlugin
 from draftmark_vllm.versions import VLLM
 from engines.vllm.tests.engine_models import eagle_head, gemma4_assistant, tiny
 from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, RunRequest, RunResult

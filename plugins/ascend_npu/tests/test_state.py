@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from draftmark import DraftShape, Gate, Limits, LoadedBackend, Mode, Recurrence, StateGeometry, StateShape
-from draftmark.reference import ReferencePlugin, Rollback
 from draftmark.registry import load
 from draftmark_ascend_npu.state_support import DTYPE, MAX_ROWS, state_reasons
+from draftmark_reference import ReferencePlugin, Rollback
 
 DELTA = StateShape(Recurrence.DELTA, Gate.HEAD, 4, 2, 16, 32, 0, 0, DTYPE, DTYPE)
 """The shape that fits the operator best: a gate a head, no convolution, bfloat16 only."""

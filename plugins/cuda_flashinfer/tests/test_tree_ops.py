@@ -20,7 +20,7 @@ def test_gpu_loop_gets_cuda_tritons_operations(make_geometry, monkeypatch):
 
 def test_torch_operations_without_cuda_triton(make_geometry, monkeypatch):
     """Without cuda_triton the registry uses torch's tree operations."""
-    rows = [Available("reference", "draftmark.reference", "draftmark", "0.1.0", 1)]
+    rows = [Available("reference", "draftmark_reference", "draftmark-reference", "0.1.0", 1)]
     monkeypatch.setattr(plugin, "available", lambda: rows)
     ops = load("cuda_flashinfer").tree_ops(make_geometry(), torch.device("cuda"))
     assert isinstance(ops, TorchTreeOps)

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from core.draftmark.tests.graphs.test_cuda_graph_device import GOOD, REFUSED, Setting, Step, eager
 from draftmark.arena import Arena
 from draftmark.buffers import BufferSpec, Memory, Role, Unit
 from draftmark.errors import GraphError
-from draftmark.graphs import RecordedGraph, late_device, mark_pinned, record_call
+from draftmark.graphs import late_device, mark_pinned, record_call
 from draftmark.graphs.active import LATE
 from draftmark.transfer import fence
 from draftmark_contract.late_device import LateDevice
+from draftmark_reference.graphs import RecordedGraph
+from plugins.reference.tests.graphs.test_cuda_graph_device import GOOD, REFUSED, Setting, Step, eager
 
 CPU = torch.device("cpu")
 

@@ -15,10 +15,10 @@ from draftmark.batch import ForwardBatch
 from draftmark.hookspecs import HOOKS, STATE_HOOKS, hookimpl
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
-from draftmark.reference import ReferencePlugin
 from draftmark.registry import load
 from draftmark.tree import TorchTreeOps
 from draftmark_cuda_triton import TritonPlugin
+from draftmark_reference import ReferencePlugin
 
 from .designs import tutorial
 from .designs.csr_plugin import CsrPlugin

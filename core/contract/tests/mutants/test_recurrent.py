@@ -10,8 +10,8 @@ import torch
 from core.pairs import in_turn
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
-from draftmark.reference import ReferencePlugin, Rollback
 from draftmark_contract.check import Check, spread
+from draftmark_reference import ReferencePlugin, Rollback
 
 from . import catalog, suite
 from .designs import tutorial

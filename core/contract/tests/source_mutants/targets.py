@@ -81,8 +81,8 @@ TARGETS = {
         Target(
             "reference",
             "reference",
-            "draftmark.reference",
-            "draftmark.mutated_reference",
+            "draftmark_reference",
+            "mutated_draftmark_reference",
             ("__init__", "contract", "sizing", "backend", "attention"),
         ),
         Target(

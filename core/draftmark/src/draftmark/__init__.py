@@ -24,7 +24,6 @@ from .errors import (
     LengthsError,
     LoadFailure,
     ModelError,
-    RanksDisagree,
     RequestError,
 )
 from .geometry import (
@@ -152,7 +151,6 @@ __all__ = [
     "ModelFacts",
     "ModelError",
     "Progress",
-    "RanksDisagree",
     "Recurrence",
     "RequestError",
     "Requirements",

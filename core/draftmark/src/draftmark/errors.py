@@ -9,7 +9,6 @@
     ├── BufferError            a malformed buffer specification, an unknown buffer name or device
     │   └── GuardError         a guard word was overwritten
     ├── BatchError             the tensors of a forward batch contradict each other
-    ├── RanksDisagree          tensor-parallel ranks are about to run different steps
     ├── LengthsError           the host lengths of a request are not known well enough
     ├── GraphError             capture or replay out of order
     │   └── CaptureError       a captured region contains an operation that a graph cannot contain
@@ -125,22 +124,6 @@ class GuardError(BufferError):
 
 class BatchError(DraftmarkError, ValueError):
     """The tensors of a forward batch contradict each other, or do not match the geometry."""
-
-
-class RanksDisagree(DraftmarkError):
-    """Ranks of one group hold different metadata for one step.
-
-    Attributes:
-        part: name of the metadata that differs, one of `draftmark.ranks.PARTS`.
-        ranks: ranks with a value different from rank 0.
-    """
-
-    def __init__(self, part: str, ranks: Sequence[int], step: int) -> None:
-        self.part, self.ranks = part, tuple(ranks)
-        super().__init__(
-            f"ranks {', '.join(map(str, ranks))} differ from rank 0 in the {part} of step {step}; decide it on "
-            "one rank and send it to the others before the step"
-        )
 
 
 class LengthsError(DraftmarkError):

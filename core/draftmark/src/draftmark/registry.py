@@ -11,6 +11,7 @@ import importlib.metadata as md
 import os
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from .errors import BackendLoadError, LoadFailure
@@ -43,12 +44,12 @@ class Available:
 
 def available() -> list[Available]:
     """List every installed backend of any contract major, sorted by name. Imports no backend."""
-    found: dict[tuple[str, str, str], Available] = {}
+    found: dict[str, list[Available]] = {}
     for distribution in md.distributions():
-        for row in _rows(distribution):
-            # A distribution may be on the path twice (an editable install and a copy): the first wins, as for imports.
-            found.setdefault((row.name, _normal(row.distribution), str(row.contract_major)), row)
-    return sorted(found.values(), key=lambda row: (row.name, row.distribution))
+        # A distribution may be on the path twice (an editable install and a copy): the first wins, as for imports.
+        name, rows = _rows(distribution)
+        found.setdefault(name, rows)
+    return sorted(chain.from_iterable(found.values()), key=lambda row: (row.name, row.distribution))
 
 
 def entry(name: str) -> Available | None:
@@ -111,18 +112,12 @@ def _find(name: str) -> md.EntryPoint:
     )
 
 
-def _rows(distribution: md.Distribution) -> list[Available]:
-    """Return the backends of one distribution; none if its metadata is damaged, so that other backends still load."""
+def _rows(distribution: md.Distribution) -> tuple[str, list[Available]]:
+    """Return name and backends of a distribution; none if its metadata is damaged, so that others still load."""
     try:
-        rows = []
-        for entry in distribution.entry_points:
-            if group := GROUP_PATTERN.fullmatch(entry.group):
-                name = distribution.metadata["Name"]
-                rows.append(Available(entry.name, entry.value, name, distribution.version, int(group[1])))
-        return [row for row in rows if row.distribution]
+        name, version = distribution.metadata["Name"], distribution.version
+        groups = [(entry, GROUP_PATTERN.fullmatch(entry.group)) for entry in distribution.entry_points]
+        rows = [Available(entry.name, entry.value, name, version, int(group[1])) for entry, group in groups if group]
+        return re.sub(r"[-_.]+", "-", name).lower(), rows
     except Exception:  # the parser of importlib.metadata may raise anything on damaged metadata
-        return []
-
-
-def _normal(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+        return "", []

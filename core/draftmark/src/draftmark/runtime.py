@@ -9,7 +9,6 @@
 * Recurrent state: a `StatePool` of one `StateCache` per layer, `StateSlots`, and `StateBackend`, the five methods.
 * End of a round: `commit_round` compacts accepted KV and advances the lengths.
 * Graphs: a `GraphState` with one graph per `GraphKey`, and `record_call` for kernels that torch does not dispatch.
-* Ranks: `step_digest`, and `RankGuard`, which compares digests between ranks.
 * Host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
 
 This module imports torch. The module `draftmark` does not.
@@ -26,7 +25,6 @@ from .graphs import (
     GraphState,
     KeyedGraphState,
     Program,
-    Recording,
     graph_state_for,
     is_recording,
     mark_host,
@@ -35,7 +33,6 @@ from .graphs import (
     record_call,
 )
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
-from .ranks import RankGuard, step_digest
 from .state import StateBackend, StateCache, StatePool, StateSlots, checkpoint_lens
 from .transfer import AsyncHostCopy, Fence, fence, to_device
 from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_parents, write_tail
@@ -59,8 +56,6 @@ __all__ = [
     "KVPool",
     "KeyedGraphState",
     "Program",
-    "RankGuard",
-    "Recording",
     "SequenceLengths",
     "StateBackend",
     "StateCache",
@@ -88,7 +83,6 @@ __all__ = [
     "record_call",
     "sinks_of",
     "slots_of",
-    "step_digest",
     "to_device",
     "validate",
     "verify_tree",

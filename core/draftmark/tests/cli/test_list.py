@@ -14,7 +14,7 @@ def test_reference_is_listed(draftmark: Run) -> None:
     done = draftmark("list")
     assert done.code == 0
     row = next(line for line in done.out.splitlines() if line.startswith("reference"))
-    assert row.split()[1:] == ["draftmark", "0.1.0", "v1", "draftmark.reference:ReferencePlugin"]
+    assert row.split()[1:] == ["draftmark-reference", "0.1.0", "v1", "draftmark_reference:ReferencePlugin"]
 
 
 def test_json_has_a_schema_number(draftmark: Run) -> None:
@@ -61,7 +61,7 @@ def test_narrow_terminals_cut_no_name(draftmark: Run, terminal: Callable[..., An
     distribution("a_backend_with_a_rather_long_name")
     shown = terminal("stdout", 40)
     draftmark("list")
-    for name in ("a_backend_with_a_rather_long_name", "draftmark.reference:ReferencePlugin"):
+    for name in ("a_backend_with_a_rather_long_name", "draftmark_reference:ReferencePlugin"):
         assert name in shown.getvalue()
 
 

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from draftmark.errors import GraphError
-from draftmark.graphs import (
-    GraphKey,
-    GraphState,
-    Program,
-    RecordedGraphState,
-    graph_state_for,
-    padded_batch_size,
-)
+from draftmark.graphs import GraphKey, GraphState, Program, graph_state_for, padded_batch_size
+from draftmark_reference.graphs import RecordedGraphState
 
 KEY = GraphKey(Program.VERIFY, 4)
 

@@ -8,7 +8,6 @@ import torch
 
 from draftmark import DraftShape, Gate, Limits, Mode, Recurrence, StateGeometry, StateShape
 from draftmark.loaded import LoadedBackend
-from draftmark.reference import ReferencePlugin, Rollback
 from draftmark.runtime import (
     BatchBuffers,
     Exact,
@@ -22,6 +21,7 @@ from draftmark.runtime import (
     write_tail,
 )
 from draftmark.tree import ancestors, depths, pack_bits
+from draftmark_reference import ReferencePlugin, Rollback
 
 SHAPES = {
     "delta, head": StateShape(Recurrence.DELTA, Gate.HEAD, 4, 2, 5, 3, 32, 4, "float64", "float64", "float64"),

@@ -9,7 +9,7 @@ from draftmark.batch import BatchBuffers
 from draftmark.cache import KVCache
 from draftmark.geometry import Mode
 from draftmark.lengths import Exact
-from draftmark.reference import attention
+from draftmark_reference import attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,7 +19,7 @@ def test_every_product_has_one_request_and_the_full_width(make_geometry, referen
     geometry = make_geometry(batch_invariant=True, max_num_reqs=3)
     seen = []
     monkeypatch.setattr(
-        "draftmark.reference.backend.attend_block",
+        "draftmark_reference.backend.attend_block",
         lambda q, keys, *rest: (seen.append((len(q), keys.width)), attention.attend_block(q, keys, *rest)),
     )
     backend, buffers, a = reference.open(geometry, "cpu"), BatchBuffers(geometry, "cpu"), geometry.attention

@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference.state_rig import SHAPES, StateRig
 
-from draftmark.reference import Rollback
+from draftmark_reference import Rollback
 
 EACH = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 BOTH = pytest.mark.parametrize("rollback", list(Rollback))
@@ -29,7 +29,7 @@ def path_to(parents: list[int], node: int) -> list[int]:
 @BOTH
 def test_rounds_equal_the_loop_over_tokens(shape, rollback, monkeypatch) -> None:
     """Prefill in chunks, decode, trees, chains and ragged rounds give the loop's outputs after every commit."""
-    monkeypatch.setattr("draftmark.reference.state.backend.CHUNK", 4)
+    monkeypatch.setattr("draftmark_reference.state.backend.CHUNK", 4)
     rig = StateRig(shape, rollback)
     rig.start(0, 1, 2)
     rig.extend({0: 9, 1: 1})

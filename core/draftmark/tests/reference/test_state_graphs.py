@@ -8,8 +8,8 @@ from reference.state_rig import SHAPES, StateRig
 from reference.test_state import path_to, random_tree
 
 from draftmark import Mode
-from draftmark.reference import Rollback
 from draftmark.runtime import GraphKey, Program, VerifyResult, graph_state_for, write_tail
+from draftmark_reference import Rollback
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -14,7 +14,7 @@ import pytest
 
 from draftmark import DRAFT_MODES, Geometry, Mode
 from draftmark.buffers import BufferSpec, Role, Unit
-from draftmark.reference import sizing
+from draftmark_reference import sizing
 
 SHAPES = list(product((1, 2, 4), (2, 3, 5), (1, 4), (1, 2, 3)))
 """topk, num_steps, page size, requests; includes topk > 1, several steps and pages of several tokens."""

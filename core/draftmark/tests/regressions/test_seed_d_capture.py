@@ -17,7 +17,7 @@ from draftmark import Mode
 from draftmark.arena import Arena
 from draftmark.graphs import GraphKey, Program, graph_state_for, is_recording
 from draftmark.lengths import Exact
-from draftmark.reference.backend import ReferenceBackend
+from draftmark_reference.backend import ReferenceBackend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from draftmark.geometry import DeviceProfile, DraftShape, Gate, Limits, Recurrence, StateGeometry, StateShape
-from draftmark.reference.sizing import replay_buffers, snapshot_buffers
+from draftmark_reference.sizing import replay_buffers, snapshot_buffers
 
 from .latent import decide
 from .prover import Status

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftmark.reference import ReferencePlugin
+from draftmark_reference import ReferencePlugin
 
 Run = Callable[..., Any]
 Save = Callable[..., Path]

@@ -13,7 +13,7 @@ import torch
 from draftmark.batch import ForwardBatch
 from draftmark.cache import KVCache
 from draftmark.geometry import Mode
-from draftmark.reference.backend import ReferenceBackend
+from draftmark_reference.backend import ReferenceBackend
 
 Attend = Callable[[ReferenceBackend, torch.Tensor, KVCache, ForwardBatch, torch.Tensor], None]
 right = ReferenceBackend.attend

@@ -14,7 +14,7 @@ from benchmarks.decode import soak
 from core.pairs import quick
 from core.speculative.tests.states.conftest import COUNT, DRAFTS, STRENGTH, plain_text
 from draftmark import LoadedBackend, RequestError, Role
-from draftmark.reference import ReferencePlugin
+from draftmark_reference import ReferencePlugin
 from draftmark_speculative import HostKind, decode
 from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.states import StateLayers

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draftmark.runtime import ForwardBatch, RankGuard, step_digest
+from draftmark.runtime import ForwardBatch
+from draftmark_engines.ranks import RankGuard, step_digest
 
 
 class ForwardComparison:

@@ -10,8 +10,9 @@ from vllm.config import get_layers_from_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
-from draftmark.runtime import BoundBackend, ForwardBatch, RankGuard, step_digest
+from draftmark.runtime import BoundBackend, ForwardBatch
 from draftmark_engines import EngineError, EngineLimits
+from draftmark_engines.ranks import RankGuard, step_digest
 
 from .batch_runs import BatchRun, join_runs, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries

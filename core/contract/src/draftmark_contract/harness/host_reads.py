@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from draftmark.graphs.rules import HOST_READS
+from draftmark_reference.graphs.rules import HOST_READS
 
 READS = frozenset(getattr(torch.Tensor, name) for name in (*HOST_READS, "nonzero", "__iter__"))
 """Calls that a captured region must not make, and two more that wait for the device outside of a capture."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from draftmark.graphs.active import LATE
-from draftmark.graphs.operators import tensors_in
-from draftmark.graphs.rules import is_judged, refused_call
+from draftmark_reference.graphs.operators import tensors_in
+from draftmark_reference.graphs.rules import is_judged, refused_call
 
 from .residency import Place
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from draftmark.errors import GraphError
 from draftmark.graphs.active import LATE
-from draftmark.graphs.operators import map_tensors
+from draftmark_reference.graphs.operators import map_tensors
 
 from .calls import LateCalls
 from .operators import LateOperators

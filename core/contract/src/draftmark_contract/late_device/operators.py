@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from draftmark.graphs.active import LATE
-from draftmark.graphs.operators import is_composite, is_host_only, tensors_in, written_operands
-from draftmark.graphs.rules import waits_for_the_device
-from draftmark.graphs.tape import delivery
+from draftmark_reference.graphs.operators import is_composite, is_host_only, tensors_in, written_operands
+from draftmark_reference.graphs.rules import waits_for_the_device
+from draftmark_reference.graphs.tape import delivery
 
 from .residency import Place
 from .unwritten import unwritten

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from draftmark.graphs.active import LATE
-from draftmark.graphs.ledger import references, storage_bytes, storage_key
+from draftmark_reference.graphs.ledger import references, storage_bytes, storage_key
 
 GIVEN_AWAY = 0xFF
 """Byte written over pinned memory that its owner has freed, as the next owner (a poisoned new arena) would do."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from draftmark.graphs.ledger import poison_byte, storage_bytes
-from draftmark.graphs.operators import map_tensors
+from draftmark_reference.graphs.ledger import poison_byte, storage_bytes
+from draftmark_reference.graphs.operators import map_tensors
 
 Signature = tuple[Any, ...]
 _SHAPES: dict[Signature, Any] = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftmark import BufferSpec, StateGeometry
-from draftmark.reference import ReferencePlugin
+from draftmark_reference import ReferencePlugin
 
 from ..mutant import ONLY, Mutant
 from .layouts import ONE_DESIGN

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from draftmark.skeleton import write_skeleton
+from draftmark_contract.skeleton import write_skeleton
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="draftmark-tutorial-")
 sys.path.append(str(write_skeleton("tugboat", Path(_FOLDER.name)) / "src"))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from draftmark import Mode
-from draftmark.reference import backend as reference
 from draftmark.runtime import Block, Causal, ForwardBatch, KVCache, Tree, is_recording
+from draftmark_reference import backend as reference
 
 from ..designs.plain_attention import Parts, attending
 from ..mutant import Mutant, after, around, on_batch

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from draftmark import Geometry, GraphError, Mode
-from draftmark.graphs import RecordedGraphState
 from draftmark.runtime import ForwardBatch, GraphKey, GraphState, KVCache, is_recording
+from draftmark_reference.graphs import RecordedGraphState
 
 from ..designs.layouts import NO_SUCH_PART
 from ..designs.tutorial import Backend

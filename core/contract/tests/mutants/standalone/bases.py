@@ -7,8 +7,8 @@ from dataclasses import replace
 from draftmark_tugboat import Plugin as TutorialPlugin
 
 from draftmark import BackendPlugin
-from draftmark.reference import ReferencePlugin
 from draftmark_cuda_triton import TritonPlugin
+from draftmark_reference import ReferencePlugin
 
 from ..designs.csr_plugin import CsrPlugin
 

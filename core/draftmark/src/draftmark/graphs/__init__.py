@@ -1,12 +1,13 @@
-"""Graphs: capture a step once per key and replay it, on a device or, for tests, on the CPU.
+"""Graphs: capture a step once per key and replay it. CUDA's graphs are here; draftmark-reference has the CPU's.
 
-The keys and protocols do not import torch; other names are imported on first use.
+The keys and protocols do not import torch; `CudaGraphState` is imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..errors import GraphError
 from .active import is_recording, late_device, mark_host, mark_pinned, record_call
 from .keyed import KeyedGraphState, Recording
 from .state import GraphKey, GraphState, Program, padded_batch_size
@@ -15,31 +16,35 @@ if TYPE_CHECKING:
     import torch
 
     from .cuda import CudaGraphState
-    from .recorded import RecordedGraph, RecordedGraphState
-
-_HOMES = {
-    "CudaGraphState": "cuda",
-    "RecordedGraph": "recorded",
-    "RecordedGraphState": "recorded",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name != "CudaGraphState":
         raise AttributeError(f"module 'draftmark.graphs' has no attribute {name!r}")
-    import importlib
+    from .cuda import CudaGraphState
 
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return CudaGraphState
 
 
 def graph_state_for(device: torch.device) -> GraphState:
-    """Return a new graph state for `device`: CUDA graphs on CUDA, recorded graphs on other devices."""
+    """Return a new graph state for `device`: CUDA graphs on CUDA, recorded graphs on other devices.
+
+    Raises:
+        GraphError: draftmark-reference, which records graphs without a device, is not installed.
+    """
     if device.type == "cuda":
         from .cuda import CudaGraphState
 
         return CudaGraphState(device)
-    from .recorded import RecordedGraphState
-
+    try:
+        from draftmark_reference.graphs import RecordedGraphState
+    except ModuleNotFoundError as error:
+        if error.name != "draftmark_reference":
+            raise
+        raise GraphError(
+            f"graphs on {device.type} are recorded by draftmark-reference, which is not installed; "
+            "pip install draftmark-reference, or run the steps eagerly"
+        ) from error
     return RecordedGraphState()
 
 
@@ -49,8 +54,6 @@ __all__ = [
     "GraphState",
     "KeyedGraphState",
     "Program",
-    "RecordedGraph",
-    "RecordedGraphState",
     "Recording",
     "graph_state_for",
     "is_recording",

@@ -16,7 +16,12 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
 
-    from .recorder import Recorder
+
+class Recorder(Protocol):
+    """Recorder of a step's calls, such as `draftmark_reference.graphs`'s."""
+
+    def record_call(self, fn: Callable[..., object], args: Sequence[Any], mutates: Sequence[Tensor]) -> None:
+        """Run and record a kernel that torch does not dispatch; see the function `record_call`."""
 
 
 class LateDevice(Protocol):
@@ -48,7 +53,7 @@ PINNED_STORAGES: WeakSet[UntypedStorage] = WeakSet()
 
 
 def is_recording() -> bool:
-    """Return True while this thread captures a `RecordedGraph`; for CUDA see `is_current_stream_capturing`."""
+    """Return True while this thread records a graph on the CPU; for CUDA see `is_current_stream_capturing`."""
     return ACTIVE.get() is not None
 
 

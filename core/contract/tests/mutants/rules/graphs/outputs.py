@@ -9,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from draftmark import Geometry, Mode
-from draftmark.graphs import RecordedGraph
 from draftmark.runtime import Arena, ForwardBatch, GraphKey, GraphState, KeyedGraphState, Program
+from draftmark_reference.graphs import RecordedGraph
 
 from ...designs.declared import graph_states
 from ...designs.layouts import of_tutorial

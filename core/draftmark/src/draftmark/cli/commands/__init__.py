@@ -22,6 +22,7 @@ PARTS = {
     "judge": "pip install 'draftmark-contract[torch]'",
     "prove": "pip install draftmark-proof",
     "bench": "pip install 'draftmark-contract[torch]'",
+    "new-backend": "pip install draftmark-contract",
 }
 """Commands of draftmark's own distributions that may be absent, with the pip command that installs each."""
 
