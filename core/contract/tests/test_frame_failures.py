@@ -5,9 +5,9 @@ from __future__ import annotations
 from verdicts import verdict
 
 from draftmark_contract.profiles import Profile
-from draftmark_contract.runner.failures import LISTED, SCREEN, failure_lines, verdict_lines
 from draftmark_contract.runner.item import Item, all_items
 from draftmark_contract.runner.outcome import Outcome, Result
+from draftmark_contract.runner.report import LISTED, SCREEN, failure_lines, verdict_lines
 from draftmark_contract.screen import LONGEST
 
 

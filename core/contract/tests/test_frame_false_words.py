@@ -18,12 +18,12 @@ from verdicts import verdict
 
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import SHAPES, Profile
-from draftmark_contract.runner import judging
+from draftmark_contract.runner import plugin as plugin_subject
 from draftmark_contract.runner.item import Item, all_items
 from draftmark_contract.runner.journal import Journal
 from draftmark_contract.runner.outcome import Outcome
 from draftmark_contract.runner.outputs import write_whole
-from draftmark_contract.runner.report import page
+from draftmark_contract.runner.page import page
 
 ONE = "supports.mandatory_profile"
 FILES = ("--json", "v.json", "--record", "r.json", "--html", "p.html")
@@ -109,7 +109,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: int) -> None:
     """The first failed write of the journal stops the run; after space is freed, the next run continues."""
     few = "answers_alike and not elsewhere"
@@ -136,7 +136,7 @@ def test_device_that_is_full_gives_no_verdict(folder: Folder) -> None:
 
 @pytest.mark.parametrize("k", ["((", "a(b=1)", "not"])
 def test_bad_expression_is_named(folder: Folder, k: str) -> None:
-    """If pytest rejects a -k expression, the command ends with one sentence that contains the expression."""
+    """If -k has no valid expression, the command ends with one sentence that contains the expression."""
     code, text = folder.run("reference", "-k", k, *FILES)
     assert code == 2 and text.startswith(f"draftmark contract: -k {k!r} is no expression: "), text
     assert len(text.splitlines()) == 1
@@ -147,9 +147,9 @@ def test_bad_expression_is_named(folder: Folder, k: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "number"),
     [
-        pytest.param(0, signal.SIGTERM, id="0-SIGTERM"),
+        pytest.param(1, signal.SIGTERM, id="1-SIGTERM"),
         pytest.param(2, signal.SIGINT, id="2-Ctrl-C", marks=pytest.mark.slow),
-        pytest.param(0, signal.SIGINT, id="0-Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGINT, id="1-Ctrl-C", marks=pytest.mark.slow),
         pytest.param(2, signal.SIGTERM, id="2-SIGTERM", marks=pytest.mark.slow),
     ],
 )
@@ -181,7 +181,7 @@ def test_workers_end_with_a_killed_parent(folder: Folder) -> None:
         _wait(lambda: len(journal.ended()) > 5)
         below = list(_children(process.pid))
         process.kill()
-    assert len(below) >= 3
+    assert len(below) >= 2
     _wait(lambda: not any(map(_alive, below)))
     kept = len(journal.ended())
     code, text = folder.run(*command, "-k", ONE)
@@ -200,7 +200,7 @@ def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
     assert folder.run(*command)[0] == 0
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
     """A run ended by SIGKILL gives no verdict; the output suggests the system's out-of-memory killer as the cause."""
     folder = plugin("import os, signal\ndef act():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
@@ -245,9 +245,9 @@ def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("code", [0, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2, 5))])
+@pytest.mark.parametrize("code", [0, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2))])
 def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
-    """If a hook calls os._exit, its item fails, even if the exit code is one that pytest uses."""
+    """If a hook calls os._exit, its item fails, whatever the exit code is."""
     folder = plugin(f"import os\ndef act():\n    os._exit({code})\n")
     status, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--json", "v.json")
     assert status == 1 and "odd does not conform" in text, text
@@ -256,22 +256,16 @@ def test_exit_code_of_a_plugin_is_no_verdict(plugin: Plugin, code: int) -> None:
     assert len(outcomes) == 5
 
 
-BROKEN_SUITE = {
-    "internal error": "def pytest_runtest_logfinish(nodeid):\n    raise RuntimeError('a broken hook')\n",
-    "setup": "import pytest\n@pytest.fixture(autouse=True)\ndef broken():\n    raise RuntimeError('broken')\n",
-    "collection": "def pytest_itemcollected(item):\n    raise RuntimeError('a broken collection')\n",
-    "items lost": "def pytest_runtest_protocol(item):\n    return 'padded' in item.name or None\n",
-}
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("kind", BROKEN_SUITE)
-def test_error_outside_of_the_checks_gives_no_verdict(folder: Folder, kind: str) -> None:
-    """An error in pytest or in another pytest plugin, and an item that never ran, do not count against the backend."""
-    (folder.path / "broken_suite.py").write_text(BROKEN_SUITE[kind])
-    environment = {"PYTHONPATH": str(folder.path), "PYTEST_PLUGINS": "broken_suite"}
-    code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, *FILES, **environment)
-    assert code == 2 and "reference has no verdict" in text, text
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "os.closerange(3, 99), time.sleep(60)"])
+def test_end_outside_of_an_item_gives_no_verdict(plugin: Plugin, end: str) -> None:
+    """A process that ends between two items, or closes its pipe there, does not count against the backend."""
+    late = f"import os, threading, time\ndef end():\n    time.sleep(0.5)\n    {end}\n"
+    late += "if 'draftmark_contract.runner.worker' in __import__('sys').orig_argv:\n"
+    late += "    threading.Thread(target=end, daemon=True).start()\ndef act():\n    pass\n"
+    folder = plugin(late)
+    code, text = folder.run("odd", "--tier", "sizing", "-k", "nothing_matches or load", *FILES)
+    assert code == 2 and "odd has no verdict" in text, text
     assert "does not conform" not in text
     folder.assert_nothing_recorded()
 
@@ -282,7 +276,7 @@ def test_verdict_line_stands_before_the_sentence_about_a_full_disk(folder: Folde
     (folder.path / "p.html").write_text("earlier")
     code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--html", "p.html", most_bytes=12_000)
     assert code == 2, text
-    line, problem = text.splitlines()[-2:]
+    line, problem = [one for one in text.splitlines() if one.startswith(("reference", "draftmark"))]
     assert line.startswith("reference has no verdict on draftmark contract") and ": 5 passed, " in line
     assert "p.html was not written: File too large; free space there or name another file" in problem
     assert (folder.path / "p.html").read_text() == "earlier"
@@ -318,7 +312,7 @@ def test_sizing_items_name_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Profile.OVERLAP in verdict(_only_core_sizes).profiles
     items = [item for item in all_items() if item.tier is Tier.SIZING or item.needs != {Profile.OVERLAP}]
     assert any(item.needs == {Profile.OVERLAP} for item in items)
-    for module in (judging, verdicts):
+    for module in (plugin_subject, verdicts):
         monkeypatch.setattr(
             module, "all_items", lambda tiers=tuple(Tier), backend=None: [one for one in items if one.tier in tiers]
         )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftmark_contract.runner import progress
-from draftmark_contract.runner.progress import JournalProgress, Progress
+from draftmark_contract.runner.progress import Progress
 
 
 @pytest.fixture
@@ -42,22 +40,3 @@ def test_terminal_gets_a_bar(clock: list[float], terminal: Callable[[str, int], 
     shown.show(2, 8, "padding.rows")
     shown.stop()
     assert "item 3 of 8" in stderr.plain and "padding.rows, 30 s left" in stderr.plain
-
-
-def test_progress_follows_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal gives the selected items, earlier results and the running item; an incomplete line is read later."""
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"item": "earlier"}\n')
-    shown: list[tuple[int, int, str]] = []
-    monkeypatch.setattr(Progress, "show", lambda self, *what: shown.append(what))
-    read = JournalProgress(path)
-    assert not read.tick() and not shown
-    rows = [{"selected": 9, "left": 5}, {"started": "supports.mandatory_profile[a]"}]
-    with path.open("a") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows) + '{"item": "supports')
-    assert read.tick()
-    with path.open("a") as file:
-        file.write('.mandatory_profile[a]"}\n')
-    assert read.tick() and not read.tick()
-    stage = "sizing tier, supports.mandatory_profile"
-    assert shown == [(4, 9, stage), (5, 9, stage), (5, 9, stage)]

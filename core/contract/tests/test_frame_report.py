@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pages import assert_self_contained, details_open, wrong_cells
-from verdicts import verdict
+from verdicts import judge, verdict
 
 from draftmark import Geometry, LoadedBackend
 from draftmark.buffers import Role
@@ -18,9 +19,8 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import Profile
 from draftmark_contract.runner.item import all_items, run_item
-from draftmark_contract.runner.judging import judge
 from draftmark_contract.runner.outcome import Outcome, Result
-from draftmark_contract.runner.report import page
+from draftmark_contract.runner.page import page
 from draftmark_reference import ReferencePlugin
 from draftmark_testing.sizing_backends import changed
 
@@ -46,7 +46,7 @@ def short_buffer() -> str:
     """Return the page for a backend that declares a too short indptr."""
     subject = changed("csr_pages", Role.KV_INDPTR, lambda g: (g.limits.max_num_reqs + 1,))
     items = [item for item in all_items((Tier.SIZING,)) if item.check.name == "sizing.covers_processors"]
-    return page(judge("sized", subject.backend, [run_item(item, subject, []) for item in items]))
+    return page(judge(subject.backend, [run_item(item, subject, []) for item in items]))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def wrong_row() -> str:
     items = [one for one in all_items((Tier.HOST,)) if one.id in names]
     assert len(items) == 2
     results = [run_item(item, BackendUnderTest(backend, "cpu", Tier.HOST), []) for item in items[::-1]]
-    return page(judge("reference", backend, results))
+    return page(judge(backend, results))
 
 
 def test_page_is_self_contained(short_buffer: str, wrong_row: str) -> None:
@@ -120,7 +120,7 @@ def test_few_items_serve_no_profile_in_full() -> None:
     """After a run of one item, the page names no profile as served, and the map counts all other items as not run."""
     item = all_items((Tier.SIZING,))[0]
     subject = BackendUnderTest(LoadedBackend("reference", ReferencePlugin()), "cpu", Tier.SIZING)
-    text = page(judge("reference", subject.backend, [run_item(item, subject, [])]))
+    text = page(judge(subject.backend, [run_item(item, subject, [])]))
     assert "served in full" not in text and "has no verdict" in text
     core = text[text.index("<th>core") :].partition("</tr>")[0]
     assert "1 passed" in core and "not run" in core
@@ -130,8 +130,8 @@ def test_refusals_are_folded_by_reason() -> None:
     """Refused items are in a folded section with one row per reason: the number of items and their checks."""
     judged = verdict(lambda item: Outcome.REFUSED if Profile.SINKS in item.needs else None)
     text = page(judged)
-    assert not details_open(text, "refused: supports() rejects the geometry")
-    folded = text[text.index("refused: supports()") :].partition("</details>")[0]
+    assert not details_open(text, "refused: the backend rejects the input")
+    folded = text[text.index("refused: the backend") :].partition("</details>")[0]
     assert f"{judged.counts.refused:,}" in folded and "why" in folded and "sinks.take_their_share (" in folded
 
 
@@ -140,7 +140,7 @@ def test_names_and_messages_are_escaped() -> None:
     item = all_items()[0].id
     evil = "<script>x</script>\n<b onclick=x>what</b>\n  got: <i>1</i>\n  run it again: <u>"
     judged = verdict(lambda one: Result(item, "sizing", Outcome.FAILED, evil) if one.id == item else None)
-    text = page(judge("<img src=x>", None, judged.results))
+    text = page(replace(judged, backend="<img src=x>"))
     assert_self_contained(text.replace("src=", "").replace("onclick", ""))
     for tag in ("<script", "<b onclick", "<i>1", "<u>", "<img"):
         assert tag not in text

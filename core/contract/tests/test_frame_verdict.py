@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from verdicts import backend, verdict
+from verdicts import backend, judge, verdict
 
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from draftmark_contract.backend_under_test import INTERPRETED, OPAQUE
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import OF_STATE, Profile
+from draftmark_contract.runner import judging
 from draftmark_contract.runner.item import Item, all_items
-from draftmark_contract.runner.judging import judge
+from draftmark_contract.runner.judging import Suite
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.verdict import Scope, Word
 
@@ -120,7 +121,7 @@ def test_sizing_run_gives_a_verdict_on_sizing() -> None:
 def test_selected_items_give_no_verdict() -> None:
     """A run of selected items has no verdict; its exit code is an error only if an item fails."""
     some = verdict().results[:5]
-    few = judge("reference", backend(), some)
+    few = judge(backend(), some)
     assert few.line.startswith(
         f"reference has no verdict on draftmark contract {VERSION}, because only 5 of {len(all_items()):,} items were "
         "selected: 5 passed"
@@ -128,7 +129,7 @@ def test_selected_items_give_no_verdict() -> None:
     assert few.line.endswith(f"{len(all_items()) - 5:,} items not run")
     assert (few.conforms, few.exit_code()) == (False, 0)
     wrong = Result(some[0].item, some[0].tier, Outcome.FAILED, "why")
-    assert judge("reference", backend(), [wrong]).exit_code() == 1
+    assert judge(backend(), [wrong]).exit_code() == 1
 
 
 def test_line_names_the_targeted_contract() -> None:
@@ -147,18 +148,18 @@ def test_line_names_the_targeted_contract() -> None:
 
 def test_backend_that_does_not_load_has_no_verdict() -> None:
     """A backend that does not load has no verdict; the line has the cause, and nothing is recorded."""
-    judged = judge("missing", None, [], "it does not load: no such thing")
+    judged = judging.judge(Suite.unopened("missing"), [], "it does not load: no such thing")
     assert judged.line == (
         f"missing has no verdict on draftmark contract {VERSION}, because it does not load: no such thing: "
         "nothing is recorded"
     )
-    assert (judged.counts.not_run, judged.exit_code(True)) == (len(all_items()), 2)
+    assert (judged.counts.not_run, judged.exit_code(True)) == (0, 2)
 
 
 def test_stopped_run_has_no_verdict_even_with_failures() -> None:
     """A run that stopped for a reason outside the backend has no verdict, whatever the outcomes of its items."""
     wrong = Result(all_items()[0].id, "sizing", Outcome.FAILED, "why")
-    judged = judge("reference", backend(), [wrong], "the run was interrupted")
+    judged = judge(backend(), [wrong], "the run was interrupted")
     assert judged.word is Word.NONE and judged.exit_code(allow_known=True) == 2
     assert ", because the run was interrupted: 0 passed, " in judged.line and "1 failed" in judged.line
 
@@ -166,14 +167,14 @@ def test_stopped_run_has_no_verdict_even_with_failures() -> None:
 def test_selection_that_is_refused_whole_exits_with_1() -> None:
     """If the backend refuses every selected item, nothing was tested, so the exit code is 1."""
     refused = Result(all_items()[0].id, "sizing", Outcome.REFUSED, "why")
-    judged = judge("reference", backend(), [refused])
+    judged = judge(backend(), [refused])
     assert "1 of " in judged.line and "the backend refuses all of them" in judged.line
     assert judged.exit_code() == 1
 
 
 def test_partial_run_serves_no_profile() -> None:
     """A run of selected items serves no profile, and the verdict counts how many items of each profile ran."""
-    some = judge("reference", backend(), verdict().results[:5])
+    some = judge(backend(), verdict().results[:5])
     assert some.profiles == ()
     tried, of = some.tried[Profile.CORE]
     assert 0 < tried <= 5 < of

@@ -16,11 +16,14 @@ import pkgutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
     from .failing_batch import TooSmall, Wrong
+
+
+T = TypeVar("T")
 
 
 class Tier(StrEnum):
@@ -223,7 +226,7 @@ def _rank(check: Check) -> tuple[int, int, str]:
     return tuple(Tier).index(check.tier), known, module
 
 
-def spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
+def spread(cases: Sequence[T], most: int) -> Sequence[T]:
     """Return at most `most` cases, spread evenly over the list. The choice is deterministic; 0 returns all cases."""
     return cases[:: -(-len(cases) // most)] if most and cases else cases
 

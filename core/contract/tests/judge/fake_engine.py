@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from draftmark.errors import DraftmarkError
-from draftmark_contract.check import ContractViolation
-from draftmark_contract.judge.item import Item, NotAsked, NotServed, item_of
+from draftmark_contract.check import ContractViolation, Refused, Unjudged
 from draftmark_contract.judge.target import TargetInfo
+from draftmark_contract.runner.item import Item, item_of
 
 VARIABLE = "DRAFTMARK_FAKE_ENGINE"
 
@@ -34,11 +34,11 @@ def _dies() -> None:
 
 
 def _refused() -> None:
-    raise NotServed("head_size not supported")
+    raise Refused("head_size not supported")
 
 
 def _no_device() -> None:
-    raise NotAsked("there is no graph on a CPU")
+    raise Unjudged("there is no graph on a CPU")
 
 
 def _killed() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from draftmark.geometry import Geometry
+from draftmark_contract.check import Refused
 from draftmark_contract.judge.driver import SCALES, Capturable, EngineCapabilities
-from draftmark_contract.judge.item import NotServed
 from draftmark_contract.judge.step import Step
 
 
@@ -45,7 +45,7 @@ class PagedDriver:
     def __init__(self, geometry: Geometry, num_pages: int) -> None:
         a = self.a = geometry.attention
         if a.head_dim == 80:
-            raise NotServed("head_size not supported")
+            raise Refused("head_size not supported")
         self.geometry = geometry
         dtype = getattr(torch, a.kv_dtype)
         self.k, self.v = (torch.zeros(num_pages * a.page_size, a.num_kv_heads, a.head_dim, dtype=dtype) for _ in "kv")

@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from draftmark_contract.judge.against import Earlier, compare
-from draftmark_contract.judge.item import Outcome, Result
-from draftmark_contract.judge.verdict import Verdict
+from draftmark_contract.check import Tier
+from draftmark_contract.runner import judging, pool
+from draftmark_contract.runner.against import Earlier, compare
+from draftmark_contract.runner.outcome import Outcome, Result
+from draftmark_contract.runner.run import RunOptions, run
+from draftmark_contract.runner.subject import Kind, Listed, Opened
 from draftmark_contract.schema import schema_text
 
 LIMITED = """
@@ -61,15 +64,18 @@ def test_outcomes_are_counted_separately(judge: Run, tmp_path: Path) -> None:
     """An item that crashes counts as wrong and later items still run; items that cannot run do not count as right."""
     said = judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
     assert said.returncode == 1, said.stderr
-    assert "fake:MIXED of fake 1.0 (cpu): 6 items run: 2 right, 4 wrong" in said.stdout
-    assert "not served: 1 items" in said.stdout and "1 x head_size not supported" in said.stdout
+    assert "fake:MIXED does not conform to draftmark contract" in said.stdout
+    assert ": 2 passed, 1 refused, 0 declared, 1 unjudged, 4 failed" in said.stdout
+    assert "  fake 1.0, cpu\n  broken rules: 22, 26, " in said.stdout
+    assert "refused: 1 x head_size not supported" in said.stdout
     verdict = json.loads((tmp_path / "verdict.json").read_text())
-    assert verdict["counts"] == {"right": 2, "wrong": 4, "not served": 1, "not asked": 1}
+    counts = {"passed": 2, "refused": 1, "declared": 0, "unjudged": 1, "failed": 4, "not_run": 0}
+    assert verdict["counts"] == counts and verdict["kind"] == "layer" and verdict["backend"] == "fake:MIXED"
     ended = {row["item"]: row for row in verdict["results"]}
     assert "the process with code 9" in ended["padding.changes_no_live_byte[dies]"]["message"]
     assert "a kernel's own words" in ended["repeats.give_the_same_bits[raises]"]["message"]
-    assert ended["history.equals_a_fresh_state[shrinks]"]["outcome"] == "right"
-    left = verdict["rules_not_asked"]
+    assert ended["history.equals_a_fresh_state[shrinks]"]["outcome"] == "passed"
+    left = verdict["rules_left_out"]
     assert left["proof.needed_is_declared"] == "nothing is declared that could be proved"
     assert "numerics.match_float64" not in left
 
@@ -79,18 +85,18 @@ def test_finding_names_rule_bugs_batch_and_command(judge: Run) -> None:
     said = judge("fake:MIXED", "-k", "match_float64")
     for part in (
         "numerics.match_float64[verify]",
-        "rule 22, numerics.match_float64: Every live output row matches float64 within rounding",
+        "numerics.match_float64 (rule 22): Every live output row matches float64 within rounding",
         "checked here as: the builder and the layer run one step",
         "batch: r0: L=3 rows=1",
         "got: 1.5",
         "expected: 2.5 ± 0.1",
-        "known from: vllm#43961, ROCm/ATOM#1591",
+        "bugs of this class: vllm#43961, ROCm/ATOM#1591",
         "run it again: draftmark judge fake:MIXED --item 'numerics.match_float64[verify]'",
-        "also wrong: [extend]",
+        "also: [extend]",
     ):
         assert part in said.stdout, part
     alone = judge("fake:MIXED", "--item", "numerics.match_float64[verify]")
-    assert alone.returncode == 1 and "1 items run: 0 right, 1 wrong" in alone.stdout
+    assert alone.returncode == 1 and "0 passed, 0 refused, 0 declared, 0 unjudged, 1 failed" in alone.stdout
 
 
 def test_html_writes_a_page_with_every_wrong_rule(judge: Run, tmp_path: Path) -> None:
@@ -107,20 +113,21 @@ def test_correct_backend_exits_with_0(judge: Run) -> None:
     """A correct backend exits with 0, and the engine's environment variables reach the judging process."""
     said = judge("fake:RIGHT")
     assert said.returncode == 0, said.stdout
-    assert "2 items run: 2 right, 0 wrong" in said.stdout
+    assert "2 rules of fake:RIGHT conform to draftmark contract" in said.stdout and ": 2 passed, " in said.stdout
 
 
 def test_run_without_a_runnable_item_exits_with_1(judge: Run) -> None:
     """A run in which no item can run exits with 1, because exit code 0 would promise a tested backend."""
     said = judge("fake:MIXED", "--item", "graphs.replay_equals_eager[decode]")
-    assert "0 items run: 0 right, 0 wrong" in said.stdout and "1 x there is no graph on a CPU" in said.stdout
+    assert "0 passed, " in said.stdout and "unjudged: 1 x there is no graph on a CPU" in said.stdout
     assert said.returncode == 1
-    assert "fake:MIXED has no verdict, because none of the items could run here" in said.stdout
+    assert "fake:MIXED has no verdict" in said.stdout and "and none of them could run here" in said.stdout
     refused = judge("fake:MIXED", "--item", "numerics.serve_what_is_not_refused[head-80]")
     assert refused.returncode == 1, refused.stdout
-    assert "1 x head_size not supported" in refused.stdout and "has no verdict, because none" in refused.stdout
+    assert "1 x head_size not supported" in refused.stdout and "refuses all of them" in refused.stdout
     empty = judge("fake:EMPTY")
-    assert empty.returncode == 1 and "fake:EMPTY has no verdict, because the target has no item" in empty.stdout
+    assert empty.returncode == 1 and "fake:EMPTY has no verdict" in empty.stdout
+    assert "because it has no item" in empty.stdout
 
 
 def test_stopped_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
@@ -131,22 +138,27 @@ def test_stopped_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
         "numerics.match_float64[memory]": "in numerics.match_float64[memory] memory ran out (MemoryError)",
     }.items():
         said = judge("fake:STOPPED", "--item", item, "--json", str(tmp_path / "verdict.json"))
-        assert said.returncode == 2 and f"fake:STOPPED has no verdict, because {words}" in said.stdout, said
+        assert (
+            said.returncode == 2
+            and f"fake:STOPPED has no verdict on draftmark contract 1.5, because {words}" in said.stdout
+        ), said
         assert not (tmp_path / "verdict.json").exists()
 
 
 def test_interrupted_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
     """Ctrl-C ends the run without a verdict."""
     said = judge("fake:STOPPED", "--item", "numerics.match_float64[interrupts]", "--json", str(tmp_path / "v.json"))
-    assert said.returncode == 2 and "has no verdict, because the run was interrupted" in said.stdout, said
+    assert said.returncode == 2 and ", because the run was interrupted" in said.stdout, said
     assert not (tmp_path / "v.json").exists()
 
 
-def test_journal_that_cannot_be_written_gives_no_verdict(judge: Run) -> None:
-    """If the journal cannot be written because the disk is full, no item counts as wrong."""
-    said = judge("fake:RIGHT", most_bytes=600)
-    assert said.returncode == 2 and "fake:RIGHT has no verdict, because " in said.stdout, said
-    assert "cannot be written" in said.stdout and "wrong item" not in said.stdout
+def test_journal_that_cannot_be_written_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
+    """If the journal cannot be written because the disk is full, the run ends; a later run continues it."""
+    said = judge("fake:MIXED", "--journal", str(tmp_path / "run.jsonl"), most_bytes=3000)
+    assert said.returncode == 2 and "fake:MIXED has no verdict" in said.stdout, said
+    assert "cannot be written" in said.stdout and "nothing is recorded" in said.stdout
+    said = judge("fake:MIXED", "--journal", str(tmp_path / "run.jsonl"))
+    assert said.returncode == 1 and ": 2 passed, 1 refused, 0 declared, 1 unjudged, 4 failed" in said.stdout, said
 
 
 def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
@@ -154,7 +166,7 @@ def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
     path = tmp_path / "verdict.json"
     path.write_text("earlier")
     said = judge("fake:RIGHT", "--json", "/dev/full")
-    assert said.returncode == 2 and "2 items run: 2 right, 0 wrong" in said.stdout
+    assert said.returncode == 2 and ": 2 passed, " in said.stdout
     assert said.stderr == (
         "draftmark judge: /dev/full was not written: No space left on device; free space there or name another file, "
         "then run again\n"
@@ -166,9 +178,13 @@ def test_full_disk_leaves_no_half_file(judge: Run, tmp_path: Path) -> None:
 def test_first_wrong_item_ends_the_run_with_x(judge: Run) -> None:
     """With -x the run ends at the first wrong item, even if that item ends its own process."""
     said = judge("fake:MIXED", "-x")
-    assert said.returncode == 1 and "2 items run: 1 right, 1 wrong" in said.stdout, said.stdout
+    assert said.returncode == 1 and ": 1 passed, 0 refused, 0 declared, 0 unjudged, 1 failed" in said.stdout, (
+        said.stdout
+    )
     said = judge("fake:MIXED", "-x", "-k", "changes_no_live_byte")
-    assert said.returncode == 1 and "1 items run: 0 right, 1 wrong" in said.stdout, said.stdout
+    assert said.returncode == 1 and ": 0 passed, 0 refused, 0 declared, 0 unjudged, 1 failed" in said.stdout, (
+        said.stdout
+    )
 
 
 def test_record_has_machine_and_fits_the_schema(judge: Run, tmp_path: Path) -> None:
@@ -176,14 +192,14 @@ def test_record_has_machine_and_fits_the_schema(judge: Run, tmp_path: Path) -> N
     judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
     record = json.loads((tmp_path / "verdict.json").read_text())
     jsonschema.Draft202012Validator(json.loads(schema_text())).validate(record)
-    assert {"draftmark", "draftmark-contract", "fake-engine"} <= set(record["machine"]["versions"])
-    assert record["machine"]["cpu"]["name"] and record["machine"]["environment"] == {"TRITON_FAKE": "1"}
+    assert {"draftmark", "draftmark-contract", "fake-engine"} <= set(record["runs"][0]["versions"])
+    assert record["runs"][0]["cpu"]["name"] and record["runs"][0]["environment"] == {"TRITON_FAKE": "1"}
 
 
 def test_sample_limits_items_per_rule(judge: Run) -> None:
     """`--sample 1` runs one item of each rule, even if the rule has three."""
     said = judge("fake:MIXED", "--sample", "1")
-    assert "4 items run: 2 right, 2 wrong" in said.stdout, said.stdout
+    assert ": 2 passed, 0 refused, 0 declared, 1 unjudged, 2 failed" in said.stdout, said.stdout
 
 
 def test_list_runs_no_item(judge: Run) -> None:
@@ -196,15 +212,15 @@ def test_list_runs_no_item(judge: Run) -> None:
 def test_class_of_another_package_is_judged_on_any_device(judge: Run) -> None:
     """An engine resolves a class that it does not list, and the class may be judged on any device."""
     said = judge("fake:package.Right", "--device", "mydev:1")
-    assert said.returncode == 0 and "fake:package.Right of fake 1.0" in said.stdout, said
+    assert said.returncode == 0 and "2 rules of fake:package.Right conform" in said.stdout, said
     assert "names no backend of an engine" in judge("fake:Unknown").stderr
 
 
-def test_hang_in_native_code_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that the time limit does not end is ended; its item is wrong, and the next item still runs."""
-    from draftmark_contract.judge import run
+def test_hang_in_native_code_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that the time limit does not end is ended; its item fails, and the next item still runs."""
+    from draftmark_contract.judge.layer import opening
 
-    monkeypatch.setattr(run, "GRACE_S", 0.5)
+    monkeypatch.setattr(pool, "GRACE_S", 0.5)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     info = tmp_path / "fake_engine-1.0.dist-info"
     info.mkdir()
@@ -213,21 +229,31 @@ def test_hang_in_native_code_is_wrong(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     from .fake_engine import ENGINE
 
-    verdict = run.judge(ENGINE, "package.Hangs", "cpu", limit=1.0)
-    assert [one.outcome for one in verdict.results] == [Outcome.WRONG, Outcome.RIGHT], verdict
-    assert "took longer than 1 s in native code" in verdict.results[0].message and not verdict.stopped
+    limit = 3.0
+    opened = opening(ENGINE, "package.Hangs", "cpu", limit)
+    verdict = run("fake:package.Hangs", opened, RunOptions(limit=limit), "draftmark judge")
+    assert [one.outcome for one in verdict.results] == [Outcome.FAILED, Outcome.PASSED], verdict
+    assert "took longer than 3 s in native code" in verdict.results[0].message and not verdict.error
 
 
-def test_comparison_sorts_every_change(tmp_path: Path) -> None:
+def of_layer(items: Iterable[str]) -> judging.Suite:
+    """Return the suite of a layer with these items."""
+    opened = Opened("fake:RIGHT", Kind.LAYER, "draftmark judge fake:RIGHT")
+    return judging.Suite(opened, [Listed(item, Tier.HOST) for item in items])
+
+
+def test_comparison_sorts_every_change() -> None:
     """A new fault or a lost item is worse, a corrected or newly served item is better; selected runs lose no item."""
-    before = dict.fromkeys(("a[1]", "a[2]", "b[1]"), "right") | {"b[2]": "wrong", "b[3]": "wrong", "c[1]": "not served"}
-    now = {"a[1]": "right", "a[2]": "wrong", "b[2]": "right", "b[3]": "not served", "c[1]": "right", "d[1]": "wrong"}
-    results = [Result(item, Outcome(outcome)) for item, outcome in now.items()]
+    before = dict.fromkeys(("a[1]", "a[2]", "b[1]"), "passed")
+    before |= {"b[2]": "failed", "b[3]": "failed", "c[1]": "refused"}
+    now = {"a[1]": "passed", "a[2]": "failed", "b[2]": "passed", "b[3]": "refused", "c[1]": "passed", "d[1]": "failed"}
+    results = [Result(item, "host", Outcome(outcome)) for item, outcome in now.items()]
     earlier = Earlier("old.json", "fake 1.0", before)
-    found = compare(Verdict("fake:RIGHT", items=6, results=results), earlier)
-    assert {item: one[0] for item, one in found.worse.items()} == {"a[2]": "right", "b[1]": "right", "d[1]": "not run"}
-    assert set(found.better) == {"b[2]", "b[3]", "c[1]"} and found.still_wrong == ()
-    part = compare(Verdict("fake:RIGHT", items=9, results=results, selected=True), earlier)
+    found = compare(judging.judge(of_layer(now), results), earlier)
+    worse = {"a[2]": "passed", "b[1]": "passed", "d[1]": "not run"}
+    assert {item: one[0] for item, one in found.worse.items()} == worse
+    assert set(found.better) == {"b[2]", "b[3]", "c[1]"} and found.still_failing == ()
+    part = compare(judging.judge(of_layer([*now, "e[1]"]), results), earlier)
     assert set(part.worse) == {"a[2]", "d[1]"}
 
 
@@ -237,29 +263,29 @@ def test_against_reports_what_became_better_or_worse(judge: Run, tmp_path: Path)
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     judge("fake:MIXED", "--json", str(old))
     said = judge("fake:MIXED", "--against", str(old))
-    assert said.returncode == 0 and "0 items worse, 0 better, 4 still wrong" in said.stdout, said.stdout
+    assert said.returncode == 0 and "0 items worse, 0 better, 4 still failing" in said.stdout, said.stdout
 
     record = json.loads(old.read_text())
-    now = {"numerics.match_float64[decode]": "wrong", "repeats.give_the_same_bits[raises]": "right"}
-    now["graphs.replay_equals_eager[decode]"] = "right"
+    now = {"numerics.match_float64[decode]": "failed", "repeats.give_the_same_bits[raises]": "passed"}
+    now["graphs.replay_equals_eager[decode]"] = "passed"
     for row in record["results"]:
         row["outcome"] = now.get(row["item"], row["outcome"])
     old.write_text(json.dumps(record))
     said = judge("fake:MIXED", "--against", str(old), "--json", str(new))
-    assert said.returncode == 1 and "2 items worse, 1 better, 3 still wrong" in said.stdout, said.stdout
-    assert "worse: repeats.give_the_same_bits[raises]: right → wrong" in said.stdout
+    assert said.returncode == 1 and "2 items worse, 1 better, 3 still failing" in said.stdout, said.stdout
+    assert "worse: repeats.give_the_same_bits[raises]: passed → failed" in said.stdout
     written = json.loads(new.read_text())
     jsonschema.Draft202012Validator(json.loads(schema_text())).validate(written)
-    change = {"item": "numerics.match_float64[decode]", "before": "wrong", "after": "right"}
+    change = {"item": "numerics.match_float64[decode]", "before": "failed", "after": "passed"}
     assert written["against"]["better"] == [change]
     some = judge("fake:MIXED", "--against", str(old), "-k", "match_float64")
-    assert some.returncode == 0 and "0 items worse, 1 better, 2 still wrong" in some.stdout, some.stdout
+    assert some.returncode == 0 and "0 items worse, 1 better, 2 still failing" in some.stdout, some.stdout
 
 
 def test_against_needs_a_verdict_of_the_same_target(judge: Run, tmp_path: Path) -> None:
     """Before anything runs, a file that is no verdict of the target is rejected."""
     path = tmp_path / "old.json"
-    assert "is no verdict of `draftmark judge`" in judge("fake:RIGHT", "--against", str(path)).stderr
+    assert "is no verdict with every item" in judge("fake:RIGHT", "--against", str(path)).stderr
     judge("fake:RIGHT", "--json", str(path))
     said = judge("fake:MIXED", "--against", str(path))
     assert said.returncode == 2 and "judges fake:RIGHT, not fake:MIXED" in said.stderr, said.stderr
@@ -276,10 +302,10 @@ def test_against_needs_a_verdict_of_the_same_target(judge: Run, tmp_path: Path) 
         (("fake:RIGHT", "--item", "numerics.match_float64[decod]"), "close to it are numerics.match_float64[decode]"),
         (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it must be 0 or more"),
         (("fake:RIGHT", "-k", "nothing"), "-k 'nothing' selects no item"),
-        (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
+        (("fake:RIGHT", "--json", "no/such/folder/file"), "lies in a folder that does not exist"),
         (("--json", "verdict.json"), "--json needs a target, e.g. vllm:TRITON_ATTN"),
         (("-k", "graphs"), "-k needs a target"),
-        (("fake:RIGHT", "--html", "no/such/folder/file"), "names no file in a folder that exists"),
+        (("fake:RIGHT", "--html", "no/such/folder/file"), "lies in a folder that does not exist"),
     ],
 )
 def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:
@@ -288,8 +314,23 @@ def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sen
     assert said.returncode == 2 and sentence in said.stderr, said.stderr
 
 
-def test_backend_that_does_not_open_exits_with_1(judge: Run) -> None:
-    """If a backend does not open, the command prints the engine's reason once and exits with 1."""
-    said = judge("fake:BROKEN")
-    assert said.returncode == 1
-    assert said.stdout == "fake:BROKEN could not be judged: its library cannot be loaded; reinstall it\n"
+def test_backend_that_does_not_open_has_no_verdict(judge: Run, tmp_path: Path) -> None:
+    """If a backend does not open, the command prints the engine's reason once, exits with 2 and records nothing."""
+    said = judge("fake:BROKEN", "--json", str(tmp_path / "v.json"))
+    assert said.returncode == 2 and not (tmp_path / "v.json").exists()
+    assert said.stdout == (
+        "fake:BROKEN has no verdict on draftmark contract 1.5, because its library cannot be loaded; reinstall it: "
+        "nothing is recorded\n"
+    )
+
+
+def test_older_verdicts_are_compared(judge: Run, tmp_path: Path) -> None:
+    """A verdict with the judge's older words (right, wrong, not served, not asked) can still be compared."""
+    old = tmp_path / "old.json"
+    words = {"numerics.match_float64[decode]": "wrong", "history.equals_a_fresh_state[shrinks]": "right"}
+    rows = [{"item": item, "outcome": outcome, "message": "", "seconds": 0.1} for item, outcome in words.items()]
+    record = {"schema": 1, "target": "fake:RIGHT", "facts": {"engine": "fake 0.9"}, "machine": {"date": "2026-01-01"}}
+    old.write_text(json.dumps({**record, "results": rows}))
+    said = judge("fake:RIGHT", "--against", str(old))
+    assert said.returncode == 0 and "(fake 0.9, 2026-01-01): 0 items worse, 1 better, 0 still" in said.stdout, said
+    assert "better: numerics.match_float64[decode]: failed → passed" in said.stdout

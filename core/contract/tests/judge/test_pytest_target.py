@@ -39,11 +39,11 @@ def test_items_are_tests_of_the_vendors_suite(vendor: Run) -> None:
     said = vendor("--judge-target", "fake:MIXED")
     assert said.returncode == 1 and "4 failed, 3 passed, 2 skipped" in said.stdout, said.stdout
     for part in (
-        "rule 22, numerics.match_float64: Every live output row",
+        "numerics.match_float64 (rule 22): Every live output row",
         "run it again: draftmark judge fake:MIXED --item 'numerics.match_float64[verify]'",
-        "not served: head_size not supported",
-        "not asked: there is no graph on a CPU",
-        "judge: fake:MIXED: 2 right, 4 wrong, 1 not served, 1 not asked",
+        "refused: head_size not supported",
+        "unjudged: there is no graph on a CPU",
+        "judge: fake:MIXED: 2 passed, 1 refused, 0 declared, 1 unjudged, 4 failed",
     ):
         assert part in said.stdout, part
     assert "Traceback" not in said.stdout
@@ -61,6 +61,8 @@ def test_selected_items_run_alone(vendor: Run) -> None:
 def test_session_in_which_nothing_ran_fails(vendor: Run) -> None:
     """A backend that refuses every item fails the session, and an unknown target is one sentence."""
     said = vendor("--judge-target", "fake:package.Refuses")
-    assert said.returncode == 1 and "no item could run, so the backend has no verdict" in said.stdout, said.stdout
+    assert said.returncode == 1 and "has no verdict, because none of the items could run here" in said.stdout, (
+        said.stdout
+    )
     wrong = vendor("--judge-target", "fake:RIGHT_")
     assert wrong.returncode == 4 and "did you mean fake:RIGHT?" in wrong.stderr, wrong

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from draftmark_contract.check import ContractViolation
+from draftmark_contract.check import ContractViolation, Refused
 from draftmark_contract.judge.driver import Capturable
-from draftmark_contract.judge.item import Item, NotServed
 from draftmark_contract.judge.questions import questions
 from draftmark_contract.judge.rules import rules
+from draftmark_contract.runner.item import Item
 
 from .defects import DEFECTS
 from .paged import PagedDriver, caps
@@ -38,7 +38,7 @@ def test_correct_backend_passes(rule: str) -> None:
         try:
             one.run()
             ended.append("right")
-        except NotServed as error:
+        except Refused as error:
             assert "head_size" in str(error)
     assert "right" in ended
 
@@ -82,8 +82,8 @@ class OneRow(PagedDriver):
 
 def test_undeclared_graphs_are_not_served() -> None:
     """An item with a graph that the backend does not declare is not served, and the reason names the declaration."""
-    with pytest.raises(NotServed, match="declares NONE"):
+    with pytest.raises(Refused, match="declares NONE"):
         item(NoGraphs, "graphs.replay_equals_eager", "fp32-decode").run()
-    with pytest.raises(NotServed, match="declares ONE_ROW"):
+    with pytest.raises(Refused, match="declares ONE_ROW"):
         item(OneRow, "graphs.replay_equals_eager", "fp32-verify").run()
     item(OneRow, "graphs.captured_run_is_right", "fp32-decode").run()

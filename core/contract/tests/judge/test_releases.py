@@ -9,7 +9,7 @@ import pytest
 
 from draftmark.cli.errors import ArgumentError
 from draftmark_contract.judge import engines
-from draftmark_contract.judge.run import _command
+from draftmark_contract.judge.layer import opening
 from draftmark_contract.judge.target import TargetInfo
 
 
@@ -63,7 +63,8 @@ def test_release_selects_the_judged_version() -> None:
     engine, info = engines.find("released:ONE", "1.2.post3")
     assert engine.version() == "released 1.2.post3" and info.name == "ONE"
     assert engines.find("released:ONE")[0].version() == "released installed"
-    assert _command("released:ONE", "cpu", "1.2.post3") == "draftmark judge released:ONE --release 1.2.post3"
+    command = opening(engine, "ONE", "cpu").arguments["command"]
+    assert command == "draftmark judge released:ONE --release 1.2.post3"
 
 
 def test_engine_without_releases_rejects_the_option() -> None:

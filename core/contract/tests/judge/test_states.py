@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from draftmark_contract.check import ContractViolation
-from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.states.questions import RULES, questions
+from draftmark_contract.runner.item import Item
 
 from .recurrent import DEFECTS, PlainStates, caps
 

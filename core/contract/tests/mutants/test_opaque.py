@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from verdicts import judge
 
 from draftmark import Geometry
 from draftmark.loaded import LoadedBackend
@@ -14,7 +15,6 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.layouts import Layout
 from draftmark_contract.runner.item import Item, all_items, run_item
-from draftmark_contract.runner.judging import judge
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.verdict import Word
 
@@ -91,7 +91,7 @@ def test_verdict_counts_what_was_not_judged() -> None:
     ran = {name: end(name, subject) for name in (*BY_BOTH, BY_HOOKS)}
     due = all_items(Tier.HOST.includes, backend=subject)
     results = [ran.get(item.id, Result(item.id, item.tier.value, Outcome.PASSED)) for item in due]
-    verdict = judge("csr", subject, results)
+    verdict = judge(subject, results)
     assert (verdict.word, verdict.counts.passed, verdict.counts.unjudged) == (Word.CONFORMS, len(results) - 2, 2)
     assert verdict.line.startswith("sizing and metadata of csr conform to draftmark contract")
     assert "tree" not in verdict.profiles and "core" in verdict.profiles

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-if TYPE_CHECKING:
-    from ..judge.against import Comparison
-    from ..judge.verdict import Verdict
+from .judging import add_options, carry_out, check_options, limit_of
 
 SUMMARY = "judge a backend of vLLM or SGLang as it is installed here"
 EXAMPLES = """\
@@ -18,9 +13,9 @@ Without a target the command lists the engines, their backends and the packages
 that are missing here. A target is one of these, a class of another package
 (vllm:package.module.Class), or the backend of a plugin (vllm:CUSTOM).
 A backend is checked through its engine's own interface.
-Items that cannot run there, and items that the engine's own capability checks
-reject, are counted separately. Exit code 0: every item that ran is right; 1:
-an item is wrong, or no item could run; 2: wrong arguments, or a stopped run.
+Items that cannot run there are unjudged, and inputs that the engine's own
+capability checks reject are refused. Exit code 0: every item that ran passed;
+1: an item failed, or no item could run; 2: wrong arguments, or no verdict.
 With --against, only an item that became worse gives 1.
 
 examples:
@@ -39,112 +34,40 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("target", metavar="ENGINE:TARGET", nargs="?", help="backend, by the engine's name for it")
-    parser.add_argument("--device", help="torch device, e.g. cuda (default: the backend's first device)")
     parser.add_argument("--release", metavar="VERSION", default="", help="release of the engine; downloaded once")
-    parser.add_argument("--list", action="store_true", help="list the items without running any")
-    parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
-    parser.add_argument("--html", metavar="FILE", help="write a report as one self-contained page")
-    against = "earlier --json of this target; exit code 1 only if an item became worse"
-    parser.add_argument("--against", metavar="FILE", help=against)
-    limit = "seconds for one item (default: 600)"
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help=limit)
-    parser.add_argument("-x", action="store_true", dest="stop_at_first", help="stop at the first wrong item")
-    parser.add_argument("-k", metavar="TEXT", help="run items with this text in their id; gives no verdict")
-    few = "run at most N items of each rule, evenly spread; gives no verdict"
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
-    parser.add_argument(
-        "--item", action="append", default=[], metavar="ID", help="run only this item; gives no verdict"
-    )
+    add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """List the backends that can be judged, or judge one."""
+    from draftmark.cli.errors import ArgumentError
+
+    from ..cases.histories import SEED
     from ..judge.engines import find
+    from ..judge.layer import opening
 
     if args.target is None:
         _check_overview(args)
         return _overview()
+    check_options(args)
     engine, info = find(args.target, args.release)
     device = args.device or info.devices[0]
-    _check(args, () if info.any_device else info.devices, device)
-    if args.list:
-        return _list(engine, info.name, device)
-    return _judge(args, engine, info.name, device)
+    if not info.any_device and device.partition(":")[0] not in info.devices:
+        raise ArgumentError(f"--device is {device!r}, but {args.target} can be judged on {', '.join(info.devices)}")
+    more = {} if args.seed is None else {SEED: str(args.seed)}
+    opened = opening(engine, info.name, device, limit_of(args))
+    return carry_out(args, f"{engine.name}:{info.name}", replace(opened, environment={**opened.environment, **more}))
 
 
 def _check_overview(args: argparse.Namespace) -> None:
     """Reject options that need a target (the backend to judge) when the command line has no target."""
     from draftmark.cli.errors import ArgumentError
 
-    names = ("device", "release", "list", "json", "html", "against", "limit", "stop_at_first", "k", "sample", "item")
+    files = ("json", "record", "html", "against", "journal")
+    names = ("device", "release", "list", *files, "limit", "seed", "stop_at_first", "k", "sample", "item")
     if given := [name for name in names if getattr(args, name)]:
         option = {"k": "-k", "stop_at_first": "-x"}.get(given[0], f"--{given[0]}")
         raise ArgumentError(f"{option} needs a target, e.g. vllm:TRITON_ATTN; `draftmark judge` lists the targets")
-
-
-def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> None:
-    """Reject options that do not fit; `devices` is empty if the target can be judged on every device."""
-    from draftmark.cli.errors import ArgumentError
-
-    if devices and device.partition(":")[0] not in devices:
-        raise ArgumentError(f"--device is {device!r}, but {args.target} can be judged on {', '.join(devices)}")
-    if args.limit is not None and not args.limit > 0:
-        raise ArgumentError(f"--limit is {args.limit:g}, but it must be more than 0")
-    if args.sample < 0:
-        raise ArgumentError(f"--sample is {args.sample}, but it must be 0 or more; 0 means all")
-    for option, path in (("--json", args.json), ("--html", args.html)):
-        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-            raise ArgumentError(f"{option} {path} names no file in a folder that exists; create the folder first")
-
-
-def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -> int:
-    from ..judge.against import compare, read
-    from ..judge.report import lines_of
-    from ..judge.run import judge
-    from ..runner.limits import LIMIT_S
-    from ..runner.stopped import WITHOUT_VERDICT
-
-    earlier = read(args.against, args.target) if args.against else None
-    chosen = (args.item, args.k or "", args.sample, args.stop_at_first, args.limit or LIMIT_S)
-    verdict = judge(engine, target, device, *chosen)  # type: ignore[arg-type]
-    print("\n".join(lines_of(verdict)), flush=True)
-    compared = compare(verdict, earlier) if earlier and not verdict.stopped and not verdict.error else None
-    if compared:
-        print("\n".join(compared.lines()), flush=True)
-    problems = [] if verdict.stopped else _write(verdict, compared, args.json, args.html)
-    for problem in problems:
-        print(f"draftmark judge: {problem}", file=sys.stderr)
-    code = int(bool(compared.worse)) if compared and verdict.ran else verdict.exit_code
-    return code or (WITHOUT_VERDICT if problems else 0)
-
-
-def _write(verdict: Verdict, compared: Comparison | None, json_path: str | None, html_path: str | None) -> list[str]:
-    """Write the requested files. Return one sentence for each file that could not be written."""
-    from ..judge.page import page
-    from ..runner.outputs import write_whole
-
-    texts = []
-    if json_path is not None:
-        record = {**verdict.as_json(), **({"against": compared.as_json()} if compared else {})}
-        texts.append((json_path, json.dumps(record, indent=1, ensure_ascii=False) + "\n"))
-    if html_path is not None:
-        texts.append((html_path, page(verdict)))
-    return [problem for path, text in texts if (problem := write_whole(Path(path), text))]
-
-
-def _list(engine: object, target: str, device: str) -> int:
-    from ..judge.rules import rules
-    from ..judge.run import listed
-
-    items, error = listed(engine, target, device)  # type: ignore[arg-type]
-    if error:
-        print(f"the backend could not be opened: {error}")
-        return 1
-    for item in items:
-        rule = rules().get(item["rule"])
-        print(f"{item['id']}  (rule {rule.number if rule else '?'})")
-    print(f"{len(items)} items")
-    return 0
 
 
 def _overview() -> int:

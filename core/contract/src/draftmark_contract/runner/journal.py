@@ -1,8 +1,8 @@
 """Journal of a run: one JSON line per event. An interrupted run resumes from it, also on another machine.
 
 The first line is ``{"journal": …}`` and describes the tested code. Further lines are ``{"run": …}`` (machine of the
-lines that follow), ``{"selected": items, "left": items}``, ``{"started": item}``, and results of items. The processes
-of one run append to one file, which is locked against other runs.
+lines that follow) and results of items. Only the parent process of a run writes the file, which is locked against
+other runs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .explanation import again
-from .item import all_items
-from .outcome import Outcome, Result
+from draftmark.cli.errors import ArgumentError
+
+from .outcome import Result
 from .source import CLEAN
 from .stopped import RunStopped
 
@@ -30,7 +30,7 @@ except ImportError:  # Windows has no fcntl, so a journal is not locked there.
 NO_JOURNAL = "{} is no journal of a contract run, or it is damaged; name a new file"
 
 
-class JournalError(ValueError):
+class JournalError(ArgumentError):
     """The journal cannot be used; the message has the remedy."""
 
 
@@ -132,26 +132,6 @@ class Journal:
         """Return the source of a run with a verified clean tree, or None. All runs of a journal share one code."""
         sources = (run.get("source") or {} for run in self.runs())
         return next((source for source in sources if source.get("tree") == CLEAN), None)
-
-    def under_way(self) -> str:
-        """Return the item that the latest run started first and has not finished, or ""."""
-        started: dict[str, None] = {}
-        for row in self._rows():
-            if "run" in row:
-                started = {}
-            elif "started" in row:
-                started[row["started"]] = None
-            elif "item" in row:
-                started.pop(row["item"], None)
-        return next(iter(started), "")
-
-    def fail(self, item: str, message: str) -> None:
-        """Record an item as failed."""
-        tier = next((one.tier.value for one in all_items() if one.id == item), "sizing")
-        backend = self.judged.get("backend", "NAME")
-        self.note(
-            Result(item, tier, Outcome.FAILED, f"{message}\n{again(f'draftmark contract {backend}', item)}").as_json()
-        )
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.path.is_file():

@@ -3,93 +3,117 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+from draftmark.version import CONTRACT_MAJOR
 
-from ..backend_under_test import INTERPRETED, BackendUnderTest
+from ..backend_under_test import INTERPRETED
 from ..check import Tier
 from ..profiles import Features, Profile, served_in_full, shown_in_core_shape
-from .identity import identity_of, parts_of
-from .item import all_items
-from .known import known_failures
 from .outcome import Counts, Outcome, Result
-from .source import source_of
+from .subject import Kind, Listed, Opened
 from .verdict import Newer, Scope, Verdict
 
-if TYPE_CHECKING:
-    from draftmark.loaded import LoadedBackend
 
-
-def judge(
-    name: str,
-    backend: LoadedBackend | None,
-    results: Sequence[Result],
-    error: str = "",
-    runs: Sequence[dict[str, Any]] = (),
-) -> Verdict:
-    """Return the verdict on a run's results. `backend` is None if it does not load, and `error` has the reason."""
-    suite = _Suite.targeted_by(backend)
+def judge(suite: Suite, results: Sequence[Result], error: str = "", runs: Sequence[dict[str, Any]] = ()) -> Verdict:
+    """Return the verdict on a run's results. `error` is the reason why there is none, as a clause."""
+    opened = suite.opened
     results = suite.sort(results)
     due = [result for result in results if result.item in suite.due]
     newer = [result for result in results if result.item not in suite.due]
     total, ran = (Counter(suite.tiers[item] for item in ids) for ids in (suite.due, [one.item for one in due]))
     tiers = tuple(tier.value for tier in Tier if total[tier.value] and ran[tier.value] == total[tier.value])
-    scope = _scope(backend, tiers)
-    met, unmet = _split(results, scope)
+    verdict = Verdict(
+        backend=opened.name,
+        kind=opened.kind,
+        results=tuple(results),
+        items={tier.value: total[tier.value] for tier in Tier},
+        tiers_run=tiers,
+        counts=Counts.of(due, len(suite.due)),
+        minor=opened.minor,
+        newer=suite.newer(newer),
+        identity=dict(suite.identity),
+        source=dict(suite.source),
+        info=dict(opened.info),
+        facts=dict(opened.facts),
+        left_out=dict(suite.left_out) if opened.kind is Kind.LAYER else {},
+        known=tuple(dict(one) for one in opened.known),
+        unavailable=dict(opened.unavailable),
+        error=error,
+        runs=tuple(runs),
+        listed=tuple(suite.items),
+    )
+    return replace(verdict, scope=Scope.RULES) if opened.kind is Kind.LAYER else _with_profiles(verdict, suite)
+
+
+def _with_profiles(verdict: Verdict, suite: Suite) -> Verdict:
+    """Return the verdict with its scope, and with the profiles that the plugin serves in full."""
+    scope = _scope(suite.opened, verdict.tiers_run)
+    met, unmet = _split(verdict.results, scope)
     core = [one for one in unmet if one.item in suite.due and not suite.needs[one.item]]
     # A newer item cannot remove the core profile: the verdict line names the older contract and the newer failures.
     gaps = [suite.needs[one.item] for one in unmet if one.item in suite.due or suite.needs[one.item]]
     # Sizes do not prove that a kernel works. If the host tier ran, only items of later tiers prove a profile.
     showing = [one for one in met if scope is Scope.SIZING or one.tier != Tier.SIZING]
     profiles = served_in_full([suite.needs[one.item] for one in showing], gaps, suite.in_core_shape)
-    verdict = Verdict(
-        backend=name,
-        results=tuple(results),
-        items={tier.value: total[tier.value] for tier in Tier},
-        tiers_run=tiers,
-        counts=Counts.of(due, len(suite.due)),
-        core=dict(Counter(one.outcome.value for one in core)),
-        profiles=tuple(profiles),
+    return replace(
+        verdict,
         scope=scope,
-        minor=suite.minor,
-        newer=suite.newer(newer),
-        error=error,
-        runs=tuple(runs),
-        tried=suite.tried(due),
-        **(_about(backend) if backend else {}),
+        core=dict(Counter(one.outcome.value for one in core)),
+        profiles=tuple(profiles) if verdict.complete else (),
+        tried=suite.tried([one for one in verdict.results if one.item in suite.due]),
     )
-    return verdict if verdict.complete else replace(verdict, profiles=())
 
 
 @dataclass(frozen=True)
-class _Suite:
-    """Holds the items of the suite, for a backend that targets contract ``1.minor``.
+class Suite:
+    """Holds the items of one subject, with the facts that a verdict on their results needs.
 
     Attributes:
-        tiers, needs, since: values of every item, by id, in the suite's order.
-        due: ids of the items in the targeted contract; all other items are newer.
+        opened: facts of the subject.
+        items: every item, in the suite's order.
+        left_out: rules that have no item → the reason.
+        identity: digests of the judged code and of the suite.
+        source: commit of that code, see `source`.
     """
 
-    minor: int
-    tiers: dict[str, str]
-    needs: dict[str, Features]
-    since: dict[str, tuple[int, int]]
-    due: frozenset[str]
+    opened: Opened
+    items: Sequence[Listed] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
-        """Return the items for a backend's targeted contract, or for the newest contract if `backend` is None."""
-        items, minor = (
-            all_items(backend=backend),
-            BackendUnderTest(backend, "cpu", Tier.HOST).minor if backend else CONTRACT_MINOR,
-        )
-        since = {item.id: item.since for item in items}
-        due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
-        tiers, needs = {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}
-        return cls(minor, tiers, needs, since, due)
+    def unopened(cls, name: str) -> Suite:
+        """Return the suite of a subject that could not be opened."""
+        return cls(Opened(name, Kind.LAYER if ":" in name else Kind.PLUGIN, ""))
+
+    def of_source(self, source: Mapping[str, Any]) -> Suite:
+        """Return the suite with another source of the code."""
+        return replace(self, source=source)
+
+    @cached_property
+    def tiers(self) -> dict[str, str]:
+        """Tier of each item."""
+        return {one.id: one.tier.value for one in self.items}
+
+    @cached_property
+    def needs(self) -> dict[str, Features]:
+        """Profiles that each item needs."""
+        return {one.id: one.needs for one in self.items}
+
+    @cached_property
+    def since(self) -> dict[str, tuple[int, int]]:
+        """First contract with each item."""
+        return {one.id: one.since for one in self.items}
+
+    @cached_property
+    def due(self) -> frozenset[str]:
+        """Items of the targeted contract."""
+        return frozenset(item for item, since in self.since.items() if since <= (CONTRACT_MAJOR, self.opened.minor))
 
     @property
     def in_core_shape(self) -> Features:
@@ -124,24 +148,10 @@ class _Suite:
         return sorted(upcoming, key=lambda result: order[result.item])
 
 
-def _about(backend: LoadedBackend) -> dict[str, Any]:
-    try:
-        known = known_failures(backend)
-    except ValueError:  # The check load.known_failures_are_current reports this error.
-        known = []
-    return {
-        "identity": identity_of(backend),
-        "source": source_of(parts_of(backend)),
-        "info": asdict(backend.info),
-        "known": tuple(asdict(entry) for entry in known),
-    }
-
-
-def _scope(backend: LoadedBackend | None, tiers: Sequence[str]) -> Scope:
+def _scope(opened: Opened, tiers: Sequence[str]) -> Scope:
     if Tier.HOST.value not in tiers:
         return Scope.SIZING
-    kernels = Tier.DEVICE.value in tiers or backend is None or backend.info.host_kernels
-    return Scope.BACKEND if kernels else Scope.METADATA
+    return Scope.BACKEND if Tier.DEVICE.value in tiers or opened.kernels else Scope.METADATA
 
 
 def _split(results: Sequence[Result], scope: Scope) -> tuple[list[Result], list[Result]]:

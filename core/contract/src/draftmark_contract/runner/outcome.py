@@ -43,6 +43,16 @@ class Result:
     drawing: Drawing | None = None
 
     @property
+    def ran(self) -> bool:
+        """True if the item ran. An item without a mark is unjudged because it lacked something that it needs."""
+        return self.outcome is not Outcome.REFUSED and (self.outcome is not Outcome.UNJUDGED or bool(self.marks))
+
+    @property
+    def rule(self) -> str:
+        """Name of the contract's rule: the check's name without its tier suffix."""
+        return self.check.removesuffix("_on_device")
+
+    @property
     def check(self) -> str:
         """Name of the check."""
         return self.item.partition("[")[0]

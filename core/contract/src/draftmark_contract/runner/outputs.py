@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from .page import page
 from .record import as_text, full_record, short_record
-from .report import page
 from .verdict import Verdict
 
 
 def write_outputs(
-    verdict: Verdict, json_path: str | None, record_path: str | None = None, html_path: str | None = None
+    verdict: Verdict,
+    json_path: str | None,
+    record_path: str | None = None,
+    html_path: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Write the full JSON, the short record and the HTML page. Return one sentence for each file that failed.
 
-    A path of None skips that file. A run without a verdict writes nothing, see `Verdict.error`.
+    A path of None skips that file. `more` has further keys for the JSON. A run without a verdict writes
+    nothing, see `Verdict.error`.
     """
     if verdict.error:
         return []
     makers: list[tuple[str | None, Callable[[Verdict], str]]] = [
-        (json_path, lambda one: as_text(full_record(one))),
+        (json_path, lambda one: as_text({**full_record(one), **(more or {})})),
         (record_path, lambda one: as_text(short_record(one))),
         (html_path, page),
     ]

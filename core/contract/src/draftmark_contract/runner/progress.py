@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftmark.cli.rendering import console
-
-from ..check import all_checks
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -66,61 +62,6 @@ class Progress:
         bar, task = self._bar
         item = f"{min(done + 1, total):,} of {total:,}"
         bar.update(task, completed=done, total=total, item=item, stage=f"{stage}{left}", refresh=True)
-
-
-class JournalProgress:
-    """Shows the progress of `draftmark contract`, from the lines that the run appends to its journal."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-        self._progress = Progress("draftmark contract")
-        self._tiers: dict[str, str] = {}
-        self._done = self._total = 0
-        self._item = ""
-
-    def tick(self) -> bool:
-        """Read the new journal lines and update the display. Return True if there were any."""
-        rows = self._new_rows()
-        for row in rows:
-            if "selected" in row:
-                self._total, self._done = row["selected"], row["selected"] - row["left"]
-            elif "started" in row:
-                self._item = row["started"]
-            elif "item" in row:
-                self._done += 1
-        if self._total:
-            self._progress.show(self._done, self._total, self._stage())
-        return bool(rows)
-
-    def stop(self) -> None:
-        """Remove the progress display."""
-        self._progress.stop()
-
-    def _stage(self) -> str:
-        if not self._item:
-            return "start"
-        self._tiers = self._tiers or {one.name: one.tier.value for one in all_checks()}
-        check = self._item.partition("[")[0]
-        return f"{self._tiers.get(check, '?')} tier, {check}"
-
-    def _new_rows(self) -> list[dict[str, Any]]:
-        """Return the complete journal lines written since the last call."""
-        if not self._path.is_file():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [row for line in whole.splitlines() if isinstance(row := _parsed(line), dict)]
-
-
-def _parsed(line: bytes) -> object:
-    try:
-        return json.loads(line)
-    except ValueError:  # A crash cut this line short.
-        return None
 
 
 def _left(seconds: float, done: int, left: int) -> str:

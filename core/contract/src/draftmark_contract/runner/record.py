@@ -14,6 +14,7 @@ from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from ..backend_under_test import INTERPRETED
 from .item import PARTLY_REFUSED
 from .outcome import Outcome, Result
+from .subject import Kind
 from .verdict import Verdict
 
 SCHEMA = 3
@@ -60,9 +61,15 @@ def _short(verdict: Verdict, most_cases: int) -> dict[str, Any]:
 
 
 def _head(verdict: Verdict) -> dict[str, Any]:
+    layer = {
+        "facts": verdict.facts,
+        "rules": {one.value: verdict.rules_with(one) for one in (Outcome.PASSED, Outcome.FAILED)},
+        "rules_left_out": verdict.rules_left_out,
+    }
     return {
         "schema": SCHEMA,
         "backend": verdict.backend,
+        "kind": verdict.kind.value,
         "verdict": verdict.word.value,
         "of": verdict.scope.value,
         "contract": f"{CONTRACT_MAJOR}.{verdict.minor}",
@@ -80,6 +87,7 @@ def _head(verdict: Verdict) -> dict[str, Any]:
         "suite": {"draftmark": __version__, "contract": f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"},
         "runs": list(verdict.runs),
         "known_failures": list(verdict.known),
+        **(layer if verdict.kind is Kind.LAYER else {}),
     }
 
 

@@ -1,174 +1,60 @@
-"""Builds the HTML page of a run: verdict, what to fix first, and a map of profiles and tiers."""
+"""Terminal report of a run: the failed checks, on at most one screen, and the verdict."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from html import escape
 
-from draftmark.version import CONTRACT_MAJOR
-
-from ..check import Tier, all_checks
-from ..page.document import banner, colour_map, document, folded, map_cell, section, table, tiles
-from ..page.failures import Failures, what_to_fix
-from ..profiles import Profile
-from .item import Item, all_items
+from ..screen import in_full, named, reasons
 from .outcome import Outcome, Result
-from .verdict import Verdict, Word
+from .subject import Kind
+from .verdict import Verdict
 
-NOT_RUN = "not run"
-COLOURS = {
-    Outcome.FAILED.value: "bad",
-    Outcome.UPCOMING.value: "warn",
-    Outcome.DECLARED.value: "warn",
-    Outcome.UNJUDGED.value: "warn",
-    NOT_RUN: "none",
-    Outcome.REFUSED.value: "cool",
-    Outcome.PASSED.value: "good",
-}
-"""Colour of each count, the most serious first. A cell has the colour of its most serious count."""
-SHORT_OF_RIGHT = {
-    Outcome.REFUSED: "refused: supports() rejects the geometry with these reasons",
-    Outcome.DECLARED: "declared: fail as the plugin's contract.toml states",
-    Outcome.UNJUDGED: "unjudged: nothing wrong was found, but a part was not checked",
-    Outcome.UPCOMING: "upcoming: fail, but are newer than the contract that the plugin targets",
-}
+SCREEN = 40
+"""Number of lines for failures in full."""
+LISTED = 12
+"""Number of further failed checks with one line each; the rest are counted."""
+NAMED = 3
+"""Number of further failed items that a line names."""
 
 
-def page(verdict: Verdict) -> str:
-    """Return the whole page as text."""
-    sections = (
-        _head(verdict),
-        section("What to fix first", _failures(verdict)),
-        section("Profiles and tiers", _map(verdict)),
-        section("Items that neither passed nor failed", _others(verdict.results)),
-        section("Details", _checks(verdict) + _about(verdict)),
-    )
-    return document(f"draftmark contract: {verdict.backend}", "".join(sections))
+def failure_lines(verdict: Verdict) -> list[str]:
+    """Return lines about failed checks in the suite's order: in full while they fit on a screen, then one line each."""
+    groups: dict[str, list[Result]] = {}
+    for result in verdict.failures:
+        groups.setdefault(result.check, []).append(result)
+    lines, rest = in_full(list(groups.values()), SCREEN, "also", NAMED)
+    if rest:
+        lines += [f"{len(rest)} more checks fail; --json FILE and --html FILE write them in full:"]
+        lines += map(_in_a_line, rest[:LISTED])
+        lines += [f"  and {len(rest) - LISTED} more"] if len(rest) > LISTED else []
+    return lines
 
 
-def _head(verdict: Verdict) -> str:
-    """Return the head of the page: the verdict, the line that the terminal prints, and the counts."""
-    kind = {Word.CONFORMS: "good", Word.DOES_NOT: "bad", Word.WITH_KNOWN: "warn"}.get(verdict.word, "cool")
-    counts = [
-        (name.replace("_", " "), count, COLOURS[name.replace("_", " ")])
-        for name, count in asdict(verdict.counts).items()
-    ]
-    return banner(kind, f"{verdict.backend} {verdict.word.value}", verdict.line) + tiles(counts)
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return the verdict line, the facts of a layer, and the reasons why items were neither passed nor failed."""
+    lines = [verdict.line]
+    if verdict.kind is Kind.LAYER and verdict.facts:
+        broken = ", ".join(map(str, verdict.rules_with(Outcome.FAILED)))
+        lines += [f"  {', '.join(verdict.facts.values())}", *([f"  broken rules: {broken}"] if broken else [])]
+    lines += [line for outcome in _EXPLAINED for line in _reasons(verdict.results, outcome)]
+    if left := verdict.rules_left_out:
+        lines += [f"  without an item: {len(left)} rules", *reasons(Counter(left.values()).most_common(), "    ")]
+    return lines
 
 
-def _failures(verdict: Verdict) -> str:
-    """Return failed items by check in the suite's order, from sizing to graphs. Newer items come last."""
-    rules = {check.name: check.doc for check in all_checks()}
-    ran = Counter(result.check for result in verdict.results)
-    groups: dict[tuple[bool, str], list[Result]] = {}
-    for result in verdict.results:
-        if result.outcome in (Outcome.FAILED, Outcome.UPCOMING):
-            groups.setdefault((result.outcome is Outcome.UPCOMING, result.check), []).append(result)
-    # sorted() is stable, so groups with equal keys keep the suite's order.
-    ordered = [groups[key] for key in sorted(groups, key=lambda key: key[0])]
-    found = [
-        Failures(
-            one[0].check,
-            rules.get(one[0].check, ""),
-            one[0].message,
-            one[0].drawing,
-            [result.case for result in one],
-            ran[one[0].check],
-        )
-        for one in ordered
-    ]
-    if verdict.error and not found:
-        return f"<p>No item ran: {escape(verdict.error)}.</p>"
-    return what_to_fix(found)
+_EXPLAINED = (Outcome.REFUSED, Outcome.DECLARED, Outcome.UNJUDGED, Outcome.UPCOMING)
 
 
-def _map(verdict: Verdict) -> str:
-    """Return a table of outcomes by profile and tier. An item counts in every profile that it needs."""
-    ended = {result.item: result.outcome.value for result in verdict.results}
-    counts: dict[tuple[Profile, str], Counter[str]] = {}
-    for item in all_items():
-        outcome = ended.get(item.id, NOT_RUN)
-        if outcome != NOT_RUN or item.since <= (CONTRACT_MAJOR, verdict.minor):
-            for profile in _profiles_of(item):
-                counts.setdefault((profile, item.tier.value), Counter())[outcome] += 1
-    tiers = [tier.value for tier in Tier]
-    rows = [
-        (profile.value, _served(verdict, profile), [_cell(counts.get((profile, tier), Counter())) for tier in tiers])
-        for profile in Profile
-    ]
-    note = (
-        '<p class="soft">Each cell counts the items that need the profile in this tier; an item may need several '
-        "profiles. The colour shows the most serious outcome.</p>"
-    )
-    return note + colour_map(["profile", *(f"{tier} tier" for tier in tiers)], rows)
+def _in_a_line(results: Sequence[Result]) -> str:
+    return f"  {results[0].check}: {len(results)} fail, {named(results, NAMED)}"
 
 
-def _profiles_of(item: Item) -> Sequence[Profile]:
-    return sorted(item.needs) or [Profile.CORE]
+def _reasons(results: Iterable[Result], outcome: Outcome) -> list[str]:
+    counts = Counter(_reason(result) for result in results if result.outcome is outcome)
+    return reasons(counts.most_common(), f"  {outcome.value}: ")
 
 
-def _served(verdict: Verdict, profile: Profile) -> str:
-    """Return whether a profile is served. It is "in full" only if every item that needs it ran, in every tier."""
-    tried, of = verdict.tried.get(profile, (0, 0))
-    ran = f"{tried:,} of {of:,} items tried"
-    if not verdict.complete:
-        return ran
-    if profile not in verdict.profiles:
-        return f"not served in full, {ran}"
-    return "served in full" if tried == of else f"served so far, {ran}"
-
-
-def _cell(counts: Counter[str]) -> str:
-    return map_cell([(name, counts[name], colour) for name, colour in COLOURS.items()])
-
-
-def _others(results: Iterable[Result]) -> str:
-    """Return folded sections: reasons of refused, declared, unjudged and upcoming items, with their checks."""
-    found = []
-    for outcome, meaning in SHORT_OF_RIGHT.items():
-        mine = [result for result in results if result.outcome is outcome]
-        reasons: dict[str, Counter[str]] = {}
-        for result in mine:
-            reasons.setdefault(result.message.partition("\n")[0], Counter())[result.check] += 1
-        ordered = sorted(reasons.items(), key=lambda one: -one[1].total())
-        rows = [[f"{checks.total():,}", reason, _listed(checks)] for reason, checks in ordered]
-        if rows:
-            counted = f"{len(mine):,} {'item' if len(mine) == 1 else 'items'}"
-            found.append(folded(meaning, table(["items", "reason", "checks"], rows), strong=counted))
-    return "".join(found)
-
-
-def _listed(checks: Counter[str]) -> str:
-    return ", ".join(f"{name} ({count:,})" for name, count in checks.most_common())
-
-
-def _checks(verdict: Verdict) -> str:
-    """Return a folded table of all checks with the number of items by outcome."""
-    ended: dict[str, Counter[str]] = {}
-    for result in verdict.results:
-        ended.setdefault(result.check, Counter())[result.outcome.value] += 1
-    rows = []
-    for check in all_checks():
-        counts = ended.get(check.name, Counter())
-        items = ", ".join(f"{counts[name]:,} {name}" for name in COLOURS if counts[name]) or NOT_RUN
-        rows.append([check.name, check.tier.value, items, f"{check.doc} {' '.join(check.bugs)}"])
-    head = ["check", "tier", "items", "rule and known bugs"]
-    return folded("every check: its items, its rule, and known bugs of its class", table(head, rows))
-
-
-def _about(verdict: Verdict) -> str:
-    """Return a folded section: commit and digests of the tested code, and the machine of each run."""
-    source = verdict.source
-    about = [["commit", f"{source.get('commit') or 'none'} ({source.get('tree', 'unknown')})"]]
-    about += [[f"identity: {part}", digest[:16]] for part, digest in verdict.identity.items()]
-    about += [["run", _run(run)] for run in verdict.runs]
-    return folded("what was judged, where and when", table(["", ""], about))
-
-
-def _run(run: dict[str, object]) -> str:
-    """Return date, machine, device and versions of a run in one line."""
-    flat = {key: value for key, value in run.items() if key in ("date", "python", "machine", "items")}
-    nested = [value for key in ("device", "versions") if isinstance(value := run.get(key), dict)]
-    return ", ".join(f"{key} {value}" for one in (flat, *nested) for key, value in one.items())
+def _reason(result: Result) -> str:
+    """Return the reason in one line. For an upcoming item it is the check's name, which groups its items."""
+    return result.check if result.outcome is Outcome.UPCOMING else result.message.partition("\n")[0]

@@ -1,155 +1,180 @@
-"""Runs `draftmark contract`: starts child processes, keeps the journal, and returns the exit code."""
+"""Runs the items of one subject: opens it, selects items, keeps the journal, and returns the verdict."""
 
 from __future__ import annotations
 
-import json
 import signal
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from .child import PARSED, ChildEnd, run_child
-from .failures import verdict_lines
-from .journal import Journal, JournalError
-from .judging import judge
-from .options import RunOptions, WrongArguments
-from .probe import probe
-from .session import DEVICE_LOST
-from .stopped import INTERRUPTED, WITHOUT_VERDICT, RunStopped, killed_from_outside
+from draftmark.cli.errors import ArgumentError
+from draftmark.errors import DraftmarkError
 
-NO_ITEMS = 5
-"""pytest's exit code if no item was selected."""
-DIED = "the process ended with code {} in this item (a crash, os._exit or a hang)"
+from ..check import Tier
+from .journal import Journal
+from .judging import Suite, judge
+from .limits import LIMIT_S
+from .outcome import Outcome, Result
+from .pool import Pool
+from .progress import Progress
+from .selection import expression, select
+from .source import CLEAN, source_of
+from .stopped import INTERRUPTED, RunStopped
+from .subject import Listed, Opening
+from .verdict import Verdict
 
 
-def run_contract(
-    name: str,
-    tier: str = "host",
-    json_path: str | None = None,
-    html_path: str | None = None,
-    k: str | None = None,
-    device: str | None = None,
-    workers: int = 0,
-    sample: int = 0,
-    journal_path: str | None = None,
-    items: Sequence[str] = (),
-    record_path: str | None = None,
-    allow_known: bool = False,
-    seed: int | None = None,
-    stop_at_first: bool = False,
-) -> int:
-    """Judge one backend in a child process and print the verdict. See `RunOptions` for the arguments.
+@dataclass(frozen=True)
+class RunOptions:
+    """Holds the options of one run.
 
-    An item fails if it ends its process (a crash, `os._exit`), destroys the device context or hangs in native code. The
-    other items still run. A run that cannot go on for another reason prints why it gives no verdict, and writes no file
-    except the journal.
-
-    Returns:
-        0 if the backend conforms, or if nothing failed in a selection of items; 1 if it does not conform; 2 without a
-        verdict: wrong arguments, a backend that does not load, an interrupted run, a full disk.
+    Attributes:
+        tiers: tiers to run; () for all that the subject has. Ignored with `items`.
+        items: ids of the items to run; () for all.
+        k: expression over item ids, see `selection.expression`; "" for all.
+        sample: maximum number of items per check, evenly spread; 0 for all.
+        workers: largest number of worker processes at a time.
+        limit: seconds for one item.
+        journal: file that keeps each item's result; None to keep none.
+        stop_at_first: end the run at the first failed item.
     """
-    options = RunOptions(
-        name,
-        tier,
-        json_path,
-        record_path,
-        html_path,
-        k,
-        tuple(items),
-        device,
-        workers,
-        sample,
-        journal_path,
-        allow_known,
-        seed,
-        stop_at_first,
-    )
-    try:
-        options.check()
-        with _sigterm_as_ctrl_c():
-            return _judge(options)
-    except (WrongArguments, JournalError) as error:
-        print(f"draftmark contract: {error}", file=sys.stderr)
-        return WITHOUT_VERDICT
-    except RunStopped as stopped:
-        return _no_verdict(options, str(stopped))
-    except KeyboardInterrupt:
-        return _no_verdict(options, INTERRUPTED)
-    # The reader of the pipe ended, as in `draftmark contract … | head`. The command line handles the error.
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        return _no_verdict(options, f"{error.filename or 'the output'} cannot be written ({error.strerror})")
+
+    tiers: tuple[Tier, ...] = ()
+    items: tuple[str, ...] = ()
+    k: str = ""
+    sample: int = 0
+    workers: int = 1
+    limit: float = LIMIT_S
+    journal: Path | None = None
+    stop_at_first: bool = False
 
 
-def _judge(options: RunOptions) -> int:
-    begin = probe(options.name, options.highest, options.device or "")
-    if "unusable" in begin:
-        raise WrongArguments(f"the device tier cannot run here: {begin['unusable']}")
-    if "error" in begin:
-        return _no_verdict(options, f"it does not load: {begin['error']}")
-    if not begin["states"]:
-        options.check_stateless()
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(options.journal_path or Path(folder, "journal.jsonl")).absolute())
-        with journal.locked():
-            journal.begin(begin["judged"], begin["run"])
-            _pass_on(begin["parsed"], Path(folder, PARSED))
-            return _run(options, journal, Path(folder))
+def run(name: str, opening: Opening, options: RunOptions, command: str) -> Verdict:
+    """Judge one subject. An item that ends its process counts as failed, and the other items still run.
+
+    Args:
+        name: name of the subject, for a verdict on one that does not open.
+        command: first words of the command line, for progress.
+
+    Raises:
+        ArgumentError: the options select no item, or the journal belongs to another run.
+    """
+    expression(options.k)
+    one = _Run(name, opening, options, Progress(command))
+    with _sigterm_as_ctrl_c():
+        try:
+            one.to_the_end()
+        except ArgumentError:
+            raise
+        except (RunStopped, DraftmarkError) as error:
+            one.error = str(error)
+        except KeyboardInterrupt:
+            one.error = INTERRUPTED
+        finally:
+            one.progress.stop()
+    return one.verdict()
 
 
-def _pass_on(parsed: dict[str, str], file: Path) -> None:
-    """Write the digests of parsed files for the child. If the disk is full, the child parses the files again."""
-    try:
-        file.write_text(json.dumps(parsed), encoding="utf-8")
-    except OSError:
-        file.unlink(missing_ok=True)
+def listed(opening: Opening, limit: float = LIMIT_S) -> list[Listed]:
+    """Return the items of a subject, which is opened in a process of its own.
+
+    Raises:
+        DraftmarkError: it cannot be opened.
+    """
+    with Pool(opening, limit) as pool:
+        pool.open()
+        pool.ask_for_items()
+        return pool.items()[0]
 
 
-def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
-    """Run all items until there is a verdict. Start a new process whenever an item ends the current one."""
-    while True:
-        done = len(journal.ended())
-        end = run_child(options, folder, journal)
-        if end.verdict is not None:
-            return end.verdict
-        item = journal.under_way()
-        if end.code == NO_ITEMS and not item:
-            raise WrongArguments(f"-k {options.k!r} selects no item")
-        progressed = len(journal.ended()) > done
-        # A process that ended no item did not lose the device: the plugin itself exited with the same code.
-        if end.code == DEVICE_LOST and progressed:
-            continue
-        if reason := _not_the_backends(end, options, item):
-            return _no_verdict(options, reason, journal)
-        journal.fail(item, DIED.format(end.code))
+@dataclass
+class _Run:
+    """State of a run.
 
+    Attributes:
+        error: reason why the run gives no verdict, as a clause; "" if there is none.
+        results: results of the selected items by id, also those of earlier runs with the same journal.
+    """
 
-def _not_the_backends(end: ChildEnd, options: RunOptions, item: str) -> str:
-    """Return why the child ended, as a clause for the verdict line; "" if the item that it ran is the cause."""
-    if end.interrupted:
-        return INTERRUPTED
-    if end.stalled and item:
-        return ""
-    if reason := killed_from_outside(end.code, item):
-        return reason
-    if options.workers:  # With pytest-xdist a crashing item ends only its worker, so no item ended this process.
-        return f"the process that distributes the items ended with code {end.code}"
-    return "" if item else f"the run ended with code {end.code} outside of any item"
+    name: str
+    opening: Opening
+    options: RunOptions
+    progress: Progress
+    error: str = ""
+    results: dict[str, Result] = field(default_factory=dict)
+    runs: Sequence[dict[str, Any]] = ()
+    suite: Suite | None = None
 
+    def to_the_end(self) -> None:
+        """Open the subject and run the selected items."""
+        options = self.options
+        with ExitStack() as stack:
+            journal = Journal(options.journal) if options.journal else None
+            if journal:
+                stack.enter_context(journal.locked())
+            pool = stack.enter_context(Pool(self.opening, options.limit, options.workers))
+            opened = pool.open()
+            pool.ask_for_items()
+            # The parsing of the code takes as long as the listing of the items, in the other process.
+            identity = {part.name: part.digest() for part in opened.parts}
+            source = source_of(opened.parts)
+            items, left_out = pool.items()
+            self.suite = Suite(opened, items, left_out, identity, source)
+            chosen = self._chosen(items, left_out)
+            here = {**opened.machine, "source": source}
+            if journal:
+                journal.begin({"backend": opened.name, "identity": {**identity, **opened.facts}}, here)
+                ended = journal.ended()
+                self.results = {one.id: ended[one.id] for one in chosen if one.id in ended}
+            try:
+                self._run(pool, chosen, journal)
+            finally:
+                self.runs = journal.runs() if journal else [{**opened.machine, "items": len(self.results)}]
+                self.suite = self._with_source(self.suite, journal)
 
-def _no_verdict(options: RunOptions, reason: str, journal: Journal | None = None) -> int:
-    """Print that there is no verdict and why. Return the exit code."""
-    results = list(journal.ended().values()) if journal else []
-    print("\n".join(verdict_lines(judge(options.name, None, results, reason))))
-    return WITHOUT_VERDICT
+    def verdict(self) -> Verdict:
+        """Return the verdict on the results so far."""
+        suite = self.suite or Suite.unopened(self.name)
+        return judge(suite, list(self.results.values()), self.error, self.runs)
+
+    def _run(self, pool: Pool, chosen: Sequence[Listed], journal: Journal | None) -> None:
+        tiers, total, stage = {one.id: one.tier for one in chosen}, len(chosen), "start"
+
+        def started(item: str) -> None:
+            nonlocal stage
+            stage = f"{tiers[item]} tier, {item.partition('[')[0]}" if item else stage
+            self.progress.show(len(self.results), total, stage)
+
+        for result in pool.run([one for one in chosen if one.id not in self.results], started):
+            if journal:
+                journal.note(result.as_json())
+            self.results[result.item] = result
+            if self.options.stop_at_first and result.outcome is Outcome.FAILED:
+                return
+
+    def _chosen(self, items: Sequence[Listed], left_out: dict[str, str]) -> list[Listed]:
+        options = self.options
+        for one in options.items:
+            if reason := left_out.get(one.partition("[")[0]):
+                raise ArgumentError(f"--item {one!r} does not exist for {self.name}: {reason}; choose another item")
+        tiers = () if options.items else options.tiers
+        within = {one.id: one for one in items if not tiers or one.tier in tiers}
+        return [within[one] for one in select(list(within), options.items, options.k, options.sample)]
+
+    def _with_source(self, suite: Suite, journal: Journal | None) -> Suite:
+        """Return the suite with the source of the code, preferably one that a run of the journal proved to be clean."""
+        now = {part.name: part.digest() for part in suite.opened.parts}
+        if now != suite.identity:
+            return suite.of_source({**suite.source, "tree": "changed during the run"})
+        proved = journal.source() if journal and suite.source["tree"] != CLEAN else None
+        return suite.of_source(proved or suite.source)
 
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the child ends too and prints that there is no verdict."""
+    """Treat SIGTERM as Ctrl-C, so that the processes end too and the command prints that there is no verdict."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # Only the main thread may set a signal handler.

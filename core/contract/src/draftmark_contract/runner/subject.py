@@ -60,6 +60,7 @@ class Opened:
         known: entries of the plugin's `contract.toml`.
         minor: minor version of the contract that the subject targets.
         kernels: True if the backend's own kernels run in the host tier.
+        unavailable: modules of checks that could not be imported → the missing package.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Opened:
     known: Sequence[Mapping[str, str]] = ()
     minor: int = CONTRACT_MINOR
     kernels: bool = True
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts as plain types."""

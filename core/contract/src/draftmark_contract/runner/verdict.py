@@ -9,10 +9,13 @@ from typing import Any
 
 from draftmark.version import CONTRACT_MAJOR
 
-from ..check import unavailable
+from ..judge.rules import rules
 from ..profiles import Profile
 from .outcome import Counts, Outcome, Result
 from .stopped import WITHOUT_VERDICT
+from .subject import Kind, Listed
+
+UNSAID = "no item of this engine checks it"
 
 
 class Word(StrEnum):
@@ -30,6 +33,8 @@ class Scope(StrEnum):
     SIZING = "sizing"
     METADATA = "sizing and metadata"
     BACKEND = "backend"
+    RULES = "rules"
+    """The rules with an item, for a layer of an engine."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,16 @@ class Verdict:
     """Holds the verdict of one run on one backend.
 
     Attributes:
-        backend: name of the backend.
+        backend: name of the backend, e.g. ``"reference"`` or ``"vllm:CPU_ATTN"``.
+        kind: plugin, or layer of an engine.
         results: results of the items that ran, in the suite's order.
         items: number of items of the targeted contract, by tier; equal for every backend that targets it.
         tiers_run: tiers in which every item ran.
         counts: outcomes of the items of the targeted contract.
+        minor: minor version of the contract that the backend targets.
         core: number of core profile items that did not pass, by outcome.
         profiles: profiles served in full, proved by the tiers that ran; empty unless the run is `complete`.
         scope: range of the verdict.
-        minor: minor version of the contract that the plugin targets.
         newer: summary of newer items.
         identity: digests of the judged code and of the suite, see `identity`.
         source: commit of that code, see `source`.
@@ -69,17 +75,22 @@ class Verdict:
         error: reason why the run gives no verdict, as a clause: "it does not load: …"; "" for a run to its end.
         runs: machine, date and number of items of each run.
         tried: profile → (number of its items that ran, number of its items).
+        facts: facts about a layer: its engine with the release, torch, the device.
+        left_out: rules without an item for this layer → the reason.
+        unavailable: modules of checks that could not be imported → the missing package.
+        listed: every item of the backend, in the suite's order.
     """
 
     backend: str
+    kind: Kind
     results: tuple[Result, ...]
     items: dict[str, int]
     tiers_run: tuple[str, ...]
     counts: Counts
-    core: dict[str, int]
-    profiles: tuple[Profile, ...]
-    scope: Scope
     minor: int
+    core: dict[str, int] = field(default_factory=dict)
+    profiles: tuple[Profile, ...] = ()
+    scope: Scope = Scope.BACKEND
     newer: Newer = Newer()
     identity: dict[str, str] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
@@ -88,11 +99,28 @@ class Verdict:
     error: str = ""
     runs: tuple[dict[str, Any], ...] = ()
     tried: dict[str, tuple[int, int]] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    listed: tuple[Listed, ...] = field(default=(), repr=False)
 
     @property
     def failures(self) -> list[Result]:
         """Items that fail the run."""
         return [result for result in self.results if result.outcome is Outcome.FAILED]
+
+    def rules_with(self, outcome: Outcome) -> list[int]:
+        """Return the sorted numbers of rules that have an item with this outcome."""
+        known = rules()
+        names = {result.rule for result in self.results if result.outcome is outcome}
+        return sorted(known[name].number for name in names if name in known)
+
+    @property
+    def rules_left_out(self) -> dict[str, str]:
+        """Every rule without an item for this layer → the reason, which the layer gives for the rule or its module."""
+        asked, reasons = {result.rule for result in self.results}, self.left_out
+        left = [name for name in rules() if name not in asked] if self.kind is Kind.LAYER and self.complete else []
+        return {name: reasons.get(name) or reasons.get(name.partition(".")[0]) or UNSAID for name in left}
 
     @property
     def complete(self) -> bool:
@@ -108,6 +136,8 @@ class Verdict:
             return Word.DOES_NOT
         if not self.complete:
             return Word.NONE
+        if self.kind is Kind.LAYER:
+            return Word.CONFORMS if self.ran else Word.NONE
         if self.core.get("refused") or self.core.get("declared"):
             return Word.DOES_NOT
         if Profile.CORE not in self.profiles:
@@ -130,24 +160,24 @@ class Verdict:
         """
         if self.error:
             return WITHOUT_VERDICT
-        selection = self.word is Word.NONE and not self.complete and self._judged
+        selection = self.word is Word.NONE and not self.complete and self.ran
         good = self.word in (Word.CONFORMS, Word.WITH_KNOWN) or selection
         return int(not good or bool(self.counts.declared and not allow_known))
 
     @property
-    def _judged(self) -> bool:
-        """True if at least one item ran and was not refused."""
-        return any(result.outcome is not Outcome.REFUSED for result in self.results)
+    def ran(self) -> bool:
+        """True if at least one item ran: it was not refused, and nothing that it needs is missing."""
+        return any(result.ran for result in self.results)
 
     @property
     def line(self) -> str:
         """The verdict in one line."""
         named = self.word in (Word.CONFORMS, Word.WITH_KNOWN)
-        who = f"{self.scope.value} of {self.backend}" if named and self.scope is not Scope.BACKEND else self.backend
+        who = f"{self._range} of {self.backend}" if named and self.scope is not Scope.BACKEND else self.backend
         word = self.word.value
-        if self.scope is Scope.METADATA:
+        if named and self.scope in (Scope.METADATA, Scope.RULES) and self._range != "1 rule":
             word = word.replace("conforms", "conform")
-        profiles = f" ({', '.join(self.profiles)})" if named else ""
+        profiles = f" ({', '.join(self.profiles)})" if self.profiles and named else ""
         to = "on" if self.word is Word.NONE else "to"
         because = f", because {self._reason}" if self.word is Word.NONE else ""
         core = [f"core profile: {self._unmet_core}"] if self.word is Word.DOES_NOT and self._unmet_core else []
@@ -156,15 +186,28 @@ class Verdict:
         return f"{who} {word} {to} draftmark contract {CONTRACT_MAJOR}.{self.minor}{profiles}{because}: {details}"
 
     @property
+    def _range(self) -> str:
+        if self.scope is not Scope.RULES:
+            return self.scope.value
+        number = len({result.rule for result in self.results if result.ran})
+        return "1 rule" if number == 1 else f"{number} rules"
+
+    @property
     def _reason(self) -> str:
         """Reason why there is no verdict, as a clause."""
         if self.error:
             return self.error
+        if self.complete and self.kind is Kind.LAYER:
+            return "none of the items could run here"
         if self.complete:
             return f"the core profile is open ({self._unmet_core})"
         ran, items = len(self.results), sum(self.items.values())
-        refused = "" if self._judged else ", and the backend refuses all of them"
-        return f"only {ran:,} of {items:,} items {'was' if ran == 1 else 'were'} selected{refused}"
+        if not items:
+            return "it has no item"
+        none = "" if self.ran else ", and none of them could run here"
+        refused = all(result.outcome is Outcome.REFUSED for result in self.results)
+        none = ", and the backend refuses all of them" if refused else none
+        return f"only {ran:,} of {items:,} items {'was' if ran == 1 else 'were'} selected{none}"
 
     @property
     def _unmet_core(self) -> str:
@@ -182,9 +225,9 @@ class Verdict:
         if self.results and not self.tiers_run:
             return [f"{self.counts.not_run:,} items not run"]
         ran = Counter(result.tier for result in self.results)
-        left = {tier: count - ran[tier] for tier, count in self.items.items() if tier not in self.tiers_run}
+        left = {tier: count - ran[tier] for tier, count in self.items.items() if count and tier not in self.tiers_run}
         found = [f"{tier} tier not run ({count:,} items)" for tier, count in left.items() if not ran[tier]]
         found += [f"{count:,} items of the {tier} tier not run" for tier, count in left.items() if ran[tier]]
         kernels = ["its kernels did not run"] if self.scope is Scope.METADATA else []
-        needs = [f"checks of {module} not run (they need {need})" for module, need in unavailable().items()]
+        needs = [f"checks of {module} not run (they need {need})" for module, need in self.unavailable.items()]
         return kernels + ([", ".join(found)] if found else []) + needs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-NAME = "verdict-1.json"
+NAME = "verdict-3.json"
 
 
 def schema_text() -> str:

@@ -4,43 +4,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftmark.cli.errors import ArgumentError
 
-from .item import Outcome
-from .verdict import SCHEMA, Verdict
+from .outcome import Outcome
+from .record import SCHEMA
+from .verdict import Verdict
 
 SHOWN = 20
 """Number of items of each kind that are printed."""
 ABSENT = "not run"
 """Outcome of an item that a verdict does not have."""
+OLD_SCHEMA = 1
+"""Schema of the verdicts that `draftmark judge` wrote before it shared the suite's words."""
+OLD_WORDS = {"right": "passed", "wrong": "failed", "not served": "refused", "not asked": "unjudged"}
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """An earlier verdict: its file, its facts, and the outcome of each item."""
+    """An earlier verdict.
+
+    Attributes:
+        path: its file.
+        about: engine or contract, and day.
+        outcomes: outcome of each item.
+        tiers: tier of each item; "" in old verdicts.
+    """
 
     path: str
     about: str
     outcomes: Mapping[str, str]
+    tiers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Items with another outcome than in an earlier verdict, as (before, after), and items that are wrong in both.
+    """Items with another outcome than in an earlier verdict, as (before, after), and items that failed in both.
 
     Attributes:
-        worse: items that are wrong now and were not, and items that were right and no longer run.
-        better: items that were wrong and are not now, and items that are right now and could not run.
+        worse: items that fail now and did not, and items that had passed and no longer run.
+        better: items that had failed and do not now, and items that pass now and could not run.
     """
 
     earlier: Earlier
     worse: Mapping[str, tuple[str, str]]
     better: Mapping[str, tuple[str, str]]
-    still_wrong: tuple[str, ...]
+    still_failing: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain types, for the verdict's JSON."""
@@ -49,11 +61,13 @@ class Comparison:
             kind: [{"item": item, "before": one[0], "after": one[1]} for item, one in items.items()]
             for kind, items in kinds.items()
         }
-        return {"about": self.earlier.about, **found, "still_wrong": list(self.still_wrong)}
+        return {"about": self.earlier.about, **found, "still_failing": list(self.still_failing)}
 
     def lines(self) -> list[str]:
         """Return the lines to print."""
-        counts = f"{len(self.worse):,} items worse, {len(self.better):,} better, {len(self.still_wrong):,} still wrong"
+        counts = (
+            f"{len(self.worse):,} items worse, {len(self.better):,} better, {len(self.still_failing):,} still failing"
+        )
         found = [f"compared with {self.earlier.path} ({self.earlier.about}): {counts}"]
         for kind, items in (("worse", self.worse), ("better", self.better)):
             found += [f"  {kind}: {item}: {one[0]} → {one[1]}" for item, one in list(items.items())[:SHOWN]]
@@ -66,36 +80,42 @@ def read(path: str, target: str) -> Earlier:
     """Read an earlier verdict of a target.
 
     Raises:
-        ArgumentError: the file is no verdict of `draftmark judge` on this target.
+        ArgumentError: the file is no full verdict on this backend.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        outcomes = {row["item"]: str(row["outcome"]) for row in found["results"]}
-        before, schema, facts, day = found["target"], found["schema"], found["facts"], found["machine"].get("date", "?")
+        outcomes = {row["item"]: OLD_WORDS.get(row["outcome"], str(row["outcome"])) for row in found["results"]}
+        tiers = {row["item"]: row.get("tier", "") for row in found["results"]}
+        schema, old = found["schema"], found["schema"] == OLD_SCHEMA
+        before, runs = found["target" if old else "backend"], [found["machine"]] if old else found["runs"]
+        day = runs[-1].get("date", "?") if runs else "?"
+        engine = found.get("facts", {}).get("engine") or f"contract {found['contract']}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"--against {path} is no verdict of `draftmark judge` ({type(error).__name__}: {error}); "
+            f"--against {path} is no verdict with every item ({type(error).__name__}: {error}); "
             "name a file that --json wrote"
         ) from error
-    if schema != SCHEMA:
+    if schema not in (OLD_SCHEMA, SCHEMA):
         raise ArgumentError(f"--against {path} has schema {schema}, but this command reads {SCHEMA}; judge again")
     if before != target:
         raise ArgumentError(f"--against {path} judges {before}, not {target}; name a verdict of {target}")
-    return Earlier(path, f"{facts.get('engine', '?')}, {day}", outcomes)
+    return Earlier(path, f"{engine}, {day}", outcomes, tiers)
 
 
 def compare(verdict: Verdict, earlier: Earlier) -> Comparison:
-    """Compare a verdict with an earlier one. After a run of selected items, only these items are compared."""
+    """Compare a verdict with an earlier one. Items that were not selected, or whose tier did not run, are left out."""
     now = {one.item: one.outcome.value for one in verdict.results}
-    items = list(now) if verdict.selected else list({**earlier.outcomes, **now})
-    wrong, right = Outcome.WRONG.value, Outcome.RIGHT.value
+    ran = ("", *verdict.tiers_run) if verdict.complete else ()
+    before_too = [item for item in earlier.outcomes if earlier.tiers.get(item, "") in ran]
+    items = list(dict.fromkeys((*before_too, *now)))
+    failed, passed = Outcome.FAILED.value, Outcome.PASSED.value
     worse, better, still = {}, {}, []
     for item in items:
         before, after = earlier.outcomes.get(item, ABSENT), now.get(item, ABSENT)
-        if before == after == wrong:
+        if before == after == failed:
             still.append(item)
-        elif after == wrong or (before == right and after != right):
+        elif after == failed or (before == passed and after != passed):
             worse[item] = before, after
-        elif (before == wrong and after != ABSENT) or (after == right and before not in (right, ABSENT)):
+        elif (before == failed and after != ABSENT) or (after == passed and before not in (passed, ABSENT)):
             better[item] = before, after
     return Comparison(earlier, worse, better, tuple(still))
