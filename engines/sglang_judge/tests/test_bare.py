@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftmark_contract.judge.item import NotAsked
+from draftmark_contract.check import Unjudged
 from draftmark_sglang_judge.probes import bare
 
 
@@ -24,6 +24,6 @@ def test_missing_package_is_not_a_missing_name(error: Exception, says: str, monk
         raise error
 
     monkeypatch.setattr(bare.importlib, "import_module", import_module)
-    with pytest.raises(NotAsked) as raised:
+    with pytest.raises(Unjudged) as raised:
         bare.member("srt.gone", "Name")
     assert str(raised.value).startswith(says)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftmark_contract.judge.item import NotAsked, Outcome
-from draftmark_contract.judge.run import judge
+from draftmark_contract.check import Unjudged
+from draftmark_contract.judge.layer import opening
 from draftmark_contract.judge.states.questions import RULES
+from draftmark_contract.runner.outcome import Outcome
+from draftmark_contract.runner.run import RunOptions, run
 from draftmark_sglang_judge.engine import ENGINE, RECURRENT
 from draftmark_sglang_judge.states import target
 from draftmark_sglang_judge.states.driver import _links
@@ -34,8 +36,8 @@ def test_windows_of_a_chain_overlap() -> None:
 
 
 def test_a_stand_in_refuses_what_it_does_not_have() -> None:
-    """An unknown attribute ends the item as `NotAsked`; a default of `getattr` still counts."""
-    with pytest.raises(NotAsked, match="'ring'"):
+    """An unknown attribute ends the item as `Unjudged`; a default of `getattr` still counts."""
+    with pytest.raises(Unjudged, match="'ring'"):
         assert StandIn(size=1).ring
     assert getattr(StandIn(size=1), "ring", None) is None
     assert not Options(topk=2).features.enable_mis and Options(topk=2).topk == 2
@@ -56,6 +58,7 @@ def test_backend_is_right(name: str) -> None:
     pytest.importorskip("sglang")
     shape = target.LAYERS[name].name
     items = [f"state.commit_keeps_the_path[{shape}-tree-fork]", f"state.padding_touches_no_slot[{shape}-verify-pad1]"]
-    verdict = judge(ENGINE, name, "cpu", items)
+    opened, options = opening(ENGINE, name, "cpu"), RunOptions(items=tuple(items))
+    verdict = run(f"sglang:{name}", opened, options, "draftmark judge")
     found = {one.item: (one.outcome, one.message) for one in verdict.results}
-    assert found == dict.fromkeys(items, (Outcome.RIGHT, ""))
+    assert found == dict.fromkeys(items, (Outcome.PASSED, ""))

@@ -48,10 +48,10 @@ def test_a_planted_fault_is_found() -> None:
 
 def test_a_runner_of_its_own_is_not_asked() -> None:
     """A builder that vLLM's runner cannot call is unjudged, and the reason names the missing argument."""
-    from draftmark_contract.judge.item import NotAsked
+    from draftmark_contract.check import Unjudged
 
     with pytest.raises(
-        NotAsked, match="not the one that vLLM's runner calls: missing a required argument: 'positions'"
+        Unjudged, match="not the one that vLLM's runner calls: missing a required argument: 'positions'"
     ):
         item("OwnRunner", DECODE).run()
 
@@ -73,11 +73,11 @@ def test_rejected_rows_that_stay_are_found() -> None:
 
 def test_stored_rows_of_its_own_memory_are_not_asked() -> None:
     """Rules about slots have no meaning for a memory by sequence, and say so."""
-    from draftmark_contract.judge.item import NotAsked
+    from draftmark_contract.check import Unjudged
 
-    with pytest.raises(NotAsked, match="the backend takes no slots"):
+    with pytest.raises(Unjudged, match="the backend takes no slots"):
         item("Sequences", "padding.changes_no_live_byte[fp32-decode-surplus1]").run()
-    with pytest.raises(NotAsked, match="in its own memory, which the judge cannot read"):
+    with pytest.raises(Unjudged, match="in its own memory, which the judge cannot read"):
         item("Sequences", "purity.each_call_writes_its_own[extend-fresh]").run()
 
 
@@ -112,9 +112,9 @@ def test_custom_is_the_backend_of_an_installed_plugin(tmp_path: Path) -> None:
 
     said = judge(str(tmp_path))
     assert said.returncode == 1 and "stranger.Scaled of stranger 1.5" in said.stdout, said.stdout + said.stderr
-    assert "1 items run: 0 right, 1 wrong" in said.stdout
+    assert ": 0 passed, 0 refused, 0 declared, 0 unjudged, 1 failed" in said.stdout
     said = judge()
-    assert said.returncode == 1 and "no plugin registers a backend as CUSTOM" in said.stdout, said.stdout
+    assert said.returncode == 2 and "no plugin registers a backend as CUSTOM" in said.stdout, said.stdout
 
 
 _PLUGIN = """

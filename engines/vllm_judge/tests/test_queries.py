@@ -7,7 +7,7 @@ from types import SimpleNamespace as Object
 import pytest
 import torch
 
-from draftmark_contract.judge.item import NotAsked
+from draftmark_contract.check import Unjudged
 from draftmark_vllm_judge.queries import rounds_queries
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -21,8 +21,8 @@ def test_layer_with_a_quantizer_rounds_its_queries():
 
 
 def test_a_builder_may_plan_for_queries_in_fp8():
-    """A builder with an fp8 query dtype rounds queries. Different dtypes for prefill and decode raise NotAsked."""
+    """A builder with an fp8 query dtype rounds queries. Different dtypes for prefill and decode raise Unjudged."""
     assert rounds_queries(Object(), Object(q_data_type=FP8))
     assert not rounds_queries(Object(), Object(q_data_type_prefill=BF16, q_data_type_decode=BF16))
-    with pytest.raises(NotAsked, match="prefills"):
+    with pytest.raises(Unjudged, match="prefills"):
         rounds_queries(Object(), Object(q_data_type_prefill=FP8, q_data_type_decode=BF16))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from draftmark import Mode
+from draftmark_contract.check import Refused, Unjudged
 from draftmark_contract.judge.devices import device_of
-from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .batches import forward_batch
 from .outside import DRAFTS, create
@@ -93,11 +93,11 @@ class Driver:
         """Create a new backend of SGLang's class for a mode, on SGLang's runner with this sliding window.
 
         Raises:
-            NotServed: its constructor rejects the setup, so SGLang's server would not start.
-            NotAsked: the mode runs another class than the judged one.
+            Refused: its constructor rejects the setup, so SGLang's server would not start.
+            Unjudged: the mode runs another class than the judged one.
         """
         if self._outside and mode in (Mode.DRAFT, Mode.DRAFT_EXTEND):
-            raise NotAsked(DRAFTS)
+            raise Unjudged(DRAFTS)
         runner = self.runner(mode)
         runner.sliding_window_size = window if window >= 0 else None
         made = {Mode.DRAFT: "draft_attn_backend", Mode.DRAFT_EXTEND: "draft_extend_attn_backend"}
@@ -108,7 +108,7 @@ class Driver:
                 return create(self._outside, runner)
             return self._patch(type(of))(runner, *shape)
         except (AssertionError, NotImplementedError) as error:
-            raise NotServed(f"its constructor rejects the setup: {type(error).__name__} {error}".rstrip()) from error
+            raise Refused(f"its constructor rejects the setup: {type(error).__name__} {error}".rstrip()) from error
 
     def synchronize(self) -> None:
         """Wait for the device, so that an asynchronous error is reported for the check that caused it."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from draftmark.errors import DraftmarkError
 from draftmark_contract.judge.devices import device_of
-from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.target import TargetInfo
+from draftmark_contract.runner.item import Item
 
 from . import outside
 from .items import probe_items, served_items

@@ -9,7 +9,8 @@ from functools import cache, partial
 from typing import Any
 
 from draftmark import Mode
-from draftmark_contract.judge.item import Item, NotAsked, item_of
+from draftmark_contract.check import Unjudged
+from draftmark_contract.runner.item import Item, item_of
 
 from .importing import prepare_imports
 from .setups import MLA, SETUPS, WINDOW, Setup, eager_scenes, replayed_modes
@@ -49,7 +50,7 @@ def served_items(target: str, device: str, outside: bool = False) -> list[Item]:
 
     def ask(setup: str, question: str, *arguments: Any) -> None:
         if why := _reason_not_run():
-            raise NotAsked(why)
+            raise Unjudged(why)
         for name, process in processes.items():
             if name != setup:
                 process.end()

@@ -1,6 +1,6 @@
 """Questions (checks) of the judge that run on SGLang's backends in a running scheduler.
 
-Each function raises `ContractViolation` for a wrong result, and `NotServed` if the backend rejects the input.
+Each function raises `ContractViolation` for a wrong result, and `Refused` if the backend rejects the input.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from dataclasses import replace
 import torch
 
 from draftmark import Mode
-from draftmark_contract.check import ContractViolation
+from draftmark_contract.check import ContractViolation, Refused
 from draftmark_contract.judge.devices import device_of
-from draftmark_contract.judge.item import NotServed
 
 from .device_facts import full_masks
 from .driver import Driver, ForwardResult, Graph
@@ -43,7 +42,7 @@ def unknown_lengths(driver: Driver, name: str) -> None:
     scene = replace(_scene(driver, name), lengths_on_host=False)
     backend = driver.backend(scene.mode, scene.window)
     if getattr(backend, "needs_cpu_seq_lens", True):
-        raise NotServed("its needs_cpu_seq_lens is True: the host must have the lengths")
+        raise Refused("its needs_cpu_seq_lens is True: the host must have the lengths")
     for ran in driver.run_eager(scene, backend):
         check_rows(ran, "sglang#26738")
 
@@ -142,8 +141,8 @@ def _graph(driver: Driver, mode: str, window: int) -> Graph:
     try:
         return Graph(driver, Mode(mode), window)
     except NotImplementedError as error:
-        raise NotServed(f"it has no CUDA graphs: init_cuda_graph_state raises NotImplementedError {error}") from error
+        raise Refused(f"it has no CUDA graphs: init_cuda_graph_state raises NotImplementedError {error}") from error
     except AttributeError as error:
         if "init_cuda_graph_state" not in str(error):
             raise
-        raise NotServed("it has no CUDA graphs: there is no init_cuda_graph_state") from error
+        raise Refused("it has no CUDA graphs: there is no init_cuda_graph_state") from error

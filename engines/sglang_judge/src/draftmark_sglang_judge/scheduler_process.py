@@ -13,9 +13,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from draftmark_contract.check import ContractViolation
+from draftmark_contract.check import ContractViolation, Refused, Unjudged
 from draftmark_contract.judge.devices import device_of
-from draftmark_contract.judge.item import NotAsked, NotServed
 
 from . import questions
 from .driver import Driver, Patch, unpatched
@@ -52,7 +51,7 @@ class SchedulerProcess:
 
         Raises:
             ContractViolation: the result is wrong.
-            NotServed, NotAsked: the backend rejects the input, or the question cannot run here.
+            Refused, Unjudged: the backend rejects the input, or the question cannot run here.
             RuntimeError: the function raised another error, its process ended, or it exceeded the time limit.
         """
         if self._process is None:
@@ -71,7 +70,7 @@ class SchedulerProcess:
             details["bug"] = details.pop("known from")
             raise ContractViolation(what, **details)
         if kind in ("not served", "not asked"):
-            raise {"not served": NotServed, "not asked": NotAsked}[kind](content)
+            raise {"not served": Refused, "not asked": Unjudged}[kind](content)
         if kind == "raised":
             if DEVICE_LOST in content:
                 self.end()  # After a CUDA error the process cannot use the GPU; the next question starts a new one.
@@ -125,9 +124,9 @@ def _answer(driver: Driver | str, question: str, arguments: tuple[Any, ...]) -> 
         driver.synchronize()
     except ContractViolation as error:
         return "wrong", (error.what, dict(error.details))
-    except NotServed as error:
+    except Refused as error:
         return "not served", str(error)
-    except NotAsked as error:
+    except Unjudged as error:
         return "not asked", str(error)
     except BaseException as error:
         if isinstance(error, AssertionError) and REJECTION in str(error):

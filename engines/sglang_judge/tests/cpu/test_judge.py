@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftmark_contract.check import ContractViolation
-from draftmark_contract.judge.item import NotServed
+from draftmark_contract.check import ContractViolation, Refused
 from draftmark_sglang_judge.batches import forward_batch
 from draftmark_sglang_judge.items import NEAR
 from draftmark_sglang_judge.requests import place
@@ -139,7 +138,7 @@ def test_backend_without_graphs_is_not_served() -> None:
     """For a backend without CUDA graphs, checks of replays report "not served", neither right nor wrong."""
     with _process("page16", backend="torch_native") as process:
         process.ask("rows", "decode")
-        with pytest.raises(NotServed, match="it has no CUDA graphs"):
+        with pytest.raises(Refused, match="it has no CUDA graphs"):
             process.ask("replays", "decode", -1)
 
 
@@ -178,7 +177,7 @@ def _forward_rejects(kind: Any) -> Any:
 @pytest.mark.parametrize("patch", [_constructor_rejects, _forward_rejects])
 def test_rejection_is_not_served(patch: Patch) -> None:
     """For an input that SGLang itself rejects, a check reports "not served", which is not a wrong result."""
-    with _process("page16", patch) as process, pytest.raises(NotServed, match="rejects"):
+    with _process("page16", patch) as process, pytest.raises(Refused, match="rejects"):
         process.ask("rows", "decode")
 
 

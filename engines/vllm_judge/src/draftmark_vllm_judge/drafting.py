@@ -10,13 +10,13 @@ import torch
 
 from draftmark import Mode
 from draftmark_contract.cases.forwards import uniform
-from draftmark_contract.check import ContractViolation
+from draftmark_contract.check import ContractViolation, Refused
 from draftmark_contract.judge.driver import EngineCapabilities
-from draftmark_contract.judge.item import Item, NotServed
 from draftmark_contract.judge.questions.building import fitted, on_subject
 from draftmark_contract.judge.questions.numerics import SMALL, of_each_mode
 from draftmark_contract.judge.step import Step, step_of
 from draftmark_contract.judge.subject import EngineSubject
+from draftmark_contract.runner.item import Item
 
 from .config import LAYER, SECOND
 from .driver import VllmDriver
@@ -81,7 +81,7 @@ def _second_group(subject: EngineSubject, step: Step) -> None:
     driver = _driver(subject)
     builder = driver.layers.builder
     if not getattr(builder, "supports_update_block_table", False):
-        raise NotServed("update_block_table: the builder declares no support")
+        raise Refused("update_block_table: the builder declares no support")
 
     def run(step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         ordered = driver.ordered(step)
@@ -114,7 +114,7 @@ def _refreshed(subject: EngineSubject, step: Step) -> None:
     driver = _driver(subject)
     builder = driver.layers.builder
     if not getattr(builder, "supports_draft_decode_metadata_update", False):
-        raise NotServed("update_draft_decode_metadata: the builder declares no support")
+        raise Refused("update_draft_decode_metadata: the builder declares no support")
     count = len(step.forward.requests)
     captured = driver.capture(1, count)
 

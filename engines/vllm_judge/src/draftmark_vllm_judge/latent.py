@@ -15,11 +15,11 @@ import torch
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark_contract.cases.forwards import ForwardCase, ragged, uniform
-from draftmark_contract.check import ContractViolation
+from draftmark_contract.check import ContractViolation, Refused
 from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import Capturable
-from draftmark_contract.judge.item import Item, NotServed, item_of
 from draftmark_contract.judge.step import Step, step_of
+from draftmark_contract.runner.item import Item, item_of
 
 from .batch import RunnerBuffers
 from .config import head_widths, max_model_len
@@ -223,7 +223,7 @@ def _replays(backend: Any, device: str, facts: MlaFacts, geometry: Geometry, mod
     subject = _Subject(backend, device, facts, geometry, max(step.forward.num_pages for step in steps))
     support, needed = capturable(subject.layers), Capturable.ONE_ROW if rows == 1 else Capturable.UNIFORM
     if support < needed:
-        raise NotServed(f"full graphs of {mode.value}: the backend declares {support.name}")
+        raise Refused(f"full graphs of {mode.value}: the backend declares {support.name}")
     captured = _Captured(subject, rows)
     for number, step in enumerate(steps):
         subject.fill(step, number)

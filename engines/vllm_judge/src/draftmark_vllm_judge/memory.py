@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from draftmark import Geometry
+from draftmark_contract.check import Unjudged
 from draftmark_contract.judge.driver import SCALES
-from draftmark_contract.judge.item import NotAsked
 
 from .config import FP8, dtype_of
 
@@ -46,7 +46,7 @@ class Memory:
         """Find the elements of each token in a page.
 
         Raises:
-            NotAsked: an element of k or v is written never or twice, e.g. because the backend compresses KV.
+            Unjudged: an element of k or v is written never or twice, e.g. because the backend compresses KV.
             RuntimeError: the writer changes another page.
         """
         count = 2 * self.size * self.heads * self.dim
@@ -113,7 +113,7 @@ class Memory:
         used = found[found >= 0]
         different = len(set(used.tolist()))
         if len(used) != count or different != count:
-            raise NotAsked(
+            raise Unjudged(
                 f"a page's k and v have {count} elements, but the backend writes {different} of them, {len(used)} "
                 "times in total, so the judge cannot find a token's place"
             )

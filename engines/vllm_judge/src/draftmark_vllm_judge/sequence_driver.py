@@ -9,8 +9,8 @@ import torch
 
 from draftmark import Geometry, Mode
 from draftmark_contract.cases.forwards import ForwardCase
+from draftmark_contract.check import Unjudged
 from draftmark_contract.judge.driver import Capturable
-from draftmark_contract.judge.item import NotAsked
 from draftmark_contract.judge.step import Step
 from draftmark_contract.oracle.history import Request, chain
 
@@ -66,10 +66,10 @@ class SequenceDriver:
         """Start a sequence for each request, bring its prefix into the backend's memory, and run the step.
 
         Raises:
-            NotAsked: the step has rows without a slot.
+            Unjudged: the step has rows without a slot.
         """
         if step.unstored or step.surplus or step.padding:
-            raise NotAsked(NO_SLOTS)
+            raise Unjudged(NO_SLOTS)
         ended = self.names
         ordered = in_runner_order(step, self.layers.builder)
         requests = ordered.step.forward.requests
@@ -89,11 +89,11 @@ class SequenceDriver:
 
     def capture(self, rows_each: int, requests: int) -> Any:
         """Reject: there is no block table that a graph could read."""
-        raise NotAsked("graphs of a backend with its own memory are not judged")
+        raise Unjudged("graphs of a backend with its own memory are not judged")
 
     def replay(self, graph: Any, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Reject, as `capture`."""
-        raise NotAsked("graphs of a backend with its own memory are not judged")
+        raise Unjudged("graphs of a backend with its own memory are not judged")
 
     def _prompt(self, name: str, request: Request, ended: Sequence[str], new: Sequence[str]) -> None:
         a = self.geometry.attention

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 from draftmark import Geometry, Mode
 from draftmark_contract.cases.forwards import ForwardCase, uniform
+from draftmark_contract.check import Unjudged
 from draftmark_contract.judge.driver import EngineCapabilities
-from draftmark_contract.judge.item import Item, NotAsked, item_of
 from draftmark_contract.judge.questions import graphs, questions
 from draftmark_contract.judge.questions.building import fitted, on_subject
 from draftmark_contract.judge.questions.inputs import PURE
 from draftmark_contract.judge.questions.numerics import SMALL
 from draftmark_contract.judge.step import step_of
 from draftmark_contract.judge.subject import EngineSubject
+from draftmark_contract.runner.item import Item, item_of
 
 from .sequence_driver import SequenceDriver
 from .target import LEFT_OUT, VllmTarget
@@ -60,7 +61,7 @@ class SequenceTarget(VllmTarget):
 
 def _unread(item: Item) -> Item:
     def run() -> None:
-        raise NotAsked(OWN_MEMORY)
+        raise Unjudged(OWN_MEMORY)
 
     return item_of(item.rule, item.case.id, run, item.asks)
 

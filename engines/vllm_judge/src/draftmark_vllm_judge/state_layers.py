@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from draftmark_contract.judge.item import NotServed
+from draftmark_contract.check import Refused
 from draftmark_contract.judge.states.layer import Family, Layer, Weights
 
 from .config import takes
@@ -32,7 +32,7 @@ class StateLayer:
         layer: the layer. builder: its metadata builder. conv, state: views of its memory by block.
 
     Raises:
-        NotServed: the constructors of vLLM's classes refuse the layer.
+        Refused: the constructors of vLLM's classes refuse the layer.
     """
 
     def __init__(self, layer: Layer, weights: Weights, drafts: int, requests: int) -> None:
@@ -50,7 +50,7 @@ class StateLayer:
                 _choose_kernels(self.config, self.spec)
                 self.builder = builder(self.spec, [self.prefix], self.config, torch.device("cpu"))
             except REFUSALS as error:
-                raise NotServed(f"its constructor refuses: {' '.join(str(error).split())[:160]}") from error
+                raise Refused(f"its constructor refuses: {' '.join(str(error).split())[:160]}") from error
         blocks = 1 + requests * drafts
         raw = torch.zeros(blocks, 1, 1, self.spec.page_size_bytes, dtype=torch.int8)
         made.bind_kv_cache(raw)

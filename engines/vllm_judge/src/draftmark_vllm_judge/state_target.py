@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.states.driver import StateCapabilities
 from draftmark_contract.judge.states.layer import Family, layer_of
 from draftmark_contract.judge.states.questions import questions
+from draftmark_contract.runner.item import Item
 
 FAMILIES = {"GDN_ATTN": Family.GDN, "MAMBA2_ATTN": Family.MAMBA2}
 """vLLM's names of backends with recurrent state."""

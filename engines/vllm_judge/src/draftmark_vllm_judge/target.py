@@ -10,10 +10,11 @@ import torch
 
 from draftmark import Geometry
 from draftmark.errors import DraftmarkError
+from draftmark_contract.check import Unjudged
 from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import EngineCapabilities
-from draftmark_contract.judge.item import Item, NotAsked
 from draftmark_contract.judge.questions import questions
+from draftmark_contract.runner.item import Item
 
 from .config import FP8
 from .driver import VllmDriver
@@ -110,12 +111,12 @@ class VllmTarget:
         """Return a driver that runs this backend on layers of a geometry.
 
         Raises:
-            NotAsked: Triton's interpreter lacks the dtype.
+            Unjudged: Triton's interpreter lacks the dtype.
         """
         if self.interpreted and "bfloat16" in (geometry.attention.q_dtype, geometry.attention.kv_dtype):
-            raise NotAsked("Triton's interpreter has no bfloat16 arithmetic")
+            raise Unjudged("Triton's interpreter has no bfloat16 arithmetic")
         if self.interpreted and geometry.attention.kv_dtype == FP8:
-            raise NotAsked("vLLM's Triton kernels store fp8 KV only on devices that report support for it")
+            raise Unjudged("vLLM's Triton kernels store fp8 KV only on devices that report support for it")
         return VllmDriver(self.backend, geometry, num_pages, self.device)
 
     def items(self) -> Sequence[Item]:

@@ -82,7 +82,7 @@ class EngineCapabilities:
     """Describes the features of a backend, which decide which items it runs, and holds a function that opens it.
 
     Attributes:
-        open: builds a driver with a pool of the given number of pages; raises `NotServed` with the engine's reasons.
+        open: builds a driver with a pool of the given number of pages; raises `Refused` with the engine's reasons.
         device: torch device.
         page_sizes: unit of the supported page sizes, in tokens: every multiple of it is supported.
         dtypes: dtypes of queries. If float32 is absent, float32 items run in float16 or bfloat16.

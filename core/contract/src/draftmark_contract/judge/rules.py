@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -33,6 +34,17 @@ class Rule:
 def name_of(check: Check) -> str:
     """Return a check's name without its tier suffix."""
     return check.name.removesuffix(ON_DEVICE)
+
+
+def left_out(asked: Collection[str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return every rule without an item → the reason for the rule or for its module; "" if there is none.
+
+    Args:
+        asked: rules that have an item.
+        reasons: reasons by rule, or by module of rules.
+    """
+    left = [name for name in rules() if name not in asked]
+    return {name: reasons.get(name) or reasons.get(name.partition(".")[0], "") for name in left}
 
 
 def numbers() -> tuple[list[str], list[str]]:

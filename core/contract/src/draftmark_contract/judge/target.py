@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from .item import Item
+from ..runner.item import Item
 
 GROUP = "draftmark.judges"
 """Entry point group, e.g. ``vllm = "draftmark_vllm_judge:ENGINE"``."""

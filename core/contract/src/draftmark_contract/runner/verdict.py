@@ -9,7 +9,7 @@ from typing import Any
 
 from draftmark.version import CONTRACT_MAJOR
 
-from ..judge.rules import rules
+from ..judge.rules import left_out, rules
 from ..profiles import Profile
 from .outcome import Counts, Outcome, Result
 from .stopped import WITHOUT_VERDICT
@@ -118,9 +118,10 @@ class Verdict:
     @property
     def rules_left_out(self) -> dict[str, str]:
         """Every rule without an item for this layer → the reason, which the layer gives for the rule or its module."""
-        asked, reasons = {result.rule for result in self.results}, self.left_out
-        left = [name for name in rules() if name not in asked] if self.kind is Kind.LAYER and self.complete else []
-        return {name: reasons.get(name) or reasons.get(name.partition(".")[0]) or UNSAID for name in left}
+        if self.kind is not Kind.LAYER or not self.complete:
+            return {}
+        left = left_out({result.rule for result in self.results}, self.left_out)
+        return {name: reason or UNSAID for name, reason in left.items()}
 
     @property
     def complete(self) -> bool:

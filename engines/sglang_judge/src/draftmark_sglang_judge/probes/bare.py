@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from draftmark_contract.judge.item import NotAsked
+from draftmark_contract.check import Unjudged
 
 
 def member(module: str, name: str) -> Any:
     """Return a class or function of the installed SGLang.
 
     Raises:
-        NotAsked: this release lacks the name, or imports a package that is not installed.
+        Unjudged: this release lacks the name, or imports a package that is not installed.
     """
     try:
         return getattr(importlib.import_module(f"sglang.{module}"), name)
@@ -23,22 +23,22 @@ def member(module: str, name: str) -> Any:
         lacks = str(error.name)
         if lacks.partition(".")[0] != "sglang":
             remedy = "pip install sglang brings it"
-            raise NotAsked(f"SGLang imports {lacks}, which is not installed; {remedy}") from error
-        raise NotAsked(f"this release has no module {lacks}, which should contain {name}") from error
+            raise Unjudged(f"SGLang imports {lacks}, which is not installed; {remedy}") from error
+        raise Unjudged(f"this release has no module {lacks}, which should contain {name}") from error
     except (ImportError, AttributeError) as error:
-        raise NotAsked(f"this release has no sglang.{module}.{name}: {error}") from error
+        raise Unjudged(f"this release has no sglang.{module}.{name}: {error}") from error
 
 
 def bare(kind: Any, **attributes: Any) -> Any:
     """Create an object of a class without its constructor.
 
-    If a method reads an attribute that `attributes` lacks, it raises `NotAsked`: the probe does not fit the release.
+    If a method reads an attribute that `attributes` lacks, it raises `Unjudged`: the probe does not fit the release.
     """
 
     def lacks(self: Any, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NotAsked(f"{kind.__name__} of this release reads {name!r}, which the probe does not set")
+        raise Unjudged(f"{kind.__name__} of this release reads {name!r}, which the probe does not set")
 
     made: Any = object.__new__(type(kind.__name__, (kind,), {"__getattr__": lacks}))
     for name, value in attributes.items():

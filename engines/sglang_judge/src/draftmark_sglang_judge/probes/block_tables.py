@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftmark_contract.judge.item import NotAsked
+from draftmark_contract.check import Unjudged
 
 from ..device_facts import full_masks
 from .bare import bare, member
@@ -34,7 +34,7 @@ def check_ascend() -> None:
         made.init_cuda_graph_state(REQUESTS, REQUESTS * DRAFTS)
     # From 0.5.18 on this call reads SGLang's published server arguments, which a probe does not have.
     except RuntimeError as error:
-        raise NotAsked(f"its sizes depend on a running server's settings: {str(error).partition('.')[0]}") from error
+        raise Unjudged(f"its sizes depend on a running server's settings: {str(error).partition('.')[0]}") from error
     columns, need = made.graph_metadata["block_tables"].shape[1], -(-(LENGTH + DRAFTS) // PAGE)
     formula = "ceil((length + num_draft_tokens) / page_size)"
     check_room(

@@ -24,9 +24,9 @@ def check() -> None:
     """
     kind = member("srt.speculative.ngram_info", "NgramVerifyInput")
     if not hasattr(kind, "verify"):
-        from draftmark_contract.judge.item import NotAsked
+        from draftmark_contract.check import Unjudged
 
-        raise NotAsked("this release has no NgramVerifyInput.verify; its worker advances lengths elsewhere")
+        raise Unjudged("this release has no NgramVerifyInput.verify; its worker advances lengths elsewhere")
     batch = _batch()
     made = bare(
         kind,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from draftmark_contract.judge.item import NotAsked
+from draftmark_contract.check import Unjudged
 
 
-class Missing(NotAsked, AttributeError):
+class Missing(Unjudged, AttributeError):
     """A release reads an attribute that the stand-in does not have. `getattr` with a default still works."""
 
 
 class StandIn(SimpleNamespace):
-    """Object with these attributes; any other attribute ends the item as `NotAsked`."""
+    """Object with these attributes; any other attribute ends the item as `Unjudged`."""
 
     def __getattr__(self, name: str) -> Any:
         raise Missing(f"this release reads {name!r}, which the judge does not set")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.states.driver import StateCapabilities, StateDriver
 from draftmark_contract.judge.states.layer import Family, Layer, Weights, layer_of
 from draftmark_contract.judge.states.questions import questions
+from draftmark_contract.runner.item import Item
 
 from ..importing import prepare_imports
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
+from ...runner.item import Item
 from ..driver import EngineCapabilities
-from ..item import Item
 from . import graphs, histories, inputs, numerics, padding_rows, production
 
 MODULES: tuple[ModuleType, ...] = (numerics, padding_rows, inputs, histories, graphs, production)

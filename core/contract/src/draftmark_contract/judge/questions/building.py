@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ...cases.contents import Contents
+from ...runner.item import Item, item_of
 from ..driver import EngineCapabilities
-from ..item import Item, item_of
 from ..step import Step
 from ..subject import EngineSubject
 

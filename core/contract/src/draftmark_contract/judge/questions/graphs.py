@@ -9,8 +9,9 @@ from typing import Any
 from draftmark.geometry import AttentionShape, Geometry, Mode
 
 from ...cases.forwards import ForwardCase, uniform
+from ...check import Refused
+from ...runner.item import Item
 from ..driver import Capturable, EngineCapabilities
-from ..item import Item, NotServed
 from ..step import Step, step_of
 from ..subject import EngineSubject
 from .building import DRAFT, fitted, on_subject
@@ -87,7 +88,7 @@ def _item(
         served = [one for one in programs if _served(subject.driver.capturable, one)]
         if not served or (body is _in_turn and len(served) < 2):
             names = ", ".join(one.mode.value for one in programs)
-            raise NotServed(f"full graphs of {names}: the backend declares {subject.driver.capturable.name}")
+            raise Refused(f"full graphs of {names}: the backend declares {subject.driver.capturable.name}")
         body(subject, served)
 
     return on_subject(caps, rule, case, geometry, pages, run)

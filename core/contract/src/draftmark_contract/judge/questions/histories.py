@@ -14,8 +14,8 @@ from ...cases.forwards import uniform
 from ...cases.histories import SEED, Draw, Engine, drawn
 from ...cases.histories import Step as Drawn
 from ...check import ContractViolation
+from ...runner.item import Item
 from ..driver import EngineCapabilities
-from ..item import Item
 from ..step import Step, step_of
 from ..subject import EngineSubject
 from .building import fitted, on_subject

@@ -11,8 +11,8 @@ from ...cases.forward_sets import extends
 from ...check import ContractViolation
 from ...harness.pools import raw
 from ...harness.tensor_forms import RowForm
+from ...runner.item import Item
 from ..driver import EngineCapabilities
-from ..item import Item
 from ..step import Step, step_of
 from ..subject import EngineSubject
 from .building import fitted, on_subject, runs

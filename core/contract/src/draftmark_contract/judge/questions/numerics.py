@@ -9,8 +9,8 @@ from draftmark.geometry import AttentionShape, Geometry, Mode
 from ...cases.contents import Contents
 from ...cases.forwards import ForwardCase, ragged, uniform
 from ...cases.geometries import logits, numerics
+from ...runner.item import Item
 from ..driver import EngineCapabilities
-from ..item import Item
 from ..step import Step, step_of
 from .building import fitted, runs
 

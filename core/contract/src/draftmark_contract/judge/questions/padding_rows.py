@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...cases.forwards import ragged
+from ...runner.item import Item
 from ..driver import EngineCapabilities
-from ..item import Item
 from ..step import step_of
 from .building import fitted, runs
 from .numerics import SMALL, of_each_mode

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ...cases import production
 from ...cases.forwards import ragged
+from ...runner.item import Item
 from ..devices import device_of
 from ..driver import EngineCapabilities
-from ..item import Item
 from ..step import step_of
 from .building import fitted, runs
 from .numerics import of_each_mode

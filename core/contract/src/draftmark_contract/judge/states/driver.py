@@ -103,7 +103,7 @@ class StateCapabilities:
 
     Attributes:
         open: builds a driver from a layer, its weights, the most rows of a verify and the most requests; raises
-            `NotServed`.
+            `Refused`.
         layers: layers to judge.
         drafts: largest number of rows of a verify.
         trees: True if a verify may be a tree.

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from ...check import ContractViolation
-from ..item import Item, item_of
+from ...runner.item import Item, item_of
 from .driver import Round, StateCapabilities, decode, prefill, verify
 from .layer import Layer
 from .subject import REQUESTS, StateSubject
