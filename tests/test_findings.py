@@ -19,7 +19,7 @@ def test_each_finding_has_its_recorded_outcome() -> None:
     runs = findings.kept()["findings"]
     for one in findings.read():
         assert runs[one.id][one.release]["outcome"] == "wrong", one.id
-        assert not one.right or runs[one.id][one.right]["outcome"] == "right", one.id
+        assert not one.right or runs[one.id][one.right]["outcome"] == "passed", one.id
     assert set(runs) == {one.id for one in findings.read()}
 
 

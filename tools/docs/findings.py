@@ -155,7 +155,7 @@ def outcome_of(one: Finding, release: str) -> dict[str, Any]:
         if not file.exists():
             raise SystemExit(f"{one.id} at {release}: {done.stdout}{done.stderr}")
         verdict = json.loads(file.read_text(encoding="utf-8"))
-    [result] = verdict["results"] or [{"outcome": verdict["error"], "message": ""}]
+    [result] = verdict["results"]
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "outcome": result["outcome"],
@@ -172,9 +172,9 @@ def run(chosen: Sequence[Finding]) -> bool:
     for one in chosen:
         found = {release: outcome_of(one, release) for release in one.releases()}
         as_expected = all(
-            end["outcome"] == "right"
+            end["outcome"] == "passed"
             if release == one.right
-            else end["outcome"] == "wrong" and one.got in end["message"]
+            else end["outcome"] == "failed" and one.got in end["message"]
             for release, end in found.items()
         )
         verdict = ("as expected" if as_expected else "NOT AS EXPECTED") if found else "not run here"
@@ -198,12 +198,13 @@ def take(files: Sequence[str]) -> None:
         seconds = sum(result["seconds"] for result in verdict["results"])
         package = verdict["facts"].get("backend", "").partition(" of ")[2]
         engine = verdict["facts"]["engine"] + (f", {package}" if package else "")
-        all_runs["verdicts"][f"{verdict['target']} {engine}"] = {
-            "counts": verdict["counts"],
-            "not_run": verdict["not_run"],
-            "rules_right": verdict["rules"]["right"],
-            "rules_wrong": verdict["rules"]["wrong"],
-            "rules_not_asked": len(verdict["rules_not_asked"]),
+        counts = verdict["counts"]
+        all_runs["verdicts"][f"{verdict['backend']} {engine}"] = {
+            "counts": {name: counts[name] for name in ("passed", "failed", "refused", "unjudged")},
+            "not_run": counts["not_run"],
+            "rules_passed": verdict["rules"]["passed"],
+            "rules_failed": verdict["rules"]["failed"],
+            "rules_left_out": len(verdict["rules_left_out"]),
             "seconds": round(seconds),
         }
     keep(all_runs)
@@ -235,7 +236,7 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
     backend = one.target.partition(":")[2]
     threads = ", ".join(map(_link, one.threads)) or "none found"
     threads += STATES.get(one.state, "") if one.threads else ""
-    right = one.right if all_runs["findings"].get(one.id, {}).get(one.right, {}).get("outcome") == "right" else ""
+    right = one.right if all_runs["findings"].get(one.id, {}).get(one.right, {}).get("outcome") == "passed" else ""
     cells = [
         f'<a id="{one.id}"></a>{ENGINES[one.engine]} {one.release}{_package(one)} `{backend}`',
         f"[{rule.number}]({page_of_specification()}#rule-{rule.number})",
@@ -266,16 +267,16 @@ def _time(one: Finding, all_runs: dict[str, Any]) -> str:
 
 
 def _counts(verdicts: dict[str, Any]) -> list[str]:
-    lines = ["## Whole verdicts\n", "Items of `draftmark judge`. `not served`: the engine rejects the case."]
-    lines += ["Rules `not asked`: the engine's interface cannot reach them.\n"]
-    lines += ["| backend | right | wrong (rules) | `not served` | `not asked` | rules `not asked` |"]
+    lines = ["## Whole verdicts\n", "Items of `draftmark judge`. Refused: the engine rejects the case."]
+    lines += ["Rules without an item: the engine's interface cannot reach them.\n"]
+    lines += ["| backend | passed | failed (rules) | refused | unjudged | rules without an item |"]
     lines += ["|---|---|---|---|---|---|"]
     for name, found in sorted(verdicts.items()):
         counts, target = found["counts"], name.partition(" ")
-        wrong = f"{counts['wrong']} ({', '.join(map(str, found['rules_wrong']))})" if counts["wrong"] else "0"
+        failed = f"{counts['failed']} ({', '.join(map(str, found['rules_failed']))})" if counts["failed"] else "0"
         lines.append(
-            f"|{target[2]} `{target[0].partition(':')[2]}`|{counts['right']}|{wrong}|{counts['not served']}|"
-            f"{counts['not asked']}|{found['rules_not_asked']}|"
+            f"|{target[2]} `{target[0].partition(':')[2]}`|{counts['passed']}|{failed}|{counts['refused']}|"
+            f"{counts['unjudged']}|{found['rules_left_out']}|"
         )
     return [*lines, ""]
 

@@ -42,7 +42,8 @@ class Folder:
 
     def __init__(self, path: Path, *plugins: Path) -> None:
         self.path = path
-        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, plugins))}
+        path = [*map(str, plugins), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
     def start(self, *argv: object, most_bytes: int | None = None, **env: str) -> subprocess.Popen[str]:
         """Start `draftmark contract`."""

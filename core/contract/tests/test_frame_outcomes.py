@@ -11,7 +11,8 @@ import pytest
 
 from draftmark.errors import BackendRefusal
 from draftmark_contract.backend_under_test import BackendUnderTest
-from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier
+from draftmark_contract.check import Case, Check, ContractViolation, Need, Refused, Tier, Unjudged
+from draftmark_contract.judge.layer import LayerUnderTest
 from draftmark_contract.runner.item import Item, run_item
 from draftmark_contract.runner.known import KnownFailure
 from draftmark_contract.runner.limits import LIMIT_S
@@ -155,6 +156,21 @@ def test_newer_case_of_an_old_check_is_upcoming() -> None:
     assert _end(_raise(ValueError("x")), case_since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_raise(ValueError("x")), since=(1, 1), case_since=(1, 0)).outcome is Outcome.UPCOMING
     assert _end(_pass, case_since=(1, 1)).outcome is Outcome.PASSED
+
+
+def test_item_is_unjudged_if_its_subject_lacks_what_it_needs() -> None:
+    """An item that needs graphs does not run on a layer without graphs; the reason is the layer's."""
+    layer = LayerUnderTest("draftmark judge fake:X", {Need.GRAPHS: "the engine captures no graphs"})
+    check = Check("some.check", Tier.HOST, tuple, _raise(ValueError("ran")), (1, 0), (), "A rule.")
+    needs = replace(check, needs=frozenset({Need.FORWARD, Need.GRAPHS}))
+    result = run_item(Item(needs, Case("a", None)), layer)
+    assert (result.outcome, result.message) == (Outcome.UNJUDGED, "the engine captures no graphs") and not result.ran
+    assert run_item(Item(replace(needs, needs=frozenset({Need.FORWARD})), Case("a", None)), layer).ran
+
+
+def test_plugin_cannot_declare_itself_unjudged() -> None:
+    """If a plugin raises `Unjudged`, its item fails: only what the suite knows decides what is judged."""
+    assert _end(_raise(Unjudged("not today"))).outcome is Outcome.FAILED
 
 
 def test_marks_belong_to_one_item() -> None:

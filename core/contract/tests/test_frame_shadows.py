@@ -23,7 +23,8 @@ def _draftmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     """Run the command as installed: without the current folder on the path."""
     command = [sys.executable, "-P", "-m", "draftmark.cli", *arguments]
     here = str(Path(__file__).parent / "judge")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, str(folder / "installed")])}
+    path = [here, str(folder / "installed"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where to write the verdict")
     parser.add_argument("--hardware", action="store_true", help="fail without a hardware NPU")
-    parser.add_argument("--workers", default="2", help="pytest-xdist processes for the contract")
+    parser.add_argument("--workers", default="2", help="processes for the tests and the contract")
     parser.add_argument("--sample", type=int, default=0, help="most cases of each check; 0 for all")
     args = parser.parse_args()
     device = require_hardware("verdict.py --hardware") if args.hardware else stamp()
@@ -42,18 +42,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         record["tests"] = _pytest([str(TESTS)], args.workers)
         contract = Path(folder, "contract.json")
-        tier = ["--attn-backend=ascend_npu", "--attn-tier=device", f"--attn-json={contract}"]
-        config = Path(folder, "pytest.ini")
-        config.write_text("[pytest]\n", encoding="utf-8")
-        own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark_contract"]
+        tier = ["ascend_npu", "--tier", "device", "--json", str(contract)]
         # On the emulator the plugin's tests run with lazy streams, and the contract with a random schedule of streams.
         # Checks with pools of 2**31 elements run in one process: two pools do not fit into a small machine's memory.
-        shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}", f"--attn-sample={args.sample}"]
-        _pytest([*shared, "-k", "reach_past_int32"], "1", DRAFTMARK_NPU_SEED=SEED)
+        shared = [*tier, "--journal", str(Path(folder, "journal.jsonl")), "--sample", str(args.sample)]
+        _contract([*shared, "-k", "reach_past_int32"], "1")
         # The full_size items have 33 requests of 8192 tokens. On the emulator they take an hour and show nothing about
         # a device.
         most = ["-k", "not full_size"] if emulated else []
-        run = _pytest([*shared, *most], args.workers, DRAFTMARK_NPU_SEED=SEED)
+        run = _contract([*shared, *most], args.workers)
         record["contract"] = json.loads(contract.read_text(encoding="utf-8")) if contract.is_file() else {}
         record["contract"] |= {"device": device, "schedule_seed": SEED if emulated else None, **run}
         record["contract"]["exercised"] = exercised(record["contract"])
@@ -64,10 +61,18 @@ def main() -> int:
     return int(max(record["tests"]["exit_code"], run["exit_code"]))
 
 
-def _pytest(arguments: list[str], workers: str, **environment: str) -> dict[str, Any]:
+def _pytest(arguments: list[str], workers: str) -> dict[str, Any]:
+    command = ["pytest", "-q", "-p", "no:cacheprovider", "-n", workers, "--dist", "worksteal", *arguments]
+    return _run(command)
+
+
+def _contract(arguments: list[str], workers: str) -> dict[str, Any]:
+    return _run(["draftmark.cli", "contract", *arguments, "--workers", workers], DRAFTMARK_NPU_SEED=SEED)
+
+
+def _run(module: list[str], **environment: str) -> dict[str, Any]:
     start = time.monotonic()
-    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers]
-    command += ["--dist", "worksteal", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", *module]
     code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
     return {"exit_code": code, "seconds": round(time.monotonic() - start, 1)}
 

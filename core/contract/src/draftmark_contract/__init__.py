@@ -1,6 +1,6 @@
 """The contract suite: tests that an attention backend must pass before an engine can trust it.
 
-    pytest --pyargs draftmark_contract --attn-backend=NAME        (or: draftmark contract NAME)
+    draftmark contract NAME
 
 A plugin subclasses nothing. `checks/` contains one module of checks per topic. `sizing/` computes the entries that a
 batch needs of every buffer; the distribution draftmark-proof proves that the plugin's own sizing covers them. `runner/`

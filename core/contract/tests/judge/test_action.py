@@ -49,4 +49,4 @@ def test_judge_step_writes_the_verdict_and_ends_with_its_code(tmp_path: Path, ta
     assert done.returncode == code, done.stdout + done.stderr
     assert (tmp_path / "output").read_text() == "verdict=judge/verdict.json\n"
     assert {one.name for one in (tmp_path / "judge").iterdir()} == {"verdict.json", "report.html", "judge.txt"}
-    assert f"{target} of fake 1.0" in (tmp_path / "summary").read_text()
+    assert "  fake 1.0, cpu" in (tmp_path / "summary").read_text()

@@ -78,7 +78,7 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
     from ..runner.stopped import WITHOUT_VERDICT
 
     if args.list:
-        return _list(opening)
+        return _list(opening, tiers)
     earlier = read(args.against, name) if args.against else None
     options = RunOptions(
         tiers,
@@ -112,11 +112,11 @@ def limit_of(args: argparse.Namespace) -> float:
     return args.limit or LIMIT_S
 
 
-def _list(opening: Opening) -> int:
+def _list(opening: Opening, tiers: tuple[Tier, ...]) -> int:
     from ..judge.rules import ON_DEVICE, rules
     from ..runner.run import listed
 
-    items = listed(opening)
+    items = [one for one in listed(opening) if not tiers or one.tier in tiers]
     for item in items:
         rule = rules().get(item.id.partition("[")[0].removesuffix(ON_DEVICE))
         print(f"{item.id}  (rule {rule.number if rule else '?'})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftmark.errors import BackendRefusal, DraftmarkError
@@ -16,6 +17,9 @@ from .limits import TimeLimit
 
 if TYPE_CHECKING:
     from .item import Item, UnderTest
+
+HIDDEN = (str(Path(__file__).with_name("item.py")),)
+"""Files of the runner, whose stack frames say nothing about a failure."""
 
 
 def explanation(error: BaseException, item: Item, subject: UnderTest) -> str:
@@ -70,7 +74,7 @@ def _where(error: BaseException) -> str:
     lines = []
     cause: BaseException | None = error
     while cause is not None:
-        frames = traceback.extract_tb(cause.__traceback__)[-3:]
+        frames = [one for one in traceback.extract_tb(cause.__traceback__) if one.filename not in HIDDEN][-3:]
         lines += [f"  {type(cause).__name__} at {f.filename.rpartition('/')[2]}:{f.lineno} in {f.name}" for f in frames]
         cause = cause.__cause__
     return "".join(f"\n{line}" for line in lines)

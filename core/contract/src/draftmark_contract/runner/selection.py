@@ -55,9 +55,9 @@ def expression(k: str) -> Match:
     reader = _Reader(words)
     found = reader.alternatives()
     if found is None or reader.words:
-        rest = f"at {reader.words[0]!r}" if reader.words else "at its end"
+        rest = f"{reader.words[0]!r} is unexpected" if reader.words else "a part is missing at its end"
         remedy = "write parts of ids with and, or, not and parentheses, as in -k 'graphs and not wide'"
-        raise ArgumentError(f"-k {k!r} is no expression {rest}; {remedy}")
+        raise ArgumentError(f"-k {k!r} is no expression: {rest}; {remedy}")
     return found
 
 
