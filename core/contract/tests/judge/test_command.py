@@ -325,7 +325,7 @@ def test_backend_that_does_not_open_has_no_verdict(judge: Run, tmp_path: Path) -
 
 
 def test_older_verdicts_are_compared(judge: Run, tmp_path: Path) -> None:
-    """A verdict with the judge's older words (right, wrong, not served, not asked) can still be compared."""
+    """A verdict with the judge's older words (right, wrong and so on) can still be compared."""
     old = tmp_path / "old.json"
     words = {"numerics.match_float64[decode]": "wrong", "history.equals_a_fresh_state[shrinks]": "right"}
     rows = [{"item": item, "outcome": outcome, "message": "", "seconds": 0.1} for item, outcome in words.items()]

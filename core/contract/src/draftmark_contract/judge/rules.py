@@ -36,14 +36,14 @@ def name_of(check: Check) -> str:
     return check.name.removesuffix(ON_DEVICE)
 
 
-def left_out(asked: Collection[str], reasons: Mapping[str, str]) -> dict[str, str]:
+def left_out(covered: Collection[str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return every rule without an item → the reason for the rule or for its module; "" if there is none.
 
     Args:
-        asked: rules that have an item.
+        covered: rules that have an item.
         reasons: reasons by rule, or by module of rules.
     """
-    left = [name for name in rules() if name not in asked]
+    left = [name for name in rules() if name not in covered]
     return {name: reasons.get(name) or reasons.get(name.partition(".")[0], "") for name in left}
 
 

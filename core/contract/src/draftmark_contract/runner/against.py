@@ -103,7 +103,7 @@ def read(path: str, target: str) -> Earlier:
 
 
 def compare(verdict: Verdict, earlier: Earlier) -> Comparison:
-    """Compare a verdict with an earlier one. Items that were not selected, or whose tier did not run, are left out."""
+    """Compare a verdict with an earlier one, except for items that were not selected, and tiers that did not run."""
     now = {one.item: one.outcome.value for one in verdict.results}
     ran = ("", *verdict.tiers_run) if verdict.complete else ()
     before_too = [item for item in earlier.outcomes if earlier.tiers.get(item, "") in ran]

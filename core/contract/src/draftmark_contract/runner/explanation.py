@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .item import Item, UnderTest
 
 HIDDEN = (str(Path(__file__).with_name("item.py")),)
-"""Files of the runner, whose stack frames say nothing about a failure."""
+"""Files with stack frames of the runner, which explain no failure."""
 
 
 def explanation(error: BaseException, item: Item, subject: UnderTest) -> str:

@@ -1,6 +1,6 @@
 """Interface between the runner and what it judges: a plugin's backend, or one layer of an engine.
 
-A worker process opens one subject, lists its items, and runs the items whose ids the parent process sends. The parent
+A worker process opens one subject, lists its items, and runs each item that the parent process names. The parent
 process never imports a backend: it knows a subject as `Opened` and `Listed`.
 """
 
