@@ -15,10 +15,10 @@ def test_page_equals_its_data() -> None:
 
 
 def test_each_finding_has_its_recorded_outcome() -> None:
-    """Each finding's run is recorded as wrong in its release, and as right in the release that fixed it."""
+    """Each finding's run is recorded as failed in its release, and as passed in the release that fixed it."""
     runs = findings.kept()["findings"]
     for one in findings.read():
-        assert runs[one.id][one.release]["outcome"] == "wrong", one.id
+        assert runs[one.id][one.release]["outcome"] == "failed", one.id
         assert not one.right or runs[one.id][one.right]["outcome"] == "passed", one.id
     assert set(runs) == {one.id for one in findings.read()}
 
