@@ -18,7 +18,7 @@ from draftmark import RequestError
 from draftmark.runtime import ForwardBatch, KVPool, Tail, Tree, TreeOps, VerifyResult
 from draftmark_speculative import Adaptive
 from draftmark_speculative.adaptive.head import AdaptiveHeadDrafter
-from draftmark_speculative.drafts import Drafting
+from draftmark_speculative.drafting import Drafting
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.sampling import uniform
 
@@ -169,7 +169,7 @@ class Claiming(Adaptive):
 
     def drafting(self, *args: Any) -> Drafting:
         """Return the head's drafter, changed to use the probabilities of the forced acceptance."""
-        return ClaimingDrafter(self, *args)
+        return ClaimingDrafter(self, *args, self.costs, self.probe_share)
 
 
 class ClaimingDrafter(AdaptiveHeadDrafter):
@@ -177,7 +177,7 @@ class ClaimingDrafter(AdaptiveHeadDrafter):
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
         super()._plant(size, growth)
-        adaptive, chances = self._adaptive, self._candidates.chances[:size]
+        adaptive, chances = self._speculation, self._candidates.chances[:size]
         assert isinstance(adaptive, Claiming), "Claiming makes this drafter"
         claims = adaptive.forced[0].claims(self._candidates.levels[:size], self._state.parents[:size])
         chances.copy_(torch.where(chances > 0, claims, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pkgutil import resolve_name
 from typing import Literal
 
 from draftmark import DraftShape, Limits, RequestError
@@ -11,6 +12,9 @@ from draftmark import DraftShape, Limits, RequestError
 from .arguments import LARGEST, check_count, check_kind, is_count
 from .drafts import NoSpeculation, Speculation
 from .sampling import Sampling
+
+ADAPTIVE = "draftmark_speculative.adaptive:Adaptive"
+"""Class that the word "adaptive" selects. It runs rounds over layers, which read this configuration."""
 
 
 class HostKind(StrEnum):
@@ -79,9 +83,7 @@ class EngineConfig:
             raise RequestError(f"host_lengths is {self.host_lengths!r}, but it must be one of {kinds}; use a HostKind")
         object.__setattr__(self, "host_lengths", HostKind(self.host_lengths))
         if self.speculate == "adaptive":
-            from .adaptive import Adaptive
-
-            object.__setattr__(self, "speculate", Adaptive())
+            object.__setattr__(self, "speculate", resolve_name(ADAPTIVE)())
         if not isinstance(self.speculate, Speculation | None):
             raise RequestError(
                 f"speculate is {self.speculate!r}, but it must be a Speculation, 'adaptive' or None; "

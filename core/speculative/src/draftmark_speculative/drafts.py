@@ -1,6 +1,6 @@
-"""Draft trees of guessed tokens, and the interfaces that produce them for an engine.
+"""Draft trees of guessed tokens, and the speculations (drafting methods) that an engine's configuration names.
 
-A configuration names a `Speculation`. An engine creates a `Drafting` from it.
+An engine creates a `Drafting` (module `drafting`) from its speculation.
 """
 
 from __future__ import annotations
@@ -9,21 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from draftmark import DRAFT_MODES, TARGET_MODES, Geometry, LoadedBackend, Mode
+from draftmark import DRAFT_MODES, TARGET_MODES, LoadedBackend, Mode
 
 if TYPE_CHECKING:
     import torch
 
-    from draftmark.runtime import ForwardBatch, HostLengths, VerifyResult
-
-    from .adaptive.survival import Admitted
-    from .forwards import Forwards
-    from .layers import AttentionLayers, Layered
-    from .models import CausalLM
-    from .models.features import FeatureTaps
-    from .pending import FinishedForward
-    from .request import Request
-    from .state import DeviceState, GraphRunner
+    from draftmark.runtime import ForwardBatch
 
 
 @dataclass
@@ -113,7 +104,7 @@ class Prefill(NamedTuple):
 class Speculation:
     """Drafting method, fixed for an engine's life.
 
-    Override `begin` to draft on the host. Override `open` and `drafting` to draft on the device.
+    Override `begin` to draft on the host. A `DeviceSpeculation` drafts on the device.
 
     Attributes:
         topk: most branches of a tree; 1 means that every tree is a chain and needs no mask.
@@ -158,18 +149,6 @@ class Speculation:
         """Return the host drafter of a new request, or None if nothing is drafted on the host."""
         return None
 
-    def open(self, model: CausalLM) -> Layered | None:
-        """Return the draft model for `model`, or None. Its KV lies in separate pools under the same page ids."""
-        return None
-
-    def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
-        """Create the drafting of one engine.
-
-        Args:
-            layers: attention layers of the draft model, or of `model` if there is no draft model.
-        """
-        return Drafting(self, layers.geometry, state)
-
 
 class NoSpeculation(Speculation):
     """Plain decoding without drafts."""
@@ -178,71 +157,3 @@ class NoSpeculation(Speculation):
 
     def __str__(self) -> str:
         return "no drafts"
-
-
-class Drafting:
-    """Produces the drafts of one engine. This base class drafts on the host, with one `Drafter` per request.
-
-    The engine calls `begin` for a new request and `extend` after each prefill. In a round it calls `draft`, then `keep`
-    at the end of the verify forward, then `draft_extend`.
-
-    Attributes:
-        modes: modes that verify; each is captured at every captured batch size.
-        budgets: row budgets at which RAGGED_VERIFY is captured.
-        taps: the target's hidden states that `extend` and `keep` read, or None.
-        lookahead: tokens after a row that `extend` reads; a prefix is reused only where they agree.
-    """
-
-    taps: FeatureTaps | None = None
-    lookahead: int = 1
-    budgets: tuple[int, ...] = ()
-
-    def __init__(self, speculation: Speculation, geometry: Geometry, state: DeviceState) -> None:
-        self._speculation, self._geometry, self._state = speculation, geometry, state
-        drafts = geometry.draft.num_draft_tokens > 1
-        self.modes: tuple[Mode, ...] = (Mode.DECODE, Mode.VERIFY) if drafts else (Mode.DECODE,)
-
-    def capture(self) -> None:
-        """Capture the drafting's own programs at every captured batch size."""
-
-    def begin(self, request: Request) -> None:
-        """Create the drafter of a new request."""
-        request.drafter = self._speculation.begin(request.id, request.prompt)
-
-    def extend(self, prefill: Prefill) -> None:
-        """Process a prefill of the target."""
-
-    def ready(self, forwards: Forwards) -> None:
-        """Finish the setup. The engine calls this once, after all captures and before the first request."""
-
-    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
-        """Write a draft tree for each request into the filled state; return the round that verifies the trees.
-
-        If no drafter has a guess, the round is plain decoding.
-        """
-        trees = self._propose(requests)
-        if all(len(tree) == 1 for tree in trees):
-            return Round(Mode.DECODE, padded)
-        self._state.set_draft_trees(trees, padded)
-        return Round(Mode.VERIFY, padded)
-
-    def _propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        return [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in requests]
-
-    def admit(self, batch: ForwardBatch) -> Admitted:
-        """Return the trees that a RAGGED_VERIFY batch verifies, chosen from the trees in the state. Captured."""
-        raise NotImplementedError("this drafting has no row budgets, so it cannot admit trees; use VERIFY rounds")
-
-    def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Store a verified batch's data for `draft_extend`; features ``[R · D, width]``, of all nodes. Captured."""
-
-    def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
-        """Process the tokens that the round accepted; `host` bounds the lengths before the round."""
-
-    @property
-    def report(self) -> torch.Tensor | None:
-        """Measurements of the round just enqueued, float32 on the device, for `learn`; None if there are none."""
-        return None
-
-    def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Learn from a round's results before the requests get the tokens. With overlap this is one round late."""

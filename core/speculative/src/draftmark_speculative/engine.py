@@ -13,6 +13,7 @@ from draftmark.runtime import TreeOps, padded_batch_size
 from .allocator import PageAllocator
 from .arguments import check_kind
 from .config import EngineConfig, HostKind
+from .drafting import draft_model, make_drafting
 from .drafts import Round
 from .forwards import Forwards
 from .layers import open_layers
@@ -53,7 +54,7 @@ class Engine:
         self.model, self.config, self.statistics = model, config, Statistics()
         loaded = load(config.backend)
         config.speculation.require(loaded)
-        self._models = open_layers(model, config.speculation.open(model), loaded, config)
+        self._models = open_layers(model, draft_model(config.speculation, model), loaded, config)
         self._check_host_lengths()
         self._layers = layers = self._models[0]
         if wrap_tree_ops is not None:
@@ -64,7 +65,7 @@ class Engine:
         geometry = None if states is None else states.geometry
         self._state = state = DeviceState(self.geometry, model.device, layers.pages.unique_slots, geometry)
         self._runner = GraphRunner(loaded.graph_state(self.geometry, model.device) if config.graph else None)
-        self._drafting = config.speculation.drafting(model, self._models[-1], state, self._runner)
+        self._drafting = make_drafting(config.speculation, model, self._models[-1], state, self._runner)
         self._scheduler = Scheduler(self.geometry, self.pages, state, states, self._cache(), self._skips_updates)
         self._forwards = Forwards(model, layers, state, config.sampling, self._drafting, self._runner)
         self._pending: deque[PendingForward] = deque()
@@ -76,7 +77,7 @@ class Engine:
                 self._forwards.capture()
                 self._drafting.capture()
         with torch.inference_mode():
-            self._drafting.ready(self._forwards)
+            self._drafting.ready(self._forwards.round)
 
     @property
     def busy(self) -> bool:

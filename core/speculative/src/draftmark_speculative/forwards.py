@@ -19,7 +19,8 @@ from draftmark.runtime import (
     to_device,
 )
 
-from .drafts import Drafting, Prefill, Round
+from .drafting import Drafting
+from .drafts import Prefill, Round
 from .layers import AttentionLayers
 from .models import CausalLM
 from .ragged import RaggedRows

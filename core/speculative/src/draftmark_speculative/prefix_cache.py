@@ -8,31 +8,9 @@ a checkpoint of its state lies on the path.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from .allocator import PageAllocator
-from .request import Request
-
-
-@dataclass(eq=False)
-class CachedPage:
-    """One full KV page of a cached prefix.
-
-    Attributes:
-        key: tokens of the page, and `PrefixCache.lookahead` tokens after it.
-        page: id of the KV page, owned by the cache; -1 for the root.
-        parent: node of the page before it; None for the root.
-        children: nodes of the pages that follow, by their keys.
-        users: number of requests that share the page.
-        checkpoint: slot with the recurrent state after this page, or None.
-    """
-
-    key: tuple[int, ...] = ()
-    page: int = -1
-    parent: CachedPage | None = None
-    children: dict[tuple[int, ...], CachedPage] = field(default_factory=dict)
-    users: int = 0
-    checkpoint: int | None = None
+from .request import CachedPage, Request
 
 
 class PrefixCache:

@@ -6,15 +6,28 @@ The whole mapping runs on the device and can be captured.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from draftmark import Geometry, Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, Tree, TreeOps
 
-if TYPE_CHECKING:
-    from .adaptive.survival import Admitted
+
+class Admitted(NamedTuple):
+    """Trees that contain only admitted nodes, packed to the front.
+
+    Attributes:
+        tokens: int64 ``[R, D]``; -1 past a request's rows.
+        parents: int64 ``[R, D]``; -1 for the root, 0 past a request's rows.
+        q_lens: int64 ``[R]``, number of rows of each request; 0 for padding requests.
+        nodes: int64 ``[R, D]``, original index of each node.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    q_lens: torch.Tensor
+    nodes: torch.Tensor
 
 
 class PlacedRows(NamedTuple):

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from draftmark import RequestError
 
 from .arguments import integer
 from .drafts import Drafter
-
-if TYPE_CHECKING:
-    from .prefix_cache import CachedPage
 
 
 class FinishReason(StrEnum):
@@ -35,6 +31,27 @@ class Progress:
     request_id: int
     tokens: tuple[int, ...]
     finish: FinishReason | None
+
+
+@dataclass(eq=False)
+class CachedPage:
+    """One full KV page of a cached prefix.
+
+    Attributes:
+        key: tokens of the page, and the prefix cache's `lookahead` tokens after it.
+        page: id of the KV page, owned by the cache; -1 for the root.
+        parent: node of the page before it; None for the root.
+        children: nodes of the pages that follow, by their keys.
+        users: number of requests that share the page.
+        checkpoint: slot with the recurrent state after this page, or None.
+    """
+
+    key: tuple[int, ...] = ()
+    page: int = -1
+    parent: CachedPage | None = None
+    children: dict[tuple[int, ...], CachedPage] = field(default_factory=dict)
+    users: int = 0
+    checkpoint: int | None = None
 
 
 @dataclass(eq=False)

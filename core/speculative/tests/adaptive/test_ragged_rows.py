@@ -6,8 +6,7 @@ import torch
 
 from draftmark import AttentionShape, DraftShape, Gate, Geometry, Limits, Mode, Recurrence, StateGeometry, StateShape
 from draftmark.runtime import BatchBuffers, Exact, TorchTreeOps, validate
-from draftmark_speculative.adaptive.survival import Admitted
-from draftmark_speculative.ragged import RaggedRows
+from draftmark_speculative.ragged import Admitted, RaggedRows
 
 MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY)
 LIMITS, DRAFT = Limits(3, 64, row_budgets=(9,)), DraftShape(2, 3, 4)

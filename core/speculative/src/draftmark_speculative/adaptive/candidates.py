@@ -7,10 +7,11 @@ import torch
 from draftmark import Geometry
 from draftmark.runtime import ForwardBatch, VerifyResult
 
+from ..ragged import Admitted
 from ..state import DeviceState
 from .calibration import Calibration
 from .forecast import grid
-from .survival import Admitted, admit, compacted, expected, of_children, ranked, survival
+from .survival import admit, compacted, expected, of_children, ranked, survival
 
 
 class Candidates:

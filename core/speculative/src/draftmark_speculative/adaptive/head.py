@@ -25,27 +25,26 @@ from draftmark.runtime import (
     to_device,
 )
 
-from ..drafts import Prefill, Round
+from ..drafts import Prefill, Round, Speculation
 from ..eagle.drafter import HeadDrafter
 from ..eagle.tree_builder import DraftTreeBuilder
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..pending import FinishedForward
-from ..ragged import RaggedRows, rows_of_nodes
+from ..ragged import Admitted, RaggedRows, rows_of_nodes
 from ..request import Request
 from ..scheduler import by_row
 from ..state import DeviceState, GraphRunner
 from .backlog import Backlog
 from .calibration import Calibration
 from .candidates import Candidates
+from .costs import CostTable
 from .forecast import Forecast
 from .measure import Rehearsal, measure
 from .policy import Load, Policy
-from .survival import Admitted
 
 if TYPE_CHECKING:
-    from ..forwards import Forwards
-    from .speculation import Adaptive
+    from ..drafting import RunRound
 
 BACKLOG_BYTES, BACKLOG_ROWS = 1 << 28, (32, 512)
 """Bytes for features of plain rounds, and the least and the most rows of one request.
@@ -62,17 +61,19 @@ class AdaptiveHeadDrafter(HeadDrafter):
 
     def __init__(
         self,
-        speculation: Adaptive,
+        speculation: Speculation,
         model: CausalLM,
         layers: AttentionLayers,
         state: DeviceState,
         runner: GraphRunner,
+        costs: CostTable | None,
+        probe_share: float,
     ) -> None:
         super().__init__(speculation, model, layers, state, runner)
         geometry, device = layers.geometry, model.device
         self.modes, self.budgets = (Mode.DECODE,), geometry.limits.row_budgets
         depth = min(geometry.draft.num_steps, geometry.draft.num_draft_tokens - 1)
-        self._adaptive = speculation
+        self._costs, self._probe_share = costs, probe_share
         self._calibration = Calibration(2 * geometry.max_reqs, depth, device)
         self._candidates = Candidates(geometry, state, depth, self._calibration)
         width, most = self.accepted.features.shape[2], geometry.max_rows(Mode.RAGGED_VERIFY)
@@ -100,16 +101,16 @@ class AdaptiveHeadDrafter(HeadDrafter):
             self._state.fill((), size)
             self.capture_steps(size, self._layers.lengths_at_capture(size))
 
-    def ready(self, forwards: Forwards) -> None:
+    def ready(self, run_round: RunRound) -> None:
         """Measure the cost of rounds, unless a cost table was given."""
-        table = self._adaptive.costs
+        table = self._costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
             table = measure(
-                rehearsal, forwards, self.grow, self._take_over_budget, self._rehearse_backlog, self._backlog.room
+                rehearsal, run_round, self.grow, self._take_over_budget, self._rehearse_backlog, self._backlog.room
             )
             self._clear(rehearsal)
-        self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
+        self._policy = Policy(table, self.budgets, self._probe_share)
 
     def extend(self, prefill: Prefill) -> None:
         """Run the head over a prefill, and reset backlog and calibration of state rows with a finished prompt."""

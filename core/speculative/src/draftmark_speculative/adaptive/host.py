@@ -13,43 +13,51 @@ from typing import TYPE_CHECKING
 from draftmark import Mode
 from draftmark.runtime import ForwardBatch, HostLengths, to_device
 
-from ..drafts import Drafting, DraftTree, Round
+from ..drafting import Drafting
+from ..drafts import DraftTree, Round, Speculation
 from ..layers import AttentionLayers
 from ..pending import FinishedForward
+from ..ragged import Admitted
 from ..request import Request
 from ..scheduler import by_row
 from ..state import DeviceState
 from .candidates import Candidates
+from .costs import CostTable
 from .grounds import Grounds
 from .measure import Rehearsal, measure
 from .policy import Load, Policy
-from .survival import Admitted
 
 if TYPE_CHECKING:
-    from ..forwards import Forwards
-    from .speculation import Adaptive
+    from ..drafting import RunRound
 
 
 class AdaptiveHostDrafting(Drafting):
     """Drafts on the host, and verifies only the likeliest nodes. A request without a guess has one row."""
 
-    def __init__(self, speculation: Adaptive, layers: AttentionLayers, state: DeviceState) -> None:
+    def __init__(
+        self,
+        speculation: Speculation,
+        layers: AttentionLayers,
+        state: DeviceState,
+        costs: CostTable | None,
+        probe_share: float,
+    ) -> None:
         super().__init__(speculation, layers.geometry, state)
-        self._adaptive, self._layers = speculation, layers
+        self._layers, self._costs, self._probe_share = layers, costs, probe_share
         self.modes, self.budgets = (Mode.DECODE,), layers.geometry.limits.row_budgets
         self._candidates = Candidates(layers.geometry, state, layers.geometry.draft.num_draft_tokens - 1, None)
         self._grounds = Grounds()
         self._trees: list[DraftTree] = []
 
-    def ready(self, forwards: Forwards) -> None:
+    def ready(self, run_round: RunRound) -> None:
         """Measure the cost of rounds, unless a cost table was given."""
-        table = self._adaptive.costs
+        table = self._costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
-            table = measure(rehearsal, forwards)
+            table = measure(rehearsal, run_round)
             rehearsal.clear()
             self._candidates.chances.zero_()
-        self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
+        self._policy = Policy(table, self.budgets, self._probe_share)
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
         """Propose trees, choose a budget for them, and return the round."""

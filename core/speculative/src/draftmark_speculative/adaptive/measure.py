@@ -22,7 +22,7 @@ from ..state import DeviceState
 from .costs import Cost, CostTable
 
 if TYPE_CHECKING:
-    from ..forwards import Forwards
+    from ..drafting import RunRound
 
 REPEATS = 4
 """Timed runs of a program in a row on an asynchronous device; a CPU runs it once."""
@@ -99,7 +99,7 @@ class Rehearsal:
 
 def measure(
     rehearsal: Rehearsal,
-    forwards: Forwards,
+    run_round: RunRound,
     draft: Drafting | None = None,
     take_over: Drafting | None = None,
     catch_up: Reading | None = None,
@@ -108,6 +108,7 @@ def measure(
     """Return the cost table of an engine with captured or eager rounds.
 
     Args:
+        run_round: runs the target's forward of a round.
         draft: runs the draft model before a round; called with a padded batch size. None for drafts made on the host.
         take_over: runs the draft model after a round; called with a number of rows. None for drafts made on the host.
         catch_up: runs the draft model over waiting rows, at most `most_rows` of a request. Measuring it also compiles
@@ -119,11 +120,11 @@ def measure(
     budgets = limits.row_budgets if limits.capture_batch_sizes else _some(limits.row_budgets)
 
     def decode(size: int, host: HostLengths) -> None:
-        forwards.round(Round(Mode.DECODE, size), size, host)
+        run_round(Round(Mode.DECODE, size), size, host)
 
     def verify(budget: int, host: HostLengths) -> None:
         requests = _live(rehearsal, budget)
-        forwards.round(Round(Mode.RAGGED_VERIFY, budget), requests, host)
+        run_round(Round(Mode.RAGGED_VERIFY, budget), requests, host)
         if take_over is not None:
             take_over(budget, requests, host)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from draftmark import BackendRefusal, GeometryError, LoadedBackend, Mode, RequestError
 
 from ..arguments import check_kind, is_number
-from ..drafts import Drafter, Drafting, Speculation
+from ..drafting import DeviceSpeculation, Drafting, draft_model
+from ..drafts import Drafter, Speculation
 from ..eagle import Eagle
 from ..eagle.speculation import HeadDrafts
 from ..layers import AttentionLayers, Layered
@@ -21,7 +22,7 @@ from .host import AdaptiveHostDrafting
 
 
 @dataclass(frozen=True)
-class Adaptive(Speculation):
+class Adaptive(DeviceSpeculation):
     """Speculation that verifies only the likeliest drafts of another speculation, up to a row budget over all requests.
 
     Each round is plain decoding, or verifies the budget that yields the most tokens a second. Expected tokens come from
@@ -97,7 +98,7 @@ class Adaptive(Speculation):
 
     def open(self, model: CausalLM) -> Layered | None:
         """Return the wrapped speculation's draft model."""
-        return self.drafts.open(model)
+        return draft_model(self.drafts, model)
 
     def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
         """Create adaptive drafting with a head or with drafts of the host.
@@ -106,10 +107,10 @@ class Adaptive(Speculation):
             RequestError: the wrapped speculation drafts on the device without a head.
         """
         if isinstance(self.drafts, HeadDrafts):
-            return AdaptiveHeadDrafter(self, model, layers, state, runner)
+            return AdaptiveHeadDrafter(self, model, layers, state, runner, self.costs, self.probe_share)
         if not self.drafts.reads_tokens:
             raise RequestError(
                 f"adaptive drafting got {type(self.drafts).__name__}, but it needs Eagle, Mtp or a Speculation with "
                 "a begin() on the host; pass one of them"
             )
-        return AdaptiveHostDrafting(self, layers, state)
+        return AdaptiveHostDrafting(self, layers, state, self.costs, self.probe_share)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..ragged import Admitted
+
 
 def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch.Tensor:
     """Return each node's survival: the product of the chances (acceptance probabilities) along its path.
@@ -100,22 +102,6 @@ def expected(order: Ranked, live: torch.Tensor, points: torch.Tensor) -> torch.T
     below = at.long()
     low, high = total.index_select(0, below), total.index_select(0, (below + 1).clamp(max=last))
     return (low + (high - low) * (at - below)) / count
-
-
-class Admitted(NamedTuple):
-    """Trees that contain only admitted nodes, packed to the front.
-
-    Attributes:
-        tokens: int64 ``[R, D]``; -1 past a request's rows.
-        parents: int64 ``[R, D]``; -1 for the root, 0 past a request's rows.
-        q_lens: int64 ``[R]``, number of rows of each request; 0 for padding requests.
-        nodes: int64 ``[R, D]``, original index of each node.
-    """
-
-    tokens: torch.Tensor
-    parents: torch.Tensor
-    q_lens: torch.Tensor
-    nodes: torch.Tensor
 
 
 def compacted(tokens: torch.Tensor, parents: torch.Tensor, admitted: torch.Tensor) -> Admitted:

@@ -17,7 +17,8 @@ import torch
 from draftmark import Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, GraphKey, HostLengths, Program, VerifyResult
 
-from ..drafts import Drafting, Prefill, Round, Speculation
+from ..drafting import Drafting
+from ..drafts import Prefill, Round, Speculation
 from ..eagle.drafter import Accepted
 from ..eagle.tree_builder import best_tokens
 from ..layers import AttentionLayers

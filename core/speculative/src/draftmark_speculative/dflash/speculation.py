@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from draftmark import GeometryError, Mode
 
 from ..arguments import check_kind, is_count
-from ..drafts import Drafting, Speculation
+from ..drafting import DeviceSpeculation, Drafting
 from ..eagle.speculation import check_fit
 from ..layers import AttentionLayers
 from ..models import CausalLM
@@ -18,7 +18,7 @@ from .head import BlockHead
 
 
 @dataclass(frozen=True)
-class DFlash(Speculation):
+class DFlash(DeviceSpeculation):
     """Drafts by a block head: a chain of each mask row's best token, or a best-first tree over topk of them (DDTree).
 
     Attributes:

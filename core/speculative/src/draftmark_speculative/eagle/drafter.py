@@ -16,7 +16,8 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, GraphKey, HostLengths, Program, VerifyResult
 
-from ..drafts import Drafting, Prefill, Round, Speculation
+from ..drafting import Drafting
+from ..drafts import Prefill, Round, Speculation
 from ..layers import AttentionLayers, Layered
 from ..models import CausalLM
 from ..request import Request

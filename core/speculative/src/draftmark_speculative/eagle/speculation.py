@@ -11,7 +11,7 @@ import torch
 from draftmark import GeometryError, ModelError
 
 from ..arguments import check_kind, is_count
-from ..drafts import Drafting, Speculation
+from ..drafting import DeviceSpeculation, Drafting
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..state import DeviceState, GraphRunner
@@ -21,7 +21,7 @@ from .head import DraftHead
 from .installed import installed_head
 
 
-class HeadDrafts(Speculation):
+class HeadDrafts(DeviceSpeculation):
     """Speculation that drafts on the device, with the `Head` that `open` returns."""
 
     def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:

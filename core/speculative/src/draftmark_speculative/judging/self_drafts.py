@@ -10,7 +10,8 @@ import torch
 from draftmark import TARGET_MODES, Geometry, Mode
 from draftmark.runtime import BatchBuffers, HostLengths
 
-from ..drafts import Drafting, Round, Speculation
+from ..drafting import DeviceSpeculation, Drafting
+from ..drafts import Round
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..pending import FinishedForward
@@ -23,7 +24,7 @@ Rejected = Callable[[int, int, int, int, dict[int, Reading], dict[int, Reading]]
 
 
 @dataclass(frozen=True)
-class SelfDrafts(Speculation):
+class SelfDrafts(DeviceSpeculation):
     """Trees of drafts by the target itself: a greedy branch, which the target accepts whole, and other branches.
 
     Branch c begins with the token that is c-th after the best one. Branches change beams from step to step.

@@ -28,7 +28,8 @@ from draftmark.runtime import (
     VerifyResult,
 )
 
-from ..drafts import Drafting, Prefill, Round, Speculation
+from ..drafting import Drafting
+from ..drafts import Prefill, Round, Speculation
 from ..eagle.drafter import Accepted
 from ..layers import AttentionLayers
 from ..models import CausalLM

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from draftmark import GeometryError, Mode, RequestError
 
 from ..arguments import LARGEST, check_count, check_kind, is_count
-from ..drafts import Drafting, Speculation
+from ..drafting import DeviceSpeculation, Drafting
 from ..eagle.speculation import HeadDrafts
 from ..layers import AttentionLayers
 from ..models import CausalLM
@@ -54,7 +54,7 @@ class Mtp(HeadDrafts):
 
 
 @dataclass(frozen=True)
-class MtpModules(Speculation):
+class MtpModules(DeviceSpeculation):
     """Drafts by the model's first MTP layers (modules). Each drafts one token of a chain.
 
     Attributes:
