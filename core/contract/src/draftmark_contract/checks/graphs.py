@@ -25,7 +25,7 @@ ALSO = (
 )
 """Shapes that these checks run in addition to the shapes that every check runs."""
 FEW = ("target-window", "target-page1-words2", "all-modes")
-"""Such shapes of a check whose defects depend neither on host lengths nor on the draft shape."""
+"""Such shapes of checks that need neither other host lengths nor other draft shapes."""
 
 
 def _programs(*also: str) -> list[Case]:
