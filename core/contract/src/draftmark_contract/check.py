@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
     from .failing_batch import TooSmall, Wrong
+    from .profiles import Features
 
 
 T = TypeVar("T")
@@ -74,6 +75,13 @@ class Case:
     value: Any
     since: tuple[int, int] = (1, 0)
     geometry: Any = None
+
+    @functools.cached_property
+    def needs(self) -> Features:
+        """Profiles (feature sets) that the case needs."""
+        from .profiles import needs
+
+        return needs(self.value if self.geometry is None else self.geometry)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from draftmark.version import CONTRACT_MAJOR
 from ..check import Case, Check, Need, Refused, Tier, Unjudged, all_checks, spread
 from ..failing_batch import Drawing, drawing
 from ..judge.rules import name_of
-from ..profiles import OF_STATE, Features, needs
+from ..profiles import OF_STATE, Features
 from .explanation import explanation
 from .known import KnownFailure
 from .limits import LIMIT_S, time_limit
@@ -69,7 +69,7 @@ class Item:
     @property
     def needs(self) -> Features:
         """Profiles (feature sets) that the item needs. A backend that does not serve them may refuse it."""
-        return needs(self.case.value if self.case.geometry is None else self.case.geometry)
+        return self.case.needs
 
 
 def item_of(rule: str, case: str, run: Callable[[], None], asks: str = "") -> Item:

@@ -122,13 +122,14 @@ class Suite:
 
     def tried(self, results: Sequence[Result]) -> dict[str, tuple[int, int]]:
         """Return, for each profile, the number of items that ran and the number of all targeted items."""
-        ran = {result.item for result in results}
-        found = {}
-        for profile in Profile:
+        due = Counter(self.needs[one] for one in self.due)
+        ran = Counter(self.needs[one] for one in self.due & {result.item for result in results})
+
+        def count(items: Counter[Features], profile: Profile) -> int:
             core = profile is Profile.CORE
-            items = {one for one in self.due if (not self.needs[one] if core else profile in self.needs[one])}
-            found[profile.value] = (len(items & ran), len(items))
-        return found
+            return sum(number for needs, number in items.items() if (not needs if core else profile in needs))
+
+        return {profile.value: (count(ran, profile), count(due, profile)) for profile in Profile}
 
     def newer(self, results: Sequence[Result]) -> Newer:
         """Return a summary of the items that are newer than the targeted contract."""
