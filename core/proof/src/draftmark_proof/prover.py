@@ -187,9 +187,14 @@ def _facts(context: Context, claim: Claim, encoding: str, within: Within) -> lis
 
 
 def _satisfiable(claim: Claim, solver: Solver) -> bool:
+    """Return True if some batch satisfies the assumptions.
+
+    Definitions of other terms are left out: each has a value in every batch, because a theorem proves the divisors.
+    """
     for bound in LADDER:
         with _Z3:
-            problem = smt2(_facts(claim.context, claim, "skolem", bound))
+            context = relevant(claim.context, claim.assumed)
+            problem = smt2(_facts(context, claim, "skolem", bound))
         if solver.ask(problem, [], SHORT).status == "sat":
             return True
     return False
