@@ -129,21 +129,37 @@ def test_every_family_gives_the_plain_text(decode, make_model, plain_text, rando
     assert texts_of(outs) == texts
 
 
+@pytest.fixture(scope="module")
+def sampled(decode, prompts):
+    """Prompts, sampling, and the outputs of plain sampling."""
+    starts, sampling = prompts(5, 20, seed=3), Sampling(0.7, 0.95, 11)
+    return starts, sampling, decode("none", starts, sampling=sampling)[0]
+
+
 SAMPLED = ["none", "known chain", "known tree", "chain", "tree", "adaptive chain", "adaptive tree"]
 
 
 @pytest.mark.parametrize(
     ("way", "overlap"), quick((one for one in product(SAMPLED, [False, True]) if late_is_possible(*one)), together=1)
 )
-def test_sampling_gives_the_tokens_of_plain_sampling(decode, prompts, way, overlap):
+def test_sampling_gives_the_tokens_of_plain_sampling(decode, sampled, way, overlap):
     """Sampling with any drafting method, with and without overlap, gives the tokens of plain sampling."""
-    starts, sampling = prompts(5, 20, seed=3), Sampling(0.7, 0.95, 11)
+    starts, sampling, want = sampled
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
-    want, _ = decode("none", starts, sampling=sampling)
     more = {"sampling": sampling, "overlap": overlap, "host_lengths": host, "graph": True}
     outs, engine = decode(way, starts, texts_of(want), **more)
     assert outs == want
     assert engine.statistics.mean_accepted > 1.1 or WAYS[way][3] == 1.0
+
+
+TO_THE_WALL = {"max_num_reqs": 4, "max_context_len": 40, "count": 1000}
+
+
+@pytest.fixture(scope="module")
+def to_the_wall(decode, prompts):
+    """Prompts, and the outputs of plain decoding up to max_context_len."""
+    starts = prompts(4, 20, seed=9)
+    return starts, decode("none", starts, **TO_THE_WALL)[0]
 
 
 WALLS = product(["none", "known chain", "known tree", "chain", "tree"], [1, 7, 16], [False, True], [False, True])
@@ -152,11 +168,10 @@ WALLS = product(["none", "known chain", "known tree", "chain", "tree"], [1, 7, 1
 @pytest.mark.parametrize(
     ("way", "page_size", "graph", "overlap"), quick(one for one in WALLS if late_is_possible(one[0], one[3]))
 )
-def test_requests_end_at_max_context_len(decode, prompts, way, page_size, graph, overlap):
+def test_requests_end_at_max_context_len(decode, to_the_wall, way, page_size, graph, overlap):
     """Requests end exactly at max_context_len, although trees and rounds in flight reach past it."""
-    starts = prompts(4, 20, seed=9)
-    small = {"page_size": page_size, "max_num_reqs": 4, "max_context_len": 40, "count": 1000}
-    want, _ = decode("none", starts, **small)
+    starts, want = to_the_wall
+    small = {"page_size": page_size, **TO_THE_WALL}
     host = HostKind.UNKNOWN if overlap else HostKind.EXACT
     past = [(*text, *(1,) * 9) for text in texts_of(want)]
     outs, _ = decode(way, starts, past, **small, graph=graph, overlap=overlap, host_lengths=host)

@@ -136,6 +136,16 @@ def test_checkpoint_slots_are_given_back_oldest_first():
     assert small.released == [4, 3] and not small.cache.evict_checkpoint() and small.cache.checkpoints == 0
 
 
+COMMON = [(i * 7) % 256 for i in range(20)]
+STARTS = [*([*COMMON, one, 3, one] for one in range(4)), COMMON[:11], COMMON]
+
+
+@pytest.fixture(scope="module")
+def texts(markov):
+    """Texts of an engine without a cache."""
+    return [one.tokens for one in decode(Engine(markov(STRENGTH)[0], EngineConfig(**SMALL)), STARTS, COUNT)]
+
+
 WAYS = ("none", "known", "chain", "tree", "adaptive")
 SETTINGS = quick(
     one for one in product(WAYS, [False, True], [False, True], [None, 18]) if not (one[2] and one[0] == "known")
@@ -143,13 +153,9 @@ SETTINGS = quick(
 
 
 @pytest.mark.parametrize(("way", "graph", "overlap", "num_pages"), SETTINGS)
-def test_reused_prefixes_give_the_same_text(markov, oracle, table, way, graph, overlap, num_pages):
+def test_reused_prefixes_give_the_same_text(markov, oracle, table, texts, way, graph, overlap, num_pages):
     """Requests with a common prefix get the text of an engine without a cache, and no page is lost."""
     model, head = markov(STRENGTH)
-    common = [(i * 7) % 256 for i in range(20)]
-    starts = [*([*common, one, 3, one] for one in range(4)), common[:11], common]
-    plain = Engine(model, EngineConfig(**SMALL))
-    texts = [one.tokens for one in decode(plain, starts, COUNT)]
     drafts = {
         "none": lambda: None,
         "known": lambda: oracle(3, 7, tuple(texts * 2)),
@@ -162,7 +168,7 @@ def test_reused_prefixes_give_the_same_text(markov, oracle, table, way, graph, o
     config = EngineConfig(**SMALL, prefix_cache=True, speculate=drafts, **settings)
     engine = Engine(model, config)
     for _ in range(2):
-        assert [one.tokens for one in decode(engine, starts, COUNT)] == texts
+        assert [one.tokens for one in decode(engine, STARTS, COUNT)] == texts
     cache = engine._scheduler._cache
     assert engine.statistics.reused >= 60, "the test needs reused prefixes"
     assert engine.pages.in_use == cache.unused_pages, "every page is free or an unused page of the cache"
