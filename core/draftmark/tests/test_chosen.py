@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.draftmark.tests.bad_calls import Rig
-from draftmark import BatchError, BufferError, Geometry, GeometryError, GeometryPair, Mode, ModelFacts, latent_shape
+from draftmark import BatchError, BufferError, Geometry, GeometryError, Mode, latent_shape
 from draftmark.batch_tensors import batch_tensors
 from draftmark.runtime import BatchBuffers, Chosen, Exact, KVCache, KVPool, ragged, validate
 
@@ -162,15 +162,6 @@ def test_an_indexers_topk_is_the_width():
         latent_shape(config | {"index_topk": 2048, "index_kpool": 4}, page_size=64)
     with pytest.raises(GeometryError, match=r"config.index_topk"):
         latent_shape(config | {"index_topk": "many"}, page_size=64)
-
-
-def test_a_draft_layer_without_an_indexer_has_no_lists(make_geometry):
-    """A draft geometry with its target's lists is refused (ATOM#1362)."""
-    target, draft = make_geometry(chosen_width=WIDTH), make_geometry()
-    facts = ModelFacts(4, 2, 8, "float32", 64)
-    GeometryPair(target, draft, replace(facts, chosen_width=WIDTH), facts)
-    with pytest.raises(GeometryError, match=r"pair.draft.chosen_width is 6, but the model has 0; make each geometry"):
-        GeometryPair(target, target, replace(facts, chosen_width=WIDTH), facts)
 
 
 def test_size_prints_the_lists(draftmark):

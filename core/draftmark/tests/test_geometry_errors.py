@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from draftmark import DraftmarkError, Geometry, GeometryPair, ModelFacts
+from draftmark import DraftmarkError, Geometry, GeometryPair
 from draftmark.errors import GeometryError
 
 NAN, INF = math.nan, math.inf
@@ -138,29 +138,6 @@ def test_a_pair_may_differ_in_fields_of_each_model(make_geometry):
     pair = GeometryPair(target, make_geometry(**other, num_sms=132))
     assert pair.target is target
     assert pair.target.max_pages_per_req == pair.draft.max_pages_per_req
-
-
-FACTS = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dtype": "float32", "rotary_len": 32}
-"""Facts of a model that matches `make_geometry()`."""
-
-
-@pytest.mark.parametrize(
-    ("difference", "field"),
-    [
-        ({"num_qo_heads": 8}, "pair.draft.num_qo_heads"),
-        ({"num_kv_heads": 1}, "pair.draft.num_kv_heads"),
-        ({"head_dim": 16}, "pair.draft.head_dim"),
-        ({"dtype": "bfloat16"}, "pair.draft.dtype"),
-        ({"window_left": 4}, "pair.draft.window_left"),
-        ({"rotary_len": 31}, "pair.draft.rotary_len"),
-    ],
-)
-def test_a_draft_geometry_must_match_its_model(make_geometry, difference, field):
-    """A draft geometry with other values than its model's configuration is refused with the field's name."""
-    GeometryPair(make_geometry(), make_geometry(), ModelFacts(**FACTS), ModelFacts(**FACTS))
-    with pytest.raises(GeometryError) as caught:
-        GeometryPair(make_geometry(), make_geometry(), ModelFacts(**FACTS), ModelFacts(**FACTS | difference))
-    assert caught.value.field == field
 
 
 def test_capture_sizes_are_compared_without_order(make_geometry):

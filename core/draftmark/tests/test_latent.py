@@ -18,7 +18,6 @@ from draftmark import (
     GeometryPair,
     Limits,
     Mode,
-    ModelFacts,
 )
 from draftmark.runtime import KVCache, KVPool, TorchTreeOps
 
@@ -364,36 +363,13 @@ def test_lse_is_asked_only_of_a_backend_that_writes_it():
         old.backend.attend(old.q, old.cache, old.batch, old.out, good)
 
 
-FACTS = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dtype": "float32", "rotary_len": 32}
-LATENT_FACTS = FACTS | {"num_qo_heads": 5, "num_kv_heads": 1, "head_dim": 12, "value_dim": 8, "latent": True}
-
-
 def test_a_latent_target_and_a_gqa_draft_share_pages(make_geometry):
     """The two models of a pair share the page size and page ids; the bytes of a page differ."""
-    facts = ModelFacts(**LATENT_FACTS, softmax_scale=0.3), ModelFacts(**FACTS, value_dim=8)
-    pair = GeometryPair(make_geometry(**LATENT), make_geometry(), *facts)
+    pair = GeometryPair(make_geometry(**LATENT), make_geometry())
     assert pair.target.max_pages_per_req == pair.draft.max_pages_per_req
     assert (pair.target.page_bytes, pair.draft.page_bytes) == (4 * 12 * 4, 2 * 4 * 2 * 8 * 4)
     with pytest.raises(GeometryError, match=r"pair\.page_size is 8, but the target has 4"):
         GeometryPair(make_geometry(**LATENT), make_geometry(page_size=8))
-
-
-@pytest.mark.parametrize(
-    ("difference", "field"),
-    [
-        ({"value_dim": 12}, "value_dim"),
-        ({"value_dim": None}, "value_dim"),
-        ({"latent": False}, "latent"),
-        ({"softmax_scale": 12**-0.5}, "softmax_scale"),
-    ],
-)
-def test_a_latent_geometry_must_match_its_model(make_geometry, difference, field):
-    """A target geometry with another value width, form or scale than its model is refused with the field's name."""
-    facts = LATENT_FACTS | {"softmax_scale": 0.3 * (1 + 1e-12)}
-    GeometryPair(make_geometry(**LATENT), make_geometry(), ModelFacts(**facts))
-    with pytest.raises(GeometryError) as caught:
-        GeometryPair(make_geometry(**LATENT), make_geometry(), ModelFacts(**facts | difference))
-    assert caught.value.field == f"pair.target.{field}"
 
 
 def test_host_lengths_and_pages_of_a_latent_geometry_are_those_of_any_other(make_geometry):

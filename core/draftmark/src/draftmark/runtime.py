@@ -35,7 +35,7 @@ from .graphs import (
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
 from .state import StateBackend, StateCache, StatePool, StateSlots, checkpoint_lens
 from .transfer import AsyncHostCopy, Fence, fence, to_device
-from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_parents, write_tail
+from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_tail
 
 __all__ = [
     "Arena",
@@ -86,6 +86,5 @@ __all__ = [
     "to_device",
     "validate",
     "verify_tree",
-    "write_parents",
     "write_tail",
 ]

@@ -4,12 +4,11 @@ from .arithmetic import ceil_div, maximum, minimum
 from .batch_geometry import BatchGeometry
 from .geometry import Geometry
 from .latent import latent_shape
-from .pair import GeometryPair, ModelFacts
+from .pair import GeometryPair
 from .shapes import (
     CORE_MODES,
     DRAFT_MODES,
     DTYPE_BYTES,
-    KV_DTYPES,
     LAYOUT_FORMS,
     Q_DTYPES,
     TARGET_MODES,
@@ -22,17 +21,14 @@ from .shapes import (
     Mode,
 )
 from .state import STATE_MODES, Gate, Recurrence, StateGeometry, StateShape
-from .state_checks import STATE_DTYPES
 from .state_models import StateFacts, state_facts, state_shape
 
 __all__ = [
     "CORE_MODES",
     "DRAFT_MODES",
     "DTYPE_BYTES",
-    "KV_DTYPES",
     "LAYOUT_FORMS",
     "Q_DTYPES",
-    "STATE_DTYPES",
     "STATE_MODES",
     "TARGET_MODES",
     "AttentionShape",
@@ -46,7 +42,6 @@ __all__ = [
     "GeometryPair",
     "Limits",
     "Mode",
-    "ModelFacts",
     "Recurrence",
     "StateFacts",
     "StateGeometry",
