@@ -50,7 +50,7 @@ def vendor(tmp_path: Path, distribution: Callable[..., Path]) -> Vendor:
 def test_items_are_tests(vendor: Vendor) -> None:
     """A right item passes. Only the item that ends its process fails, with the message and the command of the suite."""
     said = vendor(FAULTS, 1)
-    assert "1 failed, " in said and "TestMine::test_contract[supports.mandatory_profile[padded]]" in said
+    assert "1 failed, " in said and "TestMine.test_contract[supports.mandatory_profile[padded]]" in said
     assert "this item ended the process with code 7" in said
     assert "run it again: draftmark contract mine --item 'supports.mandatory_profile[padded]'" in said
     assert "Traceback" not in said
