@@ -49,10 +49,15 @@ def _case(name: str, value: object, geometry: StateGeometry, label: str = "") ->
 
 
 def trees() -> list[Case]:
-    """Return chains, trees and forests of every number of rows, in VERIFY and RAGGED_VERIFY."""
+    """Return chains, trees and forests of every number of rows, in VERIFY and RAGGED_VERIFY.
+
+    One layer of each recurrence runs every number up to `MANY`; the other layers run every second one.
+    """
     found: list[Case] = []
     for at, rows in enumerate(COUNTS):
-        names = list(LAYERS) if rows <= MANY else [[*LAYERS][at % len(LAYERS)], FEW[at % len(FEW)]]
+        names = [name for n, name in enumerate(LAYERS) if name in FEW or (n + at) % 2]
+        if rows > MANY:
+            names = [[*LAYERS][at % len(LAYERS)], FEW[at % len(FEW)]]
         for name in dict.fromkeys(names):
             for tree in (False, True)[rows > 1 and name not in FEW : 1 + (rows > 1)]:
                 geometry = geometry_of(name, draft_of(rows, tree), _limits(rows))

@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 SINCE = (1, 3)
 ALSO = ("all-modes", "all-few-graphs", "all-kv8")
 """Shapes that these checks run in addition to the shapes that every check runs."""
+CROWDS = ("crowd", "crowd-page128", "crowd-bf16")
+"""Such shapes of batches with many long requests: each dtype, and pages of 64 and 128 tokens."""
 
 
 def _forwards() -> list[Case]:
     found = [shape.case(representative_forwards(shape.geometry)) for shape in shapes(*ALSO)]
     for shape in crowds():
+        if shape.name not in CROWDS:
+            continue
         last = dict(programs(shape.geometry))
         found += [shape.case([crowd(shape.geometry, mode, step)], mode.value) for mode, step in last.items()]
     return found
