@@ -129,7 +129,7 @@ class Session:
 
     def end(self) -> None:
         """End the worker process."""
-        self._pool.__exit__(None)
+        self._pool.end()
 
 
 def _opening(tests: type[ContractTests]) -> Opening:

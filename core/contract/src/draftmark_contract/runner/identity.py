@@ -25,9 +25,9 @@ STEP_PATH = (
 """Modules and packages of draftmark with code that runs, or decides sizes, from `open` to the end of a step."""
 IMPORTED_ONLY = ("errors", "version", "hookspecs")
 """Modules that `STEP_PATH` imports and that do not run in a step: errors, a version, declarations of hooks."""
-NOT_JUDGING = ("cli/", "runner/", "judge/", "page/", "schema/", "rules.toml")
-"""Parts of the suite that present results, or that judge engine backends instead of plugins."""
-JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py", "runner/resources.py")
+NOT_JUDGING = ("cli/", "runner/", "judge/", "page/", "schema/", "skeleton/", "contract_tests.py", "rules.toml")
+"""Parts of the suite that present results, judge engine backends instead of plugins, or write a new package."""
+JUDGING = tuple(f"runner/{name}.py" for name in ("item", "known", "limits", "outcome", "plugin", "resources"))
 """Files inside `NOT_JUDGING` that do count, because they decide how an item ends."""
 PLUGIN, CORE, SUITE, PROOF = "plugin", "core", "suite", "proof"
 PROOFS = "draftmark_proof"

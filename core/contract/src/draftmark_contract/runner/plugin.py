@@ -10,6 +10,7 @@ from functools import cached_property
 
 from draftmark.devices import synchronize
 from draftmark.errors import DraftmarkError
+from draftmark.kernels import cache_folder
 from draftmark.loaded import LoadedBackend
 from draftmark.registry import load
 
@@ -32,6 +33,8 @@ NO_STATE = "it is for layers with recurrent state, but {} lists none in BackendI
 
 THREADS = "OMP_NUM_THREADS"
 """Environment variable that limits the threads of torch, and of NumPy's OpenBLAS or MKL."""
+HYPOTHESIS = "HYPOTHESIS_STORAGE_DIRECTORY"
+"""Environment variable: folder for files of hypothesis."""
 PREPARE = "DRAFTMARK_PREPARE"
 """Environment variable: with 0, opening a backend does not compile kernels that no batch needs yet."""
 
@@ -44,8 +47,13 @@ def environment(tier: Tier = Tier.HOST, workers: int = 1, seed: int | None = Non
     only waste processor time.
     """
     threads = max(1, (os.cpu_count() or 1) // workers) if tier is Tier.DEVICE else 1
-    # An item opens a geometry for a few batches, so it compiles only the kernels that it launches.
-    found = {THREADS: os.environ.get(THREADS) or str(threads), PREPARE: os.environ.get(PREPARE) or "0"}
+    found = {
+        THREADS: os.environ.get(THREADS) or str(threads),
+        # An item opens a geometry for a few batches, so it compiles only the kernels that it launches.
+        PREPARE: os.environ.get(PREPARE) or "0",
+        # Without it hypothesis writes a folder into the user's current folder.
+        HYPOTHESIS: os.environ.get(HYPOTHESIS) or str(cache_folder() / "hypothesis"),
+    }
     return found if seed is None else {**found, SEED: str(seed)}
 
 

@@ -139,9 +139,12 @@ class Pool:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """End all processes: after an exception at once, otherwise as they exit."""
+        self.end(at_once=bool(kind))
+
+    def end(self, at_once: bool = False) -> None:
+        """End all processes. One that waits for a command can exit by itself, unless `at_once` is True."""
         for one in self._processes:
-            one.kill() if kind else one.close()
+            one.kill() if at_once or one.busy is not None else one.close()
         for one in self._processes:
             one.code()
         self._processes = []
