@@ -10,6 +10,8 @@ import torch
 from draftmark import Mode
 from draftmark.cache import KVCache, KVPool, sinks_of, slots_of
 from draftmark.errors import BatchError
+from draftmark_testing.paged_scenes import PagedScene
+from draftmark_testing.scenes import Request, Scene, chain
 
 LAYERS, PAGES = 3, 6
 
@@ -173,11 +175,11 @@ def test_slots_above_two_to_the_31_do_not_overflow():
     assert slots.tolist() == [[page * 128 + 5]]
 
 
-def test_the_reference_writes_64_bit_slots(make_geometry, scene_types, open_reference):
+def test_the_reference_writes_64_bit_slots(make_geometry, open_reference):
     """The reference backend writes the exact slot, page · P + offset, to slot_mapping when it exceeds 2**31."""
     geometry = make_geometry(page_size=16)
-    scene = scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(5, scene_types.chain(1), 1),))
-    paged = scene_types.PagedScene(scene, [torch.zeros(6, 2, 8)], [torch.zeros(6, 2, 8)])
+    scene = Scene(geometry, Mode.DECODE, (Request(5, chain(1), 1),))
+    paged = PagedScene(scene, [torch.zeros(6, 2, 8)], [torch.zeros(6, 2, 8)])
     paged.batch.page_table[0, 0] = 2**31 - 1
     backend, arena = open_reference(geometry)
     backend.plan(paged.batch)

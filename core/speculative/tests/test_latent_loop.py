@@ -8,12 +8,12 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from core.speculative.tests.known import Oracle
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Mtp, Ngram, Sampling, generate
 from draftmark_speculative.judging import judge_drafter
 from draftmark_speculative.judging.attention import DraftAttention
 from draftmark_speculative.mtp.tiny import tiny_mtp_pair
+from draftmark_testing.pairs import quick
 
 COUNT = 16
 SMALL = {"max_num_reqs": 3, "max_context_len": 64, "max_extend_tokens": 20, "guard": True}

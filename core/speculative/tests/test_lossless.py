@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from benchmarks.decode import soak
-from core.pairs import quick
 from draftmark_speculative import Adaptive, Eagle, EngineConfig, FinishReason, HostKind, Ngram, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models.tiny import FAMILIES, tiny_model
 from draftmark_speculative.sampling import Sampling
+from draftmark_testing.pairs import quick
 
 COUNT, STRENGTH = 20, 0.01
 SMALL = {"page_size": 4, "max_num_reqs": 3, "max_context_len": 64, "max_extend_tokens": 20, "guard": True}

@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 
-from core.pairs import quick
 from draftmark import CacheExhausted
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, decode
 from draftmark_speculative.allocator import PageAllocator
 from draftmark_speculative.prefix_cache import PrefixCache
 from draftmark_speculative.request import Request
+from draftmark_testing.pairs import quick
 
 COUNT, STRENGTH, PAGE = 16, 0.01, 4
 SMALL = {"page_size": PAGE, "max_num_reqs": 2, "max_context_len": 64, "max_extend_tokens": 20, "guard": True}

@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from draftmark import BackendRefusal
 from draftmark.loaded import LoadedBackend
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
+from draftmark_testing.pairs import quick
 
 COUNT = 24
 LATE = {"overlap": True, "host_lengths": HostKind.UPPER_BOUND}

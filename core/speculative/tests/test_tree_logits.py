@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from draftmark.batch import BatchBuffers, ragged
 from draftmark.geometry import Mode
 from draftmark.lengths import Unknown
@@ -15,6 +14,7 @@ from draftmark_speculative import EngineConfig, Speculation
 from draftmark_speculative.config import HostKind
 from draftmark_speculative.engine import Engine
 from draftmark_speculative.models.tiny import FAMILIES, WINDOW
+from draftmark_testing.pairs import quick
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # parents of a tree of seven nodes, three branches and depth 3
 PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from draftmark import DRAFT_MODES, AttentionShape, Form, Mode
 from draftmark.arena import Arena
 from draftmark.batch import BatchBuffers, ragged
@@ -18,6 +17,7 @@ from draftmark.lengths import Exact
 from draftmark_cuda_flashinfer import latent_plan, sizing
 from draftmark_cuda_flashinfer.latent import LatentBackend
 from draftmark_cuda_flashinfer.support import reasons_against
+from draftmark_testing.pairs import quick
 
 from .latent_stand_in import StandIn
 

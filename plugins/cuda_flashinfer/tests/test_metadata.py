@@ -10,13 +10,13 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from draftmark import DRAFT_MODES, Mode
 from draftmark.arena import Arena
 from draftmark.errors import BatchError
 from draftmark.lengths import Unknown
 from draftmark_cuda_flashinfer import levels, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
+from draftmark_testing.pairs import quick
 
 
 def opened(geometry):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.pairs import quick
 from draftmark import AttentionShape, DeviceProfile
 from draftmark_cuda_triton.heuristics import common, select, sm90
 from draftmark_cuda_triton.launch import tma
+from draftmark_testing.pairs import quick
 
 try:
     from draftmark_cuda_triton import kernels_sm90

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.pairs import in_turn
 from draftmark.loaded import LoadedBackend
 from draftmark_contract.check import Check, spread
+from draftmark_testing.pairs import in_turn
 
 from . import catalog, suite
 from .designs import tutorial

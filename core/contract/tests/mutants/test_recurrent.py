@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from core.pairs import in_turn
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
 from draftmark_contract.check import Check, spread
 from draftmark_reference import ReferencePlugin, Rollback
+from draftmark_testing.pairs import in_turn
 
 from . import catalog, suite
 from .designs import tutorial

@@ -11,6 +11,10 @@ import torch
 from hypothesis import given, settings
 
 from draftmark import Form, Mode
+from draftmark_testing.paged_scenes import random_paged_scene
+from draftmark_testing.scene_attention import expected_attention
+from draftmark_testing.scenes import Scene
+from draftmark_testing.strategies import scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,11 +31,11 @@ ANYTHING = (-1, 2**31 - 1, -(2**31), 0)
 """Stale entries of lists."""
 
 
-def with_lists(scene_types, scene):
+def with_lists(scene):
     """Return the scene with a list of at most `WIDTH` keys for each live row, some of them empty or full."""
 
     @dataclass(frozen=True)
-    class ListedScene(scene_types.Scene):
+    class ListedScene(Scene):
         lists: dict = field(default_factory=dict)
 
         def visible(self, request, row):
@@ -66,15 +70,13 @@ def fill(paged, rng):
 
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_and_lse_equal_float64(
-    shape, mode, scene_types, open_reference, random_paged_scene, expected_attention
-):
+def test_outputs_and_lse_equal_float64(shape, mode, open_reference):
     """In every mode a row attends to the keys of its list only; without keys it is 0, with log-sum-exp -inf."""
 
     @settings(max_examples=6)
-    @given(scene=scene_types.scenes(mode, tails=(1, 2, 5, 33), **SHAPES[shape]))
+    @given(scene=scenes(mode, tails=(1, 2, 5, 33), **SHAPES[shape]))
     def check(scene):
-        scene = with_lists(scene_types, scene)
+        scene = with_lists(scene)
         backend, arena = open_reference(scene.geometry)
         paged, q = random_paged_scene(scene)
         fill(paged, random.Random(scene.seed))
@@ -92,11 +94,11 @@ def test_outputs_and_lse_equal_float64(
 
 
 @pytest.mark.parametrize("shape", ["one buffer", "heads"])
-def test_a_list_of_all_keys_gives_the_output_without_lists(shape, scene_types, open_reference, random_paged_scene):
+def test_a_list_of_all_keys_gives_the_output_without_lists(shape, open_reference):
     """A tree is a list: prefix and ancestors of each row, in any order."""
 
     @settings(max_examples=6)
-    @given(scene=scene_types.scenes(Mode.VERIFY, tails=(5,), **SHAPES[shape]))
+    @given(scene=scenes(Mode.VERIFY, tails=(5,), **SHAPES[shape]))
     def check(scene):
         plain = replace(scene.geometry.attention, window_left=-1)
         outs = []

@@ -9,6 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftmark import Form, Mode
+from draftmark_testing.paged_scenes import random_paged_scene
+from draftmark_testing.scene_attention import expected_attention
+from draftmark_testing.scenes import Request, Scene, chain
+from draftmark_testing.strategies import scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,13 +40,11 @@ def expected_lse(scene, q, k):
 
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_and_lse_equal_float64(
-    shape, mode, scene_types, open_reference, random_paged_scene, expected_attention
-):
+def test_outputs_and_lse_equal_float64(shape, mode, open_reference):
     """In every mode outputs and lse equal float64 attention, and every row is written, padding included."""
 
     @settings(max_examples=12)
-    @given(scene=scene_types.scenes(mode, **SHAPES[shape]))
+    @given(scene=scenes(mode, **SHAPES[shape]))
     def check(scene):
         compare(scene)
 
@@ -52,7 +54,7 @@ def test_outputs_and_lse_equal_float64(
         value, rest = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 5))
         heads = data.draw(st.sampled_from((1, 2, 5, 12, 20)))
         widths = {"num_qo_heads": heads, "head_dim": value + rest, "value_dim": value}
-        compare(data.draw(scene_types.scenes(mode, **LATENT | widths)))
+        compare(data.draw(scenes(mode, **LATENT | widths)))
 
     def compare(scene):
         backend, arena = open_reference(scene.geometry)
@@ -69,19 +71,19 @@ def test_outputs_and_lse_equal_float64(
     (check_drawn if shape == "drawn shapes" else check)()
 
 
-def decode(make_geometry, scene_types, random_paged_scene, **fields):
+def decode(make_geometry, **fields):
     """Return the scene of one decode with 9 committed tokens, its pages, and q."""
     geometry = make_geometry(**LATENT | fields, modes=(Mode.DECODE,))
-    scene = scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(9, scene_types.chain(1), 1),))
+    scene = Scene(geometry, Mode.DECODE, (Request(9, chain(1), 1),))
     return geometry, *random_paged_scene(scene)
 
 
-def test_sinks_lower_the_output_and_leave_lse_alone(make_geometry, scene_types, open_reference, random_paged_scene):
+def test_sinks_lower_the_output_and_leave_lse_alone(make_geometry, open_reference):
     """lse covers keys only: with a sink of the same weight the output halves, and lse stays."""
-    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    geometry, paged, q = decode(make_geometry)
     lse = torch.empty(1, 3)
     out = paged.run(open_reference(geometry)[0], q, lse)
-    with_sinks, paged, _ = decode(make_geometry, scene_types, random_paged_scene, sinks=True)
+    with_sinks, paged, _ = decode(make_geometry, sinks=True)
     object.__setattr__(paged.cache, "sinks", lse[0].clone())
     again = torch.empty(1, 3)
     halved = paged.run(open_reference(with_sinks)[0], q, again)
@@ -89,9 +91,9 @@ def test_sinks_lower_the_output_and_leave_lse_alone(make_geometry, scene_types, 
     assert torch.equal(again, lse)
 
 
-def test_two_halves_merge_by_lse(make_geometry, scene_types, open_reference, random_paged_scene):
+def test_two_halves_merge_by_lse(make_geometry, open_reference):
     """Attention over two sets of keys, merged by exp(lse), equals attention over all of them."""
-    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    geometry, paged, q = decode(make_geometry)
     backend, _ = open_reference(geometry)
     whole, lse = paged.run(backend, q, (sums := torch.empty(1, 3))), sums
     keys = paged.k[0][:, 0]
@@ -106,9 +108,9 @@ def test_two_halves_merge_by_lse(make_geometry, scene_types, open_reference, ran
     torch.testing.assert_close(merged, whole[0])
 
 
-def test_engine_stores_needs_no_write_kv(make_geometry, scene_types, open_reference, random_paged_scene):
+def test_engine_stores_needs_no_write_kv(make_geometry, open_reference):
     """With ENGINE_STORES the engine writes the rows; `attend` without `write_kv` gives the same output."""
-    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    geometry, paged, q = decode(make_geometry)
     want = paged.run(open_reference(geometry)[0], q)
     stores = make_geometry(**LATENT, modes=(Mode.DECODE,), forms=(Form.ENGINE_STORES,))
     backend, _ = open_reference(stores)
@@ -123,11 +125,9 @@ def test_engine_stores_needs_no_write_kv(make_geometry, scene_types, open_refere
     assert torch.equal(out, want) and torch.equal(paged.cache.k.nan_to_num(), before.nan_to_num())
 
 
-def test_weights_come_from_the_whole_row_and_values_from_its_start(
-    make_geometry, scene_types, open_reference, random_paged_scene
-):
+def test_weights_come_from_the_whole_row_and_values_from_its_start(make_geometry, open_reference):
     """A key that differs only in its rest changes the weights; the rest never reaches the output."""
-    geometry, paged, q = decode(make_geometry, scene_types, random_paged_scene)
+    geometry, paged, q = decode(make_geometry)
     backend, _ = open_reference(geometry)
     q[:, :, :8] = 0.0
     out = paged.run(backend, q)

@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftmark import Mode
+from draftmark_testing.paged_scenes import PagedScene, random_paged_scene
+from draftmark_testing.scenes import Request, Scene, Slot, chain, tree
+from draftmark_testing.strategies import scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,7 +32,7 @@ KEYS, REQUESTS = 144, 3
 """Larger than any position and any number of requests that `scenes` draws."""
 
 
-def seen_keys(scene, scene_types, backend, before_step=lambda: None):
+def seen_keys(scene, backend, before_step=lambda: None):
     """Run the forward that `scene` describes, with q = 0 and V one-hot by position and request.
 
     Return the output ``[rows, KEYS + REQUESTS]`` and the scene's KV pages and batch.
@@ -40,7 +43,7 @@ def seen_keys(scene, scene_types, backend, before_step=lambda: None):
         v[torch.arange(request.total), 0, torch.arange(request.total)] = 1.0
         v[:, 0, KEYS + i] = 1.0
         names.append(v)
-    paged = scene_types.PagedScene(scene, [torch.zeros_like(v) for v in names], names)
+    paged = PagedScene(scene, [torch.zeros_like(v) for v in names], names)
     before_step()
     out = paged.run(backend, torch.zeros(paged.batch.num_rows, 1, KEYS + REQUESTS))
     return out[:, 0], paged
@@ -70,15 +73,15 @@ def assert_sees(scene, out):
 
 @pytest.mark.parametrize("share", [6, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
-def test_rows_see_the_keys_of_brute_force(mode, share, scene_types, open_reference):
+def test_rows_see_the_keys_of_brute_force(mode, share, open_reference):
     """In every mode a row's output contains exactly the visible keys of its own request."""
     shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim": KEYS + REQUESTS}
 
     @settings(max_examples=CASES[mode] // share)
-    @given(scene=scene_types.scenes(mode, **shape))
+    @given(scene=scenes(mode, **shape))
     def check(scene):
         backend, arena = open_reference(scene.geometry)
-        out, _ = seen_keys(scene, scene_types, backend)
+        out, _ = seen_keys(scene, backend)
         arena.check()
         assert_sees(scene, out)
 
@@ -87,34 +90,34 @@ def test_rows_see_the_keys_of_brute_force(mode, share, scene_types, open_referen
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_step_does_not_depend_on_earlier_arena_contents(data, scene_types, open_reference):
+def test_a_step_does_not_depend_on_earlier_arena_contents(data, open_reference):
     """On one backend, forwards of different modes and sizes are correct, although the arena is poisoned before each."""
     shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim": KEYS + REQUESTS}
-    first = data.draw(scene_types.scenes(Mode.VERIFY, **shape))
+    first = data.draw(scenes(Mode.VERIFY, **shape))
     backend, arena = open_reference(first.geometry)
     later = [first]
     for prefix in (0, first.geometry.limits.max_context_len - 1):
-        small = scene_types.Request(prefix, scene_types.chain(1), 1)
-        later.append(scene_types.Scene(first.geometry, Mode.DECODE, (small,), host="unknown"))
-        later.append(scene_types.Scene(first.geometry, Mode.EXTEND, (small,), padded_reqs=first.geometry.max_reqs))
+        small = Request(prefix, chain(1), 1)
+        later.append(Scene(first.geometry, Mode.DECODE, (small,), host="unknown"))
+        later.append(Scene(first.geometry, Mode.EXTEND, (small,), padded_reqs=first.geometry.max_reqs))
     for scene in [*later, first]:
-        out, _ = seen_keys(scene, scene_types, backend, before_step=arena.poison)
+        out, _ = seen_keys(scene, backend, before_step=arena.poison)
         arena.check()
         assert_sees(scene, out)
 
 
-def test_mask_bits_31_and_32_are_different_slots(make_geometry, scene_types, open_reference):
+def test_mask_bits_31_and_32_are_different_slots(make_geometry, open_reference):
     """Mask bits 31 (the sign bit of the first word) and 32 (in the second word) select different tail slots."""
-    slots = [scene_types.Slot(s, frozenset({s, 31 if s % 2 else 32})) for s in range(40)]
+    slots = [Slot(s, frozenset({s, 31 if s % 2 else 32})) for s in range(40)]
     geometry = make_geometry(
         num_draft_tokens=40, num_qo_heads=1, num_kv_heads=1, head_dim=KEYS + REQUESTS, modes=(Mode.VERIFY,)
     )
-    scene = scene_types.Scene(geometry, Mode.VERIFY, (scene_types.Request(5, tuple(slots), 40),), causal=False)
+    scene = Scene(geometry, Mode.VERIFY, (Request(5, tuple(slots), 40),), causal=False)
     backend, _ = open_reference(geometry)
-    assert_sees(scene, seen_keys(scene, scene_types, backend)[0])
+    assert_sees(scene, seen_keys(scene, backend)[0])
 
 
-def test_unused_tree_rows_see_prefix_root_and_themselves(make_geometry, scene_types, open_reference):
+def test_unused_tree_rows_see_prefix_root_and_themselves(make_geometry, open_reference):
     """Unused tree rows are children of the root at depth 1, and a sliding window applies to them as to other rows."""
     geometry = make_geometry(
         num_draft_tokens=6,
@@ -125,38 +128,38 @@ def test_unused_tree_rows_see_prefix_root_and_themselves(make_geometry, scene_ty
         page_size=3,
         modes=(Mode.VERIFY,),
     )
-    tail = scene_types.tree([None, 0, 1, 0, 0, 0])
-    scene = scene_types.Scene(geometry, Mode.VERIFY, (scene_types.Request(7, tail, 6),), causal=False)
+    tail = tree([None, 0, 1, 0, 0, 0])
+    scene = Scene(geometry, Mode.VERIFY, (Request(7, tail, 6),), causal=False)
     assert scene.visible(0, 5) == [5, 6, 7, 12], "by hand: with L=7, position 8, W=3 a row sees positions 5 … 8"
     backend, _ = open_reference(geometry)
-    assert_sees(scene, seen_keys(scene, scene_types, backend)[0])
+    assert_sees(scene, seen_keys(scene, backend)[0])
 
 
 @pytest.mark.parametrize("host", ["exact", "upper_bound", "unknown"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_chunk_up_to_the_context_limit_fits_the_page_table(make_geometry, scene_types, open_reference, host, overlap):
+def test_a_chunk_up_to_the_context_limit_fits_the_page_table(make_geometry, open_reference, host, overlap):
     """A chunk that ends at the context limit fits, also if the host's upper bound plus the chunk exceeds the limit."""
     geometry = make_geometry(
         num_draft_tokens=2, overlap=overlap, num_qo_heads=1, num_kv_heads=1, head_dim=KEYS + REQUESTS, page_size=1
     )
-    scene = scene_types.Scene(geometry, Mode.EXTEND, (scene_types.Request(20, scene_types.chain(12), 12),), host=host)
+    scene = Scene(geometry, Mode.EXTEND, (Request(20, chain(12), 12),), host=host)
     backend, _ = open_reference(geometry)
-    assert_sees(scene, seen_keys(scene, scene_types, backend)[0])
+    assert_sees(scene, seen_keys(scene, backend)[0])
 
 
-def test_assert_sees_detects_a_wrong_bit(make_geometry, scene_types, open_reference):
+def test_assert_sees_detects_a_wrong_bit(make_geometry, open_reference):
     """The comparison fails when one mask bit, one depth or one page id is changed before the step."""
     geometry = make_geometry(
         num_draft_tokens=4, window_left=2, num_qo_heads=1, num_kv_heads=1, head_dim=KEYS + REQUESTS, page_size=3
     )
-    tail = scene_types.tree([None, 0, 0, 2])
-    scene = scene_types.Scene(geometry, Mode.VERIFY, (scene_types.Request(7, tail, 4),), causal=False)
+    tail = tree([None, 0, 0, 2])
+    scene = Scene(geometry, Mode.VERIFY, (Request(7, tail, 4),), causal=False)
     backend, _ = open_reference(geometry)
 
     def flip(field):
         names = torch.zeros(11, 1, KEYS + REQUESTS)
         names[torch.arange(11), 0, torch.arange(11)] = names[:, 0, KEYS] = 1.0
-        paged = scene_types.PagedScene(scene, [torch.zeros_like(names)], [names])
+        paged = PagedScene(scene, [torch.zeros_like(names)], [names])
         if field == "mask":
             paged.batch.tail.mask[3, 0] ^= 2
         elif field == "depth":
@@ -171,28 +174,26 @@ def test_assert_sees_detects_a_wrong_bit(make_geometry, scene_types, open_refere
             assert_sees(scene, flip(field))
 
 
-def test_a_first_token_without_prefix_returns_its_own_value(
-    make_geometry, scene_types, open_reference, random_paged_scene
-):
+def test_a_first_token_without_prefix_returns_its_own_value(make_geometry, open_reference):
     """With prefix 0 and one row the softmax over one key is 1, so the output is that key's V in its group's heads."""
     geometry = make_geometry()
-    scene = scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(0, scene_types.chain(1), 1),))
+    scene = Scene(geometry, Mode.DECODE, (Request(0, chain(1), 1),))
     paged, q = random_paged_scene(scene)
     out = paged.run(open_reference(geometry)[0], q)
     assert torch.equal(out[0], paged.v[0][0].repeat_interleave(2, dim=0))
 
 
-def test_an_empty_prefix_contributes_nothing(make_geometry, scene_types, open_reference):
+def test_an_empty_prefix_contributes_nothing(make_geometry, open_reference):
     """A request without prefix has the same output in a batch of one as next to a request with a long prefix."""
     geometry = make_geometry(num_draft_tokens=3)
-    tail = scene_types.tree([None, 0, 0])
-    short, long = scene_types.Request(0, tail, 3), scene_types.Request(29, tail, 3)
-    alone = scene_types.Scene(geometry, Mode.VERIFY, (short,), causal=False)
-    both = scene_types.Scene(geometry, Mode.VERIFY, (short, long), causal=False)
+    tail = tree([None, 0, 0])
+    short, long = Request(0, tail, 3), Request(29, tail, 3)
+    alone = Scene(geometry, Mode.VERIFY, (short,), causal=False)
+    both = Scene(geometry, Mode.VERIFY, (short, long), causal=False)
     results = []
     for scene in (alone, both):
         k, v = ([torch.full((r.total, 2, 8), value) for r in scene.requests] for value in (0.5, 3.0))
-        paged = scene_types.PagedScene(scene, k, v)
+        paged = PagedScene(scene, k, v)
         results.append(paged.run(open_reference(geometry)[0], torch.ones(paged.batch.num_rows, 4, 8))[:3])
     assert torch.equal(*results)
     assert torch.equal(results[0], torch.full((3, 4, 8), 3.0))

@@ -15,6 +15,9 @@ import torch
 
 from draftmark import Mode
 from draftmark.lengths import Exact, SequenceLengths, UpperBound
+from draftmark_testing.paged_scenes import random_paged_scene
+from draftmark_testing.scene_attention import expected_attention
+from draftmark_testing.scenes import Request, Scene, tree
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,7 +26,7 @@ ACCEPTED = ([3, 1], [5, 2], [1, 4])
 
 
 @pytest.fixture
-def check_rounds(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
+def check_rounds(make_geometry, open_reference):
     """Return a function that runs three verify-and-accept steps.
 
     It checks that the host's length bounds cover the device's lengths, and that attention is correct.
@@ -34,8 +37,8 @@ def check_rounds(make_geometry, scene_types, open_reference, random_paged_scene,
     def forward(lengths, true, host):
         planned, needed = sum(host.upper_bound()), sum(true)
         assert planned >= needed, f"kv indices sized for {planned} tokens, {needed} are read: {true}, {host}"
-        requests = tuple(scene_types.Request(n, scene_types.tree([None, 0, 0, 1, 1]), 5) for n in true)
-        scene = scene_types.Scene(geometry, Mode.VERIFY, requests, causal=False)
+        requests = tuple(Request(n, tree([None, 0, 0, 1, 1]), 5) for n in true)
+        scene = Scene(geometry, Mode.VERIFY, requests, causal=False)
         paged, q = random_paged_scene(scene)
         paged.batch = replace(paged.batch, prefix_lens=lengths.device[:2].clone(), host=host)
         out = paged.run(backend, q).numpy()

@@ -17,6 +17,9 @@ from draftmark import HostLengthsNeed, Mode
 from draftmark.batch import ForwardBatch, validate
 from draftmark.errors import BackendRefusal, BatchError
 from draftmark.lengths import Exact, Unknown, UpperBound
+from draftmark_testing.paged_scenes import random_paged_scene
+from draftmark_testing.scene_attention import expected_attention
+from draftmark_testing.scenes import Request, Scene, block, chain, tree
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +31,7 @@ KINDS = {
 
 
 @pytest.fixture
-def check_host(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
+def check_host(make_geometry, open_reference):
     """Return a function that runs one mode eagerly with one kind of host lengths and compares with brute force."""
 
     def check(mode, host_of, overlap=True):
@@ -38,13 +41,13 @@ def check_host(make_geometry, scene_types, open_reference, random_paged_scene, e
         backend, _ = open_reference(geometry)
         true = (7, 0, 12)
         rows = {Mode.DECODE: 1, Mode.EXTEND: 4, Mode.DRAFT: 2}.get(mode, 5)
-        tree = scene_types.tree([None] * 2 if mode is Mode.DRAFT else [None, 0, 0, 1, 1])
+        branches = tree([None] * 2 if mode is Mode.DRAFT else [None, 0, 0, 1, 1])
         causal = mode not in (Mode.DRAFT, Mode.VERIFY, Mode.RAGGED_VERIFY)
-        tail = scene_types.chain(rows) if causal else tree
+        tail = chain(rows) if causal else branches
         if mode is Mode.DRAFT_BLOCK:
-            tail = scene_types.block(rows)
-        requests = tuple(scene_types.Request(n, tail, rows) for n in true)
-        scene = scene_types.Scene(geometry, mode, requests, causal=causal)
+            tail = block(rows)
+        requests = tuple(Request(n, tail, rows) for n in true)
+        scene = Scene(geometry, mode, requests, causal=causal)
         paged, q = random_paged_scene(scene)
         host = host_of(true, geometry.max_prefix_len)
         assert isinstance(host, Exact | UpperBound | Unknown), f"host lengths are {host!r}, which have no upper bound"
@@ -81,22 +84,18 @@ def test_host_lengths_without_a_valid_bound_fail_the_check(check_host, mode, hos
         check_host(mode, host_of)
 
 
-def test_a_batch_without_host_lengths_cannot_be_made(make_geometry, scene_types, random_paged_scene):
+def test_a_batch_without_host_lengths_cannot_be_made(make_geometry):
     """A batch without `host` raises TypeError at construction; the field has no default."""
-    paged, _ = random_paged_scene(
-        scene_types.Scene(make_geometry(), Mode.DECODE, (scene_types.Request(3, scene_types.chain(1), 1),))
-    )
+    paged, _ = random_paged_scene(Scene(make_geometry(), Mode.DECODE, (Request(3, chain(1), 1),)))
     kept = {name: getattr(paged.batch, name) for name in ForwardBatch.__dataclass_fields__ if name != "host"}
     with pytest.raises(TypeError, match="host"):
         ForwardBatch(**kept)
 
 
-def test_validate_refuses_none(make_geometry, scene_types, random_paged_scene):
+def test_validate_refuses_none(make_geometry):
     """host=None raises a BatchError in validate(), not an AttributeError later."""
     geometry = make_geometry()
-    paged, _ = random_paged_scene(
-        scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(3, scene_types.chain(1), 1),))
-    )
+    paged, _ = random_paged_scene(Scene(geometry, Mode.DECODE, (Request(3, chain(1), 1),)))
     with pytest.raises(BatchError, match="host"):
         validate(replace(paged.batch, host=None), geometry)
 

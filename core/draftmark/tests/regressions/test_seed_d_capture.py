@@ -18,6 +18,9 @@ from draftmark.arena import Arena
 from draftmark.graphs import GraphKey, Program, graph_state_for, is_recording
 from draftmark.lengths import Exact
 from draftmark_reference.backend import ReferenceBackend
+from draftmark_testing.paged_scenes import random_paged_scene
+from draftmark_testing.scene_attention import expected_attention
+from draftmark_testing.scenes import Request, Scene, tree
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,14 +29,14 @@ BATCHES = {"longer": (27, 20, 24), "shorter": (1, 0, 3), "one live": (18,), "two
 
 
 @pytest.fixture
-def check_graph(make_geometry, scene_types, reference, random_paged_scene, expected_attention):
+def check_graph(make_geometry, reference):
     """Return a function that compares warm-up, capture and replays with brute force, and poisons the arena between."""
     geometry = make_geometry(num_draft_tokens=4, page_size=3, max_num_reqs=3, capture_batch_sizes=(4,), head_dim=20)
 
     def scene_of(lens, seed):
-        requests = tuple(scene_types.Request(n, scene_types.tree([None, 0, 0, 2]), 4) for n in lens)
+        requests = tuple(Request(n, tree([None, 0, 0, 2]), 4) for n in lens)
         return random_paged_scene(
-            scene_types.Scene(geometry, Mode.VERIFY, requests, padded_reqs=4, causal=False, host="unknown", seed=seed)
+            Scene(geometry, Mode.VERIFY, requests, padded_reqs=4, causal=False, host="unknown", seed=seed)
         )
 
     def check(backend_class):

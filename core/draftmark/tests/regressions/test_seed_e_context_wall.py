@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from draftmark import Geometry, Mode
+from draftmark_testing.paged_scenes import random_paged_scene
+from draftmark_testing.scene_attention import expected_attention
+from draftmark_testing.scenes import Request, Scene, chain, tree
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def check_wall(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
+def check_wall(make_geometry, open_reference):
     """Return a function that runs requests with the longest permitted prefix.
 
     It checks that each key has a page-table column, and that attention is correct.
@@ -27,18 +30,18 @@ def check_wall(make_geometry, scene_types, open_reference, random_paged_scene, e
         )
         wall = 16 + (6 if overlap else 0)
         step, rows, tail = {
-            Mode.DECODE: (0, 1, scene_types.chain(1)),
-            Mode.DRAFT: (1, 3, scene_types.tree([None] * 3 + [2, 0, 0])),
-            Mode.VERIFY: (0, 5, scene_types.tree([None, 0, 0, 1, 3])),
-            Mode.DRAFT_EXTEND: (0, 5, scene_types.chain(5)),
+            Mode.DECODE: (0, 1, chain(1)),
+            Mode.DRAFT: (1, 3, tree([None] * 3 + [2, 0, 0])),
+            Mode.VERIFY: (0, 5, tree([None, 0, 0, 1, 3])),
+            Mode.DRAFT_EXTEND: (0, 5, chain(5)),
         }[mode]
-        requests = tuple(scene_types.Request(n, tail, rows) for n in (wall, wall - 3))
+        requests = tuple(Request(n, tail, rows) for n in (wall, wall - 3))
         last = wall + len(tail) - 1
         assert geometry.max_pages_per_req * 4 > last, (
             f"position {last} is in column {last // 4}, the page table has {geometry.max_pages_per_req}"
         )
         causal = mode not in (Mode.DRAFT, Mode.VERIFY)
-        scene = scene_types.Scene(geometry, mode, requests, step=step, causal=causal)
+        scene = Scene(geometry, mode, requests, step=step, causal=causal)
         paged, q = random_paged_scene(scene)
         out = paged.run(open_reference(geometry)[0], q).numpy()
         np.testing.assert_allclose(out, expected_attention(scene, q, paged.k, paged.v), atol=1e-5, err_msg=str(scene))

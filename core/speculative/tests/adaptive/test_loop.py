@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 
-from core.pairs import quick
 from draftmark import BackendRefusal, GeometryError, Mode, RequestError
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, generate
 from draftmark_speculative.drafts import Speculation
 from draftmark_speculative.eagle.tiny import tiny_pair
+from draftmark_testing.pairs import quick
 
 FREE, SOME, DEAR = 0.0, 0.04, 5.0
 """Cost of a row in seconds: always draft; draft now and then; draft only in probes."""

@@ -8,12 +8,12 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from core.speculative.tests.dense import planted_paths, watch
 from draftmark import GeometryError, ModelError, RequestError
 from draftmark_speculative import BlockConfig, BlockHead, DFlash, Engine, EngineConfig, HostKind, decode
 from draftmark_speculative.dflash.tiny import tiny_block_head
 from draftmark_speculative.dflash.tree import block_tree
+from draftmark_testing.pairs import quick
 
 COUNT = 16
 SMALL = {"max_num_reqs": 3, "max_context_len": 96, "max_extend_tokens": 20, "guard": True}

@@ -12,11 +12,11 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from core.speculative.tests.dense import COUNT, compare
 from draftmark_speculative import Eagle, EngineConfig, HostKind, generate
 from draftmark_speculative.eagle.drafter import Accepted, HeadDrafter
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
+from draftmark_testing.pairs import quick
 
 SHAPES = [(1, 4, 5), (2, 3, 9), (4, 3, 12), (8, 2, 20), (3, 1, 4), (2, 2, 12), (1, 3, 8)]
 

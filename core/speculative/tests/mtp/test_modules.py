@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 import torch
 
-from core.pairs import quick
 from core.speculative.tests.dense import watch
 from core.speculative.tests.mtp_files import write_mtp
 from draftmark import ModelError, RequestError
@@ -17,6 +16,7 @@ from draftmark_speculative.models import load_model
 from draftmark_speculative.models.tiny import tiny_model
 from draftmark_speculative.mtp import modules
 from draftmark_speculative.mtp.tiny import tiny_mtp, tiny_mtp_pair
+from draftmark_testing.pairs import quick
 
 COUNT = 16
 SMALL = {"page_size": 4, "max_num_reqs": 3, "max_context_len": 96, "guard": True}

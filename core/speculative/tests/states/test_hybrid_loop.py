@@ -11,13 +11,13 @@ import torch
 
 import draftmark_speculative.engine as engine_module
 from benchmarks.decode import soak
-from core.pairs import quick
 from core.speculative.tests.states.conftest import COUNT, DRAFTS, STRENGTH, plain_text
 from draftmark import LoadedBackend, RequestError, Role
 from draftmark_reference import ReferencePlugin
 from draftmark_speculative import HostKind, decode
 from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.states import StateLayers
+from draftmark_testing.pairs import quick
 
 FAMILIES = ("qwen3_5_text", "granitemoehybrid", "nemotron_h", "lfm2")
 """Gated DeltaNet, Mamba2 with and without MLPs between, and short convolutions without a recurrence."""
