@@ -12,10 +12,9 @@ from draftmark import Mode
 from draftmark_contract.cases.forwards import uniform
 from draftmark_contract.check import ContractViolation, Refused
 from draftmark_contract.judge.driver import EngineCapabilities
-from draftmark_contract.judge.questions.building import fitted, on_subject
-from draftmark_contract.judge.questions.numerics import SMALL, of_each_mode
+from draftmark_contract.judge.harness import EngineHarness
+from draftmark_contract.judge.questions.building import SMALL, fitted, of_each_mode, on_layer
 from draftmark_contract.judge.step import Step, step_of
-from draftmark_contract.judge.subject import EngineSubject
 from draftmark_contract.runner.item import Item
 
 from .config import LAYER, SECOND
@@ -41,27 +40,26 @@ def questions(caps: EngineCapabilities) -> list[Item]:
         for forward in of_each_mode(geometry, (40, 0, 133)):
             step, pages = step_of(forward), forward.num_pages
             case = f"{name}-{forward.name}"
-            found.append(on_subject(caps, LAYERS, f"{case}-layers", geometry, pages, partial(_two_layers, step=step)))
+            found.append(on_layer(caps, LAYERS, f"{case}-layers", geometry, pages, partial(_two_layers, step=step)))
             body = partial(_second_group, step=step)
-            found.append(on_subject(caps, LAYERS, f"{case}-groups", geometry, pages, body, GROUPS))
+            found.append(on_layer(caps, LAYERS, f"{case}-groups", geometry, pages, body, GROUPS))
         verify = uniform("verify", geometry, Mode.VERIFY, (40, 17, 133), 3, tree="chain")
         pages = verify.num_pages + 3
         body = partial(_rounds, step=step_of(verify))
-        found.append(on_subject(caps, FRESH, f"{name}-drafting", geometry, pages, body, DRAFTS))
+        found.append(on_layer(caps, FRESH, f"{name}-drafting", geometry, pages, body, DRAFTS))
         body = partial(_refreshed, step=step_of(verify))
-        found.append(on_subject(caps, REPLAY, f"{name}-draft-refresh", geometry, pages, body, REFRESH))
+        found.append(on_layer(caps, REPLAY, f"{name}-draft-refresh", geometry, pages, body, REFRESH))
     return found
 
 
-def _driver(subject: EngineSubject) -> VllmDriver:
-    return cast(VllmDriver, subject.driver)
+def _driver(harness: EngineHarness) -> VllmDriver:
+    return cast(VllmDriver, harness.driver)
 
 
-def _two_layers(subject: EngineSubject, step: Step) -> None:
+def _two_layers(harness: EngineHarness, step: Step) -> None:
     """Check that two layers with one metadata build and equal caches have equal outputs."""
-    driver = _driver(subject)
-    subject.load(step)
-    slots = subject.slots
+    driver = _driver(harness)
+    loaded, slots = harness.load(step), harness.slots
     driver.layers.caches[SECOND].write(slots, *driver.read(slots))
     outs: list[torch.Tensor] = []
 
@@ -72,13 +70,13 @@ def _two_layers(subject: EngineSubject, step: Step) -> None:
             outs.append(ordered.back(driver.layers.run(metadata, slots, *ordered.rows(q, k, v), name=name)))
         return outs[-1]
 
-    subject.assert_loaded_step(step, run)
+    harness.assert_forward(step, loaded, run=run)
     if not torch.equal(outs[0], outs[1]):
         raise ContractViolation("two layers share a build, caches and rows, but their outputs differ", batch=step)
 
 
-def _second_group(subject: EngineSubject, step: Step) -> None:
-    driver = _driver(subject)
+def _second_group(harness: EngineHarness, step: Step) -> None:
+    driver = _driver(harness)
     builder = driver.layers.builder
     if not getattr(builder, "supports_update_block_table", False):
         raise Refused("update_block_table: the builder declares no support")
@@ -91,15 +89,16 @@ def _second_group(subject: EngineSubject, step: Step) -> None:
             builder.update_block_table(metadata, torch.ones_like(table), torch.full_like(slots, -1))
         return ordered.back(driver.layers.run(metadata, slots, *ordered.rows(q, k, v)))
 
-    subject.assert_step(step, run)
+    harness.assert_forward(step, harness.load(step), run=run)
 
 
-def _rounds(subject: EngineSubject, step: Step) -> None:
+def _rounds(harness: EngineHarness, step: Step) -> None:
     """Check the outputs of a verify step, of the draft steps after it, and of the next verify step."""
-    subject.assert_step(step)
+    harness.assert_forward(step, harness.load(step))
     for number in range(STEPS):
-        subject.assert_step(_decode(step, number), partial(_draft, _driver(subject), number), seed=number)
-    subject.assert_step(step, seed=9)
+        draft, run = _decode(step, number), partial(_draft, _driver(harness), number)
+        harness.assert_forward(draft, harness.load(draft, seed=number), run=run)
+    harness.assert_forward(step, harness.load(step, seed=9))
 
 
 def _draft(driver: VllmDriver, number: int, step: Step, *rows: torch.Tensor) -> torch.Tensor:
@@ -110,8 +109,8 @@ def _draft(driver: VllmDriver, number: int, step: Step, *rows: torch.Tensor) -> 
     return driver.layers.run(metadata, driver.buffers.slots[: step.num_rows], *rows)
 
 
-def _refreshed(subject: EngineSubject, step: Step) -> None:
-    driver = _driver(subject)
+def _refreshed(harness: EngineHarness, step: Step) -> None:
+    driver = _driver(harness)
     builder = driver.layers.builder
     if not getattr(builder, "supports_draft_decode_metadata_update", False):
         raise Refused("update_draft_decode_metadata: the builder declares no support")
@@ -125,7 +124,8 @@ def _refreshed(subject: EngineSubject, step: Step) -> None:
         return driver.layers.run(captured.metadata, driver.buffers.slots[:count], *rows)
 
     for number in range(STEPS):
-        subject.assert_step(_decode(step, number), run, seed=number)
+        draft = _decode(step, number)
+        harness.assert_forward(draft, harness.load(draft, seed=number), run=run)
 
 
 def _decode(step: Step, number: int) -> Step:

@@ -16,9 +16,11 @@ import torch
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark_contract.cases.forwards import ForwardCase, ragged, uniform
 from draftmark_contract.check import ContractViolation, Refused
+from draftmark_contract.harness.assertions import assert_stored
 from draftmark_contract.judge.devices import device_of
 from draftmark_contract.judge.driver import Capturable
 from draftmark_contract.judge.step import Step, step_of
+from draftmark_contract.oracle.attention import attend
 from draftmark_contract.runner.item import Item, item_of
 
 from .batch import RunnerBuffers
@@ -157,23 +159,16 @@ class _Subject:
         for number, row in enumerate(step.forward.rows):
             wanted[step.writes[row]] = self.rows[number]
         out = run()
-        changed = (memory.flatten(0, 1) != wanted).any(-1).nonzero().flatten().tolist()
-        if changed:
-            raise ContractViolation(
-                "the KV memory differs from the one where each row was stored at its own slot",
-                batch=step,
-                got=f"differences at slots {changed[:8]}",
-                expected="no difference",
-            )
+        owners = {slot: row for row, slot in step.truth.writes.items()}
+        assert_stored("KV", memory.flatten(0, 1), wanted, owners, step)
         of_keys, of_values = self.layers.projections.in_float64()
-        width = of_keys.shape[1]
-        assert a.softmax_scale is not None
+        width, rows = of_keys.shape[1], wanted.unsqueeze(1)
+        q = self.q.double()
+        absorbed = torch.cat((torch.einsum("rhk,hkl->rhl", q[..., :width], of_keys), q[..., width:]), -1)
+        answer = attend(absorbed, rows, rows[..., : a.value_width], step.truth.visible, step.forward.rows, a)
+        expected = torch.einsum("rhl,hvl->rhv", answer.out.to(of_values.device), of_values)
         for number, row in enumerate(step.forward.rows):
-            keys = wanted[list(step.truth.visible[row])].double()
-            q = self.q[number].double()
-            absorbed = torch.cat((torch.einsum("hk,hkl->hl", q[:, :width], of_keys), q[:, width:]), -1)
-            weights = (absorbed @ keys.T * a.softmax_scale).softmax(-1)
-            right = torch.einsum("hl,hvl->hv", weights @ keys[:, : a.value_width], of_values)
+            right = expected[number]
             error = (out[number].double() - right).norm(dim=-1) / right.norm(dim=-1)
             if not bool((error <= ROUNDED[a.q_dtype]).all()):
                 raise ContractViolation(

@@ -11,12 +11,11 @@ from draftmark import Geometry, Mode
 from draftmark_contract.cases.forwards import ForwardCase, uniform
 from draftmark_contract.check import Unjudged
 from draftmark_contract.judge.driver import EngineCapabilities
+from draftmark_contract.judge.harness import EngineHarness
 from draftmark_contract.judge.questions import graphs, questions
-from draftmark_contract.judge.questions.building import fitted, on_subject
-from draftmark_contract.judge.questions.inputs import PURE
-from draftmark_contract.judge.questions.numerics import SMALL
+from draftmark_contract.judge.questions.building import SMALL, fitted, on_layer
+from draftmark_contract.judge.questions.steps import PURE
 from draftmark_contract.judge.step import step_of
-from draftmark_contract.judge.subject import EngineSubject
 from draftmark_contract.runner.item import Item, item_of
 
 from .sequence_driver import SequenceDriver
@@ -74,7 +73,7 @@ def _rounds(caps: EngineCapabilities) -> list[Item]:
             first = _first(geometry, mode)
             for case, kept in rounds.items():
                 body = partial(_run, first=first, rounds=kept)
-                found.append(on_subject(caps, ROUNDS, f"{name}-{case}", geometry, first.num_pages, body, AS_ROUNDS))
+                found.append(on_layer(caps, ROUNDS, f"{name}-{case}", geometry, first.num_pages, body, AS_ROUNDS))
     return found
 
 
@@ -84,12 +83,12 @@ def _first(geometry: Geometry, mode: Mode) -> ForwardCase:
     return replace(made, requests=tuple(replace(one, prefix=one.prefix - ROOM) for one in made.requests))
 
 
-def _run(subject: EngineSubject, first: ForwardCase, rounds: Sequence[Sequence[int]]) -> None:
-    driver = cast(SequenceDriver, subject.driver)
-    subject.assert_step(step_of(first))
+def _run(harness: EngineHarness, first: ForwardCase, rounds: Sequence[Sequence[int]]) -> None:
+    driver = cast(SequenceDriver, harness.driver)
+    harness.assert_forward(step_of(first), harness.load(step_of(first)))
     forward = first
     for number, kept in enumerate(rounds, 1):
         moved = tuple(replace(one, prefix=one.prefix + n) for one, n in zip(forward.requests, kept, strict=True))
         forward = replace(forward, name=f"{first.name}, step {number}: accepted {tuple(kept)}", requests=moved)
-        subject.tensors.fill_rows(forward, number, 1.0)
-        subject.assert_loaded_step(step_of(forward), driver.proceed)
+        harness.tensors.fill_rows(forward, number, 1.0)
+        harness.assert_forward(step_of(forward), step_of(forward), run=driver.proceed)

@@ -66,6 +66,11 @@ class Round:
         assert isinstance(self.forward.geometry, StateGeometry)
         return self.forward.geometry
 
+    @property
+    def num_pages(self) -> int:
+        """Slots that the pool must have."""
+        return self.forward.num_pages
+
     def __str__(self) -> str:
         one = self.forward
         how = "eager" if self.program is None else f"replay of {self.program.value}"

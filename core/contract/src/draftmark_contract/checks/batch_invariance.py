@@ -10,7 +10,6 @@ from draftmark.geometry import Mode
 from ..behaviour import Fixture, behaviour
 from ..cases.batch_invariance import SINCE, Company, Draw, draws
 from ..check import Case
-from .lengths import SUFFICIENT
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
@@ -53,7 +52,6 @@ def _harness(subject: BackendUnderTest, draw: Draw, batches: list[Company]) -> I
     """Return a harness for these batches, in which each compared request has run by itself."""
     from ..harness.invariance_harness import InvarianceHarness
 
-    hosts = SUFFICIENT[subject.backend.requirements(draw.geometry).host_lengths]
-    harness = InvarianceHarness(subject, draw, [*draw.alone(), *batches], hosts)
+    harness = InvarianceHarness(subject, draw, [*draw.alone(), *batches])
     harness.run_alone()
     return harness

@@ -58,15 +58,9 @@ def captured_run_is_right(graphs: GraphHarness, program: Program) -> None:
     """
     for size in graphs.harness.geometry.limits.capture_batch_sizes:
         graphs, key = graphs.fresh(), GraphKey(program, size)
-        loaded, warm = graphs.warm_up(key)
-        graphs.assert_round(loaded, warm, f"the warm-up before capturing {key}")
-        graphs.clear_outputs()
-        copies = graphs.record(key, loaded)
+        loaded = graphs.capture_checked(key)
         for which in ("first", "second"):
-            graphs.plan(loaded)
-            graphs.replay(key, loaded)
-            what = f"the {which} replay of {key}, with nothing written since the capture"
-            graphs.assert_round(loaded, copies, what)
+            graphs.assert_replay(program, loaded, f"the {which} time, with nothing written since the capture")
             graphs.clear_outputs()
 
 
@@ -83,7 +77,7 @@ def replay_equals_eager(graphs: GraphHarness, program: Program) -> None:
     geometry = graphs.harness.geometry
     for size in reversed(geometry.limits.capture_batch_sizes):
         graphs.capture(GraphKey(program, size))
-    for number, (poison, forward) in enumerate(replays(geometry, program)):
+    for number, (poison, forward) in enumerate(graphs.rounds(program)):
         graphs.assert_replay(program, graphs.load_replay(forward, number, poison))
 
 
@@ -94,18 +88,18 @@ def capture_order_does_not_matter(graphs: GraphHarness, program: Program) -> Non
     for size in geometry.limits.capture_batch_sizes:
         graphs.capture(GraphKey(program, size), short=True)
     for number, which in enumerate(WALL):
-        poison, forward = replays(geometry, program)[which]
+        poison, forward = graphs.rounds(program)[which]
         graphs.assert_replay(program, graphs.load_replay(forward, number, poison))
 
 
 @behaviour(Fixture.GRAPHS, cases=_geometries, bugs=("sglang#31198", "vllm#48261", "TRT-LLM#10393", "flashinfer#1028"))
 def programs_do_not_disturb_each_other(graphs: GraphHarness, geometry: Geometry) -> None:
     """All programs captured on one arena stay right when their replays alternate with eager forwards of other modes."""
-    harness, kinds = graphs.harness, programs_of(geometry)
+    harness, kinds = graphs.harness, graphs.programs
     for program in kinds:
         graphs.capture(GraphKey(program, geometry.limits.capture_batch_sizes[-1]))
     between = [harness.place(forward) for forward in extends(geometry)]
-    rounds = [(program, replays(geometry, program)[which][1]) for program in kinds for which in LARGE]
+    rounds = [(program, graphs.rounds(program)[which][1]) for program in kinds for which in LARGE]
     for number, (program, forward) in enumerate(rounds[::2] + rounds[1::2]):
         eager = between[number % len(between)]
         harness.assert_forward(eager, harness.load(eager), "an eager forward between two replays")

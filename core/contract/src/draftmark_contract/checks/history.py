@@ -11,9 +11,8 @@ from ..cases.forward_sets import programs, representative_forwards, spanning_for
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import EVERYWHERE, all_shapes, shapes
 from ..cases.production import few_requests
-from ..check import Case, ContractViolation
+from ..check import Case
 from ..oracle.formulas import max_requests
-from .lengths import SUFFICIENT
 
 if TYPE_CHECKING:
     from ..harness.harness import Harness
@@ -128,19 +127,9 @@ def equals_a_fresh_state(harness: Harness, forwards: list[ForwardCase]) -> None:
 
     The forwards before it grow, shrink, and change mode, draft step and tree.
     """
-    kinds = SUFFICIENT[harness.subject.backend.requirements(harness.geometry).host_lengths][::-1]
+    kinds = harness.host_kinds[::-1]
     for number, forward in enumerate(forwards):
         what, kind = f"the output after {number} other forwards", kinds[number // 2 % len(kinds)]
         # The output is compared with a float64 reference, which is stricter than comparing two runs of the backend.
         harness.assert_forward(forward, harness.load(forward, kind), what)
-        fresh = harness.fresh()
-        batch = fresh.load(forward)
-        fresh.prepare(batch)
-        if harness.decoded(forward, harness.load(forward)) != fresh.decoded(forward, batch):
-            raise ContractViolation(
-                f"after {number} other forwards the metadata differs from the metadata of a fresh arena",
-                batch=forward,
-                got="other slots",
-                expected="the same slots for every row, padded rows included",
-                bug="sglang#10892",
-            )
+        harness.assert_metadata_is_fresh(forward, number)

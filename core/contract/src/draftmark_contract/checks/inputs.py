@@ -28,9 +28,7 @@ def may_be_views_of_one_projection(harness: Harness, forwards: list[ForwardCase]
 
     Each head is contiguous. v may be the only slice of the projection.
     """
-    from ..harness.tensor_forms import RowForm
-
-    forms = tuple(RowForm)
+    forms = harness.row_forms
     for number, forward in enumerate(forwards):
         form = forms[number % len(forms)]
         harness.tensors.set_row_form(form)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftmark.geometry import Mode
-from draftmark.requirements import HostLengthsNeed
 
 from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import forward_cases
@@ -20,14 +19,6 @@ ALSO = ("target-overlap", "target-page32-long")
 """Shapes that these checks run in addition to the shapes that every check runs."""
 SAME_LENGTHS = ("-edges-unused", "-edges-chain", "-shared")
 """Ends of the names of forwards that have the lengths of another forward."""
-KINDS = ("unknown", "upper_bound", "mixed_bound", "tight_bound", "exact")
-SUFFICIENT = {
-    HostLengthsNeed.NONE: KINDS,
-    HostLengthsNeed.UPPER_BOUND: KINDS,
-    HostLengthsNeed.RECOVERED: KINDS,
-    HostLengthsNeed.EXACT: ("exact",),
-}
-"""Kinds of host lengths that satisfy each declared need. Unknown lengths come with an upper bound too: the limit."""
 
 
 def _forwards() -> list[Case]:
@@ -56,9 +47,9 @@ def of_any_kind_give_one_result(harness: Harness, forward: ForwardCase) -> None:
     A backend that declares a need for exact lengths receives only exact lengths.
     """
     tested = set()
-    for kind in SUFFICIENT[harness.subject.backend.requirements(forward.geometry).host_lengths]:
+    for kind in harness.host_kinds:
         batch = harness.load(forward, kind)
         if batch.host not in tested:  # Two kinds of host lengths can give equal values; run equal values only once.
             tested.add(batch.host)
-            harness.arena.poison()
+            harness.poison()
             harness.assert_forward(forward, batch, f"with {kind} host lengths the output")

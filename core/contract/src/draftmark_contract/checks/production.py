@@ -221,5 +221,5 @@ def assert_served_or_named(subject: BackendUnderTest, special: Special, what: st
 def assert_forward(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
     """Check the forward once with each of these kinds of values in rows and cache, on poisoned buffers."""
     for one in contents:
-        harness.arena.poison()
+        harness.poison()
         harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")

@@ -74,10 +74,7 @@ def assert_histories(subject: BackendUnderTest, geometry: Geometry, slot: int) -
         def run(some: Sequence[Draw]) -> Exception | None:
             return _error(subject, geometry, some)
 
-        error = run(history)
-        if error is not None:
-            shortest, error = shortest_failing(run, history, error)
-            raise history_violation(Engine(geometry).steps(shortest), error, f"--seed {seed}") from error
+        assert_history(run, history, Engine(geometry).steps, f"--seed {seed}")
 
 
 def _has_all_modes(geometry: Geometry) -> bool:
@@ -96,15 +93,35 @@ def _error(subject: BackendUnderTest, geometry: Geometry, history: Sequence[Draw
     return None
 
 
+def assert_history(
+    run: Callable[[Sequence[Draw]], Exception | None],
+    history: list[Draw],
+    steps: Callable[[Sequence[Draw]], Sequence[object]],
+    seed: str,
+    runs: int = SHRINKS,
+) -> None:
+    """Run a sequence, and raise the shortest failing one that is found.
+
+    Args:
+        run: runs a sequence on a fresh open, and returns its error or None.
+        steps: makes the steps of a sequence, for the message.
+        seed: option that repeats the sequence, for the message.
+        runs: runs to shrink a failure.
+    """
+    error = run(history)
+    if error is not None:
+        shortest, error = shortest_failing(run, history, error, runs)
+        raise history_violation(steps(shortest), error, seed) from error
+
+
 def shortest_failing(
-    run: Callable[[Sequence[Draw]], Exception | None], history: list[Draw], error: Exception
+    run: Callable[[Sequence[Draw]], Exception | None], history: list[Draw], error: Exception, left: int = SHRINKS
 ) -> tuple[list[Draw], Exception]:
-    """Return the shortest sequence found that fails, and its error, in at most `SHRINKS` runs.
+    """Return the shortest sequence found that fails, and its error, in at most `left` runs.
 
     Args:
         run: runs a sequence on a fresh open, and returns its error or None.
     """
-    left = SHRINKS
     size = len(history) // 2
     while size and left > 0:
         shorter = False
@@ -156,7 +173,7 @@ def _step(graphs: GraphHarness, step: Step, number: int) -> None:
     host = step.host if graphs.harness.bounded else "exact"
     if step.program is None:
         graphs.take(form)
-        _eager(graphs.harness, step, number, host)
+        run_eager(graphs.harness, step, number, host)
         return
     key = key_of(step.forward)
     if key not in graphs.copies:
@@ -170,11 +187,12 @@ def _step(graphs: GraphHarness, step: Step, number: int) -> None:
     graphs.assert_replay(step.program, graphs.load(step.forward, seed=number, host=host), f"in step {number + 1}")
 
 
-def _eager(harness: Harness, step: Step, number: int, host: str) -> None:
+def run_eager(harness: Harness, step: Step, number: int, host: str) -> None:
+    """Run one eager forward of a sequence and check it."""
     forward = harness.place(step.forward)
     batch = harness.load(forward, host, seed=number)
     if step.poison:
-        harness.arena.poison()
+        harness.poison()
     if step.failure is not None:
         harness.fail(forward, batch, step.failure)
         return

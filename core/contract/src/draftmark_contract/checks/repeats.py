@@ -52,7 +52,7 @@ def give_the_same_bits(harness: Harness, forwards: list[ForwardCase]) -> None:
 def _bits(harness: Harness, forward: ForwardCase) -> torch.Tensor:
     """Return the bits of the live output rows as integers, so that NaN can be compared too."""
     batch = harness.load(forward, contents=Contents.SPREAD)
-    harness.arena.poison()
+    harness.poison()
     return harness.bits(harness.run(forward, batch)[: forward.live_rows])
 
 

@@ -112,7 +112,7 @@ def padding_touches_no_slot(harness: StateHarness, forwards: list[ForwardCase]) 
             batch = harness.load(forward, seed=number)
             harness.finite_padding = not nan
             if nan:
-                harness.tensors.spoil_padding(forward)
+                harness.spoil_padding(forward)
             harness.assert_forward(forward, batch)
 
 

@@ -15,7 +15,7 @@ from ..cases.histories import SEED
 from ..cases.state import SINCE
 from ..cases.state_rounds import Draw, StateEngine, drawn
 from ..check import Refused
-from .random_history import history_violation, shortest_failing
+from .random_history import assert_history
 from .state_graphs import replay_rounds
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
     def run(some: Sequence[Draw]) -> Exception | None:
         return _error(subject, geometry, some)
 
-    error = run(history)
-    if error is not None:
-        shortest, error = shortest_failing(run, history, error)
-        rounds = StateEngine(geometry, captures=True).rounds(shortest)
-        raise history_violation(rounds, error, f"--seed {seed}") from error
+    assert_history(run, history, StateEngine(geometry, captures=True).rounds, f"--seed {seed}")
 
 
 def _error(subject: BackendUnderTest, geometry: StateGeometry, history: Sequence[Draw]) -> Exception | None:

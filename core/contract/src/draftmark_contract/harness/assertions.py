@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -14,7 +14,9 @@ from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
 from ..failing_batch import Wrong
 from ..oracle.attention import Answer, tolerance
+from ..oracle.truth import Row
 from .poison import poison_in
+from .pools import words
 from .watch import bits_of
 
 
@@ -57,6 +59,46 @@ def assert_output(
             poison=poison_in("NaN or infinity"),
             bug="vllm#57094, vllm#56922",
         )
+
+
+def assert_stored(
+    name: str,
+    got: torch.Tensor,
+    want: torch.Tensor,
+    owners: Mapping[int, Row],
+    batch: object,
+    *,
+    first: int = 0,
+    allowed: Callable[[int], bool] = lambda slot: False,
+    more: str = "",
+) -> None:
+    """Check that each row is stored at its own KV slot, bit for bit, and that no other slot has changed.
+
+    Args:
+        name: name of the cache in the message.
+        got, want: the cache as it is and as it must be, ``[slots, ...]``.
+        owners: row of each slot that a row owns.
+        batch: object that a violation prints.
+        first: slots before this one may hold anything.
+        allowed: returns True for a slot that may differ.
+        more: further explanation of the expected value.
+    """
+    one, other = words(got[first:], want[first:])
+    changed = (one != other).flatten(1).any(1).nonzero().flatten() + first
+    slots = [slot for slot in changed.tolist() if not allowed(slot)]
+    if not slots:
+        return
+    rows = [owners[slot] for slot in slots if slot in owners]
+    shown = [owners[slot] for slot in slots[:8] if slot in owners]
+    raise ContractViolation(
+        f"the {name} cache differs from the expected one, in which each row is stored at its own slot",
+        batch=batch,
+        got=f"differences at slots {slots[:8]}" + (f" and {len(slots) - 8} more" if len(slots) > 8 else ""),
+        expected=f"no difference; {f'rows {shown} own' if shown else 'no row owns'} some of these slots{more}",
+        formula="row j is stored at the slot of token L + T - q + j; a row with slot -1 is not stored",
+        bug="sglang#24743",
+        wrong=Wrong("store", rows, extra=[slot for slot in slots[:8] if slot not in owners]),
+    )
 
 
 class BytesPastUsage:

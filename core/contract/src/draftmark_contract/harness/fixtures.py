@@ -53,15 +53,8 @@ def _subject(subject: BackendUnderTest, value: Any) -> AbstractContextManager[Op
 
 
 def _forward(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
-    harness = _harness(subject, forward.geometry, forward.num_pages)
+    harness = subject.harness(forward.geometry, forward.num_pages)
     return nullcontext((harness, harness.place(forward)))
-
-
-def _harness(subject: BackendUnderTest, geometry: Geometry | StateGeometry, num_pages: int) -> Harness:
-    """Return the harness of an attention layer, or of layers with recurrent state."""
-    if isinstance(geometry, StateGeometry):
-        return StateHarness(subject, geometry, num_pages)
-    return Harness(subject, geometry, num_pages)
 
 
 def _metadata(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
@@ -70,13 +63,12 @@ def _metadata(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContex
 
 
 def _forwards(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> AbstractContextManager[Opened]:
-    harness = _harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
+    harness = subject.harness(forwards[0].geometry, max(forward.num_pages for forward in forwards))
     return nullcontext((harness, [harness.place(forward) for forward in forwards]))
 
 
 def _rounds(subject: BackendUnderTest, rounds: Sequence[Round]) -> AbstractContextManager[Opened]:
-    slots = max(one.forward.num_pages for one in rounds)
-    return nullcontext((StateHarness(subject, rounds[0].geometry, slots), rounds))
+    return nullcontext((subject.harness(rounds[0].geometry, max(one.num_pages for one in rounds)), rounds))
 
 
 def _state(subject: BackendUnderTest, geometry: StateGeometry) -> AbstractContextManager[Opened]:
@@ -126,7 +118,7 @@ def _graphs(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextMan
         largest = geometry.limits.capture_batch_sizes[-1]
         rounds += [captured(geometry, program, largest) for program in programs_of(geometry)]
     pages = max(pool_pages(geometry), *(forward.num_pages for forward in rounds))
-    return nullcontext((GraphHarness(Harness(subject, geometry, pages)), geometry))
+    return nullcontext((subject.harness(geometry, pages).graphs(), geometry))
 
 
 def _program(subject: BackendUnderTest, value: tuple[Geometry, Program]) -> AbstractContextManager[Opened]:

@@ -24,6 +24,9 @@ from .old_memory import Fill, fill_buffers
 from .pools import Pool
 from .tensors import CaseTensors
 
+KINDS = ("unknown", "upper_bound", "mixed_bound", "tight_bound", "exact")
+"""Kinds of host lengths. Unknown lengths come with an upper bound too: the limit."""
+
 
 class ForwardRunner:
     """Opens a backend and runs forwards on its tensors. Raises `Refused` if the backend refuses the geometry.
@@ -72,6 +75,11 @@ class ForwardRunner:
     def bounded(self) -> bool:
         """True if the backend needs no exact host lengths, so that upper bounds are enough for plan()."""
         return self.subject.backend.requirements(self.geometry).host_lengths is not HostLengthsNeed.EXACT
+
+    @property
+    def host_kinds(self) -> tuple[str, ...]:
+        """Kinds of host lengths that satisfy the need that the backend declares, the least exact kind first."""
+        return KINDS if self.bounded else KINDS[-1:]
 
     def load(
         self, forward: ForwardCase, host: str | None = None, seed: int = 0, contents: Contents = Contents.USUAL

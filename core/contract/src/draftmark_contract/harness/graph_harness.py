@@ -16,7 +16,7 @@ from draftmark.geometry import Form, Mode
 from draftmark.graphs import GraphKey, GraphState, Program
 
 from ..cases.forwards import ForwardCase
-from ..cases.graph_rounds import captured, key_of
+from ..cases.graph_rounds import captured, key_of, programs_of, replays
 from ..cases.histories import Failure
 from ..check import ContractViolation
 from ..oracle.formulas import draft_steps
@@ -77,6 +77,15 @@ class GraphHarness:
         for tensors in others:
             tensors.take(form)
             tensors.share_pages(first)
+
+    @property
+    def programs(self) -> list[Program]:
+        """Programs that the modes of the geometry need."""
+        return programs_of(self.harness.geometry)
+
+    def rounds(self, program: Program) -> list[tuple[bool, ForwardCase]]:
+        """Return the batches that a program replays, each with True if the arena is poisoned first."""
+        return replays(self.harness.geometry, program)
 
     # -- steps at start-up: warm-up and capture -----------------------------------------------------------
 
@@ -156,6 +165,14 @@ class GraphHarness:
     def capture(self, key: GraphKey, short: bool = False) -> Loaded:
         """Run a key's step eagerly, then capture it. The check `graphs.captured_run_is_right` tests the output."""
         loaded, _ = self.warm_up(key, short)
+        self.record(key, loaded)
+        return loaded
+
+    def capture_checked(self, key: GraphKey) -> Loaded:
+        """Check the warm-up run of a key's step, then capture it. The static buffers keep the batch."""
+        loaded, warm = self.warm_up(key)
+        self.assert_round(loaded, warm, f"the warm-up before capturing {key}")
+        self.clear_outputs()
         self.record(key, loaded)
         return loaded
 

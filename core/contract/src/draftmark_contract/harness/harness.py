@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,10 +31,14 @@ from .host_reads import host_reads
 from .interruption import expect_interruption, run_until
 from .poison import poison_in
 from .poisoned_memory import PoisonedMemory
-from .pools import raw, words
+from .pools import raw
 from .reachable import reachable_storages
+from .tensor_forms import RowForm
 from .tensors import CaseTensors
-from .watch import Watch, batch_tensors
+from .watch import Watch, batch_tensors, received
+
+if TYPE_CHECKING:
+    from .graph_harness import GraphHarness
 
 
 class Harness(ForwardRunner):
@@ -43,6 +48,21 @@ class Harness(ForwardRunner):
         """Return a harness that opens this backend again, on new tensors."""
         num_pages = self.tensors.num_pages - self.null_pages + 1
         return Harness(self.subject, self.geometry, num_pages)
+
+    def graphs(self) -> GraphHarness:
+        """Return a harness that captures and replays graphs of this backend."""
+        from .graph_harness import GraphHarness
+
+        return GraphHarness(self)
+
+    @property
+    def row_forms(self) -> tuple[RowForm, ...]:
+        """Layouts of q, k and v that a caller may pass."""
+        return tuple(RowForm)
+
+    def poison(self) -> None:
+        """Overwrite the backend's buffers."""
+        self.arena.poison()
 
     # -- assertions about whole forwards ------------------------------------------------------------------
 
@@ -104,6 +124,24 @@ class Harness(ForwardRunner):
                 raise _violation(what, forward, got, want, formula=formula, wrong=where)
         _assert_padding(forward, found)
 
+    def assert_metadata_is_fresh(self, forward: ForwardCase, number: int) -> None:
+        """Check that a forward gives the same metadata as on a fresh arena.
+
+        Args:
+            number: number of forwards that ran before it.
+        """
+        fresh = self.fresh()
+        batch = fresh.load(forward)
+        fresh.prepare(batch)
+        if self.decoded(forward, self.load(forward)) != fresh.decoded(forward, batch):
+            raise ContractViolation(
+                f"after {number} other forwards the metadata differs from the metadata of a fresh arena",
+                batch=forward,
+                got="other slots",
+                expected="the same slots for every row, padded rows included",
+                bug="sglang#10892",
+            )
+
     def _decoded(self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None) -> Decoded:
         try:
             return self.decoded(forward, batch, arena)
@@ -116,25 +154,10 @@ class Harness(ForwardRunner):
         null_slots = forward.null_pages * forward.geometry.attention.page_size
         start = null_slots if forward.stores_padding else 0
         stored = (tensors or self.tensors).stored
+        owners = {slot: row for row, slot in expected.truth.writes.items()}
         for (name, pool), want in zip(stored.items(), expected.pools, strict=True):
             got = pool.reshape(want.shape)
-            one, other = words(got[start:], want[start:])
-            changed = (one != other).flatten(1).any(1).nonzero().flatten()
-            if changed.numel():
-                slots = (changed[:8] + start).tolist()
-                owners = [row for row, slot in expected.truth.writes.items() if slot in slots]
-                owned = {expected.truth.writes[row] for row in owners}
-                raise _violation(
-                    f"the {name} cache differs from the expected one, in which each row is stored at its own slot",
-                    forward,
-                    f"differences at slots {slots}",
-                    f"no difference; rows {owners} own some of these slots"
-                    if owners
-                    else "no difference; no row owns any of these slots",
-                    formula="row j is stored at the slot of token L + T - q + j",
-                    bug="sglang#24743",
-                    wrong=Wrong("store", owners, extra=[slot for slot in slots if slot not in owned]),
-                )
+            assertions.assert_stored(name, got, want, owners, forward, first=start)
             if not bool(torch.isfinite(got[:null_slots].float()).all()):
                 raise _violation(f"a null page of {name} is not finite", forward, "NaN or infinity", "finite values")
         others = (tensors or self.tensors).changed_layers
@@ -201,7 +224,7 @@ class Harness(ForwardRunner):
 
     def watch(self, forward: ForwardCase, batch: ForwardBatch) -> Watch:
         """Return snapshots of every tensor that the backend receives for a forward, to detect changes later."""
-        return Watch(self.tensors, forward, batch)
+        return Watch(received(self.tensors, forward, batch), forward)
 
     @contextmanager
     def poisoned(self, when: str) -> Iterator[None]:

@@ -33,13 +33,12 @@ class InvarianceHarness:
 
     Args:
         batches: every batch that will run, for the size of the pool.
-        hosts: kinds of host lengths that the backend accepts. Eager batches alternate.
     """
 
-    def __init__(self, subject: BackendUnderTest, draw: Draw, batches: list[Company], hosts: Sequence[str]) -> None:
+    def __init__(self, subject: BackendUnderTest, draw: Draw, batches: list[Company]) -> None:
         pages = max(one.forward.num_pages for one in batches)
         self.harness = Harness(subject, draw.geometry, pages)
-        self._draw, self._hosts = draw, hosts
+        self._draw, self._hosts = draw, self.harness.host_kinds  # eager batches alternate
         self._alone: dict[int, torch.Tensor] = {}
 
     def run_alone(self) -> None:

@@ -89,6 +89,10 @@ class StateHarness(Harness):
         self.tensors.fill_rows(forward, seed)
         return batch
 
+    def spoil_padding(self, forward: ForwardCase) -> None:
+        """Fill the inputs of padded rows with NaN."""
+        self.tensors.spoil_padding(forward)
+
     def start(self, seed: int = 0) -> None:
         """Fill all slots with contents that no step may read."""
         self.tensors.fill_slots(JUNK[seed % len(JUNK)])

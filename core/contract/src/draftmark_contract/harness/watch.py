@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -24,20 +24,28 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
     return found | ({} if batch.state_slots is None else {"state_slots": batch.state_slots})
 
 
-class Watch:
-    """Takes snapshots of every tensor that a backend receives, except its arena: batch, static buffers, cache, rows."""
+def received(tensors: CaseTensors, forward: ForwardCase, batch: ForwardBatch) -> dict[str, torch.Tensor]:
+    """Return every tensor that a backend receives, except its arena: batch, static buffers, cache, rows."""
+    static = {f"static {name}": one for name, one in vars(tensors.buffers).items() if isinstance(one, torch.Tensor)}
+    return {
+        **batch_tensors(batch),
+        **static,
+        **{name: one for name, one in tensors.named().items() if not name.startswith("out")},
+        **tensors.outputs(forward),
+    }
 
-    def __init__(self, tensors: CaseTensors, forward: ForwardCase, batch: ForwardBatch) -> None:
-        buffers = tensors.buffers
-        self._forward = forward
-        static = {f"static {name}": one for name, one in vars(buffers).items() if isinstance(one, torch.Tensor)}
-        self._watched = {
-            **batch_tensors(batch),
-            **static,
-            **{name: one for name, one in tensors.named().items() if not name.startswith("out")},
-            **tensors.outputs(forward),
-        }
-        self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
+
+class Watch:
+    """Takes snapshots of tensors.
+
+    Args:
+        watched: tensors by name.
+        batch: object that a violation prints.
+    """
+
+    def __init__(self, watched: Mapping[str, torch.Tensor], batch: object) -> None:
+        self._watched, self._batch = watched, batch
+        self._before = {name: bits_of(one).clone() for name, one in watched.items()}
 
     def assert_unchanged_except(self, allowed: Sequence[str], call: str) -> None:
         """Raise a ContractViolation if a tensor outside `allowed` has changed since the last check."""
@@ -47,7 +55,7 @@ class Watch:
                 at = int((now != self._before[name]).nonzero()[0, 0])
                 raise ContractViolation(
                     f"{call}() changes {name}, which it must not write",
-                    batch=self._forward,
+                    batch=self._batch,
                     got=f"first difference in byte {at}",
                     expected=f"only {', '.join(allowed) or 'arena buffers'} change",
                     formula="the four methods of draftmark.backend.AttentionBackend",

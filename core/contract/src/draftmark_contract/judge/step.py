@@ -36,6 +36,36 @@ class Step:
         return self.forward.geometry
 
     @property
+    def name(self) -> str:
+        """Label of the forward."""
+        return self.forward.name
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the forward."""
+        return self.forward.mode
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the layer's memory must have."""
+        return self.forward.num_pages
+
+    @property
+    def rows(self) -> list[Row]:
+        """(request, row) of each live row, in order."""
+        return self.forward.rows
+
+    @property
+    def live_rows(self) -> int:
+        """Number of live rows."""
+        return self.forward.live_rows
+
+    @property
+    def host(self) -> int:
+        """The host's knowledge of the lengths: the excess of its upper bounds."""
+        return self.loose
+
+    @property
     def rows_each(self) -> int:
         """Number of rows per request, or 0 if requests have different numbers."""
         counts = {one.rows for one in self.forward.requests}

@@ -1,4 +1,4 @@
-"""Builds the items for any backend with a `Driver`, from the contract's own cases.
+"""Builds the items for any backend with a `Driver`: cases of the contract's checks, on a layer of an engine.
 
 Each module has a function ``questions(caps)`` that builds items. Building opens no backend.
 """
@@ -10,9 +10,9 @@ from types import ModuleType
 
 from ...runner.item import Item
 from ..driver import EngineCapabilities
-from . import graphs, histories, inputs, numerics, padding_rows, production
+from . import graphs, histories, production, steps
 
-MODULES: tuple[ModuleType, ...] = (numerics, padding_rows, inputs, histories, graphs, production)
+MODULES: tuple[ModuleType, ...] = (steps, histories, graphs, production)
 """Modules in the order in which a new backend should pass them."""
 
 

@@ -7,19 +7,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 from draftmark.geometry import Geometry, Limits, Mode
 
 from ...cases.forwards import uniform
 from ...cases.histories import SEED, Draw, Engine, drawn
-from ...cases.histories import Step as Drawn
-from ...check import ContractViolation
-from ...runner.item import Item
+from ...check import Refused
+from ...checks.random_history import assert_history, run_eager
+from ...runner.item import Item, item_of
 from ..driver import EngineCapabilities
 from ..step import Step, step_of
-from ..subject import EngineSubject
-from .building import fitted, on_subject
-from .numerics import SMALL, of_each_mode
+from .building import SMALL, case_of, fitted, of_each_mode
 
 FRESH, RANDOM = "history.equals_a_fresh_state", "random_history.equals_the_oracle"
 LIMITS = Limits(max_num_reqs=5, max_context_len=200, max_extend_tokens=40, capture_batch_sizes=(1, 3))
@@ -27,8 +26,8 @@ ACTIONS = 9
 """Number of actions of `Engine` that the judge draws from; the fifth runs all requests in one mode."""
 LENGTH = 14
 HISTORIES = 4
-LOOSE = {"exact": 0, "tight_bound": 0, "upper_bound": 33, "unknown": 1000}
-"""Tokens by which the host's upper bounds exceed a drawn step's lengths, by kind of host lengths."""
+SHRINKS = 12
+"""Runs to shrink a failing sequence. Each run of an interpreted kernel takes seconds."""
 DRAWN = "requests join, grow, leave, wait and return on other pages; steps of every kind run in between"
 
 
@@ -38,15 +37,10 @@ def questions(caps: EngineCapabilities) -> list[Item]:
     shapes = {"fp32": SMALL, "window": replace(SMALL, window_left=19, logits_soft_cap=30.0)}
     shapes["page128"] = replace(SMALL, page_size=128)
     for name, shape in shapes.items():
-        geometry = fitted(caps, shape)
-        steps = _uneven(caps, geometry)
-        pages = max(step.forward.num_pages for step in steps)
-        found.append(on_subject(caps, FRESH, name, geometry, pages, partial(_in_turn, steps=steps)))
-        small = fitted(caps, shape, LIMITS)
-        pages = Engine(small).num_pages
+        found.append(case_of(caps, FRESH, name, _uneven(caps, fitted(caps, shape))))
         for number in range(HISTORIES):
-            body = partial(_drawn, name=f"{name} {number}", trees=caps.trees)
-            found.append(on_subject(caps, RANDOM, f"{name}-{number}", small, pages, body, DRAWN))
+            run = partial(_assert_drawn, caps, fitted(caps, shape, LIMITS), f"{name} {number}")
+            found.append(item_of(RANDOM, f"{name}-{number}", run, DRAWN))
     return found
 
 
@@ -67,27 +61,20 @@ def _uneven(caps: EngineCapabilities, geometry: Geometry) -> list[Step]:
     return [step_of(forward, caps.trees) for forward in order]
 
 
-def _in_turn(subject: EngineSubject, steps: Sequence[Step]) -> None:
-    done: list[str] = []
-    for number, step in enumerate(steps):
-        try:
-            subject.assert_step(step, seed=number)
-        except ContractViolation as error:
-            error.add_note(f"after {', '.join(done[-4:]) or 'nothing'}")
-            raise
-        done.append(step.forward.name)
+def _assert_drawn(caps: EngineCapabilities, geometry: Geometry, name: str) -> None:
+    """Run a drawn sequence eagerly: an engine has no graph of such a batch, shares no KV and drops no forward."""
 
-
-def _drawn(subject: EngineSubject, name: str, trees: bool) -> None:
-    drawn: list[Drawn] = Engine(subject.geometry).steps(draws(name))
-    earlier: list[str] = []
-    for number, one in enumerate(drawn):
-        step = replace(step_of(one.forward, trees), loose=LOOSE[one.host])
-        if not step.forward.requests:
-            continue
-        earlier.append(f"{number}. {one}")
+    def run(some: Sequence[Draw]) -> Exception | None:
+        engine = Engine(geometry)
+        harness = cast(Any, caps.harness(geometry, engine.num_pages))
         try:
-            subject.assert_step(step, seed=number)
-        except ContractViolation as error:
-            error.details["batch"] = "\n      ".join([*earlier[-5:], str(step)])
+            for number, one in enumerate(engine.steps(some)):
+                if one.forward.live:
+                    run_eager(harness, replace(one, shared=False), number, one.host)
+        except Refused:
             raise
+        except Exception as error:
+            return error
+        return None
+
+    assert_history(run, draws(name), Engine(geometry).steps, f"{SEED}={os.environ.get(SEED, '0')}", SHRINKS)

@@ -10,8 +10,7 @@ from ...runner.item import Item
 from ..devices import device_of
 from ..driver import EngineCapabilities
 from ..step import step_of
-from .building import fitted, runs
-from .numerics import of_each_mode
+from .building import case_of, fitted, of_each_mode
 
 HEADS, CROWD, COMMON = (
     "production.every_head_shape_is_right",
@@ -34,30 +33,23 @@ def questions(caps: EngineCapabilities) -> list[Item]:
     for shape in production.heads()[:: 3 if caps.slow else 1]:
         geometry = fitted(caps, shape.geometry.attention)
         steps = [step_of(one, caps.trees) for one in of_each_mode(geometry, (140, 37))]
-        found.append(runs(caps, HEADS, shape.name, steps))
+        found.append(case_of(caps, HEADS, shape.name, steps))
     for shape in production.crowds()[:most]:
         geometry = fitted(caps, shape.geometry.attention, production.CROWD)
         for mode in geometry.modes:
             made = {CROWD: production.crowd, COMMON: production.common_prefix}
             for rule, make in made.items():
                 step = step_of(make(geometry, mode, 0), caps.trees)
-                found.append(runs(caps, rule, f"{shape.name}-{mode.value}", [step]))
+                found.append(case_of(caps, rule, f"{shape.name}-{mode.value}", step))
             step = step_of(production.mostly_padding(geometry, mode, 0), caps.trees, surplus=64)
-            found.append(runs(caps, PADDED, f"{shape.name}-{mode.value}", [step]))
+            found.append(case_of(caps, PADDED, f"{shape.name}-{mode.value}", step))
     for shape in production.many_rows()[: 0 if caps.slow else None]:
         geometry = fitted(caps, shape.geometry.attention, shape.geometry.limits)
-        found.append(
-            runs(caps, ROWS, shape.name, [step_of(ragged("rows", geometry, [3 * n for n in range(10)], [53] * 10))])
-        )
+        step = step_of(ragged("rows", geometry, [3 * n for n in range(10)], [53] * 10))
+        found.append(case_of(caps, ROWS, shape.name, step))
     for shape in production.full_size()[: 0 if caps.slow or device_of(caps.device).host else None]:
         geometry = fitted(caps, shape.geometry.attention, replace(shape.geometry.limits, capture_batch_sizes=(1, 8)))
         for mode in geometry.modes:
-            found.append(
-                runs(
-                    caps,
-                    FULL,
-                    f"{shape.name}-{mode.value}",
-                    [step_of(production.full(geometry, mode, 0), caps.trees)],
-                )
-            )
+            step = step_of(production.full(geometry, mode, 0), caps.trees)
+            found.append(case_of(caps, FULL, f"{shape.name}-{mode.value}", step))
     return found

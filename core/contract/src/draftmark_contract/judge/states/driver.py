@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from .layer import Layer, Rows, Weights
+
+if TYPE_CHECKING:
+    from .harness import StateLayerHarness
+
+REQUESTS = 6
+"""Requests for which a layer has slots."""
 
 
 class Kind(StrEnum):
@@ -54,20 +60,32 @@ class Part:
 
 @dataclass(frozen=True)
 class Round:
-    """One forward of the layer.
+    """One forward of the layer, and what the engine does before and after it.
 
     Attributes:
+        geometry: the layer.
         parts: live requests, in the engine's order: verifies and decodes first, prefills after them.
         padding: number of padding requests after the live ones.
+        starts: requests that begin before the forward, in slots with old contents.
+        kept: (request, rows on its accepted path, the first row first) of each verify; () for no commit.
     """
 
+    geometry: Layer
     parts: tuple[Part, ...]
     padding: int = 0
+    starts: tuple[int, ...] = ()
+    kept: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    num_pages = REQUESTS
+    """Requests for which the layer has slots."""
 
     @property
     def rows(self) -> int:
         """Number of live rows."""
         return sum(part.rows for part in self.parts)
+
+    def keeping(self, paths: Mapping[int, Sequence[int]]) -> Round:
+        """Return the round with a commit of these paths."""
+        return replace(self, kept=tuple((request, tuple(path)) for request, path in paths.items()))
 
     def __str__(self) -> str:
         more = f"; {self.padding} padding requests" if self.padding else ""
@@ -125,6 +143,17 @@ class StateCapabilities:
     mixed: bool = False
     read_only: bool = False
     rounded: float = 1e-4
+
+    def harness(self, geometry: Layer, num_slots: int) -> StateLayerHarness:
+        """Open this layer for a check."""
+        from .harness import StateLayerHarness
+
+        return StateLayerHarness(self, geometry, num_slots)
+
+    @property
+    def device(self) -> str:
+        """Device on which the outputs are compared."""
+        return "cpu"
 
 
 def verify(request: int, rows: int = 0, parents: Sequence[int] = ()) -> Part:

@@ -1,19 +1,21 @@
-"""Items of layers with recurrent state: verifies, commits, unequal rows, fresh requests, chunks, padding, histories."""
+"""Items of layers with recurrent state: verifies, commits, unequal rows, fresh requests, chunks, padding, histories.
+
+Each item is a list of rounds for a check of `checks.state`.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from ...check import ContractViolation
 from ...runner.item import Item, item_of
-from .driver import Round, StateCapabilities, decode, prefill, verify
+from ..questions.building import case_of
+from .driver import REQUESTS, Part, Round, StateCapabilities, decode, prefill, verify
 from .layer import Layer
-from .subject import REQUESTS, StateSubject
 
 PARENTS, COMMIT = "state.rows_follow_their_parents", "state.commit_keeps_the_path"
 LEAVES, ROUNDS = "state.verify_leaves_the_slot", "state.rounds_of_any_rows"
@@ -51,210 +53,180 @@ class _Items:
     """Builds the items of one layer."""
 
     def __init__(self, caps: StateCapabilities, layer: Layer) -> None:
-        self.caps, self.layer = caps, layer
+        self.caps, self.layer, self.top = caps, layer, caps.drafts
 
-    def item(self, rule: str, case: str, body: Callable[[StateSubject], None], asks: str = "", drafts: int = 0) -> Item:
-        """Return an item that opens the layer, with `drafts` rows of a verify if given, and calls `body`."""
+    def item(self, rule: str, case: str, rounds: Sequence[Round], asks: str = "", drafts: int = 0) -> Item:
+        """Return an item of a rule's check; `drafts` is the most rows of its verifies, if not the layer's."""
         caps = replace(self.caps, drafts=drafts) if drafts else self.caps
-
-        def run() -> None:
-            body(StateSubject(caps, self.layer))
-
-        return item_of(rule, f"{self.layer.name}-{case}", run, asks)
+        return case_of(caps, rule, f"{self.layer.name}-{case}", rounds, asks)
 
     def verifies(self) -> list[Item]:
         """Return items with one verify after a prompt."""
-        found = [
-            self.item(PARENTS, f"chain{rows}", partial(_verify, [range(-1, rows - 1)] * 2), drafts=max(rows, 2))
-            for rows in ((1, 2, 3, 4, 8) if self.caps.ragged else (2, 3, 4, 8))
-        ]
+        found = []
+        for rows in (1, 2, 3, 4, 8) if self.caps.ragged else (2, 3, 4, 8):
+            rounds = self._verified([range(-1, rows - 1)] * 2)
+            found.append(self.item(PARENTS, f"chain{rows}", rounds, drafts=max(rows, 2)))
         if self.caps.decodes:
-            found.append(self.item(PARENTS, "decode", _decode, AS_PLAIN, drafts=1))
+            found.append(self.item(PARENTS, "decode", self._decodes(), AS_PLAIN, drafts=1))
         if self.caps.trees:
             for name, parents in TREES.items():
-                found.append(self.item(PARENTS, f"tree-{name}", partial(_verify, [parents] * 2), drafts=len(parents)))
-            found.append(self.item(PARENTS, "trees", partial(_verify, list(TREES.values())), drafts=6))
+                rounds = self._verified([parents] * 2)
+                found.append(self.item(PARENTS, f"tree-{name}", rounds, drafts=len(parents)))
+            found.append(self.item(PARENTS, "trees", self._verified(list(TREES.values())), drafts=6))
         return found
 
     def commits(self) -> list[Item]:
         """Return items that accept each number of rows, or each leaf of a tree, and run another round."""
-        top = self.caps.drafts
-        found = []
+        top, found = self.top, []
+        chain = tuple(range(-1, top - 1))
         for kept in range(1, top + 1):
-            body = partial(_commit, range(-1, top - 1), range(kept))
-            found.append(self.item(COMMIT, f"chain{top}-accept{kept}", body))
+            rounds = [self._begin(0, 1), *[self._pair(chain).keeping({0: range(kept), 1: (0,)})] * 2]
+            found.append(self.item(COMMIT, f"chain{top}-accept{kept}", rounds))
         if self.caps.trees:
             for name, parents in TREES.items():
                 paths = [_path(parents, leaf) for leaf in range(len(parents))]
-                body = partial(_commit_each, parents, paths)
-                found.append(self.item(COMMIT, f"tree-{name}", body, drafts=len(parents)))
+                pair = self._pair(parents)
+                rounds = [pair.keeping({0: path, 1: paths[-1 - n]}) for n, path in enumerate(paths)]
+                found.append(self.item(COMMIT, f"tree-{name}", [self._begin(0, 1), *rounds], drafts=len(parents)))
         if self.caps.read_only:
-            found.append(self.item(LEAVES, f"chain{top}", partial(_unmoved, range(-1, top - 1)), AS_STATE))
+            found.append(self._unmoved(f"chain{top}", chain, self.caps))
             if self.caps.trees:
-                found.append(self.item(LEAVES, "tree-fork", partial(_unmoved, TREES["fork"]), AS_STATE, 6))
+                found.append(self._unmoved("tree-fork", TREES["fork"], replace(self.caps, drafts=6)))
         return found
 
     def unequal(self) -> list[Item]:
         """Return items with fewer rows than the largest verify, also next to full verifies."""
-        top, found = self.caps.drafts, []
+        top, found = self.top, []
         if not self.caps.ragged:
             return []
         for rows in range(1, top):
             for kept in range(1, top + 1):
-                body = partial(_shorter, rows, kept)
-                found.append(self.item(ROUNDS, f"rows{rows}-after-accept{kept}", body, AS_TWO.format(kept)))
-        found.append(self.item(ROUNDS, "beside", _beside, AS_SIDE))
+                sizes = ((top, kept), (rows, rows), (top, top))
+                rounds = [self._begin(0), *(self._chains({0: size}) for size in sizes)]
+                found.append(self.item(ROUNDS, f"rows{rows}-after-accept{kept}", rounds, AS_TWO.format(kept)))
+        beside = [self._begin(0, 1, 2)]
+        for turn in range(4):
+            three = [(top, 1 + turn % top), (1 + turn % top, 1), (max(1, top - 1 - turn % top), 1)]
+            beside.append(self._chains(dict(enumerate(three))))
+        found.append(self.item(ROUNDS, "beside", beside, AS_SIDE))
         return found
 
     def fresh(self) -> list[Item]:
         """Return items with new requests over slots with old contents."""
-        found = [self.item(FRESH, f"prompt{rows}", partial(_fresh, rows)) for rows in (1, 2, 3, 4, 17)]
-        found.append(self.item(FRESH, "second-owner", _second_owner))
+        found = []
+        for rows in (1, 2, 3, 4, 17):
+            first = self._round(prefill(0, rows), prefill(1, rows + 1), starts=(0, 1))
+            found.append(self.item(FRESH, f"prompt{rows}", [first, self._all(0, 1)]))
+        every = range(REQUESTS)
+        again = self._round(prefill(2, 1), prefill(4, 5), starts=(2, 4))
+        rounds = [self._begin(*every), self._all(*every), again, self._all(*every)]
+        found.append(self.item(FRESH, "second-owner", rounds))
         return found
 
     def chunks(self) -> list[Item]:
         """Return items with prompts in pieces."""
         cuts = ((1, 12), (12, 1), (7, 6), (2, 1, 10), (66, 3), (64, 64))
-        found = [self.item(CHUNKS, "+".join(map(str, cut)), partial(_chunks, cut, 2)) for cut in cuts]
-        found.append(self.item(CHUNKS, "12+1-alone", partial(_chunks, (12, 1), 1), AS_ALONE))
+        found = [self.item(CHUNKS, "+".join(map(str, cut)), self._chunked(cut, 2)) for cut in cuts]
+        found.append(self.item(CHUNKS, "12+1-alone", self._chunked((12, 1), 1), AS_ALONE))
         return found
 
     def padded(self) -> list[Item]:
         """Return items with padding requests after live ones."""
         if not self.caps.padded:
             return []
-        found = [self.item(PADDING, f"verify-pad{n}", partial(_padded, n)) for n in (1, 3)]
+        found = []
+        for n in (1, 3):
+            verifies = [self._chains({one: (self.top, kept) for one in (0, 1)}, n) for kept in (1, self.top)]
+            found.append(self.item(PADDING, f"verify-pad{n}", [self._begin(0, 1), *verifies]))
         if self.caps.decodes:
-            found.append(self.item(PADDING, "decode-pad2", _padded_decode, AS_PLAIN, drafts=1))
+            rounds = [self._begin(0, 1), *[self._round(decode(0), decode(1), padding=2)] * 2]
+            found.append(self.item(PADDING, "decode-pad2", rounds, AS_PLAIN, drafts=1))
         return found
 
     def histories(self) -> list[Item]:
         """Return items with many rounds."""
-        return [self.item(ROUNDS, f"history{seed}", partial(_history, seed), AS_HISTORY) for seed in range(3)]
+        return [self.item(ROUNDS, f"history{seed}", self._history(seed), AS_HISTORY) for seed in range(3)]
 
+    # -- rounds -------------------------------------------------------------------------------------------
 
-def _begin(subject: StateSubject, *requests: int, rows: int = PROMPT) -> None:
-    subject.start(*requests)
-    subject.run(*(prefill(one, rows + one) for one in requests))
+    def _round(self, *parts: Part, padding: int = 0, starts: Sequence[int] = ()) -> Round:
+        return Round(self.layer, parts, padding, tuple(starts))
 
+    def _begin(self, *requests: int) -> Round:
+        return self._round(*(prefill(one, PROMPT + one) for one in requests), starts=requests)
 
-def _verify(trees: Sequence[Sequence[int]], subject: StateSubject) -> None:
-    _begin(subject, *range(len(trees)))
-    subject.run(*(verify(one, parents=tuple(parents)) for one, parents in enumerate(trees)))
+    def _pair(self, parents: Sequence[int]) -> Round:
+        return self._round(*(verify(one, parents=parents) for one in (0, 1)))
 
+    def _chains(self, sizes: Mapping[int, tuple[int, int]], padding: int = 0) -> Round:
+        """Return verifies of chains that keep their first rows: request → (rows, rows to keep)."""
+        made = self._round(*(verify(one, rows) for one, (rows, _) in sizes.items()), padding=padding)
+        return made.keeping({one: range(kept) for one, (_, kept) in sizes.items()})
 
-def _commit(parents: Sequence[int], path: Sequence[int], subject: StateSubject) -> None:
-    _begin(subject, 0, 1)
-    for _ in range(2):
-        subject.run(*(verify(one, parents=tuple(parents)) for one in (0, 1)))
-        subject.commit({0: path, 1: path[:1]})
+    def _all(self, *requests: int) -> Round:
+        return self._chains({one: (self.top, 1 + one % self.top) for one in requests})
 
+    def _verified(self, trees: Sequence[Sequence[int]]) -> list[Round]:
+        parts = [verify(one, parents=tuple(parents)) for one, parents in enumerate(trees)]
+        return [self._begin(*range(len(trees))), self._round(*parts)]
 
-def _commit_each(parents: Sequence[int], paths: Sequence[Sequence[int]], subject: StateSubject) -> None:
-    _begin(subject, 0, 1)
-    for number, path in enumerate(paths):
-        subject.run(*(verify(one, parents=tuple(parents)) for one in (0, 1)))
-        subject.commit({0: path, 1: paths[-1 - number]})
+    def _chunked(self, cuts: Sequence[int], requests: int) -> list[Round]:
+        every = range(requests)
+        rounds = [
+            self._round(*(prefill(one, rows) for one in every), starts=() if number else every)
+            for number, rows in enumerate(cuts)
+        ]
+        return [*rounds, self._all(*every)]
 
+    def _decodes(self) -> list[Round]:
+        found = [self._begin(0, 1, 2), self._round(decode(0), decode(1), decode(2))]
+        found.append(self._round(decode(1), decode(2)))
+        if self.caps.mixed:
+            found.append(self._round(decode(0), decode(1), prefill(3, 5), starts=(3,)))
+        return found
 
-def _unmoved(parents: Sequence[int], subject: StateSubject) -> None:
-    _begin(subject, 0, 1)
-    parts = [verify(one, parents=tuple(parents)) for one in (0, 1)]
-    before = [subject.driver.state(one)[0] for one in (0, 1)]
-    subject.run(*parts)
-    for one, state in enumerate(before):
-        if not torch.equal(state, subject.driver.state(one)[0]):
-            raise ContractViolation(
-                "a verify changes the committed state", batch=Round(tuple(parts)), got=f"request {one}"
-            )
-    subject.commit({0: [0], 1: [0]})
+    def _history(self, seed: int) -> list[Round]:
+        dice, caps, found = random.Random(seed), self.caps, list[Round]()
+        left: dict[int, list[int]] = {}
+        """Chunks that each request's prompt still has; [] for a request that decodes."""
+        starts: list[int] = []
+        for _ in range(ROUNDS_OF_HISTORY):
+            if len(left) < REQUESTS and dice.random() < 0.6:
+                request = min(set(range(REQUESTS)) - set(left))
+                starts.append(request)
+                left[request] = [dice.randint(1, 7) for _ in range(dice.randint(1, 2))]
+            sizes = {
+                one: dice.randint(1, caps.drafts) if caps.ragged else caps.drafts
+                for one, cuts in left.items()
+                if not cuts
+            }
+            prompts = [one for one, cuts in left.items() if cuts and (caps.mixed or not sizes or dice.random() < 0.5)]
+            if prompts and not caps.mixed:
+                sizes = {}
+            parts = [verify(one, rows) for one, rows in sizes.items()]
+            parts += [prefill(one, left[one].pop(0)) for one in prompts]
+            if parts:
+                made = self._round(*parts, starts=starts)
+                found.append(made.keeping({one: range(dice.randint(1, rows)) for one, rows in sizes.items()}))
+                starts = []
+            if dice.random() < 0.2:
+                left.pop(dice.choice(list(left)), None)
+        return found
 
+    def _unmoved(self, case: str, parents: Sequence[int], caps: StateCapabilities) -> Item:
+        """Return an item of a verify that leaves the state. It commits, because engines commit every verify."""
 
-def _shorter(rows: int, kept: int, subject: StateSubject) -> None:
-    top = subject.caps.drafts
-    _begin(subject, 0)
-    for size in ((top, kept), (rows, rows), (top, top)):
-        subject.round({0: size})
+        def run() -> None:
+            harness, (first, pair) = caps.harness(self.layer, REQUESTS), (self._begin(0, 1), self._pair(parents))
+            harness.assert_rounds([first])
+            before = [harness.driver.state(one)[0] for one in (0, 1)]
+            harness.assert_forward(pair, harness.load(pair))
+            for one, state in enumerate(before):
+                if not torch.equal(state, harness.driver.state(one)[0]):
+                    raise ContractViolation("a verify changes the committed state", batch=pair, got=f"request {one}")
+            harness.commit({0: [0], 1: [0]})
 
-
-def _beside(subject: StateSubject) -> None:
-    top = subject.caps.drafts
-    _begin(subject, 0, 1, 2)
-    for turn in range(4):
-        sizes = [(top, 1 + turn % top), (1 + turn % top, 1), (max(1, top - 1 - turn % top), 1)]
-        subject.round(dict(enumerate(sizes)))
-
-
-def _fresh(rows: int, subject: StateSubject) -> None:
-    subject.start(0, 1)
-    subject.run(prefill(0, rows), prefill(1, rows + 1))
-    _round_of_all(subject, 0, 1)
-
-
-def _second_owner(subject: StateSubject) -> None:
-    _begin(subject, *range(REQUESTS))
-    _round_of_all(subject, *range(REQUESTS))
-    subject.start(2, 4)
-    subject.run(prefill(2, 1), prefill(4, 5))
-    _round_of_all(subject, *range(REQUESTS))
-
-
-def _chunks(cuts: Sequence[int], requests: int, subject: StateSubject) -> None:
-    subject.start(*range(requests))
-    for rows in cuts:
-        subject.run(*(prefill(one, rows) for one in range(requests)))
-    _round_of_all(subject, *range(requests))
-
-
-def _padded(padding: int, subject: StateSubject) -> None:
-    _begin(subject, 0, 1)
-    for kept in (1, subject.caps.drafts):
-        subject.round({one: (subject.caps.drafts, kept) for one in (0, 1)}, padding=padding)
-
-
-def _decode(subject: StateSubject) -> None:
-    _begin(subject, 0, 1, 2)
-    subject.run(decode(0), decode(1), decode(2))
-    subject.run(decode(1), decode(2))
-    if subject.caps.mixed:
-        subject.start(3)
-        subject.run(decode(0), decode(1), prefill(3, 5))
-
-
-def _padded_decode(subject: StateSubject) -> None:
-    _begin(subject, 0, 1)
-    for _ in range(2):
-        subject.run(decode(0), decode(1), padding=2)
-
-
-def _history(seed: int, subject: StateSubject) -> None:
-    dice, caps = random.Random(seed), subject.caps
-    left: dict[int, list[int]] = {}
-    """Chunks that each request's prompt still has; [] for a request that decodes."""
-    for _ in range(ROUNDS_OF_HISTORY):
-        if len(left) < REQUESTS and dice.random() < 0.6:
-            request = min(set(range(REQUESTS)) - set(left))
-            subject.start(request)
-            left[request] = [dice.randint(1, 7) for _ in range(dice.randint(1, 2))]
-        sizes = {
-            one: dice.randint(1, caps.drafts) if caps.ragged else caps.drafts for one, cuts in left.items() if not cuts
-        }
-        prompts = [one for one, cuts in left.items() if cuts and (caps.mixed or not sizes or dice.random() < 0.5)]
-        if prompts and not caps.mixed:
-            sizes = {}
-        parts = [verify(one, rows) for one, rows in sizes.items()]
-        parts += [prefill(one, left[one].pop(0)) for one in prompts]
-        if parts:
-            subject.run(*parts)
-        if sizes:
-            subject.commit({one: range(dice.randint(1, rows)) for one, rows in sizes.items()})
-        if dice.random() < 0.2:
-            left.pop(dice.choice(list(left)), None)
-
-
-def _round_of_all(subject: StateSubject, *requests: int) -> None:
-    top = subject.caps.drafts
-    subject.round({one: (top, 1 + one % top) for one in requests})
+        return item_of(LEAVES, f"{self.layer.name}-{case}", run, AS_STATE)
 
 
 def _path(parents: Sequence[int], leaf: int) -> list[int]:

@@ -11,55 +11,63 @@ from ...oracle.state import SequentialState
 from .driver import Kind, Part, Round, StateCapabilities
 from .layer import Layer, Rows, outputs_of, rows_of, weights_of
 
-REQUESTS = 6
-"""Requests for which a layer has slots."""
 
+class StateLayerHarness:
+    """Runs rounds on an engine's layer, and for each request on the oracle.
 
-class StateSubject:
-    """Holds an engine's layer and, for each request, the oracle.
+    It has the methods of `harness.state_harness.StateHarness` that a check uses.
 
     Args:
         caps: the engine's layer.
         layer: shape of the layer.
-        seed: seed of weights and rows.
+        num_slots: requests for which it has slots.
     """
 
-    def __init__(self, caps: StateCapabilities, layer: Layer, seed: int = 0) -> None:
-        self.caps, self.layer, self._seed = caps, layer, seed
-        self.weights = weights_of(layer, seed)
-        self.driver = caps.open(layer, self.weights, caps.drafts, REQUESTS)
+    finite_padding = True
+
+    def __init__(self, caps: StateCapabilities, layer: Layer, num_slots: int) -> None:
+        self.caps, self.layer, self._seed = caps, layer, 0
+        self.weights = weights_of(layer, 0)
+        self.driver = caps.open(layer, self.weights, caps.drafts, num_slots)
         self._oracles: dict[int, SequentialState] = {}
         self._said: list[str] = []
 
-    def start(self, *requests: int) -> None:
-        """Begin new requests, in slots with old contents."""
-        for request in requests:
+    def place(self, one: Round) -> Round:
+        """Return the round: an engine chooses its own slots."""
+        return one
+
+    def load(self, one: Round, seed: int = 0) -> Rows:
+        """Begin the round's new requests, and draw its rows. Each round of a sequence has its own."""
+        for request in one.starts:
             self.driver.start(request)
             shape = self.layer.shape
             state = torch.zeros(shape.num_heads, shape.value_dim, shape.key_dim)
             window = torch.zeros(shape.conv_channels, self.layer.window)
             self._oracles[request] = SequentialState(state, window, delta=self.layer.delta)
             self._said.append(f"request {request} starts")
-
-    def rows(self, one: Round) -> Rows:
-        """Draw the rows of a round."""
         self._seed += 1
         return rows_of(self.layer, one.rows, 1000 + self._seed)
 
-    def run(self, *parts: Part, padding: int = 0, rows: Rows | None = None) -> torch.Tensor:
-        """Run a round and check its outputs, and the states that decodes and prefills leave.
+    def spoil_padding(self, one: Round) -> None:
+        """Do nothing: an engine fills its own padding rows."""
+
+    def assert_rounds(self, rounds: Sequence[Round]) -> None:
+        """Run the rounds of a sequence, and check each."""
+        for one in rounds:
+            self.assert_forward(one, self.load(one))
+
+    def assert_forward(self, one: Round, rows: Rows) -> torch.Tensor:
+        """Run a round and check its outputs, the states that it leaves, and every other slot.
 
         Raises:
             ContractViolation: a row, a state, a window or another slot is wrong.
         """
-        one = Round(parts, padding)
-        rows = self.rows(one) if rows is None else rows
         self._said.append(str(one))
-        live = [part.request for part in parts]
+        live = [part.request for part in one.parts]
         before = self.driver.others(live)
         out = self.driver.run(one, rows)
         start = 0
-        for part in parts:
+        for part in one.parts:
             end = start + part.rows
             right = outputs_of(
                 self.layer, self.weights, self._oracles[part.request], rows.part(start, end), part.parents
@@ -68,10 +76,12 @@ class StateSubject:
             start = end
         if not torch.equal(before, self.driver.others(live)):
             raise self._violation("the round changes slots that belong to no request of it", "other bytes", "no change")
-        done = [part for part in parts if part.kind is not Kind.VERIFY]
+        done = [part for part in one.parts if part.kind is not Kind.VERIFY]
         for part in done:
             self._oracles[part.request].keep(part.rows - 1)
         self.check_states([part.request for part in done])
+        if one.kept:
+            self.commit(dict(one.kept))
         return out
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
@@ -85,12 +95,6 @@ class StateSubject:
         for request, path in paths.items():
             self._oracles[request].keep(path[-1])
         self.check_states(list(paths))
-
-    def round(self, sizes: Mapping[int, tuple[int, int]], padding: int = 0) -> None:
-        """Run chains and keep their first rows: request → (rows, rows to keep)."""
-        parts = [Part(one, Kind.VERIFY, tuple(range(-1, rows - 1))) for one, (rows, _) in sizes.items()]
-        self.run(*parts, padding=padding)
-        self.commit({one: range(kept) for one, (_, kept) in sizes.items()})
 
     def check_states(self, requests: Sequence[int]) -> None:
         """Check what the next forward of each request starts from.

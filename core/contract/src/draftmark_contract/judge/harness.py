@@ -1,25 +1,35 @@
-"""Runs a step on an engine's backend with the contract's tensors, and checks output, KV cache and inputs."""
+"""Harness of an engine's layer: runs a step with the contract's tensors, and checks output, KV cache and inputs.
+
+It has the methods of `harness.harness.Harness` that a check uses, so the body of a check serves plugins and layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from draftmark.geometry import Geometry
 
 from ..cases.contents import Contents
-from ..check import ContractViolation
-from ..failing_batch import Wrong
+from ..cases.forwards import ForwardCase
 from ..harness import assertions
 from ..harness.contents import fill
 from ..harness.expected import store
+from ..harness.forward_runner import KINDS
 from ..harness.pools import raw
+from ..harness.tensor_forms import RowForm
 from ..harness.tensors import CaseTensors
+from ..harness.watch import Watch
 from ..oracle import attention
 from . import eight_bits
 from .driver import Driver, EngineCapabilities
-from .step import Step
+from .step import Step, step_of
+
+if TYPE_CHECKING:
+    from .graph_harness import EngineGraphs
 
 STALE = 448.0
 """KV value in slots that no row owns: finite like old KV, and so large that a weight of 1e-3 on it is visible."""
@@ -28,7 +38,7 @@ FP8_STEP = 2.0**-3
 Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class EngineSubject:
+class EngineHarness:
     """Holds an opened backend (`Driver`) and the tensors for any step of its geometry.
 
     Attributes:
@@ -37,7 +47,13 @@ class EngineSubject:
         driver: opened layer.
         tensors: q, k, v and cache tensors on the device.
         slots: all slots of the layer's memory, int64.
+        host, host_kinds: kind of host lengths that a check uses, and all kinds that an engine may have.
+        row_forms: layouts in which engines pass q, k and v.
     """
+
+    host = KINDS[-1]
+    host_kinds = KINDS
+    row_forms = (RowForm.PROJECTED, RowForm.AFTER_ROPE)
 
     def __init__(self, caps: EngineCapabilities, geometry: Geometry, num_pages: int) -> None:
         self.caps, self.geometry = caps, geometry
@@ -45,35 +61,40 @@ class EngineSubject:
         self.tensors = CaseTensors(geometry, caps.device, num_pages)
         size = geometry.attention.page_size
         self.slots = torch.arange(num_pages * size, dtype=torch.int64, device=caps.device)
+        self._loose = {"exact": 0, "tight_bound": 1, "upper_bound": 33, "mixed_bound": size + 1, "unknown": 1000}
 
-    def assert_step(
-        self,
-        step: Step,
-        run: Runs | None = None,
-        contents: Contents = Contents.USUAL,
-        seed: int = 0,
-        what: str = "the output",
-    ) -> torch.Tensor:
-        """Fill new rows and a new cache, run a step, and check output, KV and inputs.
+    def fresh(self) -> EngineHarness:
+        """Return a harness that opens this layer again, on new tensors."""
+        return EngineHarness(self.caps, self.geometry, self.tensors.num_pages)
+
+    def graphs(self) -> EngineGraphs:
+        """Return a harness that captures and replays graphs of this layer."""
+        from .graph_harness import EngineGraphs
+
+        return EngineGraphs(self)
+
+    def more_tensors(self) -> CaseTensors:
+        """Return another set of rows and batch tensors."""
+        return CaseTensors(self.geometry, self.caps.device, self.tensors.num_pages)
+
+    def place(self, forward: ForwardCase | Step) -> Step:
+        """Return the step of a forward, with drafts as the engine has them and without padded requests."""
+        return forward if isinstance(forward, Step) else step_of(forward, self.caps.trees)
+
+    def poison(self) -> None:
+        """Do nothing: an engine owns the buffers of its metadata."""
+
+    # -- steps --------------------------------------------------------------------------------------------
+
+    def load(self, step: Step, host: str = KINDS[-1], seed: int = 0, contents: Contents = Contents.USUAL) -> Step:
+        """Fill the rows with new values, and the layer's KV memory with new contents.
 
         Args:
-            step: step to run.
-            run: function that runs the step; None runs it eagerly.
-            contents: kind of random numbers.
-            seed: seed of the numbers.
-            what: name of the output in a violation.
+            host: kind of host lengths; it decides how far the host's upper bounds exceed the lengths.
 
         Returns:
-            A copy of the output's live rows, ``[live_rows, heads, head_dim]``.
-
-        Raises:
-            ContractViolation: the output, a KV slot or an input is wrong.
+            The step with these bounds.
         """
-        self.load(step, contents, seed)
-        return self.assert_loaded_step(step, run, what)
-
-    def load(self, step: Step, contents: Contents = Contents.USUAL, seed: int = 0) -> None:
-        """Fill the rows with new values, and the layer's KV memory with new contents."""
         fill(self.tensors, step.forward, contents, seed)
         k, v = self._pools()
         for pool in (k, v):
@@ -81,23 +102,54 @@ class EngineSubject:
             raw(pool)[nothing] = raw(torch.full((1,), STALE, dtype=pool.dtype, device=pool.device))
         self._keep(step, (k, v), seed)
         self.driver.write(self.slots, k, v)
+        return replace(step, loose=self._loose[host])
 
-    def assert_loaded_step(self, step: Step, run: Runs | None = None, what: str = "the output") -> torch.Tensor:
-        """Run a step on the rows and cache that are already loaded, and check the result; see `assert_step`."""
-        q, k, v = self.rows(step)
-        before = [tensor.clone() for tensor in (q, k, v)]
-        wanted = self._stored(step, self.driver.read(self.slots))
-        out = (run or self.driver.forward)(step, q, k, v)
-        self._assert_cache(step, wanted)
-        self._assert_inputs(step, before, (q, k, v))
-        self._assert_output(step, out, wanted, what)
-        return out[: step.forward.live_rows].clone()
+    def run(self, step: Step, loaded: Step) -> torch.Tensor:
+        """Run a loaded step eagerly, and return a copy of its output."""
+        return self.driver.forward(loaded, *self.rows(loaded)).clone()
+
+    def assert_forward(
+        self, step: Step, loaded: Step, what: str = "the output", run: Runs | None = None
+    ) -> torch.Tensor:
+        """Run a loaded step, and check output, KV and inputs.
+
+        Args:
+            step: the step.
+            loaded: the step as `load` returned it.
+            what: name of the output in a violation.
+            run: function that runs the step; None runs it eagerly.
+
+        Returns:
+            A copy of the output's live rows, ``[live_rows, heads, head_dim]``.
+
+        Raises:
+            ContractViolation: the output, a KV slot or an input is wrong.
+        """
+        q, k, v = self.rows(loaded)
+        watch = Watch({"q": q, "k": k, "v": v}, loaded)
+        wanted = self._stored(loaded, self.driver.read(self.slots))
+        out = (run or self.driver.forward)(loaded, q, k, v)
+        self._assert_cache(loaded, wanted)
+        watch.assert_unchanged_except((), "forward")
+        self._assert_output(loaded, out, wanted, what)
+        return out[: loaded.live_rows].clone()
+
+    def assert_metadata_is_fresh(self, step: Step, number: int) -> None:
+        """Do nothing: the metadata of an engine has no declared meaning, and the output is compared."""
+
+    def watch(self, step: Step, loaded: Step) -> Watch:
+        """Return snapshots of the rows of a step, to detect changes later."""
+        return Watch(dict(zip("qkv", self.rows(loaded), strict=True)), loaded)
+
+    def bits(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor as integers, so that NaN equals itself."""
+        return raw(tensor).clone()
 
     def rows(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v of a step; padding rows are NaN."""
-        more = step.num_rows - step.forward.live_rows
+        more = step.num_rows - step.live_rows
         assert self.tensors.v is not None, "the judge has layers with K and V apart only"
-        found = [one[: step.forward.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
+        found = [one[: step.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
         if not more:  # Return slices, not copies: a copy would make strided views contiguous.
             return found[0], found[1], found[2]
         padded = [torch.cat([one, one.new_full((more, *one.shape[1:]), float("nan"))]) for one in found]
@@ -107,25 +159,15 @@ class EngineSubject:
 
     def _assert_cache(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Check that every stored row is at its own KV slot, and that no other slot has changed."""
-        written = set(step.writes.values())
+        owners = {slot: row for row, slot in step.truth.writes.items()}
+        written, kept = set(step.writes.values()), sorted(step.unstored)
+        more = f"; rows {kept} have slot -1" if kept else ""
         for name, got, want in zip("kv", self.driver.read(self.slots), wanted, strict=True):
-            differs = (raw(got) != raw(want)).flatten(1).any(1).nonzero().flatten().tolist()
-            wrong = [slot for slot in differs if slot not in written or not _rounded(got[slot], want[slot])]
-            if wrong:
-                owners = {slot: row for row, slot in step.truth.writes.items()}
-                raise ContractViolation(
-                    f"the {name} cache differs from the one where each row was stored at its own slot",
-                    batch=step,
-                    got=f"differences at slots {wrong[:8]}" + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
-                    expected=_owned([slot for slot in wrong if slot in owners], owners, step),
-                    formula="row j is stored at the slot of token L + j; rows with slot -1 are not stored",
-                    wrong=Wrong("store", [owners[slot] for slot in wrong if slot in owners]),
-                )
 
-    def _assert_inputs(self, step: Step, before: list[torch.Tensor], after: tuple[torch.Tensor, ...]) -> None:
-        for name, old, new in zip("qkv", before, after, strict=True):
-            if not torch.equal(raw(old), raw(new)):
-                raise ContractViolation(f"the step changed its input {name}", batch=step, expected="unchanged inputs")
+            def near(slot: int, got: torch.Tensor = got, want: torch.Tensor = want) -> bool:
+                return slot in written and _rounded(got[slot], want[slot])
+
+            assertions.assert_stored(name, got, want, owners, step, allowed=near, more=more)
 
     def _assert_output(
         self, step: Step, out: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], what: str
@@ -133,13 +175,13 @@ class EngineSubject:
         a, cache = self.geometry.attention, self.tensors.cache
         # `_assert_cache` has already checked the fp8 KV, so the expected output uses the backend's own rounded values.
         pools = self.driver.read(self.slots) if cache.k_scale is not None else wanted
-        q, order, scales = self.tensors.q[: step.forward.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
+        q, order, scales = self.tensors.q[: step.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
         if self.driver.rounds_queries:
             q = eight_bits.rounded(q)
         answer = attention.attend(q, *pools, step.truth.visible, order, a, scales)
         if self.driver.rounds_queries:
             answer = eight_bits.loosened(answer, q, pools, scales, step)
-        assertions.assert_output(out[: step.forward.live_rows], answer, a, step.forward, batch=step, what=what)
+        assertions.assert_output(out[: step.live_rows], answer, a, step.forward, batch=step, what=what)
 
     # -- helpers that fill and read KV pools --------------------------------------------------------------
 
@@ -169,11 +211,3 @@ def _rounded(got: torch.Tensor, want: torch.Tensor) -> bool:
         return False
     near = FP8_STEP * want.float().abs() + 2.0**-9
     return bool(((got.float() - want.float()).abs() <= near).all())
-
-
-def _owned(slots: list[int], owners: dict[int, tuple[int, int]], step: Step) -> str:
-    if not slots:
-        return "no difference; no row owns any of these slots"
-    rows = [owners[slot] for slot in slots[:8]]
-    kept = [row for row in rows if row in step.unstored]
-    return f"no difference; rows {rows} (request, row) own slots here" + (f"; {kept} have slot -1" if kept else "")
