@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import os
@@ -25,11 +26,8 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter's end collect the frozen objects, or extension modules report them as leaks."""
-    gc.unfreeze()
+        # The interpreter's end collects the frozen objects, or extension modules report them as leaks.
+        atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
