@@ -7,8 +7,8 @@ import torch
 from draftmark import Mode
 from draftmark.geometry import AttentionShape
 from draftmark_contract.check import ContractViolation
-from draftmark_contract.harness.assertions import assert_stored
-from draftmark_contract.oracle.attention import attend, tolerance
+from draftmark_contract.harness.assertions import assert_stored, wrong_elements
+from draftmark_contract.oracle.attention import attend
 from draftmark_contract.oracle.truth import Row, enumerate_truth
 
 from .driver import ForwardResult
@@ -55,8 +55,7 @@ def check_rows(ran: ForwardResult, bug: str = "") -> None:
     where = torch.tensor(ran.writes[:live], dtype=torch.int64)
     k[where], v[where] = ran.k[:live], ran.v[:live]
     answer = attend(ran.q[:live], k, v, seen, rows, shape)
-    off = (ran.out[:live].double() - answer.out).abs()
-    wrong = ~(off <= tolerance(answer, ran.heads.dtype, shape))
+    wrong, _ = wrong_elements(ran.out[:live], answer, shape)
     if wrong.any():
         _report(ran, rows, seen, answer.out, wrong, bug)
     if not bool(ran.out.isfinite().all()):

@@ -20,6 +20,19 @@ from .pools import words
 from .watch import bits_of
 
 
+def wrong_elements(out: torch.Tensor, answer: Answer, attention: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compare an output with float64.
+
+    Args:
+        out: ``[rows, heads, value_width]``, the first rows of the answer.
+
+    Returns:
+        True for each element that differs by more than rounding, and the largest difference that rounding allows.
+    """
+    bound = tolerance(answer, attention.q_dtype, attention)[: len(out)]
+    return ~((out.to(bound.device).double() - answer.out[: len(out)]).abs() <= bound), bound
+
+
 def assert_output(
     out: torch.Tensor,
     answer: Answer,
@@ -34,8 +47,7 @@ def assert_output(
         batch: object that a violation prints; by default the forward.
     """
     live = forward.live_rows
-    bound = tolerance(answer, attention.q_dtype, attention)[:live]
-    wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
+    wrong, bound = wrong_elements(out[:live], answer, attention)
     if bool(wrong.any()):
         number, head, dim = (int(i) for i in wrong.nonzero()[0])
         of_number = forward.rows
