@@ -303,6 +303,28 @@ def test_known_failures_must_match_an_item(distribution: Callable[..., Path]) ->
     assert "matches no item" in message
 
 
+def test_items_are_listed_by_tier(contract: Judged, tmp_path: Path) -> None:
+    """--list prints the items of the chosen tiers with the numbers of their rules, and runs none."""
+    code, text, ran = contract(tmp_path, "reference", list=True)
+    lines = text.splitlines()
+    sizing = [item.id for item in all_items(Tier.SIZING.includes, backend=load("reference"))]
+    assert code == 0 and not ran and [one.partition(" ")[0] for one in lines[:-1]] == sizing
+    assert lines[-1] == f"{len(sizing):,} items" and "load.describes_itself[plugin]  (rule " in text
+
+
+@pytest.mark.long
+def test_item_that_became_worse_exits_with_1(contract: Judged, distribution: Callable[..., Path]) -> None:
+    """--against compares with an earlier run: only an item that became worse gives exit code 1."""
+    folder = distribution("zeros")
+    assert contract(folder, "zeros", k=ONE, json="old.json")[0] == 0
+    code, text, _ = contract(folder, "zeros", k=ONE, against="old.json")
+    assert code == 0 and "0 items worse, 0 better, 0 still failing" in text
+    module = folder / "throwaway_draftmark_zeros" / "__init__.py"
+    module.write_text(module.read_text() + RAISES)
+    code, text, _ = contract(folder, "zeros", k=ONE, against="old.json")
+    assert code == 1 and "5 items worse" in text and f"worse: {ONE}[padded]: passed → failed" in text, text
+
+
 def test_device_tier_needs_a_device(contract: Judged, tmp_path: Path) -> None:
     """Without an accelerator, a run of the device tier ends before the first item; it does not fall back to the CPU."""
     import torch

@@ -188,10 +188,12 @@ def test_first_wrong_item_ends_the_run_with_x(judge: Run) -> None:
 
 
 def test_record_has_machine_and_fits_the_schema(judge: Run, tmp_path: Path) -> None:
-    """A record has the processor, versions and compilers' variables, and is valid against the published schema."""
-    judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
-    record = json.loads((tmp_path / "verdict.json").read_text())
-    jsonschema.Draft202012Validator(json.loads(schema_text())).validate(record)
+    """Both records have the processor, versions and compilers' variables, and fit the published schema."""
+    judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"), "--record", str(tmp_path / "short.json"))
+    record, short = (json.loads((tmp_path / name).read_text()) for name in ("verdict.json", "short.json"))
+    for one in (record, short):
+        jsonschema.Draft202012Validator(json.loads(schema_text())).validate(one)
+    assert short["facts"] == record["facts"] and short["checks"]["padding.changes_no_live_byte"] == {"failed": 1}
     assert {"draftmark", "draftmark-contract", "fake-engine"} <= set(record["runs"][0]["versions"])
     assert record["runs"][0]["cpu"]["name"] and record["runs"][0]["environment"] == {"TRITON_FAKE": "1"}
 
