@@ -169,12 +169,11 @@ def test_judge_page_counts_todays_rules():
 def test_contract_page_counts_todays_mutants():
     """docs/contract.md gives the totals of the recorded mutant runs and of the generated mutants."""
     text = (ROOT / "docs" / "contract.md").read_text()
-    mutants = ROOT / "core" / "contract" / "tests"
-    kills = json.loads((mutants / "mutants" / "kills.json").read_text())
+    kills = json.loads((ROOT / "core/contract/tests/mutants/kills.json").read_text())
     killed = sum(bool(row["killed_by"]) for row in kills.values())
     assert f"{len({name.split()[0] for name in kills})} known or invented defects" in text
     assert f"{killed} of {len(kills)} are killed" in text
-    made = json.loads((mutants / "source_mutants" / "results.json").read_text())["reference"]["headline"]
+    made = json.loads((ROOT / "tools/mutation/results.json").read_text())["reference"]["headline"]
     found = re.search(r"(\d+ of \d+) killed", made)
     assert found is not None and f"{found[1]} were killed" in text
 

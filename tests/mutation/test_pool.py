@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from . import pool
+from tools.mutation import pool
 
 
 def test_results_of_jobs_that_end_differently() -> None:

@@ -1,6 +1,6 @@
 """Judges cuda_triton's source mutants by the plugin's own tests, and records the results.
 
-    python -m core.contract.tests.source_mutants.own_tests --backend cuda_triton.kernels --draw 60 --seed 23
+    python -m tools.mutation.own_tests --backend cuda_triton.kernels --draw 60 --seed 23
 
 The contract tests the values that a backend computes. Only the plugin's own tests check its choice of tile and its
 speed. A mutant first runs the test files of its module (`FILES`), then all others, until one fails. Slow tests and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .mutation import mutations
+from tools.mutation.mutation import mutations
 
 LEFT_OUT = {
     "docstrings": 'def f():\n    """The text of 1 + 1."""\n',

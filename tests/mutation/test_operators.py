@@ -7,10 +7,9 @@ import ast
 import pytest
 
 from draftmark_contract.check import spread
-
-from .mutation import Mutation, mutations
-from .operators import OPERATORS, described
-from .targets import TARGETS
+from tools.mutation.mutation import Mutation, mutations
+from tools.mutation.operators import OPERATORS, described
+from tools.mutation.targets import TARGETS
 
 CASES = [
     ("arithmetic", "return a + b", {"return a - b"}),

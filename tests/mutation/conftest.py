@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from . import pool
+from tools.mutation import pool
 
 Forked = Callable[[Callable[[], Any]], Any]
 

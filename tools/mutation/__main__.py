@@ -1,7 +1,7 @@
 """Judges a backend's source mutants, records their results, and writes build/contract-mutation.md.
 
-    python -m core.contract.tests.source_mutants --backend reference --workers 2
-    python -m core.contract.tests.source_mutants --backend reference backend.ReferenceBackend.plan
+    python -m tools.mutation --backend reference --workers 2
+    python -m tools.mutation --backend reference backend.ReferenceBackend.plan
 
 Positional arguments are beginnings of mutant ids: they judge only those mutants again and keep the other results.
 `--journal` keeps finished results, so an interrupted run continues. The journal starts anew when the package, the core

@@ -1,6 +1,6 @@
 """Systematic mutants: every small change of a backend's own source, judged by the contract suite.
 
-    python -m core.contract.tests.source_mutants --backend reference --workers 2
+    python -m tools.mutation --backend reference --workers 2
 
 The mutants in the package `mutants` are hand-made defects. Here a program makes them by rule, so a survivor shows a
 case that no author thought of. Modules, in the order of the work:

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from draftmark_contract.check import spread
-
-from . import baseline, campaign, judge, order, suite
-from .journal import Journal
-from .judge import Ended, Status
-from .mutation import Mutation
-from .review import reviews
-from .score import complaints
-from .targets import TARGETS
+from tools.mutation import baseline, campaign, judge, order, suite
+from tools.mutation.journal import Journal
+from tools.mutation.judge import Ended, Status
+from tools.mutation.mutation import Mutation
+from tools.mutation.review import reviews
+from tools.mutation.score import complaints
+from tools.mutation.targets import TARGETS
 
 torch.set_num_threads(1)
 REFERENCE = TARGETS["reference"]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import draftmark
 from draftmark import AttentionShape, Geometry, Limits
-
-from .conftest import Forked
-from .copies import load_copy
-from .mutation import Mutation
-from .reach import Reach
-from .sites import numbers
-from .targets import TARGETS
+from tools.mutation.copies import load_copy
+from tools.mutation.mutation import Mutation
+from tools.mutation.reach import Reach
+from tools.mutation.sites import numbers
+from tools.mutation.targets import TARGETS
 
 REFERENCE, TRITON = TARGETS["reference"], TARGETS["cuda_triton"]
 GEOMETRY = Geometry.create(
     AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=64, page_size=16), Limits(4, 256, 64)
 )
+
+Forked = Callable[[Callable[[], Any]], Any]
 
 
 def _one(module: str, operator: str, before: str, after: str) -> Mutation:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from . import own_tests, pool
-from .journal import Journal
-from .judge import Ended, Status
-from .targets import TARGETS
+from tools.mutation import own_tests, pool
+from tools.mutation.journal import Journal
+from tools.mutation.judge import Ended, Status
+from tools.mutation.targets import TARGETS
 
 TRITON = TARGETS["cuda_triton"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from . import page
-from .judge import Ended, Status
-from .mutation import mutations
-from .review import Kind, Review, reviews
-from .score import complaints, score
-from .targets import TARGETS
+from tools.mutation import page
+from tools.mutation.judge import Ended, Status
+from tools.mutation.mutation import mutations
+from tools.mutation.review import Kind, Review, reviews
+from tools.mutation.score import complaints, score
+from tools.mutation.targets import TARGETS
 
 MADE = mutations("m", "def f(a, b):\n    return a + b\n\n\ndef g(a):\n    return not a\n")
 STATUSES = dict(

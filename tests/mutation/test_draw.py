@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from .draw import drawn
-from .mutation import mutations
+from tools.mutation.draw import drawn
+from tools.mutation.mutation import mutations
 
 SOURCE = "def f(a, b):\n    return a + b - 1\n"
 EVERY = [*mutations("small", "def f(a):\n    return -a\n"), *mutations("one", SOURCE), *mutations("two", SOURCE)]
