@@ -59,8 +59,9 @@ from .geometry import (
 from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
 if TYPE_CHECKING:
+    from .backend_info import BackendInfo
     from .buffers import BufferSpec, Init, Memory, Role, Unit
-    from .hookspecs import BackendInfo, hookimpl
+    from .hookspecs import hookimpl
     from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, cache_folder, prepares_kernels
     from .loaded import LoadedBackend
     from .plugin import BackendPlugin
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Available": "registry",
-    "BackendInfo": "hookspecs",
+    "BackendInfo": "backend_info",
     "BackendPlugin": "plugin",
     "BatchSize": "kernels",
     "BufferSpec": "buffers",

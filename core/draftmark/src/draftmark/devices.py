@@ -11,7 +11,7 @@ from .geometry import DeviceProfile
 if TYPE_CHECKING:
     import torch
 
-    from .hookspecs import BackendInfo
+    from .backend_info import BackendInfo
 
 
 def require_device(name: str, info: BackendInfo, device: torch.device | str) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from .backend_info import BackendInfo
 from .errors import BackendHookError, BackendLoadError, DraftmarkError, GeometryError, LoadFailure
 from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
-from .hookspecs import PREFIX, STATE_HOOKS, BackendInfo
+from .hookspecs import PREFIX, STATE_HOOKS
 from .plugin import BackendPlugin
 from .registration import one_line, register
 

@@ -14,9 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .backend_info import BackendInfo
 from .buffers import BufferSpec
 from .geometry import Geometry, StateGeometry
-from .hookspecs import BackendInfo, hookimpl
+from .hookspecs import hookimpl
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .requirements import Requirements
 

@@ -8,9 +8,10 @@ from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
+from draftmark.backend_info import BackendInfo
 from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, Mode, ceil_div, maximum
-from draftmark.hookspecs import BackendInfo, hookimpl
+from draftmark.hookspecs import hookimpl
 from draftmark.loaded import LoadedBackend
 from draftmark.requirements import Requirements
 from draftmark_contract.backend_under_test import BackendUnderTest

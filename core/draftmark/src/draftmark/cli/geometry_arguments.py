@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..backend_info import BackendInfo
 from ..geometry import (
     DRAFT_MODES,
     TARGET_MODES,
@@ -16,7 +17,6 @@ from ..geometry import (
     Mode,
 )
 from ..geometry.checks import SHORT_DTYPES
-from ..hookspecs import BackendInfo
 from .errors import ArgumentError
 
 TYPICAL_DEVICES = {"cuda": DeviceProfile("cuda", 90, 132)}

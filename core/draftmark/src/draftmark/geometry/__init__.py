@@ -20,8 +20,9 @@ from .shapes import (
     Limits,
     Mode,
 )
-from .state import STATE_MODES, Gate, Recurrence, StateGeometry, StateShape
+from .state import StateGeometry
 from .state_models import StateFacts, state_facts, state_shape
+from .state_shapes import STATE_MODES, Gate, Recurrence, StateShape
 
 __all__ = [
     "CORE_MODES",

@@ -13,16 +13,14 @@ from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftSha
 
 if TYPE_CHECKING:
     from .batch_geometry import BatchGeometry
-    from .geometry import Geometry
 
 INT32_MAX = 2**31 - 1
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
 """Common short names of dtypes, with torch's names."""
 
 
-def check(geometry: Geometry) -> None:
-    """Raise `GeometryError` for the first field that is out of range."""
-    attention = geometry.attention
+def check(geometry: BatchGeometry, attention: AttentionShape, forms: tuple[Form, ...]) -> None:
+    """Raise `GeometryError` for the first field of a layer's geometry that is out of range."""
     if not isinstance(attention, AttentionShape):
         limit = "it must be an instance of AttentionShape"
         raise GeometryError("attention", attention, limit, "write AttentionShape(…)")
@@ -30,7 +28,6 @@ def check(geometry: Geometry) -> None:
     _check_values(attention)
     _check_chosen(attention)
     check_batch_fields(geometry)
-    forms = geometry.forms
     if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
         raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
     if Form.LATENT_PARTS in forms:

@@ -64,7 +64,7 @@ class Geometry(BatchGeometry):
         """
         draft = DraftShape() if draft is None else draft
         device = DeviceProfile() if device is None else device
-        check(cls(attention, draft, limits, device, modes, forms))
+        check(cls(attention, draft, limits, device, modes, forms), attention, forms)
         if attention.softmax_scale is None:
             attention = replace(attention, softmax_scale=1.0 / math.sqrt(attention.head_dim))
         return cls(attention, draft, sorted_sizes(limits), device, tuple(modes), tuple(forms))

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 from ..errors import GeometryError
 from .checks import at_least, check_batch_fields, check_dtype
 from .shapes import Mode
+from .state_shapes import STATE_MODES, Gate, Recurrence, StateShape
 
 if TYPE_CHECKING:
-    from .state import StateGeometry, StateShape
+    from .batch_geometry import BatchGeometry
 
 STATE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Dtypes of activations, states and windows."""
 
 
-def check_state_geometry(geometry: StateGeometry) -> None:
-    """Raise `GeometryError` for the first field that is out of range."""
-    from .state import STATE_MODES, StateShape
-
-    shape = geometry.state
+def check_state_geometry(geometry: BatchGeometry, shape: StateShape, num_layers: int) -> None:
+    """Raise `GeometryError` for the first field of a state layer's geometry that is out of range."""
     if not isinstance(shape, StateShape):
         raise GeometryError("state", shape, "it must be an instance of StateShape", "write StateShape(…)")
     check_state_shape(shape)
@@ -29,10 +27,10 @@ def check_state_geometry(geometry: StateGeometry) -> None:
         limit = f"a layer with state serves {', '.join(mode.value for mode in STATE_MODES)}"
         raise GeometryError("modes", wrong.value, limit, "remove the mode; draft models with state are not served")
     _check_interval(geometry)
-    at_least("num_layers", geometry.num_layers, 1, "count the layers of this shape on this rank")
+    at_least("num_layers", num_layers, 1, "count the layers of this shape on this rank")
 
 
-def _check_interval(geometry: StateGeometry) -> None:
+def _check_interval(geometry: BatchGeometry) -> None:
     """Refuse an interval that the rounds in flight could cross twice: a request has one spare slot."""
     interval, rounds = geometry.limits.state_interval, 2 if geometry.limits.host_lags else 1
     least = rounds * geometry.draft.num_draft_tokens
@@ -43,8 +41,6 @@ def _check_interval(geometry: StateGeometry) -> None:
 
 def check_state_shape(shape: StateShape) -> None:
     """Raise `GeometryError` for the first field of a `StateShape` that is out of range."""
-    from .state import Gate, Recurrence
-
     for name, kind in (("recurrence", Recurrence), ("gate", Gate)):
         value = getattr(shape, name)
         if not isinstance(value, kind):

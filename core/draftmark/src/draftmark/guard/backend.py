@@ -16,7 +16,7 @@ from ..geometry import Form, Geometry
 from .call_order import CallOrder
 from .chosen import check_lists, check_pool, num_slots
 from .contents import check_contents
-from .rows import check_cache
+from .layer_cache import check_cache
 from .switch import readable
 
 

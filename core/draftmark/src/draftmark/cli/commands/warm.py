@@ -6,8 +6,8 @@ import argparse
 import time
 from dataclasses import asdict
 
+from ...backend_info import BackendInfo
 from ...geometry import Geometry
-from ...hookspecs import BackendInfo
 from ...kernels import CACHE_VARIABLE, WarmedKernels
 from ..errors import FAILURE, SUCCESS, ArgumentError
 from ..geometry_arguments import add_geometry_arguments, geometry_of
