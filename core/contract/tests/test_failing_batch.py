@@ -11,8 +11,8 @@ from pages import wrong_cells
 from draftmark.geometry import Mode
 from draftmark_contract.cases.forwards import ForwardCase, ragged, uniform
 from draftmark_contract.cases.geometries import all_shapes
-from draftmark_contract.check import ContractViolation
-from draftmark_contract.failing_batch import MOST_REQUESTS, MOST_SLOTS, TooSmall, Wrong, drawing
+from draftmark_contract.check import ContractViolation, TooSmall, Wrong
+from draftmark_contract.failing_batch import MOST_REQUESTS, MOST_SLOTS, drawing
 from draftmark_contract.oracle.history import kv_slots
 from draftmark_contract.oracle.truth import enumerate_truth
 from draftmark_contract.page.batch import figure

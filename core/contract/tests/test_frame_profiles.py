@@ -22,6 +22,7 @@ from draftmark.geometry import (
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import (
     ADDED_TO_STATE,
+    MANDATORY,
     SHAPES,
     Profile,
     needs,
@@ -30,7 +31,7 @@ from draftmark_contract.profiles import (
     shown_in_core_shape,
 )
 from draftmark_contract.runner.item import all_items
-from draftmark_contract.sizing.geometries import MANDATORY, mandatory
+from draftmark_contract.sizing.geometries import mandatory
 
 CORE: frozenset[Profile] = frozenset()
 TREE, WINDOW, CAP, MODEL = ({Profile.TREE}, {Profile.WINDOW}, {Profile.SOFT_CAP}, {Profile.MODEL_SHAPES})

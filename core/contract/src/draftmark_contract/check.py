@@ -19,12 +19,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from .backend_under_test import BackendUnderTest
-    from .failing_batch import TooSmall, Wrong
+    from .oracle.truth import Row
     from .profiles import Features
+    from .sizing.batches import BatchShape
 
 
 T = TypeVar("T")
+Run = TypeVar("Run", bound=Callable[..., None])
 
 
 class Tier(StrEnum):
@@ -103,7 +104,7 @@ class Check:
     name: str
     tier: Tier
     cases: Callable[[], Sequence[Case]]
-    run: Callable[[BackendUnderTest, Case], None]
+    run: Callable[[Any, Case], None]
     since: tuple[int, int]
     bugs: tuple[str, ...]
     doc: str
@@ -113,6 +114,36 @@ class Check:
     def item(self, case: Case) -> str:
         """Return the item's id: ``"sizing.covers[target-wall]"``."""
         return f"{self.name}[{case.id}]"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """States where in a forward a fault is.
+
+    Attributes:
+        what: kind of fault: ``"output"``, ``"keys"`` (KV slots that a row reads) or ``"store"`` (KV slot of the row).
+        rows: (request, row) of each wrong row. The violation's values belong to the first wrong row.
+        missing: KV slots that the metadata of the first wrong row must name and does not.
+        extra: KV slots that the metadata of the first wrong row names and must not.
+        batch: the forward, if the violation describes it only as text.
+    """
+
+    what: str
+    rows: Sequence[Row] = ()
+    missing: Sequence[int] = ()
+    extra: Sequence[int] = ()
+    batch: object = None
+
+
+@dataclass(frozen=True)
+class TooSmall:
+    """States that a buffer is too small for a batch. `declared` and `needed` are its two sizes in `unit`."""
+
+    batch: BatchShape
+    buffer: str
+    declared: int
+    needed: int
+    unit: str
 
 
 class ContractViolation(AssertionError):
@@ -194,14 +225,14 @@ def check(
     since: tuple[int, int] = (1, 0),
     bugs: Sequence[str] = (),
     needs: Collection[Need] = (Need.HOOKS,),
-) -> Callable[[Callable[[BackendUnderTest, Any], None]], Callable[[BackendUnderTest, Any], None]]:
+) -> Callable[[Run], Run]:
     """Register ``run(subject, value)`` as a check named ``module.function``, and return the function unchanged."""
 
-    def register(run: Callable[[BackendUnderTest, Any], None]) -> Callable[[BackendUnderTest, Any], None]:
+    def register(run: Run) -> Run:
         name = f"{run.__module__.rpartition('.')[2]}.{run.__name__}"
         doc, _, details = inspect.cleandoc(run.__doc__ or "").partition("\n")
 
-        def on_case(subject: BackendUnderTest, case: Case) -> None:
+        def on_case(subject: Any, case: Case) -> None:
             run(subject, case.value)
 
         built = functools.partial(_built, cases)

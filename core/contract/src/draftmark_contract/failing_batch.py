@@ -7,16 +7,14 @@ turns both into a dictionary of JSON types. This module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from draftmark.geometry import Geometry
 
 from .cases.forwards import ForwardCase
-from .check import ContractViolation
+from .check import ContractViolation, TooSmall, Wrong
 from .oracle.history import Request, kv_slots
-from .oracle.truth import Row, enumerate_truth
-from .sizing.batches import BatchShape
+from .oracle.truth import enumerate_truth
 
 MOST_REQUESTS = 8
 """Maximum number of requests in a drawing."""
@@ -25,36 +23,6 @@ MOST_SLOTS = 24
 
 Drawing = dict[str, Any]
 """Batch as JSON types: `_forward` and `_sizes` list the keys."""
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """States where in a forward a fault is.
-
-    Attributes:
-        what: kind of fault: ``"output"``, ``"keys"`` (KV slots that a row reads) or ``"store"`` (KV slot of the row).
-        rows: (request, row) of each wrong row. The violation's values belong to the first wrong row.
-        missing: KV slots that the metadata of the first wrong row must name and does not.
-        extra: KV slots that the metadata of the first wrong row names and must not.
-        batch: the forward, if the violation describes it only as text.
-    """
-
-    what: str
-    rows: Sequence[Row] = ()
-    missing: Sequence[int] = ()
-    extra: Sequence[int] = ()
-    batch: object = None
-
-
-@dataclass(frozen=True)
-class TooSmall:
-    """States that a buffer is too small for a batch. `declared` and `needed` are its two sizes in `unit`."""
-
-    batch: BatchShape
-    buffer: str
-    declared: int
-    needed: int
-    unit: str
 
 
 def drawing(error: BaseException, current: object = None) -> Drawing | None:

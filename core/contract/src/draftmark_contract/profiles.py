@@ -13,9 +13,10 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from draftmark.geometry import Form, Geometry, Mode, Recurrence, StateGeometry
+from draftmark.geometry import AttentionShape, Form, Geometry, Mode, Recurrence, StateGeometry
 
-from .sizing.geometries import MANDATORY
+MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
+"""Shape that every backend must serve."""
 
 
 class Profile(StrEnum):

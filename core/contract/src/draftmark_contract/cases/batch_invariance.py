@@ -18,7 +18,7 @@ from draftmark.geometry import LAYOUT_FORMS, AttentionShape, DraftShape, Geometr
 from ..check import Case
 from ..oracle.formulas import draft_steps, max_requests, rows_and_tail
 from ..oracle.history import Request, chain
-from ..sizing.geometries import MANDATORY
+from ..profiles import MANDATORY
 from .forwards import ForwardCase, block_masks, with_pages
 from .graph_rounds import programs_of, sizes_of
 from .trees import beams, verify_tree

@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftmark.geometry import LAYOUT_FORMS, Form, Geometry, Mode
 
 from ..check import Case
-from ..sizing.geometries import MANDATORY
+from ..profiles import MANDATORY
 from .engine_forwards import LONG, in_mode
 from .forward_sets import last_steps
 from .forwards import ForwardCase, ragged, uniform

@@ -12,8 +12,7 @@ from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, AttentionShape, Mode
 
 from ..check import Case
 from ..production_sizes import GROUPS, HEAD_DIMS, KEYS, PAGES, REQUESTS, modes_of
-from ..profiles import FP8_DTYPE, Profile
-from ..sizing.geometries import MANDATORY
+from ..profiles import FP8_DTYPE, MANDATORY, Profile
 from . import production
 from .drawn import Sizes
 from .space import Point, covering, log_uniform

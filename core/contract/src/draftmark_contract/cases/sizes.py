@@ -14,8 +14,7 @@ from typing import Any
 from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
-from ..profiles import MODEL_HEAD_DIMS, MODEL_PAGES
-from ..sizing.geometries import MANDATORY
+from ..profiles import MANDATORY, MODEL_HEAD_DIMS, MODEL_PAGES
 from .drawn import Sizes, in_one_geometry
 from .features import ODD_DIMS
 from .forwards import ForwardCase, uniform

@@ -11,8 +11,7 @@ from ..behaviour import Fixture, behaviour
 from ..cases import latent as cases
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
-from ..check import Case, ContractViolation, Refused
-from ..failing_batch import Wrong
+from ..check import Case, ContractViolation, Refused, Wrong
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest

@@ -17,8 +17,7 @@ from draftmark.geometry import Geometry, Mode
 from ..behaviour import Fixture, behaviour
 from ..cases.graph_rounds import key_of
 from ..cases.histories import SEED, Draw, Engine, Step, drawn, profiles
-from ..check import Case, ContractViolation, Refused
-from ..failing_batch import Wrong
+from ..check import Case, ContractViolation, Refused, Wrong
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest

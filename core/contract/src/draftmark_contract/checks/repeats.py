@@ -13,8 +13,7 @@ from ..cases.forwards import ForwardCase
 from ..cases.geometries import shapes
 from ..cases.graph_rounds import LARGE, program_cases, replays
 from ..cases.production import crowd, crowds
-from ..check import Case, ContractViolation
-from ..failing_batch import Wrong
+from ..check import Case, ContractViolation, Wrong
 
 if TYPE_CHECKING:
     import torch

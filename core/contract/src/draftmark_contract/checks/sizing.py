@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
-from ..check import SIZES, Case, ContractViolation, Refused, Tier, check
-from ..failing_batch import TooSmall
+from ..check import SIZES, Case, ContractViolation, Refused, Tier, TooSmall, check
 from ..oracle.formulas import max_prefix
 from ..sizing.batches import BatchShape, brief, limit_batches
 from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, since, standing_for

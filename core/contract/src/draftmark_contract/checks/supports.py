@@ -12,11 +12,12 @@ from draftmark.geometry import LAYOUT_FORMS, DraftShape, Geometry, Limits, Mode
 
 from ..behaviour import Fixture, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
+from ..profiles import MANDATORY
 from ..sizing.answers import Answers, answers_of, difference, questions
 from ..sizing.batches import brief
 from ..sizing.claims import claim, ways_to_serve
 from ..sizing.elsewhere import KEPT, NoAnswers, Place, RefusedVariables, answers_in, installed
-from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
+from ..sizing.geometries import mandatory, odd_geometries
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest

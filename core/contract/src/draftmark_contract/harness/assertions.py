@@ -11,8 +11,7 @@ from draftmark.errors import GuardError
 from draftmark.geometry import AttentionShape
 
 from ..cases.forwards import ForwardCase
-from ..check import ContractViolation
-from ..failing_batch import Wrong
+from ..check import ContractViolation, Wrong
 from ..oracle.attention import Answer, tolerance
 from ..oracle.truth import Row
 from .poison import poison_in

@@ -1,4 +1,4 @@
-"""Opens the fixture (the prepared arguments) of a behaviour check; see `behaviour.Fixture`."""
+"""Opens the fixture (the prepared arguments) of a behaviour check; see `Fixture`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from draftmark.geometry import Geometry, StateGeometry
 from draftmark.graphs import Program
 
 from ..backend_under_test import BackendUnderTest
-from ..behaviour import Fixture
 from ..cases.forward_sets import all_forwards
 from ..cases.forwards import TRAPS, ForwardCase
 from ..cases.graph_rounds import captured, programs_of, replays
 from ..cases.late_rounds import in_flight
 from ..cases.state_rounds import Round
+from ..fixture import Fixture
 from ..oracle.formulas import max_pages, max_requests
 from .graph_harness import GraphHarness
 from .harness import Harness

@@ -19,8 +19,7 @@ from draftmark.errors import DraftmarkError
 
 from ..cases.forwards import ForwardCase
 from ..cases.histories import Failure
-from ..check import ContractViolation
-from ..failing_batch import Wrong
+from ..check import ContractViolation, Wrong
 from ..oracle.decode import Decoded
 from ..oracle.problem import DecodeProblem
 from ..oracle.truth import Row

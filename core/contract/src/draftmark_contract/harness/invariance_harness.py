@@ -12,8 +12,7 @@ from ..backend_under_test import BackendUnderTest
 from ..cases.batch_invariance import Company, Draw
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import key_of
-from ..check import ContractViolation
-from ..failing_batch import Wrong
+from ..check import ContractViolation, Wrong
 from ..oracle.history import kv_slots
 from .expected import Expected
 from .graph_harness import no_sync

@@ -14,8 +14,7 @@ from draftmark.geometry import Mode
 from draftmark.lengths import Exact, UpperBound
 
 from ..cases.forwards import ForwardCase
-from ..check import ContractViolation
-from ..failing_batch import Wrong
+from ..check import ContractViolation, Wrong
 from ..oracle.formulas import max_prefix
 from .harness import Harness
 from .pools import raw

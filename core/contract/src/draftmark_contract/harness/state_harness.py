@@ -19,8 +19,7 @@ from ..backend_under_test import BackendUnderTest
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
 from ..cases.state_rounds import Round
-from ..check import ContractViolation
-from ..failing_batch import Wrong
+from ..check import ContractViolation, Wrong
 from . import assertions
 from .harness import Harness
 from .host_reads import host_reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +14,13 @@ from draftmark_reference.graphs.operators import tensors_in
 from draftmark_reference.graphs.rules import is_judged, refused_call
 
 from .residency import Place
-
-if TYPE_CHECKING:
-    from .device import LateDevice
+from .work import DeviceWork
 
 
 class LateCalls(TorchFunctionMode):
     """Tracks the device of new tensors (argument ``device=``), and host reads that dispatch no operator."""
 
-    def __init__(self, device: LateDevice) -> None:
+    def __init__(self, device: DeviceWork) -> None:
         super().__init__()
         self._device = device
         self._places = device.places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from draftmark_reference.graphs.tape import delivery
 
 from .residency import Place
 from .unwritten import unwritten
-
-if TYPE_CHECKING:
-    from .device import LateDevice
+from .work import DeviceWork
 
 aten = torch.ops.aten
 
@@ -28,7 +26,7 @@ aten = torch.ops.aten
 class LateOperators(TorchDispatchMode):
     """Intercepts every operator that reaches torch's dispatcher, and decides whether it is queued."""
 
-    def __init__(self, device: LateDevice) -> None:
+    def __init__(self, device: DeviceWork) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._places = device.places

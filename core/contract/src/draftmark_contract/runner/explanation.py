@@ -11,18 +11,18 @@ from draftmark.errors import BackendRefusal, DraftmarkError
 from draftmark.geometry import Geometry
 
 from ..check import ContractViolation, Refused
-from ..judge.rules import ON_DEVICE, rules
+from ..judge.rules import ON_DEVICE, name_of, rules
 from ..sizing.batches import brief
 from .limits import TimeLimit
 
 if TYPE_CHECKING:
-    from .item import Item, UnderTest
+    from ..check import Case, Check
 
 HIDDEN = (str(Path(__file__).with_name("item.py")),)
 """Files with stack frames of the runner, which explain no failure."""
 
 
-def explanation(error: BaseException, item: Item, subject: UnderTest) -> str:
+def explanation(error: BaseException, check: Check, case: Case, asks: str, current: object, command: str) -> str:
     """Return a message of several lines, complete enough for a bug report.
 
     The message always shows a batch: the violation's batch, or else the forward or geometry that the item was using. It
@@ -30,16 +30,15 @@ def explanation(error: BaseException, item: Item, subject: UnderTest) -> str:
     """
     violation = error if isinstance(error, ContractViolation) else None
     lines = [str(violation) if violation else _raised(error)]
-    if (violation is None or violation.details["batch"] is None) and subject.current is not None:
-        at = subject.current
-        lines.append(f"  batch: {brief(at) if isinstance(at, Geometry) else at}")
+    if (violation is None or violation.details["batch"] is None) and current is not None:
+        lines.append(f"  batch: {brief(current) if isinstance(current, Geometry) else current}")
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())]
-    rule = rules().get(item.rule)
-    bugs = item.check.bugs or (rule.bugs if rule else ())
+    rule = rules().get(name_of(check))
+    bugs = check.bugs or (rule.bugs if rule else ())
     if bugs and not (violation and violation.details["known from"]):
         lines.append(f"  bugs of this class: {', '.join(bugs)}")
-    head = heading(item.check.name, item.check.doc, item.asks)
-    return "\n".join([*head, *lines, again(subject.command, item.id)])
+    head = heading(check.name, check.doc, asks)
+    return "\n".join([*head, *lines, again(command, check.item(case))])
 
 
 def heading(check: str, doc: str = "", asks: str = "") -> list[str]:

@@ -181,5 +181,9 @@ def _run(item: Item, subject: UnderTest, limit: float) -> tuple[Outcome, str, Dr
             return Outcome.REFUSED if isinstance(error, Refused) else Outcome.UNJUDGED, str(error), None
         if reason := exhausted(error):
             raise RunStopped(f"in {item.id} {reason}") from error
-        return Outcome.FAILED, explanation(error, item, subject), drawing(error, subject.current)
+        return (
+            Outcome.FAILED,
+            explanation(error, item.check, item.case, item.asks, subject.current, subject.command),
+            drawing(error, subject.current),
+        )
     return (Outcome.UNJUDGED, subject.unjudged, None) if subject.unjudged else (Outcome.PASSED, "", None)

@@ -12,9 +12,10 @@ from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, DeviceProfile, Geometry
 from draftmark.loaded import LoadedBackend
 
 from ..notes import Notes
+from ..profiles import MANDATORY
 from .batches import BatchShape, limit_batches
 from .claims import claim
-from .geometries import MANDATORY, odd_geometries, tight_geometries
+from .geometries import odd_geometries, tight_geometries
 from .usage import PlainBatch
 
 Answers = dict[str, Any]

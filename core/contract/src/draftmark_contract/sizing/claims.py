@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
 
-from .geometries import MANDATORY
+from ..profiles import MANDATORY
 
 PAGES = (128, 64, 32, 16, 1)
 KINDS = {

@@ -13,6 +13,7 @@ from itertools import product
 from draftmark.geometry import CORE_MODES, DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
+from ..profiles import MANDATORY
 
 TOPK = (1, 2, 4, 8)
 STEPS = (1, 2, 3, 5, 9)
@@ -32,7 +33,6 @@ def since(served: str) -> tuple[int, int]:
     return (1, 3) if served == IN_1_3 else (1, 0)
 
 
-MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
 LATENT = AttentionShape(8, 1, 576, 64, softmax_scale=192**-0.5, value_dim=512, latent=True)
 """The latent layer of DeepSeek V3 at 16 ranks, and of Kimi K2 at 8."""
 
