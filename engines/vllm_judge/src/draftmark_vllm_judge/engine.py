@@ -9,25 +9,11 @@ from typing import TYPE_CHECKING
 
 from draftmark.errors import DraftmarkError
 
-from .versions import CPU_DISTRIBUTION, VLLM
+from .versions import CPU_DISTRIBUTION, ON_BOTH, ON_CPU, ON_GPU, VLLM, WHAT
 
 if TYPE_CHECKING:
     from draftmark_contract.judge.target import Target, TargetInfo
 
-ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
-WHAT = {
-    "CPU_ATTN": (f"vLLM's kernels for CPUs, of the distribution {CPU_DISTRIBUTION}", ON_CPU),
-    "TRITON_ATTN": ("vLLM's Triton kernels; on a CPU in Triton's interpreter", ON_BOTH),
-    "FLASH_ATTN": ("FlashAttention 2 or 3 as vLLM builds it", ON_GPU),
-    "FLASHINFER": ("FlashInfer under vLLM's builder", ON_GPU),
-    "CPU_MLA": (f"vLLM's MLA kernel for CPUs, of the distribution {CPU_DISTRIBUTION}", ON_CPU),
-    "TRITON_MLA": ("vLLM's Triton kernels for MLA layers; on a CPU in Triton's interpreter", ON_BOTH),
-    "FLASHMLA": ("FlashMLA under vLLM's builder, for MLA layers on Hopper", ON_GPU),
-    "FLASH_ATTN_MLA": ("FlashAttention 3 under vLLM's builder, for MLA layers on Hopper", ON_GPU),
-    "GDN_ATTN": ("vLLM's Gated DeltaNet layer for CPUs (Qwen3-Next, Qwen3.5), with n-gram drafts", ON_CPU),
-    "MAMBA2_ATTN": ("vLLM's Mamba2 layer for CPUs (Nemotron-H, Granite 4), with n-gram drafts", ON_CPU),
-    "FLEX_ATTENTION": ("torch's flex attention under vLLM's builder", ON_GPU),
-}
 TRITON = (("triton",), ("triton",))
 NEEDS = {"TRITON_ATTN": TRITON, "TRITON_MLA": TRITON, "FLASHINFER": (("flashinfer-python",), ("flashinfer",))}
 """Distributions and modules that a backend needs in addition to vLLM."""
@@ -108,8 +94,9 @@ class VllmEngine:
         home.open()
         if home.host and interprets(target):
             admit_triton()
+        from .out_of_tree import backend_class
         from .state_target import FAMILIES, StateTarget
-        from .target import MlaTarget, VllmTarget, backend_class, prepare_cpu
+        from .target import MlaTarget, VllmTarget, prepare_cpu
 
         if home.host:
             prepare_cpu(target, self.version() or "vllm")

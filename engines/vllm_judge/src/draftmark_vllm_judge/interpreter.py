@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from .versions import CPU_DISTRIBUTION
+from .versions import CPU_DISTRIBUTION, WHAT
 
 CAPABILITY = (9, 0)
 """Compute capability that vLLM reads for the absent device."""
@@ -38,8 +38,6 @@ def interprets(target: str) -> bool:
 
     It runs vLLM's own Triton backends. For a backend from outside of vLLM, the user sets TRITON_INTERPRET=1.
     """
-    from .engine import WHAT
-
     return target.startswith("TRITON") or (target not in WHAT and os.environ.get("TRITON_INTERPRET") == "1")
 
 

@@ -91,14 +91,28 @@ def _imported(path: str) -> Any:
 
 
 def _by_name(named: str) -> Any:
-    from .target import backend_class
-
     try:
         return backend_class(named)
     except ValueError:
         if named != CUSTOM:
             raise
         return _selected_by_platform()
+
+
+def backend_class(name: str) -> Any:
+    """Return vLLM's class for a backend's name, from vLLM's registry.
+
+    Raises:
+        ImportError, KeyError, AttributeError, ValueError: this release has no such backend, or its import fails.
+    """
+    from .api import BackendEnum
+
+    member = BackendEnum[name]
+    if hasattr(member, "get_class"):
+        return member.get_class()
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    return resolve_obj_by_qualname(member.get_path())
 
 
 def _selected_by_platform() -> Any:

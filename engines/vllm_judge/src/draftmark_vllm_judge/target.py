@@ -171,19 +171,3 @@ def prepare_cpu(name: str, version: str) -> None:
     if init_amx is not None:
         init_amx()
     torch.set_num_threads(1)
-
-
-def backend_class(name: str) -> Any:
-    """Return vLLM's class for a backend's name, from vLLM's registry.
-
-    Raises:
-        ImportError, KeyError, AttributeError, ValueError: this release has no such backend, or its import fails.
-    """
-    from .api import BackendEnum
-
-    member = BackendEnum[name]
-    if hasattr(member, "get_class"):
-        return member.get_class()
-    from vllm.utils.import_utils import resolve_obj_by_qualname
-
-    return resolve_obj_by_qualname(member.get_path())
