@@ -12,9 +12,10 @@ import torch
 
 from draftmark_contract.cli.measuring import Replayed, relative_error
 
+from . import engines, fa3, peers
 from .cases import Case, Inputs, build, clear_unused, cleared, reference
 from .ours import OURS, ours
-from .peers import Peer, backends
+from .peers import Peer
 from .stubs import Absent
 
 TOLERANCE = 1e-2
@@ -151,3 +152,26 @@ def _line(row: dict) -> str:
         f"{row['case']:36} {row['backend']:20} {row['us']:8.1f} us {row['tb_per_s']:5.2f} TB/s "
         f"error {row['max_err']:.1e}  tail {row['tail']}{', rounded to e4m3' * row['rounded']}"
     )
+
+
+def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
+    """Return the peers (kernels of other libraries) of one case, by their name in the results.
+
+    A chain's verification, and layers with a window, a soft cap or sinks, run only the fastest peers.
+    """
+    found: dict[str, Callable[[Inputs], Peer]] = {
+        "flashinfer": peers.flashinfer_decode if case.name.startswith("decode") else peers.flashinfer,
+        "flashinfer-once": peers.flashinfer_once,
+        "xqa": peers.xqa,
+        "fa3": fa3.fa3,
+        "fa3-composed": fa3.composed,
+        "sglang": engines.sglang,
+        "vllm": engines.vllm,
+        "xformers": engines.xformers,
+        "flex": engines.flex,
+    }
+    if case.q_len > 1 and not case.tree and (any(case.lens) or not case.ragged):
+        return {name: found[name] for name in ("flashinfer", "xqa", "fa3")}
+    if case.model.window or case.model.cap or case.model.sinks:
+        return {name: found[name] for name in ("flashinfer", "flashinfer-once", "xqa", "fa3", "fa3-composed")}
+    return found

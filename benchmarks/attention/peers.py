@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import Case, Inputs
+from .cases import Inputs
 from .models import Model
 from .stubs import Absent
 
@@ -208,28 +208,3 @@ def _workspace() -> torch.Tensor:
         _workspaces.append(torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"))
     _workspaces.reverse()
     return _workspaces[0]
-
-
-def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
-    """Return the peers (kernels of other libraries) of one case, by their name in the results.
-
-    A chain's verification, and layers with a window, a soft cap or sinks, run only the fastest peers.
-    """
-    from . import engines, fa3
-
-    found: dict[str, Callable[[Inputs], Peer]] = {
-        "flashinfer": flashinfer_decode if case.name.startswith("decode") else flashinfer,
-        "flashinfer-once": flashinfer_once,
-        "xqa": xqa,
-        "fa3": fa3.fa3,
-        "fa3-composed": fa3.composed,
-        "sglang": engines.sglang,
-        "vllm": engines.vllm,
-        "xformers": engines.xformers,
-        "flex": engines.flex,
-    }
-    if case.q_len > 1 and not case.tree and (any(case.lens) or not case.ragged):
-        return {name: found[name] for name in ("flashinfer", "xqa", "fa3")}
-    if case.model.window or case.model.cap or case.model.sinks:
-        return {name: found[name] for name in ("flashinfer", "flashinfer-once", "xqa", "fa3", "fa3-composed")}
-    return found
