@@ -1,12 +1,16 @@
-"""Tables of docs/design.md, section 7: wheels, public names, and classes that a plugin's author meets first.
+"""Tables for docs/design.md, section 7: wheels, public names, circles of imports, a plugin author's first classes.
 
 Lines of code are lines with code; blank lines, comments and docstrings do not count.
 
     python tools/house.py wheels
     python tools/house.py concepts
+    python tools/house.py circles
 
 `concepts` follows the annotations of the functions that a plugin implements. It collects each class of draftmark in a
 parameter, result, field or property, and the classes in the annotations of that class. Errors do not count.
+
+`circles` reads the imports of each wheel in its source: at the top, inside functions and for type checking. A module
+that is found by its name at run time, as with `importlib`, is no import.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import importlib.util
 import inspect
 import io
 import pkgutil
@@ -22,6 +27,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -29,15 +35,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 ROOT = Path(__file__).parent.parent
-WHEELS = {
-    "core/draftmark": "draftmark",
-    "plugins/reference": "draftmark_reference",
-    "core/contract": "draftmark_contract",
-    "core/proof": "draftmark_proof",
-    "core/speculative": "draftmark_speculative",
-}
 PLUGIN = "draftmark.plugin:BackendPlugin"
-TASKS = (PLUGIN, "draftmark.hookspecs:BackendInfo", f"{PLUGIN}.buffers", f"{PLUGIN}.open_backend")
+TASKS = (PLUGIN, "draftmark.backend_info:BackendInfo", f"{PLUGIN}.buffers", f"{PLUGIN}.open_backend")
 STEP_PATH = "draftmark.backend:AttentionBackend"
 UNIONS = re.compile(r"\b(Tail|HostLengths)\b")
 BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -47,22 +46,82 @@ TIMED = "import time; start = time.process_time(); import {}; print(time.process
 def main() -> None:
     """Print one table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("wheels", "concepts"))
+    parser.add_argument("table", choices=("wheels", "concepts", "circles"))
     parser.add_argument("--of", nargs="*", default=TASKS, metavar="MODULE:NAME", help="functions of a plugin")
     given = parser.parse_args()
-    print(wheels() if given.table == "wheels" else concepts([*given.of, STEP_PATH]))
+    tables = {"wheels": wheels, "circles": circles, "concepts": lambda: concepts([*given.of, STEP_PATH])}
+    print(tables[given.table]())
+
+
+def distributions() -> dict[str, str]:
+    """Return the main module of each distribution of this repository, by folder."""
+    found = {}
+    for project in sorted(ROOT.glob("*/*/pyproject.toml")):
+        name = tomllib.loads(project.read_text()).get("project", {}).get("name")
+        if name and (project.parent / "src").is_dir():
+            found[project.parent.relative_to(ROOT).as_posix()] = name.replace("-", "_")
+    return found
 
 
 def wheels() -> str:
-    """Return a Markdown table of core's wheels: files, lines, lines of code, dependencies, and seconds to import."""
-    rows = ["| wheel | files | lines | lines of code | needs | import |", "|---|---|---|---|---|---|"]
-    for folder, module in WHEELS.items():
+    """Return a Markdown table of the wheels: files, lines, modules with one importer, needs, and seconds to import."""
+    rows = [
+        "| wheel | files | lines | lines of code | one importer | needs | import |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for folder, module in distributions().items():
         texts = [path.read_text() for path in (ROOT / folder / "src").rglob("*.py")]
         lines = f"{sum(len(text.splitlines()) for text in texts):,} | {sum(map(code_lines, texts)):,}"
+        importers = Counter(name for names in imports(folder).values() for name in names)
         needs = ", ".join(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["dependencies"])
-        rows.append(f"| {module.replace('_', '-')} | {len(texts)} | {lines} | {needs} | {seconds(module):.2f} s |")
+        once = sum(count == 1 for count in importers.values())
+        start = f"{module.replace('_', '-')} | {len(texts)} | {lines} | {once} | {needs}"
+        rows.append(f"| {start} | {seconds(module):.2f} s |")
     api = {name: importlib.import_module(name).__all__ for name in ("draftmark", "draftmark.runtime")}
     return "\n".join([*rows, "", *(f"{len(names)} public names in {module}" for module, names in api.items())])
+
+
+def circles() -> str:
+    """Return a Markdown table of the circles of imports between the modules of each wheel."""
+    rows = ["| wheel | modules that import each other in a circle |", "|---|---|"]
+    for folder, module in distributions().items():
+        rows += [f"| {module.replace('_', '-')} | {', '.join(sorted(one))} |" for one in circles_of(imports(folder))]
+    return "\n".join(rows)
+
+
+def imports(folder: str) -> dict[str, set[str]]:
+    """Return the modules of one wheel that each of its modules imports, anywhere in its source."""
+    source = ROOT / folder / "src"
+    paths = {path.relative_to(source).with_suffix("").parts: path for path in source.rglob("*.py")}
+    trees = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in paths.items()}
+    found = {}
+    for name, path in trees.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        named = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                place = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                inside = [f"{place}.{one.name}" for one in node.names]
+                named += [one if one in trees else place for one in inside]
+        found[name] = {one for one in named if one in trees and one != name}
+    return found
+
+
+def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the largest sets of modules in which each one reaches every other one."""
+    reached = {name: _reached(graph, name) for name in graph}
+    found = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted((set(one) for one in found if one), key=sorted)
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found, waiting = set(), list(graph[start])
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += graph[name]
+    return found
 
 
 def code_lines(text: str) -> int:
