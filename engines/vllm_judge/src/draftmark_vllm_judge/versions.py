@@ -21,4 +21,4 @@ WHAT = {
     "MAMBA2_ATTN": ("vLLM's Mamba2 layer for CPUs (Nemotron-H, Granite 4), with n-gram drafts", ON_CPU),
     "FLEX_ATTENTION": ("torch's flex attention under vLLM's builder", ON_GPU),
 }
-"""What each backend is, and the devices on which it is judged."""
+"""Description of each backend, and the devices on which it is judged."""
