@@ -9,7 +9,7 @@ Lines of code are lines with code; blank lines, comments and docstrings do not c
 `concepts` follows the annotations of the functions that a plugin implements. It collects each class of draftmark in a
 parameter, result, field or property, and the classes in the annotations of that class. Errors do not count.
 
-`circles` reads the imports of each wheel in its source: at the top, inside functions and for type checking. A module
+`circles` reads the imports of all wheels in their source: at the top, inside functions and for type checking. A module
 that is found by its name at run time, as with `importlib`, is no import.
 """
 
@@ -72,7 +72,7 @@ def wheels() -> str:
     for folder, module in distributions().items():
         texts = [path.read_text() for path in (ROOT / folder / "src").rglob("*.py")]
         lines = f"{sum(len(text.splitlines()) for text in texts):,} | {sum(map(code_lines, texts)):,}"
-        importers = Counter(name for names in imports(folder).values() for name in names)
+        importers = Counter(name for names in imports([folder]).values() for name in names)
         needs = ", ".join(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["dependencies"])
         once = sum(count == 1 for count in importers.values())
         start = f"{module.replace('_', '-')} | {len(texts)} | {lines} | {once} | {needs}"
@@ -82,17 +82,15 @@ def wheels() -> str:
 
 
 def circles() -> str:
-    """Return a Markdown table of the circles of imports between the modules of each wheel."""
-    rows = ["| wheel | modules that import each other in a circle |", "|---|---|"]
-    for folder, module in distributions().items():
-        rows += [f"| {module.replace('_', '-')} | {', '.join(sorted(one))} |" for one in circles_of(imports(folder))]
-    return "\n".join(rows)
+    """Return a Markdown table of the circles of imports between the modules of all wheels."""
+    found = [f"| {', '.join(sorted(one))} |" for one in circles_of(imports(distributions()))]
+    return "\n".join(["| modules that import each other in a circle |", "|---|", *found])
 
 
-def imports(folder: str) -> dict[str, set[str]]:
-    """Return the modules of one wheel that each of its modules imports, anywhere in its source."""
-    source = ROOT / folder / "src"
-    paths = {path.relative_to(source).with_suffix("").parts: path for path in source.rglob("*.py")}
+def imports(folders: Iterable[str]) -> dict[str, set[str]]:
+    """Return the modules of these wheels that each of their modules imports, anywhere in its source."""
+    sources = [ROOT / folder / "src" for folder in folders]
+    paths = {path.relative_to(one).with_suffix("").parts: path for one in sources for path in one.rglob("*.py")}
     trees = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in paths.items()}
     found = {}
     for name, path in trees.items():

@@ -5,6 +5,7 @@ The keys and protocols do not import torch; `CudaGraphState` is imported on firs
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GraphError
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from .cuda import CudaGraphState
+
+RECORDED = "draftmark_reference.graphs:RecordedGraphState"
+"""Class that records graphs without a device. Its package needs this one, and is optional here."""
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +41,7 @@ def graph_state_for(device: torch.device) -> GraphState:
 
         return CudaGraphState(device)
     try:
-        from draftmark_reference.graphs import RecordedGraphState
+        recorded: type[GraphState] = resolve_name(RECORDED)
     except ModuleNotFoundError as error:
         if error.name != "draftmark_reference":
             raise
@@ -45,7 +49,7 @@ def graph_state_for(device: torch.device) -> GraphState:
             f"graphs on {device.type} are recorded by draftmark-reference, which is not installed; "
             "pip install draftmark-reference, or run the steps eagerly"
         ) from error
-    return RecordedGraphState()
+    return recorded()
 
 
 __all__ = [
