@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 
 from ..errors import GeometryError
 from .config_fields import field_of, integer_of
-from .state import Gate, Recurrence, StateGeometry, StateShape
+from .state import StateGeometry
+from .state_shapes import Gate, Recurrence, StateShape
 
 USE = "use the config.json of the weights"
 
