@@ -12,6 +12,7 @@ backend refuses, is skipped with its reason. A declared or upcoming failure is a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -80,10 +81,13 @@ class ContractTests:
 
     @classmethod
     def teardown_class(cls) -> None:
-        """End the worker process. The last test gets an error if no item could run."""
+        """End the worker process. The last test gets an error if no item could run.
+
+        A process of pytest-xdist has only a part of the items, so there it gets none.
+        """
         session = cls.session()
         session.end()
-        if not any(one.ran for one in session.results):
+        if not any(one.ran for one in session.results) and "PYTEST_XDIST_WORKER" not in os.environ:
             pytest.fail(NOTHING_RAN.format(cls.subject), pytrace=False)
 
 
