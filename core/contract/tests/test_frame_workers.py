@@ -1,13 +1,19 @@
-"""Tests of the environment of worker processes."""
+"""Tests of worker processes: their environment, and errors that are not the backend's."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+from typing import Any, ClassVar
 
 import pytest
 
 from draftmark_contract.check import Tier
+from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.plugin import THREADS, environment
+from draftmark_contract.runner.subject import Kind, Listed, Opened
+from draftmark_contract.runner.worker import work
 
 CORES = 16
 
@@ -42,3 +48,45 @@ def test_items_compile_only_what_they_launch(monkeypatch: pytest.MonkeyPatch) ->
     assert environment()["DRAFTMARK_PREPARE"] == "0"
     monkeypatch.setenv("DRAFTMARK_PREPARE", "1")
     assert environment()["DRAFTMARK_PREPARE"] == "1"
+
+
+class BrokenSuite:
+    """Subject that the suite itself cannot run or list."""
+
+    opened = Opened("broken", Kind.PLUGIN, "draftmark contract broken")
+    left_out: ClassVar[dict[str, str]] = {}
+
+    def items(self) -> list[Listed]:
+        """Raise an error."""
+        raise KeyError("no list")
+
+    def run(self, item: str) -> Result:
+        """Raise an error for the item "broken"; pass every other item."""
+        if item == "broken":
+            raise RuntimeError("a broken message")
+        return Result(item, "host", Outcome.PASSED)
+
+    def lost(self) -> bool:
+        """Return False."""
+        return False
+
+
+def open_subject() -> BrokenSuite:
+    """Return the subject, as a worker process opens it."""
+    return BrokenSuite()
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [({"run": "broken"}, "RuntimeError: a broken message"), ({"list": None}, "KeyError: 'no list'")],
+    ids=["run", "list"],
+)
+def test_error_of_the_suite_stops_the_run(command: dict[str, Any], error: str) -> None:
+    """An error outside of an item's check is no result of the backend: the process names it and ends."""
+    rows = [{"open": {"module": __name__, "arguments": {}}}, {"run": "a[b]"}, command]
+    answers = io.StringIO()
+    with pytest.raises(Exception, match=r"broken|no list"):
+        work(io.StringIO("".join(json.dumps(row) + "\n" for row in rows)), answers)
+    opened, passed, stopped = map(json.loads, answers.getvalue().splitlines())
+    assert opened["opened"]["name"] == "broken" and passed["ended"]["result"]["outcome"] == "passed"
+    assert stopped == {"stopped": f"the suite raised an internal error: {error}"}

@@ -40,7 +40,11 @@ class TargetInfo:
 
 
 class Target(Protocol):
-    """A backend of an engine, opened on a device in its own process."""
+    """A backend of an engine, opened on a device in its own process.
+
+    A target may also have an attribute ``lacks``: abilities (`check.Need`) that it does not have → the reason. An item
+    that needs one of them is unjudged.
+    """
 
     @property
     def facts(self) -> Mapping[str, str]:

@@ -39,5 +39,5 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if before[0]:  # Restore an earlier alarm, e.g. the alarm of pytest-timeout.
+        if before[0]:  # Restore an earlier alarm, e.g. of a vendor's test runner.
             signal.setitimer(signal.ITIMER_REAL, *before)

@@ -75,6 +75,10 @@ def work(commands: TextIO, answers: TextIO) -> None:
         except RunStopped as stopped:
             say(Answer.STOPPED, str(stopped))
             return
+        except Exception as error:  # An item's own errors are results; this one is the suite's.
+            where = "opening it raised" if command == "open" else "the suite raised an internal error:"
+            say(Answer.STOPPED, f"{where} {type(error).__name__}: {error}")
+            raise
 
 
 def _run(subject: Subject, item: str, limit: float, say: Any) -> bool:
