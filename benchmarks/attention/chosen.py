@@ -32,7 +32,7 @@ from draftmark_cuda_triton.heuristics import chosen
 from draftmark_cuda_triton.heuristics.common import KernelConfig, row_tiles
 from draftmark_cuda_triton.kernel_list import EngineUse, KernelSpec, kernels_of
 from draftmark_cuda_triton.launch.chosen import attend_chosen
-from draftmark_cuda_triton.launch.operands import AttentionParams
+from draftmark_cuda_triton.launch.operands import AttentionParams, ChosenOperands, PartialResults
 from plugins.cuda_triton.tools.chosen_batches import ChosenProblem, draw_chosen
 from plugins.cuda_triton.tools.latent_batches import Sizes
 
@@ -175,13 +175,15 @@ class Timed:
         a = self.geometry.attention
         size = self.rows * splits * row_tiles(config, 1, a.num_qo_heads) * config.block_m if splits > 1 else 1
         partial = torch.empty(size, 512, device=DEVICE), torch.empty(size, device=DEVICE)
+        partials = PartialResults(self.indptr, *partial)
 
         def run() -> None:
             for pool in self.pools:
-                attend_chosen(
-                    self.params, config, splits, self.q, pool[..., :512], pool[..., 512:], None, None, None, self.out,
-                    None, self.slots, self.counts, self.indptr, *partial,
+                operands = ChosenOperands(
+                    self.q, pool[..., :512], pool[..., 512:], None, None, None, self.out, None, self.slots, self.counts,
+                    self.indptr,
                 )  # fmt: skip
+                attend_chosen(self.params, config, splits, operands, partials)
 
         return run
 

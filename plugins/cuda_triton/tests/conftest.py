@@ -21,10 +21,10 @@ from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limit
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import decode_verify, kv_write, prefill, prefill_fp8, sizing, switches, tree_ops
+from draftmark_cuda_triton import decode_verify, kernel_variants, kv_write, prefill, prefill_fp8, sizing, switches
 from draftmark_cuda_triton.heuristics import common, upcast
 from draftmark_cuda_triton.kernel_variants import kernels
-from draftmark_cuda_triton.launch import launcher, launches, relaunch, tma
+from draftmark_cuda_triton.launch import launcher, relaunch, tma
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -294,7 +294,7 @@ class Result:
 def run_decode_verify() -> Callable[..., Result]:
     """Function that runs write_metadata and attend of a problem with a given configuration and number of splits."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, metadata, operands
 
     def run(problem: Problem, config: common.KernelConfig, num_splits: int) -> Result:
         p = problem
@@ -304,16 +304,17 @@ def run_decode_verify() -> Callable[..., Result]:
         shape = operands.AttentionParams(hkv, p.group, dim, page, p.scale, p.cap, p.window_left, pdl)
         extent = operands.BatchExtent(p.prefix_lens.numel(), p.q_len, p.tail_len, rows)
         work, slots = poison(2 * num_splits, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
-        launches.write_metadata_decode_verify(
+        metadata.write_metadata_decode_verify(
             shape, config, extent, num_splits, p.prefix_lens, p.page_table, slots, work
         )
         tiles = common.row_tiles(config, p.q_len, p.group * config.kv_heads_per_tile) * hkv // config.kv_heads_per_tile
         parts = 2 * num_splits * tiles * config.block_m
         out, lse = poison(rows, hq, dim, dtype=p.q.dtype), poison(rows, hq)
-        launches.attend_decode_verify(
-            shape, config, extent, num_splits, p.q, p.k, p.v, p.k_scale, p.v_scale, p.prefix_lens, p.page_table, p.mask,
-            p.depth, work, poison(parts, dim), poison(parts), out, lse, sinks=p.sinks,
-        )  # fmt: skip
+        given = operands.Operands(
+            p.q, p.k, p.v, p.k_scale, p.v_scale, p.sinks, out, lse, p.prefix_lens, None, p.page_table, p.mask, p.depth
+        )
+        partials = operands.PartialResults(work, poison(parts, dim), poison(parts))
+        attention.attend_decode_verify(shape, config, extent, num_splits, given, partials)
         return Result(out, lse, slots, work)
 
     return run
@@ -414,8 +415,7 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
 @pytest.fixture
 def fake_gpu(fake_driver, monkeypatch) -> FakeDriver:
     """Fake driver; in addition the compiled kernels are selected, although the tensors are on the CPU."""
-    for module in (launches, tree_ops, kv_write):
-        monkeypatch.setattr(module, "select_variant", lambda kernel, _: kernel)
+    monkeypatch.setattr(kernel_variants, "runs_compiled", lambda _: True)
     monkeypatch.setattr(tma, "_num_sms", lambda _: 132)
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: True)
     # If another test left TRITON_INTERPRET set, Triton's constexpr functions would not return constants.

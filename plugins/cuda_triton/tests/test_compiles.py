@@ -20,7 +20,7 @@ from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.heuristics import common, select, sm90
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.kv_write import write_kv
-from draftmark_cuda_triton.launch import launches, operands, tma
+from draftmark_cuda_triton.launch import attention, metadata, operands, tma
 
 REQS, PAGES, COLUMNS = 2, 4, 8
 
@@ -156,29 +156,26 @@ def compile_for(case: Case, arch: int, adjacent_heads: bool = True, attention_on
     lens, indptr = torch.ones(REQS, dtype=torch.int32), torch.ones(REQS + 1, dtype=torch.int32)
     table, slots = torch.ones(REQS, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
     work = torch.ones(4096, dtype=torch.int32)
+    partials = operands.PartialResults(work, torch.empty(64), torch.empty(64))
     sinks = torch.ones(case.heads[0]) if case.sinks else None
     config = select.adapt_to_cache(shape, device, config_of(case, arch), True, tma.has_gluon(), adjacent_heads)
     if not attention_only:
         write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
-        split = operands.SplitBuffers(4, 32, work, torch.empty(64), torch.empty(64)) if case.split else None
+        split = operands.SplitBuffers(4, 32, partials) if case.split else None
         schedule = (None, work, 4, 32) if case.split else ()
         if not attention_only:
-            launches.write_metadata_prefill(fixed, config, rows, lens, indptr, table, slots, work, *schedule)
-        launches.attend_prefill(
-            fixed, config, rows, q, k, v, scale, scale, lens, indptr, table, work, out, None, sinks, split
-        )  # fmt: skip
+            metadata.write_metadata_prefill(fixed, config, rows, lens, indptr, table, slots, work, *schedule)
+        given = operands.Operands(q, k, v, scale, scale, sinks, out, None, lens, indptr, table)
+        attention.attend_prefill(fixed, config, rows, given, work, split)
         return
     extent = operands.BatchExtent(REQS, case.q_len, case.q_len, rows, case.ragged)
     mask = torch.ones(rows, 1, dtype=torch.int32) if case.tree else None
     depth = torch.ones(rows, dtype=torch.int32) if case.tree else None
-    partial = torch.empty(64)
     if not attention_only:
-        launches.write_metadata_decode_verify(fixed, config, extent, 4, lens, table, slots, work, indptr)
-    launches.attend_decode_verify(
-        fixed, config, extent, 4, q, k, v, scale, scale, lens, table, mask, depth, work, partial, partial, out, None,
-        indptr, sinks=sinks,
-    )  # fmt: skip
+        metadata.write_metadata_decode_verify(fixed, config, extent, 4, lens, table, slots, work, indptr)
+    given = operands.Operands(q, k, v, scale, scale, sinks, out, None, lens, indptr, table, mask, depth)
+    attention.attend_decode_verify(fixed, config, extent, 4, given, partials)
 
 
 def attention_of(case: Case):
@@ -238,10 +235,10 @@ def test_schedules_of_any_size_compile(fake_gpu, reqs, rows):
     tiles, work = torch.ones(4096, dtype=torch.int32), torch.ones(4096, dtype=torch.int32)
     shape = operands.AttentionParams(8, 4, 128, 16, 0.1)
     for schedule in ((), (None, work, 16, 132)):
-        launches.write_metadata_prefill(shape, config, rows, lens, indptr, table, slots, tiles, *schedule)
+        metadata.write_metadata_prefill(shape, config, rows, lens, indptr, table, slots, tiles, *schedule)
     for splits, whole in ((33, False), (reqs, True)):
         extent = operands.BatchExtent(reqs, 3, 3, rows, ragged=True, whole_requests=whole)
-        launches.write_metadata_decode_verify(shape, config, extent, splits, lens, table, slots, work, indptr)
+        metadata.write_metadata_decode_verify(shape, config, extent, splits, lens, table, slots, work, indptr)
     assert [source.fn.__name__ for source, _ in fake_gpu.launched] == [
         *["write_metadata_prefill"] * 2,
         *["write_metadata_decode_verify"] * 2,

@@ -236,7 +236,7 @@ def _unpack(mask, slots):
 def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
     """Graph replay of two layers reads the batch's current tensors, with longer and shorter lengths."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, metadata, operands
 
     config, num_splits = common.KernelConfig(16, 64, 4, 3, 2, True), 17
     if num_consumer_wgs:
@@ -267,15 +267,14 @@ def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
         table[:, : p.page_table.shape[1]] = p.page_table
 
     def step():
-        launches.write_metadata_decode_verify(shape, config, extent, num_splits, prefix, table, slots, work)
+        metadata.write_metadata_decode_verify(shape, config, extent, num_splits, prefix, table, slots, work)
         for out in outs:
             queries.fill_(float("nan"))
             queries.copy_(q)
             for _ in range(2):
-                launches.attend_decode_verify(
-                    shape, config, extent, num_splits, queries, k, v, None, None, prefix, table, None, None, work,
-                    parts, weights, out,
-                )  # fmt: skip
+                partials = operands.PartialResults(work, parts, weights)
+                given = operands.Operands(queries, k, v, None, None, None, out, None, prefix, None, table)
+                attention.attend_decode_verify(shape, config, extent, num_splits, given, partials)
 
     fill(problems[0])
     step()
@@ -295,7 +294,7 @@ def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
 def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
     """Overlapping grids (PDL) in a graph read the schedule, rows and KV that the launch right before them wrote."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, metadata, operands
 
     config, num_splits = (
         common.KernelConfig(64, 64, 4, 3, 2, num_consumer_wgs=1)
@@ -317,7 +316,7 @@ def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
     inputs = ((q, problem.q), (k, problem.k), (v, problem.v))
 
     def schedule():
-        launches.write_metadata_decode_verify(shape, config, extent, num_splits, prefix, table, slots, work)
+        metadata.write_metadata_decode_verify(shape, config, extent, num_splits, prefix, table, slots, work)
 
     def step():
         for number, out in enumerate(outs):
@@ -327,25 +326,9 @@ def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
             order = (schedule, lambda into=into, source=source: into.copy_(source))
             for launched in order if number % 2 else order[::-1]:
                 launched()
-            launches.attend_decode_verify(
-                shape,
-                config,
-                extent,
-                num_splits,
-                q,
-                k,
-                v,
-                None,
-                None,
-                prefix,
-                table,
-                None,
-                None,
-                work,
-                parts,
-                weights,
-                out,
-            )
+            partials = operands.PartialResults(work, parts, weights)
+            given = operands.Operands(q, k, v, None, None, None, out, None, prefix, None, table)
+            attention.attend_decode_verify(shape, config, extent, num_splits, given, partials)
 
     for into, source in inputs:
         into.copy_(source)
@@ -373,7 +356,7 @@ def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
 def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left, kv_dtype):
     """The outputs of `kernels_sm90` for a ragged batch match those of the interpreted kernels on the CPU."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, metadata, operands
 
     heads, lens, block = (14, 2), (0, 40, 7, 300, 64, 5), tail == "block"
 
@@ -404,32 +387,15 @@ def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left,
         slots, out = torch.zeros(padded_rows, dtype=torch.int64, device=device), torch.full_like(q, float("nan"))
         tiles = common.row_tiles(config, max_rows, 7 * config.kv_heads_per_tile) * heads[1] // config.kv_heads_per_tile
         parts = 2 * 5 * tiles * config.block_m
-        launches.write_metadata_decode_verify(shape, config, extent, 5, prefix, pages, slots, work, indptr)
+        metadata.write_metadata_decode_verify(shape, config, extent, 5, prefix, pages, slots, work, indptr)
         trees = (mask, depth) if tail == "tree" else (None, None)
-        partials = (
+        partials = operands.PartialResults(
+            work,
             torch.full((parts, dim), float("nan"), device=device),
             torch.full((parts,), float("nan"), device=device),
         )
-        launches.attend_decode_verify(
-            shape,
-            config,
-            extent,
-            5,
-            q,
-            k,
-            v,
-            None,
-            None,
-            prefix,
-            pages,
-            *trees,
-            work,
-            *partials,
-            out,
-            None,
-            indptr,
-            block,
-        )
+        given = operands.Operands(q, k, v, None, None, None, out, None, prefix, indptr, pages, *trees)
+        attention.attend_decode_verify(shape, config, extent, 5, given, partials, block)
         return out.float().cpu()
 
     tiles = [

@@ -61,7 +61,7 @@ def run(
 ):
     """Run metadata and attention over poisoned buffers, check the slots, and return the error of out."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, metadata, operands
 
     chance, generator = random.Random(num_splits), torch.Generator().manual_seed(sum(rows))
     most, total, ragged = max(1, *rows), sum(rows), kind != "block"
@@ -90,12 +90,11 @@ def run(
     work, mapping = helpers.poison(2 * num_splits, 4, dtype=torch.int32), helpers.poison(budget, dtype=torch.int64)
     parts = 2 * num_splits * HEADS[1] * common.row_tiles(config, most, shape.group) * config.block_m
     out = helpers.poison(budget, HEADS[0], DIM)
-    launches.write_metadata_decode_verify(shape, config, extent, num_splits, prefix, table, mapping, work, indptr)
+    metadata.write_metadata_decode_verify(shape, config, extent, num_splits, prefix, table, mapping, work, indptr)
     tree = (mask, depths if ragged else depths.view(len(lens), most)) if kind == "tree" else (None, None)
-    launches.attend_decode_verify(
-        shape, config, extent, num_splits, q, k, v, None, None, prefix, table, *tree, work, helpers.poison(parts, DIM),
-        helpers.poison(parts), out, None, indptr, kind == "block",
-    )  # fmt: skip
+    given = operands.Operands(q, k, v, None, None, None, out, None, prefix, indptr, table, *tree)
+    partials = operands.PartialResults(work, helpers.poison(parts, DIM), helpers.poison(parts))
+    attention.attend_decode_verify(shape, config, extent, num_splits, given, partials, kind == "block")
     assert mapping.tolist() == slots + [-1] * (budget - total)
     assert not out[total:].any(), "padding rows are zero"
     return helpers.error(out[:total], torch.cat(outs)) if outs else 0.0

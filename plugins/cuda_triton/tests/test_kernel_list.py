@@ -29,6 +29,7 @@ from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton import backend, decode_verify, kernel_list, kv_write, prefill, prefill_fp8, sizing, tree_ops
 from draftmark_cuda_triton.launch import launcher, relaunch, tma
+from draftmark_cuda_triton.launch.operands import Operands
 from draftmark_cuda_triton.state.commit import COMMIT_TENSORS
 from draftmark_cuda_triton.state.convolve import CONV_TENSORS, ONE_TENSORS
 from draftmark_cuda_triton.state.kernel_list import state_calls_of
@@ -236,7 +237,7 @@ def test_no_kernel_is_specialized_on_a_batch(monkeypatch):
 
 def test_addresses_with_own_kernels_are_part_of_a_layout():
     """`relaunch.ALIGNED` has exactly the tensors of a recorded launch for which alignment selects a kernel."""
-    recorded = {*prefill.PER_CALL, *prefill_fp8.PER_CALL, *decode_verify.PER_CALL, *decode_verify.PER_STEP}
+    recorded = {*prefill.PER_CALL, *prefill_fp8.PER_CALL, *Operands._fields, *decode_verify.PER_STEP}
     recorded |= {*kv_write.PER_CALL, *ROW_TENSORS, *VERIFY_TENSORS, *CONV_TENSORS, *ONE_TENSORS, *COMMIT_TENSORS}
     in_chunks = replace(HYBRID_KDA, state=replace(HYBRID_KDA.state, dtype="float32"))
     of_state = [one for geometry in (HYBRID, HYBRID_KDA, in_chunks) for one in state_calls_of(geometry, 90)]

@@ -11,7 +11,7 @@ from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limit
 from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.heuristics import latent as hopper
 from draftmark_cuda_triton.heuristics import select
-from draftmark_cuda_triton.launch import launches
+from draftmark_cuda_triton.launch import attention
 from plugins.cuda_triton.tools import latent_fuzz
 
 from .test_compiles import loops_of
@@ -68,8 +68,8 @@ def test_tensors_that_tma_cannot_load_take_the_portable_kernel():
         adapted = select.adapt_to_cache(shape, H200, config, True, boxes, True)
         assert adapted.block_m == config.block_m and (adapted.num_consumer_wgs == 3) is boxes
     q = torch.empty(6, 20, 576, dtype=torch.bfloat16)
-    assert launches.has_aligned_rows(q) and launches.has_aligned_rows(q[2:, :16])
-    assert not launches.has_aligned_rows(q[..., 1:])
+    assert attention.has_aligned_rows(q) and attention.has_aligned_rows(q[2:, :16])
+    assert not attention.has_aligned_rows(q[..., 1:])
 
 
 @pytest.mark.long

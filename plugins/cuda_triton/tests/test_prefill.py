@@ -28,7 +28,7 @@ def run(
     """
     from draftmark_cuda_triton import prefill
     from draftmark_cuda_triton.heuristics import common, select, split_kv
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, metadata, operands
 
     config = common.KernelConfig(block_m, 32, 4, 2, 2)
     width = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // page)
@@ -60,15 +60,13 @@ def run(
     split, schedule = None, ()
     if num_splits > 1:
         work, cells = helpers.poison(2 * num_splits, 4, dtype=torch.int32), 2 * num_splits * 2 * config.block_m
-        split = operands.SplitBuffers(
-            num_splits, programs or 2 * num_splits, work, helpers.poison(cells, dim), helpers.poison(cells)
-        )
+        partials = operands.PartialResults(work, helpers.poison(cells, dim), helpers.poison(cells))
+        split = operands.SplitBuffers(num_splits, programs or 2 * num_splits, partials)
         schedule = None, work, num_splits, split.num_ctas
-    launches.write_metadata_prefill(shape, config, len(q), prefix, indptr, table, mapping, tiles, *schedule)
+    metadata.write_metadata_prefill(shape, config, len(q), prefix, indptr, table, mapping, tiles, *schedule)
     lse = helpers.poison(*q.shape[:2])
-    launches.attend_prefill(
-        shape, config, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks, split
-    )
+    given = operands.Operands(q, k, v, *factors, sinks, out, lse, prefix, indptr, table)
+    attention.attend_prefill(shape, config, len(q), given, tiles, split)
     assert mapping.tolist() == slots
     # After attention the header is ready for the next layer: 0 tiles taken, row tiles, concurrent heads,
     # tiles_per_request.
@@ -112,7 +110,7 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
     With more row tiles only the host estimates the benefit; the device splits every batch with enough key tiles.
     """
     from draftmark_cuda_triton.heuristics import common, split_kv
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import metadata, operands
 
     chance, found = random.Random(heads), set()
     config, device = common.KernelConfig(16, 32, 4, 2, 2), DeviceProfile("cuda", 80, 12)
@@ -134,7 +132,7 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
         number = common.max_row_tiles(config, 2, sum(rows), count)
         tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
         slots, work = helpers.poison(sum(rows), dtype=torch.int64), helpers.poison(2 * num_splits, 4, dtype=torch.int32)
-        launches.write_metadata_prefill(
+        metadata.write_metadata_prefill(
             shape, config, sum(rows), prefix, indptr, table, slots, tiles, None, work, num_splits, device.num_sms * 2
         )  # fmt: skip
         host_pays = split_kv.splitting_pays(attention, device, config, rows, lens)
@@ -157,7 +155,7 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
 def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
     """The longest row tiles come first: over all requests if L2 holds their keys, else request by request."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import metadata, operands
 
     chance, config, group = random.Random(heads), common.KernelConfig(16, 32, 4, 2, 2), 3
     for _ in range(12):
@@ -171,7 +169,7 @@ def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
         indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
         number = common.max_row_tiles(config, group, sum(rows), count)
         tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
-        launches.write_metadata_prefill(
+        metadata.write_metadata_prefill(
             shape, config, sum(rows), torch.tensor(lens, dtype=torch.int32, device=helpers.device), indptr,
             torch.ones(count, 200, dtype=torch.int32, device=helpers.device),
             helpers.poison(sum(rows), dtype=torch.int64), tiles,
@@ -273,7 +271,7 @@ def test_fp8_k_and_v_scales(helpers, scales):
 def test_launch_without_row_tiles_writes_nothing(helpers, num_splits):
     """A launch without row tiles writes nothing, so `Prefill.warm_up` can compile kernels with it."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import attention, operands
 
     config, shape = common.KernelConfig(16, 32, 4, 2, 2), operands.AttentionParams(2, 2, 64, 16, 0.125)
     nothing = torch.zeros(2 * num_splits * 4, dtype=torch.int32, device=helpers.device)
@@ -281,9 +279,11 @@ def test_launch_without_row_tiles_writes_nothing(helpers, num_splits):
     q, k = torch.ones(9, 4, 64, device=helpers.device), torch.ones(2, 16, 2, 64, device=helpers.device)
     indptr = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
     out, partial = helpers.poison(9, 4, 64), helpers.poison(2 * num_splits * 2 * 16, 64)
-    split = operands.SplitBuffers(num_splits, 10, nothing, partial, partial[:, 0]) if num_splits > 1 else None
+    partials = operands.PartialResults(nothing, partial, partial[:, 0])
+    split = operands.SplitBuffers(num_splits, 10, partials) if num_splits > 1 else None
     steps = (one.to(helpers.device) for one in (lens, indptr, table))
-    launches.attend_prefill(shape, config, 9, q, k, k, None, None, *steps, nothing, out, None, None, split)
+    given = operands.Operands(q, k, k, None, None, None, out, None, *steps)
+    attention.attend_prefill(shape, config, 9, given, nothing, split)
     assert out.isnan().all() and partial.isnan().all() and not nothing.any()
 
 
@@ -353,7 +353,7 @@ def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
 def test_concurrent_heads_fit_l2(helpers, num_kv_heads, lens, rows, l2_keys, together):
     """KV heads run concurrently as far as L2 holds the longest request's keys, divided evenly into rounds."""
     from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import metadata, operands
 
     prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
     indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
@@ -366,5 +366,5 @@ def test_concurrent_heads_fit_l2(helpers, num_kv_heads, lens, rows, l2_keys, tog
         common.SCHEDULE_HEADER_ROWS + common.max_row_tiles(config, 1, sum(rows), len(rows)), 2, dtype=torch.int32
     )
     slots = helpers.poison(max(1, sum(rows)), dtype=torch.int64)
-    launches.write_metadata_prefill(shape, config, sum(rows), prefix, indptr, table, slots, tiles)
+    metadata.write_metadata_prefill(shape, config, sum(rows), prefix, indptr, table, slots, tiles)
     assert tiles[: common.SCHEDULE_HEADER_ROWS].tolist() == [[0, sum(-(-n // 16) for n in rows)], [together, 0]]

@@ -15,7 +15,7 @@ from draftmark.batch import Tree
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton import decode_verify, kv_write
 from draftmark_cuda_triton.heuristics import upcast
-from draftmark_cuda_triton.launch import launches, relaunch, tma
+from draftmark_cuda_triton.launch import attention, relaunch, tma
 
 pytestmark = pytest.mark.usefixtures("without_machine_code")
 HEADS = (8, 2)
@@ -98,7 +98,7 @@ def test_equal_layer_skips_argument_binding(fake_gpu, make_layers, monkeypatch):
     first, second = ([make_layers.new_tensor(4, 16, HEADS[1], 128) for _ in range(2)] for _ in range(2))
     q, out = layers.rows(batch, chance)
     layers.attention.attend(q, KVCache(*first), batch, out)
-    monkeypatch.setattr(launches, "attend_decode_verify", lambda *_: pytest.fail("worked out anew"))
+    monkeypatch.setattr(attention, "attend_decode_verify", lambda *_: pytest.fail("worked out anew"))
     monkeypatch.setattr(tma, "make_descriptors", lambda *_: pytest.fail("described anew"))
     given = launched(fake_gpu, layers.attention.attend, q, KVCache(*second), batch, out)
     assert [source.fn.__name__ for source, _ in given] == ["attend_decode_verify", "combine_splits"]

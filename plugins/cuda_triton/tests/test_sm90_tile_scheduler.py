@@ -160,7 +160,7 @@ def split_tiles(cta, heads, window_left, rows, prefix, starts, tiles, work, num_
 @pytest.mark.parametrize("heads", [1, 3])
 def test_split_row_tiles_follow_the_schedule(helpers, heads, window_left):
     """For each head the splits contain each key tile that a row tile sees once; no two share a partial result."""
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import metadata, operands
 
     chance, tiles_per_request = random.Random(heads), set()
     config, params = (
@@ -183,7 +183,7 @@ def test_split_row_tiles_follow_the_schedule(helpers, heads, window_left):
             helpers.poison(starts[-1], dtype=torch.int64),
             helpers.poison(2 * num_splits, 4, dtype=torch.int32),
         )
-        launches.write_metadata_prefill(
+        metadata.write_metadata_prefill(
             params, config, starts[-1], *tensors, table, slots, tiles, None, work, num_splits, num_splits * heads
         )  # fmt: skip
         if not tiles[1, 1]:

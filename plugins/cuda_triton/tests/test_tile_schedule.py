@@ -13,12 +13,12 @@ import torch
 def test_splits_cover_every_tile_once(helpers, lens, num_splits):
     """The splits read each KV tile of each request exactly once."""
     from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES, KernelConfig
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import metadata, operands
 
     config, tail = KernelConfig(16, 32, 4, 2, 2), 7
     table = torch.zeros(len(lens), 64, dtype=torch.int32, device=helpers.device)
     work = helpers.poison(2 * num_splits, 4, dtype=torch.int32)
-    launches.write_metadata_decode_verify(
+    metadata.write_metadata_decode_verify(
         operands.AttentionParams(2, 2, 64, 16, 1.0), config, operands.BatchExtent(len(lens), 3, tail, 3 * len(lens)),
         num_splits, torch.tensor(lens, dtype=torch.int32, device=helpers.device), table,
         helpers.poison(3 * len(lens), dtype=torch.int64), work,
@@ -49,12 +49,12 @@ def test_splits_cover_every_tile_once(helpers, lens, num_splits):
 def test_whole_requests_have_one_record_each(helpers, lens, window_left):
     """With batch invariance record r holds every KV tile of request r; a request without rows has an idle record."""
     from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES, KernelConfig
-    from draftmark_cuda_triton.launch import launches, operands
+    from draftmark_cuda_triton.launch import metadata, operands
 
     config, rows = KernelConfig(16, 32, 4, 2, 2), [n % 3 for n in range(len(lens))]
     counts = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
     work, total = helpers.poison(len(lens), 4, dtype=torch.int32), max(1, sum(rows))
-    launches.write_metadata_decode_verify(
+    metadata.write_metadata_decode_verify(
         operands.AttentionParams(2, 2, 64, 16, 1.0, window_left=window_left), config,
         operands.BatchExtent(len(lens), 2, 2, total, ragged=True, whole_requests=True), len(lens),
         torch.tensor(lens, dtype=torch.int32, device=helpers.device),

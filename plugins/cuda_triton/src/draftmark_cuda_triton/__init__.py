@@ -24,14 +24,16 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         pool.py, worker.py            compilation in parallel processes
         prepare.py, loading.py        what opening a backend compiles and loads; what a launch finds
     launch/                           host launch code (FA3 flash_api.cpp, DeepGEMM jit)
-        launches.py, operands.py      one function per kernel: grid, constants, arguments
+        attention.py, combine.py, metadata.py, upcast.py, chosen.py      a kernel's grid, arguments, constants
+        operands.py                   tensors of a call by name; parameters and extents that launches share
         tma.py                        TMA descriptors of the paged cache
         launcher.py, relaunch.py      launch without Triton's binding; recorded launches, repeated per layer
         cuda_driver.py, parameters.py launches through the CUDA driver API
     kernels/                          Triton, any GPU from sm_80
-        decode_verify.py, prefill.py  attention kernels; tile.py is their mainloop and mask, latent.py that of MLA
+        decode_verify.py, prefill.py  attention kernels
+        mainloop.py, latent.py        mainloops, of keys and of latent rows (MLA), from tile.py, mask.py and softmax.py
         chosen.py                     attention over each row's own list of keys
-        tile_schedule.py, split_kv.py schedule on the device (FA3 prepare_scheduler, get_scheduler_metadata)
+        tile_schedule.py, prefill_schedule.py, split_kv.py            schedule on the device (FA3 prepare_scheduler)
         combine.py                    combine of the splits (FA3 flash_fwd_combine)
         upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
     kernels_sm90/                     Gluon, Hopper

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,18 +14,12 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 from . import sizing
 from .heuristics import chosen as heuristics
 from .heuristics.common import KernelConfig
-from .launch import launches
 from .launch.chosen import attend_chosen
 from .launch.layouts import IdentityCache, check_dtype, check_dtypes, layer_facts
-from .launch.operands import AttentionParams, BatchExtent
+from .launch.metadata import write_metadata_decode_verify
+from .launch.operands import AttentionParams, BatchExtent, ChosenOperands, PartialResults
 from .launch.relaunch import RelaunchCache
 from .prefill import check_contiguous
-
-PER_CALL = (
-    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out", "lse"),
-    *("chosen_slots", "chosen_counts", "q_indptr"),
-)
-"""Kernel parameters that change from layer to layer or step to step, in the order of `launch.chosen.attend_chosen`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +46,10 @@ class ChosenKeys:
     """
 
     def __init__(self, geometry: Geometry, slots: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> None:
-        self._geometry, self._slots, self._work = geometry, slots, buffers[sizing.WORK]
-        self._partials = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
+        self._geometry, self._slots = geometry, slots
+        self._partials = PartialResults(*(buffers[name] for name in sizing.SPLIT_BUFFERS))
         self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
-        self._relaunch, self._layer_facts = RelaunchCache(PER_CALL), layer_facts(geometry)
+        self._relaunch, self._layer_facts = RelaunchCache(ChosenOperands._fields), layer_facts(geometry)
         self._plans: dict[int, ChosenPlan] = {}
         self._plan_of = IdentityCache[ForwardBatch, ChosenPlan](self._checked_plan)
 
@@ -65,8 +60,8 @@ class ChosenKeys:
         size = BatchExtent(batch.padded_reqs, q_len, tail, batch.num_rows, ragged=extent is None)
         slots, config = self._slots[: batch.num_rows], self._plan_of(batch).config
         record_call(
-            launches.write_metadata_decode_verify, self._shape, config, size, 1, batch.prefix_lens, batch.page_table,
-            slots, self._work, batch.q_indptr, batch.slots, mutates=(slots, self._work),
+            write_metadata_decode_verify, self._shape, config, size, 1, batch.prefix_lens, batch.page_table, slots,
+            self._partials.work, batch.q_indptr, batch.slots, mutates=(slots, self._partials.work),
         )  # fmt: skip
 
     def attend(
@@ -89,15 +84,16 @@ class ChosenKeys:
             self._relaunch(key, tensors, self._launch, plan)
             return
         check_contiguous(q, out)
-        written = self._partials if plan.num_splits > 1 else ()
+        written = self._partials[1:] if plan.num_splits > 1 else ()
         record_call(
-            attend_chosen, self._shape, plan.config, plan.num_splits, *tensors, *self._partials,
+            attend_chosen, self._shape, plan.config, plan.num_splits, ChosenOperands(*tensors), self._partials,
             mutates=(*written, out, *(() if lse is None else (lse,))),
         )  # fmt: skip
 
-    def _launch(self, plan: ChosenPlan, *tensors: torch.Tensor) -> None:
-        check_contiguous(tensors[0], tensors[PER_CALL.index("out")])
-        attend_chosen(self._shape, plan.config, plan.num_splits, *tensors, *self._partials)  # type: ignore[call-arg]
+    def _launch(self, plan: ChosenPlan, *tensors: Any) -> None:
+        operands = ChosenOperands(*tensors)
+        check_contiguous(operands.q, operands.out)
+        attend_chosen(self._shape, plan.config, plan.num_splits, operands, self._partials)
 
     def _checked_plan(self, batch: ForwardBatch) -> ChosenPlan:
         check_dtypes(batch)

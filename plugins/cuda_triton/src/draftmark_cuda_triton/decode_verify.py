@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 
-from . import prefill, sizing
+from . import sizing
 from .heuristics import common, interpreted, select, split_kv
-from .launch import launches, tma
+from .launch import attention, tma
 from .launch.layouts import IdentityCache, check_dtypes, layer_facts
-from .launch.operands import AttentionParams, BatchExtent
+from .launch.metadata import write_metadata_decode_verify
+from .launch.operands import AttentionParams, BatchExtent, Operands, PartialResults
 from .launch.relaunch import MAX_LAYOUTS, RelaunchCache, drop_oldest
-from .prefill import check_contiguous, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
+from .prefill import (
+    DESCRIPTOR_ALIASES,
+    check_contiguous,
+    has_adjacent_heads,
+    has_tma_boxes,
+    has_uniform_row_stride,
+)
 
-PER_CALL = (*prefill.PER_CALL, "tail_mask", "tail_depth")
-"""Kernel parameters that change from layer to layer or step to step, in the order of `DecodeVerify._launch`."""
 PER_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "engine_slots")
-"""Tensors of a metadata launch that change per step, in the order of `launches.write_metadata_decode_verify`."""
+"""Tensors of a metadata launch that change per step, in the order of `write_metadata_decode_verify`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +63,11 @@ class DecodeVerify:
 
     def __init__(self, geometry: Geometry, slots: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> None:
         self._geometry, self._slots = geometry, slots
-        self._work = buffers[sizing.WORK]
-        self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
+        self._partials = PartialResults(*(buffers[name] for name in sizing.SPLIT_BUFFERS))
         self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
         self._plans: dict[tuple[int, ...], DecodePlan] = {}
         self._relaunch, self._relaunch_metadata = (
-            RelaunchCache(PER_CALL, prefill.DESCRIPTOR_ALIASES),
+            RelaunchCache(Operands._fields, DESCRIPTOR_ALIASES),
             RelaunchCache(PER_STEP, on_second_use=True),
         )
         self._facts = IdentityCache[ForwardBatch, BatchFacts](self._batch_facts)
@@ -70,16 +75,16 @@ class DecodeVerify:
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write the KV slot of every row and the split-KV schedule, in one launch."""
-        slots, table = self._slots, batch.page_table
+        slots, table, work = self._slots, batch.page_table, self._partials.work
         plan = self._facts(batch)[0][0]
         own = self._shape, plan.config, plan.extent, plan.num_splits
-        tensors = batch.prefix_lens, table, slots, self._work, batch.q_indptr, batch.slots
+        tensors = batch.prefix_lens, table, slots, work, batch.q_indptr, batch.slots
         if slots.is_cuda:
             self._relaunch_metadata(
-                (plan, table.stride(0), batch.slots is None), tensors, launches.write_metadata_decode_verify, *own
+                (plan, table.stride(0), batch.slots is None), tensors, write_metadata_decode_verify, *own
             )
             return
-        record_call(launches.write_metadata_decode_verify, *own, *tensors, mutates=(slots, self._work))
+        record_call(write_metadata_decode_verify, *own, *tensors, mutates=(slots, work))
 
     def attend(
         self,
@@ -98,12 +103,12 @@ class DecodeVerify:
         )  # fmt: skip
         if self._slots.is_cuda:
             layout = facts, cache_layout, q.stride(), out.stride(), q.dtype, out.dtype, lse is None
-            self._relaunch(layout, tensors, self._launch_with_buffers, *facts[:2])
+            self._relaunch(layout, tensors, self._launch, *facts[:2])
             return
         check_contiguous(q, out)
         record_call(
-            self._launch, *facts[:2], *tensors, self._work, self._partial_out, self._partial_lse,
-            mutates=(self._partial_out, self._partial_lse, out, *(() if lse is None else (lse,))),
+            self.launch, *facts[:2], Operands(*tensors), self._partials,
+            mutates=(*self._partials[1:], out, *(() if lse is None else (lse,))),
         )  # fmt: skip
 
     def _batch_facts(self, batch: ForwardBatch) -> BatchFacts:
@@ -113,44 +118,22 @@ class DecodeVerify:
         pitches = batch.page_table.stride(0), None if mask is None else mask.stride(0)
         return (self._plan_of(batch), isinstance(tail, Block), *pitches), mask, depth
 
-    def _launch_with_buffers(self, plan: DecodePlan, block: bool, *tensors: torch.Tensor) -> None:
-        check_contiguous(tensors[0], tensors[PER_CALL.index("out")])
-        own = self._work, self._partial_out, self._partial_lse
-        self._launch(plan, block, *tensors, *own)  # type: ignore[call-arg]  # as PER_CALL names them
+    def _launch(self, plan: DecodePlan, block: bool, *tensors: Any) -> None:
+        operands = Operands(*tensors)
+        check_contiguous(operands.q, operands.out)
+        self.launch(plan, block, operands, self._partials)
 
-    def _launch(
-        self,
-        plan: DecodePlan,
-        block: bool,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_scale: torch.Tensor | None,
-        v_scale: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        prefix_lens: torch.Tensor,
-        q_indptr: torch.Tensor,
-        page_table: torch.Tensor,
-        mask: torch.Tensor | None,
-        depth: torch.Tensor | None,
-        work: torch.Tensor,
-        partial_out: torch.Tensor,
-        partial_lse: torch.Tensor,
-    ) -> None:
-        a, device = self._geometry.attention, self._geometry.device
+    def launch(self, plan: DecodePlan, block: bool, t: Operands, partials: PartialResults) -> None:
+        """Launch attention with a configuration adapted to the strides of K and V."""
+        a, device, k, v = self._geometry.attention, self._geometry.device, t.k_source, t.v_source
         adjacent = has_adjacent_heads(k, v)
         tma_boxes = has_tma_boxes(k, v, heads=plan.config.kv_heads_per_tile if adjacent else 1)
-        tma_boxes = tma_boxes and (not a.latent or launches.has_aligned_rows(q))
+        tma_boxes = tma_boxes and (not a.latent or attention.has_aligned_rows(t.q))
         fast_memory = tma_boxes and tma.has_fast_memory(k.device)
         config = select.adapt_to_cache(
             a, device, plan.config, has_uniform_row_stride(k, v), tma_boxes, adjacent, fast_memory
         )
-        launches.attend_decode_verify(
-            self._shape, config, plan.extent, plan.num_splits, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask,
-            depth, work, partial_out, partial_lse, out, lse, q_indptr, block, sinks,
-        )  # fmt: skip
+        attention.attend_decode_verify(self._shape, config, plan.extent, plan.num_splits, t, partials, block)
 
     def _plan_of(self, batch: ForwardBatch) -> DecodePlan:
         """Return the plan of the batch, computed once per batch size because every layer needs it."""

@@ -27,11 +27,21 @@ from .chosen import ChosenKeys
 from .decode_verify import DecodeVerify
 from .heuristics import select, split_kv, upcast
 from .kv_write import launch_write_kv
-from .launch import launches
+from .launch.attention import attend_decode_verify
 from .launch.chosen import attend_chosen
 from .launch.launcher import KernelCall, collect_calls
 from .launch.layouts import latent_operands
-from .launch.operands import BLOCK, CAUSAL, TREE, AttentionParams, BatchExtent
+from .launch.metadata import write_metadata_decode_verify, write_metadata_prefill
+from .launch.operands import (
+    BLOCK,
+    CAUSAL,
+    TREE,
+    AttentionParams,
+    BatchExtent,
+    ChosenOperands,
+    Operands,
+    PartialResults,
+)
 from .prefill import Prefill, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
 
 WARP_THREADS = 32
@@ -246,7 +256,7 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
     a, device, modes = geometry.attention, geometry.device, sizing.decode_verify_modes(geometry)
     own = _buffers(sizing.decode_verify_buffers(geometry, modes))
     shape, attention = AttentionParams.from_geometry(geometry, True), DecodeVerify(geometry, slots, own)
-    work, partials = own[sizing.WORK], (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE])
+    partials = PartialResults(*(own[name] for name in sizing.SPLIT_BUFFERS))
     adjacent, uniform = has_adjacent_heads(kv.k, kv.v), has_uniform_row_stride(kv.k, kv.v)
     launched = set()
     kinds = [(mode, kind) for mode in modes for kind in _tail_kinds(geometry, mode, tree_tails)]
@@ -261,19 +271,17 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
         launched.add(size)
         lens, indptr, table = _tensor(num_reqs), _tensor(num_reqs + 1), _table(geometry, num_reqs)
         q, out = (_tensor(extent.num_rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
-        launches.write_metadata_decode_verify(shape, config, extent, num_splits, lens, table, slots, work, indptr)
+        write_metadata_decode_verify(shape, config, extent, num_splits, lens, table, slots, partials.work, indptr)
         mask, depth = None, None
         if tail == TREE:
             mask, depth = _tensor(extent.num_rows, int(geometry.mask_words)), _tensor(extent.num_rows)
         boxes = has_tma_boxes(kv.k, kv.v, heads=config.kv_heads_per_tile if adjacent else 1)
-        # An engine can pass q of latent rows with a pitch that TMA cannot load (`launches.has_flat_rows`).
+        # An engine can pass q of latent rows with a pitch that TMA cannot load (`attention.has_aligned_rows`).
         either = {boxes, boxes and not a.latent}
         for loads, fast_memory, own_lse in product(either, (True, False), _lses(geometry, extent.num_rows, lse)):
             adapted = select.adapt_to_cache(a, device, config, uniform, loads, adjacent, fast_memory)
-            launches.attend_decode_verify(
-                shape, adapted, extent, num_splits, q, *kv[:4], lens, table, mask, depth, work, *partials, out,
-                own_lse, indptr, tail == BLOCK, kv.sinks,
-            )  # fmt: skip
+            operands = Operands(q, *kv, out, own_lse, lens, indptr, table, mask, depth)
+            attend_decode_verify(shape, adapted, extent, num_splits, operands, partials, tail == BLOCK)
 
 
 def _tail_kinds(geometry: Geometry, mode: Mode, tree_tails: bool) -> tuple[int, ...]:
@@ -315,32 +323,31 @@ def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_si
     shape = replace(AttentionParams.from_geometry(geometry, True), page_size=page_size)
     lens, indptr, table, tiles = _tensor(1), _tensor(2), _table(geometry, 1), _tensor(64, 2)
     for plan, num_tiles in product(prefill.plans(), (1, 8, 2 * split_kv.MAX_SPLIT_ROW_TILES)):
-        schedule = () if plan.split is None else (plan.split.work, plan.split.num_splits, plan.split.num_ctas)
+        schedule = () if plan.split is None else (plan.split.partials.work, plan.split.num_splits, plan.split.num_ctas)
         rows = max(1, (num_tiles - 1) * plan.config.block_m // a.group_size)
         q, out = (_tensor(rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
         slots = _tensor(rows, dtype="int64")
-        launches.write_metadata_prefill(shape, plan.config, rows, lens, indptr, table, slots, tiles, None, *schedule)
+        write_metadata_prefill(shape, plan.config, rows, lens, indptr, table, slots, tiles, None, *schedule)
         for own_lse in _lses(geometry, rows, lse):
-            prefill.launch(rows, plan.config, plan.split, q, *kv, out, own_lse, lens, indptr, table, tiles)
+            operands = Operands(q, *kv, out, own_lse, lens, indptr, table)
+            prefill.launch(rows, plan.config, operands, tiles, plan.split)
 
 
 def _launch_chosen(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse: bool) -> None:
     """Call the launch code of metadata and attention for every number of rows, with chosen keys."""
     a, own = geometry.attention, _buffers(sizing.chosen_buffers(geometry))
     shape, attention = AttentionParams.from_geometry(geometry, True), ChosenKeys(geometry, slots, own)
-    partials, lens, indptr, table = (own[sizing.PARTIAL_OUT], own[sizing.PARTIAL_LSE]), _tensor(1), _tensor(2), None
+    partials = PartialResults(*(own[name] for name in sizing.SPLIT_BUFFERS))
+    lens, indptr, table = _tensor(1), _tensor(2), _table(geometry, 1)
     plans = dict.fromkeys(
         attention.plan(mode, rows) for mode in geometry.modes for rows in range(1, int(geometry.max_rows(mode)) + 1)
     )
-    table = _table(geometry, 1)
     for plan, own_lse in product(plans, _lses(geometry, 1, lse)):
         extent = BatchExtent(1, 1, 1, 1)
-        launches.write_metadata_decode_verify(
-            shape, plan.config, extent, 1, lens, table, slots, own[sizing.WORK], indptr
-        )
+        write_metadata_decode_verify(shape, plan.config, extent, 1, lens, table, slots, partials.work, indptr)
         q, out = (_tensor(1, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
-        lists = _tensor(1, a.chosen_width), _tensor(1)
-        attend_chosen(shape, plan.config, plan.num_splits, q, *kv, out, own_lse, *lists, indptr, *partials)
+        operands = ChosenOperands(q, *kv, out, own_lse, _tensor(1, a.chosen_width), _tensor(1), indptr)
+        attend_chosen(shape, plan.config, plan.num_splits, operands, partials)
 
 
 def _launch_tree_ops(geometry: Geometry) -> None:

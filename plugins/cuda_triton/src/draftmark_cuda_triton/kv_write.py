@@ -10,8 +10,8 @@ from draftmark.runtime import KVCache, record_call
 from .heuristics.common import next_power_of_two
 from .kernel_variants import kernels, select_variant
 from .launch.launcher import launch_kernel, pdl_option, supports_pdl
-from .launch.launches import scaled
 from .launch.layouts import KvFacts, check_dtype, kv_layout
+from .launch.operands import scaled
 from .launch.relaunch import RelaunchCache
 
 PER_CALL = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,18 +13,16 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import sizing
 from .heuristics import common, interpreted, select, sm90, split_kv
-from .launch import launches, tma
+from .launch import attention, tma
 from .launch.layouts import IdentityCache, Layout, check_dtypes, layer_facts
-from .launch.operands import AttentionParams, SplitBuffers
+from .launch.metadata import write_metadata_prefill
+from .launch.operands import AttentionParams, Operands, PartialResults, SplitBuffers
 from .launch.relaunch import RelaunchCache
 
 TMA_ALIGNMENT = 16
 """Alignment in bytes that TMA requires of addresses and strides."""
-PER_CALL = (
-    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out", "lse"),
-    *("prefix_lens", "q_indptr", "page_table"),
-)
-"""Kernel parameters that change from layer to layer or step to step, in the order of `Prefill.launch`."""
+PER_CALL = Operands._fields[:-2]
+"""Kernel parameters that change from layer to layer or step to step: the operands without a tree."""
 DESCRIPTOR_ALIASES = {"k_extra": "k_source", "v_extra": "v_source"}
 """Second descriptor parameters, each mapped to the parameter of the same tensor (`tma.make_descriptors`)."""
 KvOperands = tuple[torch.Tensor | None, ...]
@@ -95,9 +94,9 @@ class Prefill:
                 f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, which need up to {count} row "
                 f"tiles, but {room} are allocated; raise max_num_reqs or max_extend_tokens"
             )
-        schedule = () if plan.split is None else (plan.split.work, plan.split.num_splits, plan.split.num_ctas)
+        schedule = () if plan.split is None else (plan.split.partials.work, plan.split.num_splits, plan.split.num_ctas)
         record_call(
-            launches.write_metadata_prefill, self._paged_shape, plan.config, batch.num_rows, batch.prefix_lens,
+            write_metadata_prefill, self._paged_shape, plan.config, batch.num_rows, batch.prefix_lens,
             batch.q_indptr, batch.page_table, slots, tiles, batch.slots, *schedule,
             mutates=(slots, tiles, *schedule[:1]),
         )  # fmt: skip
@@ -145,8 +144,10 @@ class Prefill:
             check_contiguous(q, out)
             written = [out] if lse is None else [out, lse]
             if plan.split is not None:
-                written += plan.split.partial_out, plan.split.partial_lse
-            record_call(self.launch, rows, plan.config, plan.split, *tensors, self._row_tiles, mutates=tuple(written))
+                written += plan.split.partials[1:]
+            record_call(
+                self.launch, rows, plan.config, Operands(*tensors), self._row_tiles, plan.split, mutates=tuple(written)
+            )
             return
         layout = (
             *(rows, batch.padded_reqs, plan, table.stride(0), cache_layout),
@@ -154,7 +155,7 @@ class Prefill:
         )  # fmt: skip
         if self._split_plans and cache_layout not in self._warmed_up:
             self.warm_up(kv, cache_layout, table, q, batch, out)
-        self._relaunch(layout, tensors, self._launch_with_row_tiles, rows, plan)
+        self._relaunch(layout, tensors, self._launch, rows, plan)
 
     def warm_up(
         self,
@@ -180,8 +181,10 @@ class Prefill:
             max(2 * max_splits * 4, 2 * common.SCHEDULE_HEADER_ROWS), dtype=torch.int32, device=self._slots.device
         )
         for plan in self.plans():
-            split = None if plan.split is None else plan.split._replace(work=empty_schedule)
-            self.launch(batch.num_rows, plan.config, split, *tensors, empty_schedule)  # type: ignore[call-arg,arg-type]
+            split = plan.split
+            if split is not None:
+                split = split._replace(partials=split.partials._replace(work=empty_schedule))
+            self.launch(batch.num_rows, plan.config, Operands(*tensors), empty_schedule, split)
 
     def _select_plan(self, batch: ForwardBatch) -> PrefillPlan:
         """Return the plan of a batch: with kernels that can split row tiles if that is possibly faster, else without.
@@ -229,41 +232,28 @@ class Prefill:
         if buffers is None or num_splits == 1:
             return PrefillPlan(config, None)
         num_ctas = self._geometry.device.num_sms * config.ctas_per_sm
-        return PrefillPlan(
-            config, SplitBuffers(num_splits, num_ctas, *(buffers[name] for name in sizing.SPLIT_BUFFERS))
-        )
+        partials = PartialResults(*(buffers[name] for name in sizing.SPLIT_BUFFERS))
+        return PrefillPlan(config, SplitBuffers(num_splits, num_ctas, partials))
 
-    def _launch_with_row_tiles(self, num_rows: int, plan: PrefillPlan, *tensors: torch.Tensor) -> None:
-        check_contiguous(tensors[0], tensors[PER_CALL.index("out")])
-        self.launch(num_rows, plan.config, plan.split, *tensors, self._row_tiles)  # type: ignore[call-arg]  # as PER_CALL
+    def _launch(self, num_rows: int, plan: PrefillPlan, *tensors: Any) -> None:
+        operands = Operands(*tensors)
+        check_contiguous(operands.q, operands.out)
+        self.launch(num_rows, plan.config, operands, self._row_tiles, plan.split)
 
     def launch(
         self,
         num_rows: int,
         config: common.KernelConfig,
-        split: SplitBuffers | None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_scale: torch.Tensor | None,
-        v_scale: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        prefix_lens: torch.Tensor,
-        q_indptr: torch.Tensor,
-        page_table: torch.Tensor,
+        t: Operands,
         row_tiles: torch.Tensor,
+        split: SplitBuffers | None,
     ) -> None:
         """Launch attention for `num_rows` rows, with a configuration adapted to the strides of K and V."""
-        a, device = self._geometry.attention, self._geometry.device
+        a, device, kv = self._geometry.attention, self._geometry.device, (t.k_source, t.v_source)
         config = select.adapt_to_cache(
-            a, device, config, has_uniform_row_stride(k, v), has_tma_boxes(k, v), has_adjacent_heads(k, v)
+            a, device, config, has_uniform_row_stride(*kv), has_tma_boxes(*kv), has_adjacent_heads(*kv)
         )
-        launches.attend_prefill(
-            self._shape, config, num_rows, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, row_tiles, out,
-            lse, sinks, split,
-        )  # fmt: skip
+        attention.attend_prefill(self._shape, config, num_rows, t, row_tiles, split)
 
 
 def per_call_tensors(
@@ -273,7 +263,7 @@ def per_call_tensors(
     batch: ForwardBatch,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[Any, ...]:
     """Return the tensors named in PER_CALL, in that order, from the arguments of `Prefill.attend_pages`."""
     return (q, *kv, out, lse, batch.prefix_lens, batch.q_indptr, table)
 

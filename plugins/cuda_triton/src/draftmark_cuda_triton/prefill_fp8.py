@@ -17,10 +17,10 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import sizing
 from .heuristics import upcast
-from .launch import launches
 from .launch.layouts import IdentityCache, Layout, interned_layout, layer_facts
 from .launch.operands import AttentionParams
 from .launch.relaunch import RelaunchCache
+from .launch.upcast import upcast_kv
 from .prefill import KvOperands, Prefill
 
 PER_CALL = ("k_source", "v_source", "prefix_lens", "q_indptr", "page_table")
@@ -103,7 +103,7 @@ class UpcastHeads:
 
     def launch(self, pages_per_request: int, *tensors: torch.Tensor) -> None:
         """Launch the upcast of the tensors in PER_CALL into this group's buffers."""
-        launches.upcast_kv(self._shape, self._all_heads, pages_per_request, *tensors, self.k, self.v, self._table)  # type: ignore[call-arg]  # as PER_CALL
+        upcast_kv(self._shape, self._all_heads, pages_per_request, *tensors, self.k, self.v, self._table)  # type: ignore[call-arg]  # as PER_CALL
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ OVERHEAD_TILES = 2
 MIN_BLOCK_M = 16
 """Packed rows of the smallest row tile: the M extent of the `mma` instruction."""
 SCHEDULE_HEADER_ROWS = 2
-"""Rows of `row_tiles` before the first row tile. `kernels.tile_schedule.write_metadata_prefill` lists their 4 words."""
+"""Rows of `row_tiles` before the first row tile; `prefill_schedule.write_metadata_prefill` lists their 4 words."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def splitting_pays(
     """Check whether splitting an EXTEND batch's row tiles along the keys is estimated to be faster.
 
     With splits, each CTA takes an even share and pays for the combine (`split_costs`). Without splits, each CTA takes
-    whole row tiles (`_unsplit_time`). `kernels.tile_schedule.splitting_pays` repeats the estimate on the device for
+    whole row tiles (`_unsplit_time`). `kernels.prefill_schedule.splitting_pays` repeats the estimate on the device for
     batches of at most one row tile a CTA.
 
     Args:

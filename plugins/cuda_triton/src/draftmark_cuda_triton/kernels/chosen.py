@@ -16,7 +16,8 @@ import triton.language as tl
 
 from .convert import convert
 from .inline import INTERPRETED, bound, inline
-from .tile import KvSource, add_tile, apply_soft_cap, dot, load_queries, sink_weight
+from .softmax import add_tile, apply_soft_cap, sink_weight
+from .tile import KvSource, dot, load_queries
 
 
 @inline

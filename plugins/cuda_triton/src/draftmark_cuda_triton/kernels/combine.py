@@ -18,8 +18,8 @@ import triton.language as tl
 from .convert import convert
 from .inline import inline
 from .reduce import largest, total
+from .softmax import sink_weight
 from .split_kv import request_rows
-from .tile import sink_weight
 
 
 @inline

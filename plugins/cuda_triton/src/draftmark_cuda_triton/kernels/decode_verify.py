@@ -17,8 +17,11 @@ import triton.language as tl
 from .convert import convert
 from .inline import bound, inline
 from .latent import attend_latent_range
+from .mainloop import attend_kv_range
+from .mask import BLOCK, CAUSAL, TREE, RowMask
+from .softmax import sink_weight
 from .split_kv import kv_tile_range, kv_tile_stop, request_overhead, request_rows
-from .tile import BLOCK, CAUSAL, TREE, KvSource, RowMask, attend_kv_range, load_queries, sink_weight
+from .tile import KvSource, load_queries, make_tiles
 
 
 @inline
@@ -170,6 +173,10 @@ def attend_decode_verify(
         v_factor = tl.load(v_scale)
     keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
     values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
+    C: tl.constexpr = make_tiles(
+        PAGE_SIZE=PAGE_SIZE, BLOCK_N=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, VALUE_DIM=VALUE_DIM, BLOCK_V=BLOCK_V,
+        TAIL_KIND=TAIL_KIND, WINDOW=WINDOW, CAP=CAP, USE_TMA=USE_TMA, STAGES=STAGES,
+    )  # fmt: skip
     partial_half = 0
     while tiles_left > 0:
         prefix_len = tl.load(prefix_lens + request)
@@ -214,14 +221,12 @@ def attend_decode_verify(
                 acc, row_max, row_sum = attend_latent_range(
                     load_queries(q + q_rows, row_live, 0, VALUE_DIM, BLOCK_V),
                     load_queries(q + q_rows, row_live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D), tile,
-                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, PAGE_SIZE,
-                    BLOCK_N, VALUE_DIM, BLOCK_V, HEAD_DIM - VALUE_DIM, BLOCK_D, TAIL_KIND, WINDOW, CAP, STAGES,
+                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, C,
                 )  # fmt: skip
             else:
                 acc, row_max, row_sum = attend_kv_range(
                     load_queries(q + q_rows, row_live, 0, HEAD_DIM, BLOCK_D), tile, first_masked_tile, stop, keys,
-                    values, page_row, head, row_mask, scale * k_factor, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
-                    VALUE_DIM, BLOCK_V, TAIL_KIND, WINDOW, CAP, USE_TMA, STAGES,
+                    values, page_row, head, row_mask, scale * k_factor, cap, C,
                 )  # fmt: skip
 
             # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.

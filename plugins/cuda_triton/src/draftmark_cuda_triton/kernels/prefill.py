@@ -18,9 +18,12 @@ import triton.language as tl
 
 from .convert import convert
 from .latent import attend_latent_range
+from .mainloop import attend_kv_range
+from .mask import CAUSAL, RowMask
+from .prefill_schedule import HEADER_WORDS
+from .softmax import sink_weight
 from .split_kv import row_tile_kv_range, split_order
-from .tile import CAUSAL, KvSource, RowMask, attend_kv_range, load_queries, sink_weight
-from .tile_schedule import HEADER_WORDS
+from .tile import KvSource, load_queries, make_tiles
 
 ALL_TILES = tl.constexpr(1 << 30)
 """Number of key tiles above that of any row tile: an unsplit row tile is processed to its end."""
@@ -101,7 +104,7 @@ def attend_prefill(
         k_source, v_source, BLOCK_D, BLOCK_V: as in `decode_verify.attend_decode_verify`.
         lse: fp32 ``[rows, heads]``, natural log-sum-exp of the keys, without the sinks.
         sinks: fp32 ``[heads]``, natural units.
-        row_tiles, work: outputs of `tile_schedule.write_metadata_prefill`; work with SPLIT_KV only.
+        row_tiles, work: outputs of `prefill_schedule.write_metadata_prefill`; work with SPLIT_KV only.
         partial_out, partial_lse: with SPLIT_KV, as in `decode_verify.attend_decode_verify` with one row tile.
         BLOCK_M, BLOCK_M_POW2: packed rows of a row tile, and the next power of two.
     """
@@ -129,6 +132,10 @@ def attend_prefill(
         v_factor = tl.load(v_scale)
     keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
     values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
+    C: tl.constexpr = make_tiles(
+        PAGE_SIZE=PAGE_SIZE, BLOCK_N=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, VALUE_DIM=VALUE_DIM, BLOCK_V=BLOCK_V,
+        TAIL_KIND=CAUSAL, WINDOW=WINDOW, CAP=CAP, USE_TMA=USE_TMA, STAGES=STAGES,
+    )  # fmt: skip
     partial_half = split * 0
     while tiles_left > 0:
         row_tile = row_tiles + HEADER_WORDS + split_order(entry, count, split_tiles_per_request) * 2
@@ -165,14 +172,12 @@ def attend_prefill(
                 acc, row_max, row_sum = attend_latent_range(
                     load_queries(q + q_rows, row_live, 0, VALUE_DIM, BLOCK_V),
                     load_queries(q + q_rows, row_live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D), tile,
-                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, PAGE_SIZE,
-                    BLOCK_N, VALUE_DIM, BLOCK_V, HEAD_DIM - VALUE_DIM, BLOCK_D, CAUSAL, WINDOW, CAP, STAGES,
+                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, C,
                 )  # fmt: skip
             else:
                 acc, row_max, row_sum = attend_kv_range(
                     load_queries(q + q_rows, row_live, 0, HEAD_DIM, BLOCK_D), tile, first_masked_tile, stop, keys,
-                    values, page_row, head, row_mask, scale * k_factor, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
-                    VALUE_DIM, BLOCK_V, CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
+                    values, page_row, head, row_mask, scale * k_factor, cap, C,
                 )  # fmt: skip
             log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
             is_unsplit = (tile == first) & (stop == end)

@@ -13,7 +13,7 @@ Kernels: `decode_verify`, `decode_verify_fp8`, `decode_verify_gather`, `prefill`
 compiled for one `config.KernelConstants`. `warp_specialize` starts the partitions, `producer` selects what a partition
 loads,
 `mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler` distributes row tiles of prefill to CTAs.
-`kernels.combine` and `kernels.tile_schedule` (the kernels of write_metadata) serve Hopper too.
+`kernels.combine`, `kernels.tile_schedule` and `kernels.prefill_schedule` serve Hopper too.
 """
 
 from . import decode_verify, decode_verify_fp8, decode_verify_gather, latent, prefill, prefill_gather

@@ -130,7 +130,7 @@ def copy_query_part(
 def copy_queries(queries, q, begin, first, count, group, inv_group, stride_row, stride_head, CFG: gl.constexpr):
     """Copy 64 packed rows of q to shared memory and wait; arguments as in `pack_gqa.load_q`.
 
-    Every head of every row starts at a multiple of 16 bytes (`launches.has_aligned_rows`).
+    Every head of every row starts at a multiple of 16 bytes (`attention.has_aligned_rows`).
     """
     rows = q + gl.multiple_of(begin.to(gl.int64) * stride_row, 8)
     for part in gl.static_range(len(queries)):

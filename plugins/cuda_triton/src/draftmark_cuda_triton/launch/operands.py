@@ -1,4 +1,4 @@
-"""Operands that several launches share: attention parameters, batch extents and split buffers."""
+"""Operands that several launches share: tensors by name, attention parameters, batch extents and split buffers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,73 @@ L2_BYTES = 32 << 20
 """Bytes of L2 (50 MB on Hopper) that K and V of concurrently running CTAs may occupy."""
 CAUSAL, TREE, BLOCK = 0, 1, 2
 """Kinds of tail visibility, equal to the constants of `kernels.tile`."""
+
+
+class Operands(NamedTuple):
+    """Holds the tensors of one attention call that change from layer to layer or step to step.
+
+    The fields are kernel parameters, so `Operands._fields` names the tensors for `relaunch.RelaunchCache`. A repeated
+    launch needs addresses only, so this object is made when launches are recorded, not in every call.
+
+    Attributes:
+        q, out: ``[rows, query heads, elements]``, the elements of a head contiguous.
+        k_source, v_source: K and V ``[pages, P, KV heads, elements]``; of a latent layer both parts of the rows.
+        k_scale, v_scale: float32 ``[1]``, scales of e4m3 K and V; None for 1.
+        sinks: float32 ``[query heads]``, attention sinks, or None; see `KVCache`.
+        lse: float32 ``[rows, query heads]``, output; None if it is not needed.
+        prefix_lens, page_table: int32 ``[R]`` and ``[R, pages]``.
+        q_indptr: int32 ``[R + 1]``, first row of each request; None for uniform batches.
+        tail_mask, tail_depth: ancestor mask and depths of a draft tree; None if the new tokens are a chain or a block.
+    """
+
+    q: torch.Tensor
+    k_source: torch.Tensor
+    v_source: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    sinks: torch.Tensor | None
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    prefix_lens: torch.Tensor
+    q_indptr: torch.Tensor | None
+    page_table: torch.Tensor
+    tail_mask: torch.Tensor | None = None
+    tail_depth: torch.Tensor | None = None
+
+
+class ChosenOperands(NamedTuple):
+    """Holds the tensors of one attention call over chosen keys; the shared fields are those of `Operands`.
+
+    Attributes:
+        chosen_slots, chosen_counts: int32 ``[rows, chosen_width]`` and ``[rows]``, the lists.
+        q_indptr: int32 ``[R + 1]``; rows from q_indptr[R] on have no keys.
+    """
+
+    q: torch.Tensor
+    k_source: torch.Tensor
+    v_source: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    sinks: torch.Tensor | None
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    chosen_slots: torch.Tensor
+    chosen_counts: torch.Tensor
+    q_indptr: torch.Tensor
+
+
+class PartialResults(NamedTuple):
+    """Holds the schedule and the partial results of split requests or row tiles.
+
+    Attributes:
+        work: int32 ``[2 · num_splits, 4]``, the schedule.
+        out: float32 ``[partial rows, value width]``.
+        lse: float32 ``[partial rows]``, base 2.
+    """
+
+    work: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -135,13 +202,20 @@ class SplitBuffers(NamedTuple):
     Attributes:
         num_splits: splits of the row tiles of each KV head, 2 or more.
         num_ctas: CTAs that are resident on the device.
-        work: int32 ``[2 · num_splits, 4]``; see `tile_schedule.write_metadata_prefill`.
-        partial_out: float32 ``[2 · num_splits · KV heads · block_m, head_dim]``.
-        partial_lse: float32 ``[2 · num_splits · KV heads · block_m]``.
+        partials: schedule of `prefill_schedule.write_metadata_prefill`, and ``2 · num_splits · KV heads · block_m``
+            partial rows.
     """
 
     num_splits: int
     num_ctas: int
-    work: torch.Tensor
-    partial_out: torch.Tensor
-    partial_lse: torch.Tensor
+    partials: PartialResults
+
+
+def or_placeholder(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, or `other` as a placeholder pointer for an argument that the kernel does not read."""
+    return other if tensor is None else tensor
+
+
+def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
+    """Return the kernels' SCALED constant: bit 0 if K has a scale, bit 1 if V has one. A missing scale is 1."""
+    return (k_scale is not None) + 2 * (v_scale is not None)

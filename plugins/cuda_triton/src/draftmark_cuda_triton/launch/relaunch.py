@@ -168,7 +168,7 @@ class RelaunchCache:
             if isinstance(value, torch.Tensor):
                 if tensor is None or tensors[tensor] is None:
                     # If the parameter's own tensor is None, the launch passes another tensor as a placeholder
-                    # (`launches._or`). Find that one.
+                    # (`operands.or_placeholder`). Find that one.
                     tensor = next((i for i, one in enumerate(tensors) if one is value), None)
             elif not is_descriptor(value):
                 continue

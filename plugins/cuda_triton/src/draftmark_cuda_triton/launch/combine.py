@@ -1,0 +1,75 @@
+"""Launch of `kernels.combine`: partial results of split requests, row tiles or lists become out and lse."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from ..heuristics.common import next_power_of_two
+from ..kernel_variants import kernels, select_variant
+from .launcher import launch_kernel, pdl_option
+from .operands import AttentionParams, ChosenOperands, Operands, PartialResults
+
+COMBINE_CELLS = {4: 2048, 16: 4096, 64: 2048}
+"""Parts of a request that one step of a combine program reads → maximum fp32 values of the step; one kernel each.
+
+A program is one warp and holds the values in registers. Its latency, not bandwidth, takes most of the time.
+"""
+
+
+def combine_splits(
+    shape: AttentionParams,
+    t: Operands | ChosenOperands,
+    partials: PartialResults,
+    q_indptr: torch.Tensor,
+    *,
+    items: int,
+    parts: int,
+    q_len: int,
+    rows: int,
+    most_rows: int,
+    num_splits: int,
+    partial_rows: int,
+    every_request: bool = False,
+) -> None:
+    """Launch `combine.combine_splits` for items that can be split: requests, row tiles of prefill, or rows with lists.
+
+    Args:
+        items: items that can have several parts, the grid's last extent.
+        parts: largest number of parts of an item.
+        q_len: rows of each item; 0 if q_indptr has the row ranges.
+        rows, most_rows: packed rows of an item, and of an item in any batch.
+        num_splits: splits of the batch, or of each item with every_request.
+        partial_rows: packed rows of an item's part in `partials`.
+        every_request: every item has num_splits parts, and `partials.work` is not read.
+    """
+    kernel = select_variant(kernels.combine.combine_splits, t.out)
+    blocks, constants = combine_grid(shape, parts, rows, most_rows, isinstance(kernel, triton.JITFunction))
+    launch_kernel(
+        kernel, (blocks, shape.num_kv_heads, items), partials.out, partials.lse, partials.work, q_indptr, t.sinks,
+        t.out, t.lse, q_len, shape.group, num_splits, partial_rows, t.out.stride(0), t.out.stride(1),
+        0 if t.lse is None else t.lse.stride(0), SINKS=t.sinks is not None, WITH_LSE=t.lse is not None, PDL=shape.pdl,
+        EVERY_REQUEST=every_request, num_warps=1, **constants, **pdl_option(shape.pdl),
+    )  # fmt: skip
+
+
+def combine_grid(
+    shape: AttentionParams, parts: int, rows: int, most_rows: int, compiled: bool
+) -> tuple[int, dict[str, int]]:
+    """Return the programs of a request's combine, and the kernel's constants for blocks of rows, columns and parts.
+
+    Args:
+        parts: largest number of parts of a request.
+        rows: packed rows of a request.
+        most_rows: packed rows of a request in any batch; the blocks follow it.
+    """
+    block_splits = next((size for size in COMBINE_CELLS if parts <= size), max(COMBINE_CELLS))
+    cells = COMBINE_CELLS[block_splits]
+    if not compiled:
+        # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
+        cells, most_rows = 16 * cells, rows
+    block_cols = min(max(16, next_power_of_two(shape.value_width)), max(32, cells // block_splits))
+    block_rows = max(1, min(next_power_of_two(most_rows), cells // (block_splits * block_cols)))
+    blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.value_width, block_cols)
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "BLOCK_SPLITS": block_splits}
+    return blocks, {"VALUE_DIM": shape.value_width} | sizes
