@@ -30,6 +30,9 @@ def load_copy(target: Target, change: Change) -> LoadedBackend:
         BackendLoadError: the copy cannot be imported, or is not a backend.
     """
     value = next(row.module for row in available() if row.name == target.backend)
+    if target.alias == target.package:  # a package that the backend imports by its own name
+        run_changed(target, change)
+        return LoadedBackend.from_entry_point(md.EntryPoint(target.backend, value, ENTRY_POINT_GROUP))
     assert value.startswith(target.package), f"{target.backend} is registered as {value}, not in {target.package}"
     for name in target.shared:
         sys.modules[f"{target.alias}.{name}"] = importlib.import_module(f"{target.package}.{name}")

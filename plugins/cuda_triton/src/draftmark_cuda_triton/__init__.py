@@ -13,7 +13,8 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     sizing.py, support.py             buffers by name and size; rejected geometries
     explain.py                        each choice of a batch's kernels, with its reason
     kernel_list.py                    every compiled kernel of a geometry, listed and compiled without a GPU
-    kernel_variants.py                `kernels` compiled for a GPU, or interpreted for CPU tensors
+    kernel_variants.py                `kernels` compiled for a GPU, or interpreted for CPU tensors; the package
+                                      draftmark_triton_interpreter, if installed, makes that faster
     heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)
         select.py, common.py          select_config: batch -> KernelConfig
         sm80.py, sm90.py              block sizes, stages and warp groups for any GPU; for Hopper
@@ -45,7 +46,6 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         mask.py, softmax.py, pack_gqa.py, epilogue.py           as in FA3
         tile_scheduler.py             dynamic persistent scheduler of prefill (DynamicPersistentTileScheduler)
     state/                            layers with recurrent state: kernels, launches, buffers
-    interpreter/                      speeds up Triton's interpreter on CPU tensors
 """
 
 from __future__ import annotations

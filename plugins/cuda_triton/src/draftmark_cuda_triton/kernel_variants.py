@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from .interpreter.patches import speed_up_interpreter
-
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
+INTERPRETER = "draftmark_triton_interpreter"
+"""Package that speeds up interpreted kernels. Where it is not installed, Triton's own interpreter serves, slower."""
 KERNELS = f"{__package__}.kernels"
 IMPORT_LOCK = RLock()
 """Lock held during imports of kernel packages, because TRITON_INTERPRET is set for the whole process meanwhile."""
@@ -73,6 +73,10 @@ def compiled_or_interpreted(tensor: torch.Tensor, package: str = KERNELS) -> Mod
     return load_variant(package, not tensor.is_cuda)
 
 
+def _interpreter() -> ModuleType | None:
+    return importlib.import_module(INTERPRETER) if importlib.util.find_spec(INTERPRETER) else None
+
+
 @cache
 def load_variant(package: str, interpreted: bool) -> ModuleType:
     """Return the package's compiled or interpreted variant. Concurrent callers wait and receive the same module."""
@@ -88,11 +92,9 @@ def _import_variant(package: str, interpreted: bool) -> ModuleType:
         # them.
         names = [f"{found.__name__}.{one.name}" for one in pkgutil.iter_modules(found.__path__)]
         modules = [importlib.import_module(name) for name in names]
-        if interpreted:
-            from .interpreter.programs import use_fast_launch
-
+        if interpreted and (faster := _interpreter()) is not None:
             for module in modules:
-                use_fast_launch(module)
+                faster.speed_up(module)
     return found
 
 
@@ -102,7 +104,8 @@ def _import_interpreted_copy(package: str) -> ModuleType:
     # replaces them permanently.
     with contextlib.suppress(ImportError):
         importlib.import_module("triton.experimental.gluon.language")
-    speed_up_interpreter()
+    if (faster := _interpreter()) is not None:
+        faster.prepare()
     origin = importlib.util.find_spec(package)
     assert origin is not None and origin.origin is not None
     parent, _, leaf = package.rpartition(".")

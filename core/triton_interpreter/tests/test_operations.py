@@ -8,9 +8,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
-from draftmark_cuda_triton.interpreter.operands import Operands
-from draftmark_cuda_triton.interpreter.patches import speed_up_interpreter
-from draftmark_cuda_triton.interpreter.programs import InterpretedKernel
+from draftmark_triton_interpreter.operands import Operands
+from draftmark_triton_interpreter.patches import speed_up_interpreter
+from draftmark_triton_interpreter.programs import InterpretedKernel
 
 SIZE = 16
 

@@ -11,8 +11,8 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
 
-from draftmark_cuda_triton.interpreter import programs
-from draftmark_cuda_triton.interpreter.programs import InterpretedKernel, use_fast_launch
+from draftmark_triton_interpreter import programs
+from draftmark_triton_interpreter.programs import InterpretedKernel, use_fast_launch
 
 ROWS, COLUMNS = 4, 8
 
