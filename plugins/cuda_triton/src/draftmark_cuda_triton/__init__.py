@@ -37,6 +37,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         tile_schedule.py, prefill_schedule.py, split_kv.py            schedule on the device (FA3 prepare_scheduler)
         combine.py                    combine of the splits (FA3 flash_fwd_combine)
         upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
+        state_*.py                    convolution, recurrence and commit of layers with recurrent state
     kernels_sm90/                     Gluon, Hopper
         decode_verify.py, decode_verify_fp8.py, prefill.py      kernels (FA3 flash_fwd_kernel_sm90)
         decode_verify_gather.py, prefill_gather.py              kernels for pages that TMA cannot load (paged_kv)
@@ -45,7 +46,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         mainloop.py, mma_fp8_swap_ab.py                         mainloop_fwd_sm90; e4m3 with operands swapped
         mask.py, softmax.py, pack_gqa.py, epilogue.py           as in FA3
         tile_scheduler.py             dynamic persistent scheduler of prefill (DynamicPersistentTileScheduler)
-    state/                            layers with recurrent state: kernels, launches, buffers
+    state/                            layers with recurrent state: launches, buffers
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     sizing.py, support.py   buffers by name and size, block sizes; rejected layers. No torch
     convolve.py, recur.py, commit.py, extend.py   one function per kernel launch: grid, constants, arguments
     launching.py            a launch on a GPU, or interpreted on CPU tensors
-    kernels/                Triton kernels, any GPU from sm_80
+    ../kernels/state_*.py   Triton kernels, any GPU from sm_80
 
 A verify reads each committed state once and stores no state of a row. It stores records: the key, the update u and the
 decay of each row. The commit adds the accepted rows' updates to the state.

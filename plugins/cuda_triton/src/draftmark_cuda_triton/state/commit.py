@@ -8,8 +8,8 @@ import triton
 from draftmark import Gate, StateShape
 
 from ..heuristics.common import next_power_of_two
+from ..kernel_variants import kernels, select_variant
 from ..launch.launcher import launch_kernel
-from .launching import kernel_for, kernels
 from .sizing import StateBlocks
 
 COMMIT_TENSORS = (
@@ -45,7 +45,7 @@ def launch_commit(
     decays: torch.Tensor | None,
     channels: torch.Tensor,
 ) -> None:
-    """Launch `kernels.commit.commit_rows`, one program for each tile of a slot.
+    """Launch `kernels.state_commit.commit_rows`, one program for each tile of a slot.
 
     Args:
         interval: tokens between checkpoints; 0 for none.
@@ -59,7 +59,7 @@ def launch_commit(
     parts += triton.cdiv(num_channels, block // columns) if columns else 0
     has_path, saves = accept_index is not None, save_slots is not None and interval > 0
     launch_kernel(
-        kernel_for(kernels.commit.commit_rows, conv), (parts, len(slots), layers),
+        select_variant(kernels.state_commit.commit_rows, conv), (parts, len(slots), layers),
         state, conv, slots, save_slots if saves else slots, prefix_lens, q_indptr,
         accept_lens if has_path else slots, accept_index if has_path else slots, channels if keys is None else keys,
         channels if updates is None else updates, channels if decays is None else decays, channels,

@@ -9,8 +9,8 @@ from draftmark import StateShape
 from draftmark.runtime import ForwardBatch, Tree
 
 from ..heuristics.common import next_power_of_two
+from ..kernel_variants import kernels, select_variant
 from ..launch.launcher import launch_kernel
-from .launching import kernel_for, kernels
 from .sizing import ROWS_PER_BLOCK
 
 ONE_TENSORS = ("x", "weight", "bias", "conv", "slots", "prefix_lens", "out")
@@ -35,10 +35,10 @@ def launch_convolve_one(
     prefix_lens: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Launch `kernels.convolve.convolve_one`: one row of each request, the window in place."""
+    """Launch `kernels.state_convolve.convolve_one`: one row of each request, the window in place."""
     block = min(CHANNELS_OF_ONE if x.is_cuda else CHANNELS_ON_CPU, next_power_of_two(shape.conv_channels))
     launch_kernel(
-        kernel_for(kernels.convolve.convolve_one, x), (triton.cdiv(shape.conv_channels, block), len(slots)),
+        select_variant(kernels.state_convolve.convolve_one, x), (triton.cdiv(shape.conv_channels, block), len(slots)),
         x, weight, weight if bias is None else bias, conv, slots, prefix_lens, out, x.stride(0), *conv.stride(),
         int(bias is not None), **constants(shape), BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -60,7 +60,7 @@ def launch_convolve_rows(
     channels: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Launch `kernels.convolve.convolve_rows`: rows of prompts, or of a verify.
+    """Launch `kernels.state_convolve.convolve_rows`: rows of prompts, or of a verify.
 
     Args:
         extend: the rows are prompts.
@@ -74,7 +74,7 @@ def launch_convolve_rows(
     rows = ROWS_PER_BLOCK if extend else min(ROWS_PER_BLOCK, next_power_of_two(nodes))
     grid = triton.cdiv(max_rows, rows), triton.cdiv(shape.conv_channels, block), len(slots)
     launch_kernel(
-        kernel_for(kernels.convolve.convolve_rows, x), grid,
+        select_variant(kernels.state_convolve.convolve_rows, x), grid,
         x, weight, weight if bias is None else bias, conv, slots, prefix_lens, q_indptr,
         slots if parents is None else parents, channels, out, x.stride(0), *conv.stride(), len(x), first_entry,
         nodes, int(parents is not None), int(bias is not None), **constants(shape), EXTEND=extend, BLOCK_ROWS=rows,

@@ -11,9 +11,10 @@ import triton
 from draftmark import Gate, Recurrence, StateGeometry
 from draftmark.runtime import ForwardBatch
 
+from ..kernel_variants import kernels, select_variant
 from ..launch.launcher import launch_kernel
 from . import extend_sizing as sizing
-from .launching import Launch, kernel_for, kernels
+from .launching import Launch
 from .recur import ROW_TENSORS, decay_strides, head_strides, launch_rows, row_tensors
 from .sizing import state_blocks
 
@@ -93,17 +94,17 @@ class Extend:
             "HEADS": s.num_heads, "HEADS_PER_KEY": s.heads_per_key, "KEY_DIM": s.key_dim, "BLOCK_K": blocks.block_k,
             "PRECISION": blocks.precision,
         }  # fmt: skip
-        prepare = kernels.extend_prepare.prepare_key if by_key else kernels.extend_prepare.prepare_head
+        prepare = kernels.state_extend_prepare.prepare_key if by_key else kernels.state_extend_prepare.prepare_head
         # float16 has too few exponents for the factors of a decay ratio.
         own = {"WIDE": s.dtype != "bfloat16"} if by_key else {}
         launch_kernel(
-            kernel_for(prepare, q), (s.num_heads * (q.shape[0] // sizing.CHUNK + requests),),
+            select_variant(prepare, q), (s.num_heads * (q.shape[0] // sizing.CHUNK + requests),),
             q, k, log_decay, beta, q_indptr, *scratch, requests, *head_strides(q, k), *decay_strides(s, log_decay),
             beta.stride(0), **constants, **own, num_warps=blocks.prepare_warps,
         )  # fmt: skip
         keyed = scratch[3:] if by_key else scratch[2:3] * 3
         launch_kernel(
-            kernel_for(kernels.extend.extend_delta, q), self._grid(requests),
+            select_variant(kernels.state_extend.extend_delta, q), self._grid(requests),
             q, k, v, *scratch[:3], *keyed, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
             state.stride(0), **constants, VALUE_DIM=s.value_dim, BLOCK_V=blocks.block_v, BY_KEY=by_key,
             STAGES=blocks.stages, num_warps=blocks.num_warps,
@@ -125,7 +126,7 @@ class Extend:
         """Launch `extend_decay`."""
         s, blocks = self._shape, self._blocks
         launch_kernel(
-            kernel_for(kernels.extend.extend_decay, q), self._grid(len(slots)),
+            select_variant(kernels.state_extend.extend_decay, q), self._grid(len(slots)),
             q, k, v, log_decay, state, slots, prefix_lens, q_indptr, out, *head_strides(q, k, v),
             *decay_strides(s, log_decay), state.stride(0), HEADS=s.num_heads, HEADS_PER_KEY=s.heads_per_key,
             KEY_DIM=s.key_dim, VALUE_DIM=s.value_dim, BLOCK_K=blocks.block_k, BLOCK_V=blocks.block_v,

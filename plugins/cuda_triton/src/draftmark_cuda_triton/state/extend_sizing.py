@@ -9,7 +9,7 @@ from draftmark import DTYPE_BYTES, BufferSpec, Gate, Mode, Recurrence, Role, Sta
 from ..heuristics.common import next_power_of_two
 
 CHUNK = 64
-"""Rows of a prompt that the kernels compute together; `kernels.extend_chunks.CHUNK`."""
+"""Rows of a prompt that the kernels compute together; `kernels.state_extend_chunks.CHUNK`."""
 MIN_BLOCK, MAX_BLOCK_V, MAX_STAGES, MAX_WIDE_BLOCK_K = 16, 64, 3, 128
 """Smallest block of a matrix product; value elements of a program, the rows of a wgmma; chunks in flight; key elements
 of a program with float32 operands."""
@@ -21,16 +21,16 @@ SCRATCH_BYTES = 8 << 10
 """Bytes of a program's shared memory next to its tiles: gates, and layout conversions of the outputs."""
 GATES, SOLVED, SCORES = "chunk_gates", "chunk_solved", "chunk_scores"
 KEYS_IN, KEYS_OUT, QUERIES = "chunk_keys_in", "chunk_keys_out", "chunk_queries"
-"""Buffers that `kernels.extend_prepare` writes; the last three serve a decay per key element."""
+"""Buffers that `kernels.state_extend_prepare` writes; the last three serve a decay per key element."""
 
 
 class ExtendBlocks(NamedTuple):
-    """Tile of the state that a program of `kernels.extend` holds, and how it runs.
+    """Tile of the state that a program of `kernels.state_extend` holds, and how it runs.
 
     Attributes:
         block_k, block_v: key and value elements, padded to powers of two.
         num_warps, stages: warps of a program, and chunks that are in flight.
-        prepare_warps: warps of a program of `kernels.extend_prepare`.
+        prepare_warps: warps of a program of `kernels.state_extend_prepare`.
         precision: Triton's precision of products of float32 operands. Three tf32 products are as precise as float32.
     """
 

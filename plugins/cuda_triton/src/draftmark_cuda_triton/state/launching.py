@@ -9,12 +9,7 @@ import torch
 
 from draftmark.runtime import record_call
 
-from ..kernel_variants import KERNELS, load_variant
 from ..launch.relaunch import RelaunchCache
-
-PACKAGE = f"{__package__}.kernels"
-kernels = load_variant(PACKAGE, False)
-"""The kernels for GPU tensors, each module as an attribute."""
 
 
 class Launch:
@@ -45,12 +40,3 @@ class Launch:
             return
         layout = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in tensors)
         self._cache((values, layout), tensors, self._function, *values)
-
-
-def kernel_for(kernel: Any, tensor: torch.Tensor) -> Any:
-    """Return a kernel of the package `kernels` for a GPU tensor, or its interpreted copy for a CPU tensor."""
-    if tensor.is_cuda:
-        return kernel
-    load_variant(KERNELS, True)  # `kernels.shared` imports it
-    module = kernel.__module__.rpartition(".")[2]
-    return getattr(getattr(load_variant(PACKAGE, True), module), kernel.__name__)

@@ -8,8 +8,8 @@ import triton
 from draftmark import Gate, Recurrence, StateShape
 from draftmark.runtime import ForwardBatch
 
+from ..kernel_variants import kernels, select_variant
 from ..launch.launcher import launch_kernel
-from .launching import kernel_for, kernels
 from .sizing import ROWS_PER_BLOCK, StateBlocks, state_parts, verify_blocks
 
 VERIFY_TENSORS = (
@@ -50,14 +50,14 @@ def launch_rows(
     q_indptr: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Launch `kernels.rows.recur_rows`; the tensors are those of `row_tensors`.
+    """Launch `kernels.state_rows.recur_rows`; the tensors are those of `row_tensors`.
 
     Args:
         one_row: each request has one row, as in DECODE.
     """
     grid = triton.cdiv(shape.value_dim, blocks.block_v), shape.num_heads, len(slots)
     launch_kernel(
-        kernel_for(kernels.rows.recur_rows, q), grid,
+        select_variant(kernels.state_rows.recur_rows, q), grid,
         q, k, v, log_decay, v if beta is None else beta, state, slots, prefix_lens, q_indptr, out,
         *head_strides(q, k, v), *decay_strides(shape, log_decay), 0 if beta is None else beta.stride(0),
         state.stride(0), HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
@@ -86,7 +86,7 @@ def launch_verify(
     totals: torch.Tensor,
     matrices: torch.Tensor,
 ) -> None:
-    """Launch `kernels.pairs.verify_pairs`, then `kernels.verify.recur_verify`. The first tensors are `row_tensors`.
+    """Launch `kernels.state_pairs.verify_pairs`, then `kernels.state_verify.recur_verify`, over `row_tensors` first.
 
     Args:
         layer: index of the layer in its pool.
@@ -98,14 +98,14 @@ def launch_verify(
     first_entry, precise = layer * max_reqs, shape.dtype == "float32"
     key_constants = {"HEADS_PER_KEY": shape.heads_per_key, "KEY_DIM": shape.key_dim, "BLOCK_K": blocks.block_k}
     launch_kernel(
-        kernel_for(kernels.pairs.verify_pairs, q), (pairs, shape.num_heads, len(slots)),
+        select_variant(kernels.state_pairs.verify_pairs, q), (pairs, shape.num_heads, len(slots)),
         q, k, log_decay, q if beta is None else beta, q_indptr, slots if mask is None else mask, keys, decays, totals,
         matrices, *head_strides(q, k), *decay_strides(shape, log_decay), 0 if beta is None else beta.stride(0),
         first_entry, nodes, width, 0 if mask is None else mask.stride(0), int(mask is not None), layer,
         **key_constants, **kinds(shape), CONSTANT=shape.gate is Gate.CONSTANT, PRECISE=precise, num_warps=1,
     )  # fmt: skip
     launch_kernel(
-        kernel_for(kernels.verify.recur_verify, q),
+        select_variant(kernels.state_verify.recur_verify, q),
         (triton.cdiv(shape.value_dim, blocks.block_v), shape.num_heads, len(slots)),
         q, k, v, state, slots, prefix_lens, q_indptr, out, updates, totals, matrices, *head_strides(q, k, v),
         state.stride(0), len(q), first_entry, nodes, width, pairs, **key_constants, VALUE_DIM=shape.value_dim,

@@ -8,7 +8,8 @@ take 6 µs at 4.0 TB/s.
 import triton
 import triton.language as tl
 
-from .shared import convert, inline
+from .convert import convert
+from .inline import inline
 
 
 @inline

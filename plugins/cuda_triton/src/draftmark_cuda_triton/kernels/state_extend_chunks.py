@@ -7,7 +7,8 @@ numbers below ``num_rows // CHUNK + R`` have no chunk.
 
 import triton.language as tl
 
-from .shared import INTERPRETED, bound, inline, total
+from .inline import INTERPRETED, bound, inline
+from .reduce import total
 
 CHUNK = tl.constexpr(64)
 LOG2_E = tl.constexpr(1.4426950408889634)

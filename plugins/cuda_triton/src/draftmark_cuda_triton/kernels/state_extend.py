@@ -15,8 +15,10 @@ Bytes of one chunk and head, heads of 128, 16 bits: k, q and values 64 KiB, T' a
 import triton
 import triton.language as tl
 
-from .extend_chunks import CHUNK, LOG2_E, first_chunk, load_rows, product
-from .shared import bound, convert, inline, running_total, total
+from .convert import convert
+from .inline import bound, inline
+from .reduce import running_total, total
+from .state_extend_chunks import CHUNK, LOG2_E, first_chunk, load_rows, product
 
 
 @inline

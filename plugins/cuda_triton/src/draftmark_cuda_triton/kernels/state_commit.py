@@ -8,8 +8,9 @@ checkpoint's slot too if the path crosses its length. Example: 36 layers, 64 req
 import triton
 import triton.language as tl
 
-from .shared import bound, convert, inline
-from .tile import tile_of
+from .convert import convert
+from .inline import bound, inline
+from .state_tile import tile_of
 
 
 @inline

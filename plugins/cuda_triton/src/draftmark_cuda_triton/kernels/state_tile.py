@@ -2,7 +2,8 @@
 
 import triton.language as tl
 
-from .shared import inline, total
+from .inline import inline
+from .reduce import total
 
 
 @inline

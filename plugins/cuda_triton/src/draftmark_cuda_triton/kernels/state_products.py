@@ -2,7 +2,8 @@
 
 import triton.language as tl
 
-from .shared import INTERPRETED, dot, inline
+from .inline import INTERPRETED, inline
+from .tile import dot
 
 ROWS = tl.constexpr(16)
 """Rows of a block of a verify."""

@@ -8,8 +8,9 @@ float32: 16 KiB, loaded by 128 threads with 16 bytes each, 8 threads for a cache
 import triton
 import triton.language as tl
 
-from .shared import bound, convert, inline
-from .tile import sum_over_keys, tile_of
+from .convert import convert
+from .inline import bound, inline
+from .state_tile import sum_over_keys, tile_of
 
 
 @inline

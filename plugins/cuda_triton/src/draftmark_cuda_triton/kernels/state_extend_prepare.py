@@ -13,8 +13,10 @@ a key element, and also writes G∘k, (G_last/G)∘k and G∘q. Example: 8192 ro
 import triton
 import triton.language as tl
 
-from .extend_chunks import CHUNK, LOG2_E, find_chunk, invert_unit_lower, load_rows, product
-from .shared import bound, convert, inline, running_total, smallest, total
+from .convert import convert
+from .inline import bound, inline
+from .reduce import running_total, smallest, total
+from .state_extend_chunks import CHUNK, LOG2_E, find_chunk, invert_unit_lower, load_rows, product
 
 LARGEST_EXPONENT = tl.constexpr(100.0)
 """Exponent of 2 up to which a factor of a decay ratio is formed: products of small keys stay normal in bfloat16."""

@@ -11,8 +11,10 @@ P on the diagonal, K and P below it. Example: 64 requests of 8 rows, 32 heads, 1
 import triton
 import triton.language as tl
 
-from .products import ROWS, product
-from .shared import bound, dot, inline, total
+from .inline import bound, inline
+from .reduce import total
+from .state_products import ROWS, product
+from .tile import dot
 
 
 @inline

@@ -12,8 +12,9 @@ heads, 128 x 128, float32: 134 MB of states take 33 µs at 4.0 TB/s; rows and re
 import triton
 import triton.language as tl
 
-from .products import ROWS, product, state_times
-from .shared import bound, convert, inline
+from .convert import convert
+from .inline import bound, inline
+from .state_products import ROWS, product, state_times
 
 
 @inline
