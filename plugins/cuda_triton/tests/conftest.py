@@ -392,10 +392,10 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     monkeypatch.setattr(driver, "_active", found)
     # Kernels that another driver compiled must not be launched here, and kernels of this fake must not leak into later
     # tests.
-    monkeypatch.setattr(launcher, "_COMPILED", {})
+    monkeypatch.setattr(launcher.LAUNCHER, "compiled", {})
     # Stored kernels have no PTX, which tests read.
     monkeypatch.setattr(launcher, "use_store", lambda *_: None)
-    monkeypatch.setattr(kv_write, "_RELAUNCH", relaunch.RelaunchCache(kv_write.PER_CALL))
+    monkeypatch.setattr(kv_write, "WRITER", kv_write.KvWriter())
     functions = list(compiled_kernels)
     if tma.has_gluon():
         from draftmark_cuda_triton import kernels_sm90
@@ -404,7 +404,7 @@ def fake_driver(request, monkeypatch, compiled_kernels) -> Iterator[FakeDriver]:
     for one in functions:
         one.device_caches.clear()
     yield found
-    launcher._COMPILED.clear()
+    launcher.LAUNCHER.compiled.clear()
     for one in functions:
         for cache, *_ in one.device_caches.values():
             for kernel in cache.values():

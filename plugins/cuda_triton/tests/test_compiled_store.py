@@ -267,7 +267,7 @@ def launch_quick(new_tensor) -> None:
 
 def restart() -> None:
     """Forget every compiled kernel of this process, as a new process has none."""
-    launcher._COMPILED.clear()
+    launcher.LAUNCHER.compiled.clear()
     kernel_variants.kernels.kv_write.write_kv_rows.device_caches.clear()
 
 
@@ -307,9 +307,10 @@ def test_prepared_kernel_is_launched_at_once(started, stored, make_layers, compi
     with caplog.at_level(logging.INFO):
         prepare._prepare(SMALL, trees=False)
     assert "MiB) for sm_90: 0 compiled now, 0 from an installed wheel, others from" in caplog.text
-    keys = set(launcher._COMPILED)
+    compiled = launcher.LAUNCHER.compiled
+    keys = set(compiled)
     launch_quick(make_layers.new_tensor)
-    assert set(launcher._COMPILED) == keys and loading.Counts(loaded=len(QUICK), prepared=True) == loading.COUNTS
+    assert set(compiled) == keys and loading.Counts(loaded=len(QUICK), prepared=True) == loading.COUNTS
     assert compilations == [] and started.launched[-1][0].fn.__name__ == "write_kv_rows"
 
 
@@ -326,7 +327,7 @@ def test_kernel_that_cannot_be_loaded_does_not_end_a_start(started, stored, monk
     monkeypatch.setattr(started.utils, "load_binary", reject, raising=False)
     prepare._prepare(SMALL, trees=False)
     assert "was not loaded: RuntimeError: too much shared memory" in caplog.text
-    assert [one[1].module for one in launcher._COMPILED.values()] == [None, 1]
+    assert [one[1].module for one in launcher.LAUNCHER.compiled.values()] == [None, 1]
 
 
 def test_newer_triton_keeps_its_own_cache(started, monkeypatch, caplog):
@@ -378,14 +379,14 @@ def test_host_code_is_stored_below_the_given_folder(tmp_path, monkeypatch):
     """Triton's compiled launchers go to draftmark's folder inside the context, and to Triton's own folder outside."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     key, own = "ab" * 32, tmp_path / "own"
-    with host_code.host_code_in(own):
+    with host_code.HOST_CODE.stored_in(own):
         path = Path(get_cache_manager(key).put(b"code", "launcher.so"))
         with ThreadPoolExecutor(1) as other:
             elsewhere = other.submit(lambda: get_cache_manager(key).put(b"x", "other.so")).result()
     assert path.is_relative_to(own) and path.read_bytes() == b"code"
     assert not Path(elsewhere).is_relative_to(own)
     assert get_cache_manager(key).get_file("launcher.so") is None
-    with host_code.host_code_in(own):
+    with host_code.HOST_CODE.stored_in(own):
         assert get_cache_manager(key).get_file("launcher.so") == str(path)
 
 

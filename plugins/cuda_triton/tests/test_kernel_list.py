@@ -83,7 +83,7 @@ def test_listed_kernel_is_what_triton_compiles(fake_gpu, monkeypatch, geometry):
         assert plain(dict(spec.options)) == options and options["enable_fp_fusion"]
         count += 1
 
-    with launcher.collect_calls(compare):
+    with launcher.LAUNCHER.collect(compare):
         kernel_list.launch_all(geometry, kernel_list.EngineUse(), trees=True)
     assert count == len(compiled) > 20
 
@@ -301,13 +301,13 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     traffic, launched = Traffic(geometry, make_layers, seed), {}
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: traffic.chance.random() < 0.5)
-    with launcher.collect_calls(lambda call: launched.setdefault(kernel_list.spec_of(call, arch), call)):
+    with launcher.LAUNCHER.collect(lambda call: launched.setdefault(kernel_list.spec_of(call, arch), call)):
         for _ in range(100):
             traffic.step()
     assert not [one.name for one in launched if one not in listed]
     # A listed call also loads the kernel under the key with which a launch looks it up.
     ready, looked_up = (
-        {launcher._launch_key(call[0], 0, *call[1:]) for call in found.values()} for found in (listed, launched)
+        {launcher.LAUNCHER.key(call[0], 0, *call[1:]) for call in found.values()} for found in (listed, launched)
     )
     assert looked_up <= ready
     attention = [one for one in listed if one.kernel.__name__ not in TREE_KERNELS]

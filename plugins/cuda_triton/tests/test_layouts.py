@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton.launch.layouts import IdentityCache, interned_layout
+from draftmark_cuda_triton.launch.layouts import IdentityCache, Layouts
 
 
 class Thing:
@@ -49,5 +49,6 @@ def test_equal_layouts_are_one_object():
     alike = [cache(), cache()]
     others = [cache(5), cache(size=32), cache(heads=4), cache(dtype=torch.float16), cache(joint=True)]
     mixed = KVCache(cache().k, cache(joint=True).v)
-    found = [interned_layout(one.k, one.v, one) for one in (*alike, *others, mixed)]
+    layouts = Layouts()
+    found = [layouts.of(one.k, one.v, one) for one in (*alike, *others, mixed)]
     assert found[0] is found[1] and len(set(found)) == 7

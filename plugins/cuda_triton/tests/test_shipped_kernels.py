@@ -61,7 +61,7 @@ def test_first_start_with_the_wheel_compiles_nothing(fake_gpu, wheel, small_geom
     specs = kernel_list.kernels_of(small_geometry, trees=False)
     prepare._prepare(small_geometry, trees=False)
     assert loading.Counts(loaded=len(specs), prepared=True) == loading.COUNTS and len(specs) > 3
-    assert len(launcher._COMPILED) == len(specs)
+    assert len(launcher.LAUNCHER.compiled) == len(specs)
     found = prepare.store_kernels(specs)
     assert found.compiled == 0 and found.shipped == found.kernels == len(specs)
     assert not list((empty_environment / "cache").rglob("*.cubin")), "shipped kernels were copied"

@@ -12,7 +12,7 @@ from .chosen import ChosenKeys
 from .decode_verify import DecodeVerify
 from .heuristics import select
 from .heuristics.chosen import chosen_config
-from .kv_write import write_kv_layer
+from .kv_write import KvWriter
 from .launch.cuda_driver import driver
 from .launch.layouts import IdentityCache, kv_facts
 from .prefill import Prefill
@@ -35,7 +35,7 @@ class TritonBackend:
         self.arena = arena
         self._slots = arena[sizing.SLOTS]
         self._slots_of = IdentityCache[ForwardBatch, torch.Tensor](lambda batch: self._slots[: batch.num_rows])
-        self._kv_facts = kv_facts(geometry)
+        self._kv_facts, self._writer = kv_facts(geometry), KvWriter()
         buffers = {name: arena[name] for name in arena}
         self._chosen = ChosenKeys(geometry, self._slots, buffers) if geometry.attention.chosen_width else None
         logger.info("%s for %s", *_summary(geometry, self._slots.is_cuda))
@@ -56,7 +56,7 @@ class TritonBackend:
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter new K and V rows, or latent rows, to their cache slots in one launch, quantized to e4m3 if needed."""
-        write_kv_layer(k, v, cache, self._kv_facts(cache), self._slots_of(batch))
+        self._writer.write_layer(k, v, cache, self._kv_facts(cache), self._slots_of(batch))
 
     def attend(
         self,

@@ -29,7 +29,7 @@ from .heuristics import select, split_kv, upcast
 from .kv_write import launch_write_kv
 from .launch.attention import attend_decode_verify
 from .launch.chosen import attend_chosen
-from .launch.launcher import KernelCall, collect_calls
+from .launch.launcher import LAUNCHER, KernelCall
 from .launch.layouts import latent_operands
 from .launch.metadata import write_metadata_decode_verify, write_metadata_prefill
 from .launch.operands import (
@@ -192,7 +192,7 @@ def calls_of(
     geometry = replace(geometry, device=device)
     found: dict[KernelSpec, KernelCall] = {}
     either = (False, True) if use.interleaved is None else (use.interleaved,)
-    with collect_calls(lambda call: found.setdefault(spec_of(call, device.arch), call)):
+    with LAUNCHER.collect(lambda call: found.setdefault(spec_of(call, device.arch), call)):
         for interleaved in either:
             launch_all(geometry, replace(use, interleaved=interleaved), trees)
     return found

@@ -16,7 +16,51 @@ from .launch.relaunch import RelaunchCache
 
 PER_CALL = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")
 """Kernel parameters that change from layer to layer or step to step: every tensor, in the order of `write_kv`."""
-_RELAUNCH = RelaunchCache(PER_CALL)
+
+
+class KvWriter:
+    """Scatters K and V rows to their cache slots, and repeats recorded launches for layers of equal layout."""
+
+    def __init__(self) -> None:
+        self._relaunch = RelaunchCache(PER_CALL)
+
+    def write(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Scatter rows to the slots of a cache in one launch; see `write_kv`."""
+        check_dtype("slot_mapping", slot_mapping, torch.int64)
+        tensors = (k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
+        if not k.is_cuda:
+            launch_write_kv(*tensors)
+            return
+        self._relaunch(_layout(k, v, kv_layout(k_cache, v_cache, k_scale, v_scale)), tensors, launch_write_kv)
+
+    def write_layer(
+        self, k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, facts: KvFacts, slots: torch.Tensor
+    ) -> None:
+        """Scatter rows to one layer's cache; on the CPU through `record_call`, for recorded graphs.
+
+        Args:
+            v: None for a latent layer, with whole rows in k.
+            facts: facts of the cache.
+        """
+        layout, k_cache, v_cache = facts
+        tensors = (k, v, k_cache, v_cache, cache.k_scale, cache.v_scale, slots)
+        if not slots.is_cuda:
+            record_call(launch_write_kv, *tensors, mutates=(k_cache, v_cache))
+            return
+        self._relaunch(_layout(k, v, layout), tensors, launch_write_kv)
+
+
+WRITER = KvWriter()
+"""The process's writer, for sibling plugins that call `write_kv`."""
 
 
 def write_kv(
@@ -39,29 +83,7 @@ def write_kv(
     Raises:
         BatchError: slot_mapping is not int64.
     """
-    check_dtype("slot_mapping", slot_mapping, torch.int64)
-    tensors = (k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
-    if not k.is_cuda:
-        launch_write_kv(*tensors)
-        return
-    _RELAUNCH(_layout(k, v, kv_layout(k_cache, v_cache, k_scale, v_scale)), tensors, launch_write_kv)
-
-
-def write_kv_layer(
-    k: torch.Tensor, v: torch.Tensor | None, cache: KVCache, facts: KvFacts, slots: torch.Tensor
-) -> None:
-    """Scatter K and V rows to one layer's cache; on the CPU through `record_call`, for recorded graphs.
-
-    Args:
-        v: None for a latent layer, with whole rows in k.
-        facts: facts of the cache.
-    """
-    layout, k_cache, v_cache = facts
-    tensors = (k, v, k_cache, v_cache, cache.k_scale, cache.v_scale, slots)
-    if not slots.is_cuda:
-        record_call(launch_write_kv, *tensors, mutates=(k_cache, v_cache))
-        return
-    _RELAUNCH(_layout(k, v, layout), tensors, launch_write_kv)
+    WRITER.write(k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
 
 
 def _layout(k: torch.Tensor, v: torch.Tensor | None, cache: object) -> tuple[object, ...]:

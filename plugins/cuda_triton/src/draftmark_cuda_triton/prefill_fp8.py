@@ -17,7 +17,7 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import sizing
 from .heuristics import upcast
-from .launch.layouts import IdentityCache, Layout, interned_layout, layer_facts
+from .launch.layouts import IdentityCache, Layout, Layouts, layer_facts
 from .launch.operands import AttentionParams
 from .launch.relaunch import RelaunchCache
 from .launch.upcast import upcast_kv
@@ -54,8 +54,9 @@ class UpcastHeads:
         cache_shape = replace(own, kv_dtype=a.kv_dtype, page_size=a.page_size)
         self._shape = AttentionParams.from_geometry(replace(geometry, attention=cache_shape), slots.is_cuda)
         self._relaunch = RelaunchCache(PER_CALL)
-        self._layout = IdentityCache[KVCache, Layout](lambda cache: interned_layout(self.k, self.v, cache))
-        self._e4m3_layout = IdentityCache[KVCache, Layout](lambda cache: interned_layout(cache.k, cache.v, cache))
+        layouts = Layouts()
+        self._layout = IdentityCache[KVCache, Layout](lambda cache: layouts.of(self.k, self.v, cache))
+        self._e4m3_layout = IdentityCache[KVCache, Layout](lambda cache: layouts.of(cache.k, cache.v, cache))
 
     def attend(
         self,

@@ -19,29 +19,36 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 """Environment variables that name another assembler."""
-_LOCK = RLock()
 
 
-def assembler_version(arch: int) -> str:
-    """Return what the assembler for an architecture prints about its version."""
-    with own_assembler():
-        return _version_of(get_ptxas(arch).path)
+class Assembler:
+    """Selects the assembler of this process, whose environment torch and Triton read and change."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def version(self, arch: int) -> str:
+        """Return what the assembler for an architecture prints about its version."""
+        with self.selected():
+            return _version_of(get_ptxas(arch).path)
+
+    @contextmanager
+    def selected(self) -> Iterator[None]:
+        """Compile in this context with the assembler of `version`."""
+        with self._lock:
+            removed = {name: os.environ.pop(name) for name in torchs_variables()}
+            try:
+                yield
+            finally:
+                os.environ.update(removed)
+
+
+ASSEMBLER = Assembler()
 
 
 def torchs_variables() -> list[str]:
     """Return the variables that torch has set in this process."""
     return [name for name in VARIABLES if _is_inside_torch(os.environ.get(name))]
-
-
-@contextmanager
-def own_assembler() -> Iterator[None]:
-    """Compile in this context with the assembler of `assembler_version`."""
-    with _LOCK:
-        removed = {name: os.environ.pop(name) for name in torchs_variables()}
-        try:
-            yield
-        finally:
-            os.environ.update(removed)
 
 
 @cache

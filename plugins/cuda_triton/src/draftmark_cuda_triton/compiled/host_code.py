@@ -19,21 +19,16 @@ from typing import Any
 from triton import knobs
 from triton.runtime.cache import CacheManager, FileCacheManager
 
-_FOLDER: ContextVar[Path | None] = ContextVar("draftmark_host_code_folder", default=None)
-_LOCK = RLock()
 
-
-class HostCode(CacheManager):  # type: ignore[misc]  # mypy reads no code of Triton
-    """Triton's cache manager for one key, over the folder of `host_code_in`.
+class StoredHostCode(CacheManager):  # type: ignore[misc]  # mypy reads no code of Triton
+    """Triton's cache manager for one key of host code.
 
     Args:
+        folder: folder of all keys.
         key: Triton's key of the source and the platform.
-        override, dump: never set for host code.
     """
 
-    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        folder = _FOLDER.get()
-        assert folder is not None and not override and not dump
+    def __init__(self, folder: Path, key: str) -> None:
         self._folder = folder / key
 
     def get_file(self, filename: str) -> str | None:
@@ -58,22 +53,32 @@ class HostCode(CacheManager):  # type: ignore[misc]  # mypy reads no code of Tri
         """Do nothing, because host code has no groups."""
 
 
-@contextmanager
-def host_code_in(folder: Path) -> Iterator[None]:
-    """Store the host code that Triton compiles in this context and thread below `folder`."""
-    with _LOCK:
-        previous = knobs.cache.manager_class
-        others = previous or FileCacheManager
+class HostCode:
+    """Directs the host code that Triton compiles in this process to a folder."""
 
-        def manager(key: str, **flags: bool) -> CacheManager:
-            # Other threads compile their own kernels meanwhile, into their own folder.
-            own = _FOLDER.get() is not None and not any(flags.values())
-            return HostCode(key) if own else others(key, **flags)
+    def __init__(self) -> None:
+        self._folder: ContextVar[Path | None] = ContextVar("draftmark_host_code_folder", default=None)
+        self._lock = RLock()
 
-        token = _FOLDER.set(folder)
-        knobs.cache.manager_class = manager
-        try:
-            yield
-        finally:
-            knobs.cache.manager_class = previous
-            _FOLDER.reset(token)
+    @contextmanager
+    def stored_in(self, folder: Path) -> Iterator[None]:
+        """Store the host code that Triton compiles in this context and thread below `folder`."""
+        with self._lock:
+            previous = knobs.cache.manager_class
+            others = previous or FileCacheManager
+
+            def manager(key: str, **flags: bool) -> CacheManager:
+                # Other threads compile their own kernels meanwhile, into their own folder.
+                own = self._folder.get()
+                return others(key, **flags) if own is None or any(flags.values()) else StoredHostCode(own, key)
+
+            token = self._folder.set(folder)
+            knobs.cache.manager_class = manager
+            try:
+                yield
+            finally:
+                knobs.cache.manager_class = previous
+                self._folder.reset(token)
+
+
+HOST_CODE = HostCode()

@@ -24,9 +24,9 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ..switches import is_tested_triton, logger
-from .assembler import own_assembler
+from .assembler import ASSEMBLER
 from .folder import kernel_store
-from .host_code import host_code_in
+from .host_code import HOST_CODE
 from .source import KernelSource
 from .store import Entry
 
@@ -75,7 +75,7 @@ def load_or_compile(source: ASTSource, target: GPUTarget, options: dict[str, Any
         "kernel %s compiles %s for sm_%d; `draftmark warm cuda_triton` compiles kernels ahead of time",
         wanted.name, "while a request waits" if COUNTS.prepared else "now", wanted.arch,
     )  # fmt: skip
-    with own_assembler():
+    with ASSEMBLER.selected():
         compiled = triton.compile(source, target=target, options=options, **others)
     try:
         store.put(wanted, compiled.metadata_group)
@@ -108,7 +108,7 @@ def finish_loading(kernels: Sequence[CompiledKernel]) -> list[Exception]:
         except Exception as error:
             errors.append(error)
 
-    with host_code_in(kernel_store().host_code), ThreadPoolExecutor(MAX_THREADS) as threads:
+    with HOST_CODE.stored_in(kernel_store().host_code), ThreadPoolExecutor(MAX_THREADS) as threads:
         for done in [threads.submit(copy_context().run, finish, one) for one in kernels]:
             done.result()
     return errors

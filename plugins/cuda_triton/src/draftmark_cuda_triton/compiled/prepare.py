@@ -9,7 +9,7 @@ import torch
 from draftmark import Geometry, Progress, StateGeometry, WarmedKernels, prepares_kernels
 
 from ..kernel_list import KernelSpec, calls_of
-from ..launch.launcher import KernelCall, find_compiled
+from ..launch.launcher import LAUNCHER, KernelCall
 from ..switches import is_tested_triton, logger
 from .folder import kernel_store
 from .loading import COUNTS, finish_loading
@@ -58,7 +58,7 @@ def _load(arch: int, calls: dict[KernelSpec, KernelCall]) -> None:
         "%d kernels (%.1f MiB) for sm_%d: %d compiled now, %d from an installed wheel, others from %s",
         found.kernels, found.num_bytes / 2**20, arch, found.compiled, found.shipped, found.folder,
     )  # fmt: skip
-    for error in finish_loading([find_compiled(*call) for call in calls.values()]):
+    for error in finish_loading([LAUNCHER.find_compiled(*call) for call in calls.values()]):
         # A kernel that is listed but never launched must not end a start.
         logger.warning("a kernel of the geometry was not loaded: %s: %s", type(error).__name__, error)
     COUNTS.prepared = True

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import DependenciesFinder
 
-from .assembler import assembler_version
+from .assembler import ASSEMBLER
 
 FORMAT = 2
 """Version of the keys and of the files of an entry."""
@@ -129,7 +129,7 @@ def key_parts(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
     return {
         "Triton": triton.__version__,
         "source": source.hash(),
-        "assembler": f"{target.arch} {assembler_version(target.arch)}",
+        "assembler": f"{target.arch} {ASSEMBLER.version(target.arch)}",
         "options": backend.parse_options(dict(options)).hash(),
         "environment": repr(sorted(variables.items())),
     }

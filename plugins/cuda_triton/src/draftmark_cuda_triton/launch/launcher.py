@@ -26,89 +26,129 @@ ALIGNMENT = 16
 """Triton compiles separate kernels for addresses and integers that are multiples of 16."""
 INT32_LIMIT = 2**31
 
-_CompiledLaunch = tuple[JITFunction[Any], Any, tuple[Any, ...]]
-_COMPILED: dict[tuple[Any, ...], _CompiledLaunch] = {}
-_SPECIALIZED: dict[int, tuple[bool, ...]] = {}
+CompiledLaunch = tuple[JITFunction[Any], Any, tuple[Any, ...]]
+"""A kernel, its compiled specialization, and the constants that its launches pass after the arguments."""
 LaunchRecord = tuple[Any, tuple[int, ...], tuple[Any, ...]]
 """A recorded launch: compiled kernel, grid of three, all arguments."""
-_RECORDING: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_recorded_launches", default=None)
 KernelCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A call of `launch_kernel` without its grid: kernel, arguments, constants and compiler options."""
-_COLLECTING: ContextVar[Callable[[KernelCall], object] | None] = ContextVar("draftmark_collected_calls", default=None)
 COMPILER_OPTIONS = {"enable_fp_fusion": True, "extern_libs": (("libdevice", libdevice_path()),)}
 """Compiler options of every kernel. Triton 3.10 no longer fuses multiplications and additions by default. torch
 can replace Triton's libdevice in a process that it compiles in, but a kernel must be equal in every process."""
 
 
-def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launch `kernel` with the effect of ``kernel[grid](*args, **constants)``.
+class Launcher:
+    """Launches kernels, and remembers the compiled kernel of each specialization.
 
-    Args:
-        kernel: a function of `triton.jit` or `gluon.jit`. An interpreted kernel is called directly.
-        args: the kernel's first arguments, none of them a constant: tensors, descriptors, numbers, None. The first is a
-            tensor, and the kernel runs on its device.
-        constants: the remaining arguments, and the compiler options.
+    Attributes:
+        compiled: compiled kernels by the key of their calls (`key`).
     """
-    if not isinstance(kernel, JITFunction):
-        kernel[grid](*args, **constants)
-        return
-    constants |= COMPILER_OPTIONS
-    collect = _COLLECTING.get()
-    if collect is not None:
-        collect((kernel, args, constants))
-        return
-    current, device = driver.active.get_current_device(), args[0].get_device()
-    if device >= 0 and device != current:
-        with torch.cuda.device(device):
-            launch_kernel(kernel, grid, *args, **constants)
-        return
-    bind_context(current)
-    if not uses_own_launch():
-        use_store(kernel, current)
-        kernel[grid](*args, **constants)
-        return
-    key = _launch_key(kernel, current, args, constants)
-    found = _COMPILED.get(key)
-    if found is None:
-        found = _load_or_compile(key, kernel, args, constants)
-        for error in finish_loading([found[1]]):
-            raise error
-    full_grid = (*grid, 1, 1)[:3]
-    _, compiled, trailing_constants = found
-    compiled[full_grid](*args, *trailing_constants)
-    recording = _RECORDING.get()
-    if recording is not None:
-        recording.append((compiled, full_grid, (*args, *trailing_constants)))
+
+    def __init__(self) -> None:
+        self.compiled: dict[tuple[Any, ...], CompiledLaunch] = {}
+        self._specialized: dict[int, tuple[bool, ...]] = {}
+        self._recording: ContextVar[list[LaunchRecord] | None] = ContextVar("draftmark_recorded_launches", default=None)
+        self._collecting: ContextVar[Callable[[KernelCall], object] | None] = ContextVar(
+            "draftmark_collected_calls", default=None
+        )
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Launch `kernel` with the effect of ``kernel[grid](*args, **constants)``.
+
+        Args:
+            kernel: a function of `triton.jit` or `gluon.jit`. An interpreted kernel is called directly.
+            args: the kernel's first arguments, none of them a constant: tensors, descriptors, numbers, None. The first
+                is a tensor, and the kernel runs on its device.
+            constants: the remaining arguments, and the compiler options.
+        """
+        if not isinstance(kernel, JITFunction):
+            kernel[grid](*args, **constants)
+            return
+        constants |= COMPILER_OPTIONS
+        collect = self._collecting.get()
+        if collect is not None:
+            collect((kernel, args, constants))
+            return
+        current, device = driver.active.get_current_device(), args[0].get_device()
+        if device >= 0 and device != current:
+            with torch.cuda.device(device):
+                self.launch(kernel, grid, *args, **constants)
+            return
+        bind_context(current)
+        if not uses_own_launch():
+            use_store(kernel, current)
+            kernel[grid](*args, **constants)
+            return
+        key = self.key(kernel, current, args, constants)
+        found = self.compiled.get(key)
+        if found is None:
+            found = self._load_or_compile(key, kernel, args, constants)
+            for error in finish_loading([found[1]]):
+                raise error
+        full_grid = (*grid, 1, 1)[:3]
+        _, compiled, trailing_constants = found
+        compiled[full_grid](*args, *trailing_constants)
+        recording = self._recording.get()
+        if recording is not None:
+            recording.append((compiled, full_grid, (*args, *trailing_constants)))
+
+    def find_compiled(self, kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+        """Return Triton's compiled kernel of a call, which later launches use; it may not be loaded yet.
+
+        Args:
+            kernel, args, constants: a `KernelCall`.
+        """
+        key = self.key(kernel, driver.active.get_current_device(), args, constants)
+        return (self.compiled.get(key) or self._load_or_compile(key, kernel, args, constants))[1]
+
+    def key(
+        self, kernel: JITFunction[Any], device: int, args: tuple[Any, ...], constants: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """Return the key of the compiled kernel that a call launches on a device."""
+        specialized = self._specialized.get(id(kernel)) or self._specialized_parameters(kernel)
+        specializations = [_specialization(*one) for one in zip(args, specialized, strict=False)]
+        return (id(kernel), device, *specializations, *constants.items())
+
+    def _load_or_compile(
+        self, key: tuple[Any, ...], kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]
+    ) -> CompiledLaunch:
+        """Load a kernel from the store, or compile it."""
+        use_store(kernel, driver.active.get_current_device())
+        compiled = kernel.warmup(*args, grid=(1,), **constants)
+        trailing_constants = tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        found = self.compiled[key] = kernel, compiled, trailing_constants
+        return found
+
+    def _specialized_parameters(self, kernel: JITFunction[Any]) -> tuple[bool, ...]:
+        """Return whether the kernel is compiled for each parameter's value (integers) or alignment (addresses)."""
+        return self._specialized.setdefault(
+            id(kernel),
+            tuple(not (one.do_not_specialize or one.do_not_specialize_on_alignment) for one in kernel.params),
+        )
+
+    def record(self, launch: Callable[..., None], *args: Any) -> list[LaunchRecord]:
+        """Call ``launch(*args)`` and return the launches that it made."""
+        found: list[LaunchRecord] = []
+        token = self._recording.set(found)
+        try:
+            launch(*args)
+        finally:
+            self._recording.reset(token)
+        return found
+
+    @contextmanager
+    def collect(self, collect: Callable[[KernelCall], object]) -> Iterator[None]:
+        """Pass each call of `launch` inside the context to `collect`, instead of launching a kernel."""
+        token = self._collecting.set(collect)
+        try:
+            yield
+        finally:
+            self._collecting.reset(token)
 
 
-def find_compiled(kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    """Return Triton's compiled kernel of a call of `launch_kernel`, which later launches use; it may not be loaded yet.
-
-    Args:
-        kernel, args, constants: a `KernelCall`.
-    """
-    key = _launch_key(kernel, driver.active.get_current_device(), args, constants)
-    return (_COMPILED.get(key) or _load_or_compile(key, kernel, args, constants))[1]
-
-
-def _launch_key(
-    kernel: JITFunction[Any], device: int, args: tuple[Any, ...], constants: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Return the key of the compiled kernel that a call launches on a device."""
-    specialized = _SPECIALIZED.get(id(kernel)) or _specialized(kernel)
-    specializations = [_specialization(*one) for one in zip(args, specialized, strict=False)]
-    return (id(kernel), device, *specializations, *constants.items())
-
-
-def _load_or_compile(
-    key: tuple[Any, ...], kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]
-) -> _CompiledLaunch:
-    """Load a kernel from the store, or compile it."""
-    use_store(kernel, driver.active.get_current_device())
-    compiled = kernel.warmup(*args, grid=(1,), **constants)
-    trailing_constants = tuple(constants[name] for name in kernel.arg_names[len(args) :])
-    found = _COMPILED[key] = kernel, compiled, trailing_constants
-    return found
+LAUNCHER = Launcher()
+"""The process's launcher. All backends share its compiled kernels, as they share Triton's functions."""
+launch_kernel = LAUNCHER.launch
 
 
 def supports_pdl() -> bool:
@@ -120,34 +160,6 @@ def supports_pdl() -> bool:
 def pdl_option(pdl: bool) -> dict[str, bool]:
     """Return the compiler option of a programmatic dependent launch; the kernel must wait for the previous grid."""
     return {"launch_pdl": True} if pdl else {}
-
-
-def record_launches(launch: Callable[..., None], *args: Any) -> list[LaunchRecord]:
-    """Call ``launch(*args)`` and return the launches that it made."""
-    found: list[LaunchRecord] = []
-    token = _RECORDING.set(found)
-    try:
-        launch(*args)
-    finally:
-        _RECORDING.reset(token)
-    return found
-
-
-@contextmanager
-def collect_calls(collect: Callable[[KernelCall], object]) -> Iterator[None]:
-    """Pass each call of `launch_kernel` inside the context to `collect`, instead of launching a kernel."""
-    token = _COLLECTING.set(collect)
-    try:
-        yield
-    finally:
-        _COLLECTING.reset(token)
-
-
-def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:
-    """Return, for each parameter, whether the kernel is compiled for an integer's value or an address's alignment."""
-    return _SPECIALIZED.setdefault(
-        id(kernel), tuple(not (one.do_not_specialize or one.do_not_specialize_on_alignment) for one in kernel.params)
-    )
 
 
 def _specialization(value: Any, specialized: bool) -> Any:

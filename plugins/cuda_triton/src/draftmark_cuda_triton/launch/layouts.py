@@ -102,19 +102,22 @@ def latent_operands(value: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tens
     return value, rest if rest.shape[-1] else value
 
 
-def interned_layout(k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
-    """Return the interned layout of K and V together with the scales and sinks of a cache."""
-    facts = (*kv_layout(k, v, cache.k_scale, cache.v_scale), cache.sinks is None)
-    return _LAYOUTS.setdefault(facts, Layout())
+class Layouts:
+    """Interns layouts: caches of equal layout have one `Layout`."""
 
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Layout] = {}
 
-_LAYOUTS: dict[tuple[object, ...], Layout] = {}
+    def of(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
+        """Return the layout of K and V together with the scales and sinks of a cache."""
+        facts = (*kv_layout(k, v, cache.k_scale, cache.v_scale), cache.sinks is None)
+        return self._known.setdefault(facts, Layout())
 
 
 def kv_facts(geometry: Geometry) -> Callable[[KVCache], KvFacts]:
     """Return a function that gives a cache's `KvFacts`. It remembers layouts, and no tensor of a cache."""
-    is_latent = geometry.attention.latent
-    layout_of = IdentityCache[KVCache, Layout](lambda cache: interned_layout(*kv_operands(cache, is_latent), cache))
+    is_latent, layouts = geometry.attention.latent, Layouts()
+    layout_of = IdentityCache[KVCache, Layout](lambda cache: layouts.of(*kv_operands(cache, is_latent), cache))
     return lambda cache: KvFacts(layout_of(cache), *kv_operands(cache, is_latent))
 
 

@@ -22,7 +22,7 @@ from draftmark import BackendError
 from ..switches import LAUNCH, launch_mode, logger, uses_own_launch
 from . import cuda_driver
 from .cuda_driver import DriverError
-from .launcher import ALIGNMENT, LaunchRecord, record_launches
+from .launcher import ALIGNMENT, LAUNCHER, LaunchRecord
 from .parameters import LaunchTemplate, is_descriptor, with_address
 
 MAX_LAYOUTS = 1024
@@ -139,7 +139,7 @@ class RelaunchCache:
             return
         drop_oldest(self._cache, MAX_LAYOUTS)
         # Launches with a grid extent of 0 are dropped, because they launch nothing.
-        launched = [one for one in record_launches(launch, *args, *tensors) if all(one[1])]
+        launched = [one for one in LAUNCHER.record(launch, *args, *tensors) if all(one[1])]
         recorded = RecordedLaunches(len(tensors))
         recorded.launches += [self._make_launch(recorded, tensors, device, *one) for one in launched]
         self._cache[key] = recorded

@@ -12,7 +12,7 @@ from draftmark import Gate, Mode, Recurrence, StateGeometry
 from ..kernel_list import KernelSpec, spec_of
 from ..kernel_list import _buffers as stand_in_buffers
 from ..kernel_list import _tensor as stand_in
-from ..launch.launcher import KernelCall, collect_calls
+from ..launch.launcher import LAUNCHER, KernelCall
 from .commit import launch_commit
 from .convolve import launch_convolve_one, launch_convolve_rows
 from .extend import launch_all as launch_extend
@@ -36,7 +36,7 @@ def state_calls_of(geometry: StateGeometry, arch: int | None = None) -> dict[Ker
     device = replace(geometry.device, kind="cuda", arch=geometry.device.arch if arch is None else arch)
     geometry = replace(geometry, device=device)
     found: dict[KernelSpec, KernelCall] = {}
-    with collect_calls(lambda call: found.setdefault(spec_of(call, device.arch), call)):
+    with LAUNCHER.collect(lambda call: found.setdefault(spec_of(call, device.arch), call)):
         launch_all(geometry)
     return found
 
