@@ -33,13 +33,13 @@ from .targets import TARGETS, Target
 
 TESTS = Path("plugins/cuda_triton/tests")
 FILES = {
-    "heuristics/common": ("select_config", "heuristics", "sizing"),
-    "heuristics/interpreted": ("heuristics", "select_config", "sizing"),
+    "heuristics/common": ("select_config", "split_configs", "heuristics", "sizing"),
+    "heuristics/interpreted": ("interpreted_config", "heuristics", "sizing"),
     "heuristics/latent": ("latent", "sizing"),
-    "heuristics/select": ("select_config", "heuristics", "sizing"),
-    "heuristics/sm80": ("select_config", "heuristics", "sizing"),
-    "heuristics/sm90": ("select_config", "heuristics", "sizing"),
-    "heuristics/split_kv": ("select_config", "heuristics", "sizing"),
+    "heuristics/select": ("select_config", "adapt_to_cache", "heuristics", "sizing"),
+    "heuristics/sm80": ("select_config", "adapt_to_cache", "heuristics", "sizing"),
+    "heuristics/sm90": ("select_config", "adapt_to_cache", "split_configs", "heuristics", "sizing"),
+    "heuristics/split_kv": ("split_configs", "adapt_to_cache", "heuristics", "sizing"),
     "heuristics/upcast": ("prefill_fp8", "sizing"),
     "decode_verify": ("decode_verify_ragged", "decode_verify"),
     "launch/attention": ("prefill", "decode_verify_ragged", "decode_verify", "tree_ops"),

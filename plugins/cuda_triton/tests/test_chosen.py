@@ -10,6 +10,7 @@ import pytest
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, load
 from draftmark_cuda_triton import sizing
 from draftmark_cuda_triton.heuristics import chosen
+from plugins.cuda_triton.tests import helpers
 from plugins.cuda_triton.tests.test_latent import assert_right, latent, run
 from plugins.cuda_triton.tools.chosen_batches import draw_chosen
 from plugins.cuda_triton.tools.latent_batches import Sizes
@@ -17,7 +18,7 @@ from plugins.cuda_triton.tools.latent_batches import Sizes
 
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_mode_equals_float64(helpers, mode, seed):
+def test_every_mode_equals_float64(mode, seed):
     """A row attends to its list only: latent rows in one buffer and two, heads with K and V, and engine stores."""
     chance = random.Random(seed)
     page, width = chance.choice((1, 3, 16, 48, 64)), chance.choice((1, 7, 40, 300))
@@ -30,7 +31,7 @@ def test_every_mode_equals_float64(helpers, mode, seed):
         (Form.ENGINE_STORES,) if seed == 2 else ()
     )
     shape = replace(shape, chosen_width=width)
-    assert_right(draw_chosen(shape, mode, seed, helpers.device, Sizes(3, 90, 5), forms), helpers.device)
+    assert_right(draw_chosen(shape, mode, seed, helpers.DEVICE, Sizes(3, 90, 5), forms), helpers.DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -45,21 +46,21 @@ def test_every_mode_equals_float64(helpers, mode, seed):
     ],
     ids=["plain", "cap", "sinks", "bfloat16", "e4m3", "batch invariance"],
 )
-def test_split_lists_equal_float64(helpers, fields, limits):
+def test_split_lists_equal_float64(fields, limits):
     """Lists of hundreds of keys are split over CTAs and merged; caps, sinks and 8 bits count once."""
     shape = replace(latent(20, 32, 16, 16, **fields), chosen_width=600)
-    problem = draw_chosen(shape, Mode.VERIFY, 3, helpers.device, Sizes(2, 700, 4), **limits)
+    problem = draw_chosen(shape, Mode.VERIFY, 3, helpers.DEVICE, Sizes(2, 700, 4), **limits)
     splits = chosen.num_splits(problem.geometry, Mode.VERIFY, problem.batch.num_rows)
     assert (splits > 1) is not bool(limits)
-    assert_right(problem, helpers.device, 5e-2 if fields.get("kv") else None)
+    assert_right(problem, helpers.DEVICE, 5e-2 if fields.get("kv") else None)
 
 
-def test_a_replay_reads_the_lists_of_its_layer(helpers):
+def test_a_replay_reads_the_lists_of_its_layer():
     """Lists that change between two `attend` calls, after one `write_metadata`, change the output."""
-    problem = draw_chosen(replace(latent(), chosen_width=64), Mode.VERIFY, 5, helpers.device)
-    first, _ = run(problem, helpers.device)
+    problem = draw_chosen(replace(latent(), chosen_width=64), Mode.VERIFY, 5, helpers.DEVICE)
+    first, _ = run(problem, helpers.DEVICE)
     problem.batch.chosen.counts.zero_()
-    backend = load("cuda_triton").open(problem.geometry, helpers.device)
+    backend = load("cuda_triton").open(problem.geometry, helpers.DEVICE)
     backend.plan(problem.batch)
     backend.write_metadata(problem.batch)
     out, lse = problem.new_out()

@@ -8,6 +8,8 @@ import random
 import pytest
 import torch
 
+from plugins.cuda_triton.tests import helpers
+
 pytestmark = pytest.mark.device
 
 SHAPES = [
@@ -111,7 +113,7 @@ REQUESTS = (1, 40, 528)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")
-def test_random_batches(helpers, run_decode_verify, shape):
+def test_random_batches(shape):
     """Random batches match float64, with the configurations for slow and for fast memory.
 
     Lengths, pages, trees and values are new in each batch; some prefixes are empty.
@@ -137,14 +139,14 @@ def test_random_batches(helpers, run_decode_verify, shape):
     tolerance = 1e-5 if dtype is torch.float32 else 5e-3
     for seed in range(BATCHES_PER_SHAPE):
         lens = tuple(chance.choice((0, 1, 63, 64, 65, chance.randrange(700))) for _ in range(chance.randint(1, 4)))
-        problem = helpers.problem(
+        problem = helpers.make_problem(
             seed, lens, q_len, tail_len, heads=heads, dim=dim, page=page, tree=tree, window_left=window,
             cap=cap, dtype=dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
         config = tiles[seed % len(tiles)]
         num_splits = split_kv.choose_num_splits(attention, device, config, q_len, len(lens), max(lens) + tail_len)
         num_splits = chance.choice((num_splits, split_kv.even_splits(num_splits, len(lens)), 1))
-        result = run_decode_verify(problem, config, num_splits)
+        result = helpers.run_decode_verify(problem, config, num_splits)
         assert helpers.error(result.out, problem.out) < tolerance, (seed, lens)
         assert (result.lse.cpu() - problem.lse).abs().max() < 1e-2, (seed, lens)
         assert result.slots.tolist() == problem.slots, (seed, lens)
@@ -156,7 +158,7 @@ def test_random_batches(helpers, run_decode_verify, shape):
     [((64, 8), 64, 1, 1, False, 127), ((64, 8), 64, 16, 16, True, -1), ((10, 2), 128, 70, 70, True, -1)],
     ids=["gpt-oss-decode", "gpt-oss-verify16", "group5-verify70"],
 )
-def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
+def test_sinks_count_once(shape, sinks):
     """Each sink counts once in the softmax, with the selected number of splits and with one split."""
     from draftmark import AttentionShape
     from draftmark.devices import device_profile
@@ -169,7 +171,7 @@ def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
         attention, device, select.select_config(attention, device, q_len), True, tma.has_gluon()
     )
     for seed, lens in enumerate([(2000,), (0, 63, 700), (5000, 1)]):
-        problem = helpers.problem(
+        problem = helpers.make_problem(
             seed, lens, q_len, tail_len, heads=heads, dim=dim, page=64, tree=tree, window_left=window,
             dtype=torch.bfloat16, sinks=sinks,
         )  # fmt: skip
@@ -177,7 +179,7 @@ def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
             split_kv.choose_num_splits(attention, device, config, q_len, len(lens), max(lens) + tail_len),
             1,
         ):
-            result = run_decode_verify(problem, config, num_splits)
+            result = helpers.run_decode_verify(problem, config, num_splits)
             assert helpers.error(result.out, problem.out) < 5e-3, (lens, num_splits)
             assert (result.lse.cpu() - problem.lse).abs().max() < 1e-2, (lens, num_splits)
 
@@ -185,11 +187,11 @@ def test_sinks_count_once(helpers, run_decode_verify, shape, sinks):
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("q_len", [1, 4, 16])
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 30.0, 1e4])
-def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, size):
+def test_fp8_with_extreme_magnitudes(page, q_len, size):
     """e4m3 keys and rows that differ by 2**20 in magnitude match float64, at any position of the largest logit."""
     from draftmark_cuda_triton.heuristics import common
 
-    p = helpers.problem(
+    p = helpers.make_problem(
         q_len, (700, 3, 0, 300), q_len, q_len, heads=(8, 2), dim=128, page=page, dtype=torch.bfloat16,
         kv_dtype=torch.float8_e4m3fn,
     )  # fmt: skip
@@ -204,23 +206,25 @@ def test_fp8_with_extreme_magnitudes(helpers, run_decode_verify, page, q_len, si
         p.q.cpu(), k, v, tuple(p.prefix_lens.tolist()), p.page_table.cpu(), seen, p.depth.cpu(), -1, 0.0
     )
     for height in (16, 32, 64):
-        result = run_decode_verify(p, common.KernelConfig(height, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True), 5)
+        result = helpers.run_decode_verify(
+            p, common.KernelConfig(height, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True), 5
+        )
         assert helpers.error(result.out, out) < 5e-3
         assert ((result.lse.cpu() - lse).abs() / (1 + lse.abs())).max() < 1e-5
 
 
 @pytest.mark.parametrize("sinks", [-5.0, 0.0, 6.0])
 @pytest.mark.parametrize("q_len", [1, 7])
-def test_sinks_over_fp8(helpers, run_decode_verify, q_len, sinks):
+def test_sinks_over_fp8(q_len, sinks):
     """A sink counts once for split and unsplit requests, and is not part of the lse."""
     from draftmark_cuda_triton.heuristics import common
 
-    p = helpers.problem(
+    p = helpers.make_problem(
         3, (700, 0, 130), q_len, q_len, heads=(8, 2), dim=128, page=16, dtype=torch.bfloat16,
         kv_dtype=torch.float8_e4m3fn, sinks=sinks,
     )  # fmt: skip
     for num_splits in (1, 6):
-        result = run_decode_verify(
+        result = helpers.run_decode_verify(
             p, common.KernelConfig(32, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True), num_splits
         )
         assert helpers.error(result.out, p.out) < 5e-3
@@ -233,7 +237,7 @@ def _unpack(mask, slots):
 
 
 @pytest.mark.parametrize("num_consumer_wgs", [0, 1])
-def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
+def test_replay_reads_current_lengths(num_consumer_wgs):
     """Graph replay of two layers reads the batch's current tensors, with longer and shorter lengths."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import attention, metadata, operands
@@ -242,7 +246,7 @@ def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
     if num_consumer_wgs:
         config = common.KernelConfig(64, 64, 4, 3, 2, num_consumer_wgs=1)
     problems = [
-        helpers.problem(s, lens, 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
+        helpers.make_problem(s, lens, 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
         for s, lens in enumerate([(700, 3), (0, 64), (650, 699)])
     ]
     shape = operands.AttentionParams(2, 4, 128, 64, 128**-0.5, pdl=True)
@@ -291,7 +295,7 @@ def test_replay_reads_current_lengths(helpers, num_consumer_wgs):
 
 
 @pytest.mark.parametrize("num_consumer_wgs", [0, 1])
-def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
+def test_pdl_grids_wait_for_previous_stores(num_consumer_wgs):
     """Overlapping grids (PDL) in a graph read the schedule, rows and KV that the launch right before them wrote."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import attention, metadata, operands
@@ -302,7 +306,7 @@ def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
         else common.KernelConfig(16, 64, 4, 3, 2),
         17,
     )
-    problem = helpers.problem(3, (700, 64), 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
+    problem = helpers.make_problem(3, (700, 64), 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
     shape, extent = operands.AttentionParams(2, 4, 128, 64, 128**-0.5, pdl=True), operands.BatchExtent(2, 1, 1, 2)
     work, slots = helpers.poison(2 * num_splits, 4, dtype=torch.int32), helpers.poison(2, dtype=torch.int64)
     parts, weights = (
@@ -353,7 +357,7 @@ def test_pdl_grids_wait_for_previous_stores(helpers, num_consumer_wgs):
     ],
     ids=lambda value: str(value).removeprefix("torch."),
 )
-def test_sm90_matches_interpreted_kernels(helpers, page, dim, tail, window_left, kv_dtype):
+def test_sm90_matches_interpreted_kernels(page, dim, tail, window_left, kv_dtype):
     """The outputs of `kernels_sm90` for a ragged batch match those of the interpreted kernels on the CPU."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import attention, metadata, operands

@@ -10,6 +10,7 @@ import torch
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, load
 from draftmark.runtime import Causal, ForwardBatch, KVCache, Unknown
+from plugins.cuda_triton.tests import helpers
 
 HEADS, DIM, WORDS = (4, 2), 64, 3
 LENS, ROWS = (0, 40, 7, 130, 64, 5), (5, 1, 0, 33, 1, 12)
@@ -82,7 +83,7 @@ def run(
     prefix = torch.tensor(lens, dtype=torch.int32)
     indptr = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
     q, k, v, table, mask, depths, prefix, indptr = (
-        x.to(helpers.device) for x in (q, k, v, table, mask, depths, prefix, indptr)
+        x.to(helpers.DEVICE) for x in (q, k, v, table, mask, depths, prefix, indptr)
     )
     k, v = strided(k, layout), strided(v, layout)
     shape = operands.AttentionParams(HEADS[1], HEADS[0] // HEADS[1], DIM, page, DIM**-0.5, cap, window_left)
@@ -102,48 +103,48 @@ def run(
 
 @pytest.mark.parametrize("num_splits", [1, 2, 7, 40])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_ragged_rows(helpers, kind, num_splits):
+def test_ragged_rows(kind, num_splits):
     """Trees, chains, decode rows and a request without rows are right in one launch, for any number of splits."""
     assert run(helpers, kind, num_splits) < 1e-5
 
 
 @pytest.mark.parametrize("window_left", [0, 3, 50])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_window(helpers, kind, window_left):
+def test_window(kind, window_left):
     """A window is measured in positions in a ragged batch too."""
     assert run(helpers, kind, 5, window_left=window_left) < 1e-5
 
 
-def test_soft_cap_and_odd_pages(helpers):
+def test_soft_cap_and_odd_pages():
     """A soft cap with pages of 5 tokens gives right results."""
     assert run(helpers, "tree", 5, cap=2.0, page=5) < 1e-5
 
 
-def test_batch_without_rows(helpers):
+def test_batch_without_rows():
     """A batch without rows stores nothing, sets every padding row to zero, and ends."""
     assert run(helpers, "chain", 4, rows=(0,) * len(LENS), budget=3) == 0
 
 
 @pytest.mark.parametrize("num_splits", [1, 7])
 @pytest.mark.parametrize("window_left", [-1, 4])
-def test_block_rows_see_later_rows(helpers, num_splits, window_left):
+def test_block_rows_see_later_rows(num_splits, window_left):
     """Every row of a draft block sees later rows too, also under a window."""
     assert run(helpers, "block", num_splits, rows=(9,) * len(LENS), window_left=window_left) < 1e-5
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_strided_pages(helpers, layout):
+def test_strided_pages(layout):
     """K and V that are halves of one page, or interleaved token by token, give right results."""
     assert run(helpers, "tree", 5, layout=layout) < 1e-5
 
 
-def test_slot_minus_one_stores_nothing(helpers):
+def test_slot_minus_one_stores_nothing():
     """Rows with slot -1 are not stored; other rows are stored in their slots."""
     from draftmark_cuda_triton.kv_write import write_kv
 
-    k, v = (torch.randn(4, 2, DIM, device=helpers.device) for _ in range(2))
+    k, v = (torch.randn(4, 2, DIM, device=helpers.DEVICE) for _ in range(2))
     pools = [helpers.poison(3, 8, 2, DIM) for _ in range(2)]
-    slots = torch.tensor([9, -1, 23, -1], device=helpers.device)
+    slots = torch.tensor([9, -1, 23, -1], device=helpers.DEVICE)
     write_kv(k, v, *pools, None, None, slots)
     for rows, pool in zip((k, v), pools, strict=True):
         flat = pool.view(24, 2, DIM)

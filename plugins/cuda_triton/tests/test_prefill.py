@@ -9,6 +9,7 @@ import torch
 
 from draftmark import AttentionShape, DeviceProfile
 from draftmark.devices import device_profile
+from plugins.cuda_triton.tests import helpers
 
 
 def run(
@@ -41,17 +42,17 @@ def run(
     slots = helpers.fill_cache((k, v), table, lens, rows, generator)
     exact = [cache.double() * factor for cache, factor in zip((k, v), real, strict=True)]
     expected_out, expected_lse = helpers.ragged_oracle(q, *exact, lens, rows, table, window_left, cap, sinks)
-    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
-    indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(helpers.device)
-    q, k, v, table = (x.to(helpers.device) for x in (q, k, v, table))
+    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE)
+    indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(helpers.DEVICE)
+    q, k, v, table = (x.to(helpers.DEVICE) for x in (q, k, v, table))
     if attention is not None:
         chosen = select.select_config(attention, device_profile("cuda"), 4096, prefill=True)
         if num_splits > 1:
             chosen = split_kv.split_config(attention, device_profile("cuda"), chosen, rows, lens) or chosen
         where = prefill.has_uniform_row_stride(k, v), prefill.has_tma_boxes(k, v)
         config = select.adapt_to_cache(attention, device_profile("cuda"), chosen, *where)
-    sinks = sinks if sinks is None else sinks.to(helpers.device)
-    factors = (one if one is None else torch.tensor([one], device=helpers.device) for one in scales)
+    sinks = sinks if sinks is None else sinks.to(helpers.DEVICE)
+    factors = (one if one is None else torch.tensor([one], device=helpers.DEVICE) for one in scales)
     shape = operands.AttentionParams(2, 2, dim, page, dim**-0.5, cap, window_left, l2_keys=l2_keys)
     tiles = helpers.poison(
         common.SCHEDULE_HEADER_ROWS + common.max_row_tiles(config, 2, len(q), len(lens)), 2, dtype=torch.int32
@@ -82,7 +83,7 @@ def run(
 
 
 @pytest.mark.parametrize("block_m", [16, 48, 64])
-def test_prefill_and_chunks(helpers, block_m):
+def test_prefill_and_chunks(block_m):
     """Prompts, chunks after a prefix, single tokens and requests without rows are right in one batch.
 
     block_m need not be a power of two.
@@ -95,7 +96,7 @@ def test_prefill_and_chunks(helpers, block_m):
 @pytest.mark.parametrize(("lens", "rows"), [
     ((300,), (1,)), ((0, 40, 7, 0, 264), (37, 9, 1, 0, 20)), ((0, 0), (64, 5)), ((700, 3, 0, 90), (5, 0, 70, 1)),
 ])  # fmt: skip
-def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
+def test_split_row_tiles(lens, rows, block_m, num_splits):
     """Split row tiles give right results for long prefixes, prompts and single tokens, with any number of splits."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for options in ({"block_m": block_m}, {"sinks": sinks, "cap": 9.0, "window_left": 50, "block_m": block_m}):
@@ -104,7 +105,7 @@ def test_split_row_tiles(helpers, lens, rows, block_m, num_splits):
 
 @pytest.mark.parametrize("heads", [1, 2, 5])
 @pytest.mark.parametrize(("head_dim", "window_left"), [(64, -1), (64, 300), (256, -1)])
-def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_left):
+def test_host_and_device_agree_on_splitting(heads, head_dim, window_left):
     """Host and device make the same decision to split row tiles, if each CTA has at most one row tile.
 
     With more row tiles only the host estimates the benefit; the device splits every batch with enough key tiles.
@@ -126,9 +127,9 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
         batches += [(lens, rows)] if any(rows) else []
     for lens, rows in batches:
         count = len(rows)
-        prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
-        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
-        table = torch.ones(count, 600, dtype=torch.int32, device=helpers.device)
+        prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE)
+        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.DEVICE)
+        table = torch.ones(count, 600, dtype=torch.int32, device=helpers.DEVICE)
         number = common.max_row_tiles(config, 2, sum(rows), count)
         tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
         slots, work = helpers.poison(sum(rows), dtype=torch.int64), helpers.poison(2 * num_splits, 4, dtype=torch.int32)
@@ -152,7 +153,7 @@ def test_host_and_device_agree_on_splitting(helpers, heads, head_dim, window_lef
 
 @pytest.mark.parametrize("l2_keys", [1 << 30, 0])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
+def test_longest_row_tiles_come_first(heads, l2_keys):
     """The longest row tiles come first: over all requests if L2 holds their keys, else request by request."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import metadata, operands
@@ -166,12 +167,12 @@ def test_longest_row_tiles_come_first(helpers, heads, l2_keys):
         shape = operands.AttentionParams(
             heads, group, 64, 16, 1.0, l2_keys=min(l2_keys, keys * heads) if chance.random() < 0.5 else l2_keys
         )
-        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
+        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.DEVICE)
         number = common.max_row_tiles(config, group, sum(rows), count)
         tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
         metadata.write_metadata_prefill(
-            shape, config, sum(rows), torch.tensor(lens, dtype=torch.int32, device=helpers.device), indptr,
-            torch.ones(count, 200, dtype=torch.int32, device=helpers.device),
+            shape, config, sum(rows), torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE), indptr,
+            torch.ones(count, 200, dtype=torch.int32, device=helpers.DEVICE),
             helpers.poison(sum(rows), dtype=torch.int64), tiles,
         )  # fmt: skip
         expected = [(r, m) for r, t in enumerate(rows) for m in range(-(-t * group // 16))]
@@ -233,55 +234,55 @@ def assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_lef
 
 
 @pytest.mark.parametrize("window_left", [0, 5, 50])
-def test_window(helpers, window_left):
+def test_window(window_left):
     """Rows see window_left positions to their left."""
     assert run(helpers, (0, 70), (40, 11), window_left=window_left) < 1e-5
 
 
 @pytest.mark.parametrize("page", [1, 5, 128])
-def test_pages(helpers, page):
+def test_pages(page):
     """Any page size gives right results."""
     assert run(helpers, (3, 30), (20, 5), page=page, dim=80) < 1e-5
 
 
-def test_half_precision(helpers):
+def test_half_precision():
     """bf16 results stay within rounding."""
     assert run(helpers, (3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3
 
 
 @pytest.mark.parametrize("window_left", [-1, 5])
-def test_sinks(helpers, window_left):
+def test_sinks(window_left):
     """Each head's sink takes its share of every row's softmax, also with a window smaller than the prefix."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     assert run(helpers, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
 
 
-def test_soft_cap(helpers):
+def test_soft_cap():
     """The soft cap is cap · tanh(logit / cap)."""
     assert run(helpers, (0, 30), (20, 5), cap=0.5) < 1e-5
 
 
 @pytest.mark.parametrize("scales", [(None, None), (0.5, None), (None, 2.0), (0.5, 2.0)])
-def test_fp8_k_and_v_scales(helpers, scales):
+def test_fp8_k_and_v_scales(scales):
     """A missing scale is 1; K's scale changes the lse, and V's scale only out."""
     assert run(helpers, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
 
 
 @pytest.mark.parametrize("num_splits", [1, 5])
-def test_launch_without_row_tiles_writes_nothing(helpers, num_splits):
+def test_launch_without_row_tiles_writes_nothing(num_splits):
     """A launch without row tiles writes nothing, so `Prefill.warm_up` can compile kernels with it."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import attention, operands
 
     config, shape = common.KernelConfig(16, 32, 4, 2, 2), operands.AttentionParams(2, 2, 64, 16, 0.125)
-    nothing = torch.zeros(2 * num_splits * 4, dtype=torch.int32, device=helpers.device)
+    nothing = torch.zeros(2 * num_splits * 4, dtype=torch.int32, device=helpers.DEVICE)
     lens, table = torch.ones(3, dtype=torch.int32), torch.ones(3, 4, dtype=torch.int32)
-    q, k = torch.ones(9, 4, 64, device=helpers.device), torch.ones(2, 16, 2, 64, device=helpers.device)
+    q, k = torch.ones(9, 4, 64, device=helpers.DEVICE), torch.ones(2, 16, 2, 64, device=helpers.DEVICE)
     indptr = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
     out, partial = helpers.poison(9, 4, 64), helpers.poison(2 * num_splits * 2 * 16, 64)
     partials = operands.PartialResults(nothing, partial, partial[:, 0])
     split = operands.SplitBuffers(num_splits, 10, partials) if num_splits > 1 else None
-    steps = (one.to(helpers.device) for one in (lens, indptr, table))
+    steps = (one.to(helpers.DEVICE) for one in (lens, indptr, table))
     given = operands.Operands(q, k, k, None, None, None, out, None, *steps)
     attention.attend_prefill(shape, config, 9, given, nothing, split)
     assert out.isnan().all() and partial.isnan().all() and not nothing.any()
@@ -305,7 +306,7 @@ E4M3 = torch.float8_e4m3fn
     ],
     ids=lambda value: str(value).removeprefix("torch."),
 )
-def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap):
+def test_selected_configs(dim, page, dtype, kv_dtype, window_left, cap):
     """On a GPU, selected configurations are right for full, partial and empty row tiles, with one or many KV tiles."""
     names = [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
     attention = AttentionShape(4, 2, dim, page, *names)
@@ -335,7 +336,7 @@ def test_selected_configs(helpers, dim, page, dtype, kv_dtype, window_left, cap)
 @pytest.mark.device
 @pytest.mark.parametrize("l2_keys", [1 << 30, 1000, 1])
 @pytest.mark.parametrize(("dim", "page"), [(64, 16), (128, 1), (256, 64)])
-def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
+def test_each_row_tile_is_processed_once(dim, page, l2_keys):
     """On a GPU, each row tile is processed once, with fewer or more tiles than CTAs and several concurrent heads."""
     attention = AttentionShape(4, 2, dim, page)
     options = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "l2_keys": l2_keys}
@@ -350,14 +351,14 @@ def test_each_row_tile_is_processed_once(helpers, dim, page, l2_keys):
         (3, (0, 0), (5, 7), 14, 2), (1, (0,), (9,), 1, 1), (5, (0, 0), (0, 0), 1, 1),
     ],
 )  # fmt: skip
-def test_concurrent_heads_fit_l2(helpers, num_kv_heads, lens, rows, l2_keys, together):
+def test_concurrent_heads_fit_l2(num_kv_heads, lens, rows, l2_keys, together):
     """KV heads run concurrently as far as L2 holds the longest request's keys, divided evenly into rounds."""
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import metadata, operands
 
-    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.device)
-    indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.device)
-    table = torch.ones(len(lens), 20, dtype=torch.int32, device=helpers.device)
+    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE)
+    indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.DEVICE)
+    table = torch.ones(len(lens), 20, dtype=torch.int32, device=helpers.DEVICE)
     shape, config = (
         operands.AttentionParams(num_kv_heads, 1, 64, 16, 1.0, l2_keys=l2_keys),
         common.KernelConfig(16, 32, 4, 2, 2),

@@ -16,6 +16,7 @@ from draftmark.runtime import KVCache
 from draftmark_cuda_triton import sizing
 from draftmark_cuda_triton.heuristics import interpreted, upcast
 from draftmark_cuda_triton.prefill_fp8 import PrefillFp8
+from plugins.cuda_triton.tests import helpers
 
 H200 = DeviceProfile("cuda", 90, 132)
 ALIGN_KEYS = interpreted.INTERPRETED_KEYS
@@ -27,7 +28,7 @@ def geometry(page=16, reqs=8, context=4096, **attention):
     return Geometry.create(made, Limits(reqs, context, 4096), DraftShape(), H200, (Mode.EXTEND,))
 
 
-def batch_of(helpers, lens, rows, page, host=Exact, padded=0):
+def batch_of(lens, rows, page, host=Exact, padded=0):
     """Return a batch with shuffled pages, plus `padded` requests without rows."""
     count, width = len(lens) + padded, 1 + max(n + t for n, t in zip(lens, rows, strict=True)) // page
     generator = torch.Generator().manual_seed(sum(lens))
@@ -38,8 +39,8 @@ def batch_of(helpers, lens, rows, page, host=Exact, padded=0):
     indptr = torch.cat([torch.zeros(1, dtype=torch.int32), q_lens_now.cumsum(0, dtype=torch.int32)])
     known = host(len(lens), 4096) if host is Unknown else host(tuple(lens))
     return ForwardBatch(
-        Mode.EXTEND, 0, prefix.to(helpers.device), indptr.to(helpers.device), table.to(helpers.device), Causal(),
-        torch.zeros(sum(rows), dtype=torch.int64, device=helpers.device), known, len(lens), q_lens, q_lens, sum(rows),
+        Mode.EXTEND, 0, prefix.to(helpers.DEVICE), indptr.to(helpers.DEVICE), table.to(helpers.DEVICE), Causal(),
+        torch.zeros(sum(rows), dtype=torch.int64, device=helpers.DEVICE), known, len(lens), q_lens, q_lens, sum(rows),
         None,
     )  # fmt: skip
 
@@ -75,9 +76,9 @@ def upcast_error(
     k, v = (pool[:, :, one] if interleaved else pool[:, :, one].contiguous() for one in (0, 1))
     real = [one.double() * (1.0 if factor is None else factor) for one, factor in zip((k, v), scales, strict=True)]
     expected, _ = helpers.ragged_oracle(q, *real, lens, rows, table, a.window_left, a.logits_soft_cap, sinks)
-    there = [one.to(helpers.device) for one in (q, k, v)]
-    factors = [one if one is None else torch.tensor([one], device=helpers.device) for one in scales]
-    cache = KVCache(*there[1:], *factors, sinks if sinks is None else sinks.to(helpers.device))
+    there = [one.to(helpers.DEVICE) for one in (q, k, v)]
+    factors = [one if one is None else torch.tensor([one], device=helpers.DEVICE) for one in scales]
+    cache = KVCache(*there[1:], *factors, sinks if sinks is None else sinks.to(helpers.DEVICE))
     buffers = {
         spec.name: helpers.poison(*map(int, spec.shape), dtype=getattr(torch, spec.dtype))
         for spec in sizing.buffers(described)
@@ -128,21 +129,21 @@ def _check_upcast(upcast_kv, cells, fp8_kv, table, lens, rows, window):
     ((0,), (40,), 0), ((130, 0, 5), (9, 37, 1), 0), ((250, 128, 3), (6, 0, 30), 2), ((0, 0), (128, 127), 0),
 ])  # fmt: skip
 @pytest.mark.parametrize(("page", "interleaved"), [(16, True), (64, False), (1, True)])
-def test_prompts_and_chunks(helpers, monkeypatch, lens, rows, padded, page, interleaved):
+def test_prompts_and_chunks(monkeypatch, lens, rows, padded, page, interleaved):
     """Prompts and chunks are right for any page size, for contiguous and interleaved K and V, and with padding."""
     assert upcast_error(helpers, monkeypatch, {}, lens, rows, page=page, interleaved=interleaved, padded=padded) < 1e-2
 
 
 @pytest.mark.parametrize("scales", [(0.25, 2.0), (3.0, None), (None, 0.1)])
 @pytest.mark.parametrize("options", [{}, {"window_left": 50, "logits_soft_cap": 9.0}, {"head_dim": 80}])
-def test_scales_windows_soft_caps_and_sinks(helpers, monkeypatch, scales, options):
+def test_scales_windows_soft_caps_and_sinks(monkeypatch, scales, options):
     """Scales, windows, soft caps and sinks apply as without upcasting, and keys before a window stay unread."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     assert upcast_error(helpers, monkeypatch, options, (600, 0, 299), (5, 20, 40), scales=scales, sinks=sinks) < 1e-2
 
 
 @pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 1), (2, 2), (1, 4)])
-def test_head_groups(helpers, monkeypatch, room, parts):
+def test_head_groups(monkeypatch, room, parts):
     """If buffers are small, groups of two or one KV head are upcast in sequence, each with its own sinks."""
     options, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
     limit_pages(monkeypatch, room, 4, 64)
@@ -152,7 +153,7 @@ def test_head_groups(helpers, monkeypatch, room, parts):
 
 
 @pytest.mark.parametrize(("room", "parts"), [(25, 1), (13, 2)])
-def test_few_rows_are_split(helpers, monkeypatch, room, parts):
+def test_few_rows_are_split(monkeypatch, room, parts):
     """Few row tiles after a long prefix are split, also with head groups."""
     limit_pages(monkeypatch, room, 2, 64)
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
@@ -163,7 +164,7 @@ def test_few_rows_are_split(helpers, monkeypatch, room, parts):
         assert found < 1e-2
 
 
-def test_upcast_needs_known_lengths_and_enough_rows(helpers):
+def test_upcast_needs_known_lengths_and_enough_rows():
     """Long prompts and large chunks are upcast; short ones, few rows and batches of unknown lengths are not."""
     large = geometry(reqs=4, context=32768, num_qo_heads=32, num_kv_heads=8, head_dim=128)
     plain = replace(large, attention=replace(large.attention, kv_dtype="bfloat16"))
@@ -229,10 +230,10 @@ RANDOM = [
 @pytest.mark.parametrize(
     ("options", "with_sinks"), RANDOM, ids=[f"{one['num_qo_heads']}x{one['head_dim']}" for one, _ in RANDOM]
 )
-def test_random_batches(helpers, monkeypatch, options, with_sinks):
+def test_random_batches(monkeypatch, options, with_sinks):
     """Random batches are right, with head groups and split row tiles where they occur."""
     chance, shape = random.Random(str(options)), geometry(**options).attention
-    for _ in range(int(os.environ.get("DRAFTMARK_BATCHES", "10" if helpers.device == "cuda" else "1"))):
+    for _ in range(int(os.environ.get("DRAFTMARK_BATCHES", "10" if helpers.DEVICE == "cuda" else "1"))):
         lens = tuple(chance.choice((0, 1, 127, 128, 129, chance.randrange(3000))) for _ in range(chance.randint(1, 4)))
         rows = tuple(chance.choice((1, chance.randrange(40), chance.randrange(300))) for _ in lens)
         pages = sum(upcast.request_upcast_pages(shape, t, n) for n, t in zip(lens, rows, strict=True))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from draftmark_cuda_triton.heuristics import sm90
+from plugins.cuda_triton.tests.numpy_pipeline import make_numpy_pipeline
 
 try:
     from draftmark_cuda_triton import kernels_sm90
@@ -225,7 +226,7 @@ def gathered(
 
 @pytest.mark.parametrize("layout", ["packed", "heads"])
 @pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 12, 20])
-def test_gathered_tile_equals_a_tma_tile(make_numpy_pipeline, page, layout):
+def test_gathered_tile_equals_a_tma_tile(page, layout):
     """For any page size a tile holds keys in order, the last key in its last row, and zeros before the first key."""
     chance = random.Random(page)
     for case in range(12):
@@ -239,7 +240,7 @@ def test_gathered_tile_equals_a_tma_tile(make_numpy_pipeline, page, layout):
 
 
 @pytest.mark.parametrize("page", [1, 5, 16, 48, 64, 128])
-def test_gathered_tile_is_zero_left_of_the_window(make_numpy_pipeline, page):
+def test_gathered_tile_is_zero_left_of_the_window(page):
     """Keys left of the window are zeros if their page may be another request's; page ids of -1 are not read."""
     chance = random.Random(page)
     for case in range(12):
@@ -253,7 +254,7 @@ def test_gathered_tile_is_zero_left_of_the_window(make_numpy_pipeline, page):
 
 @pytest.mark.parametrize("page", [1, 5, 16, 64])
 @pytest.mark.parametrize("dim", [48, 64, 80, 96, 120])
-def test_tile_holds_two_adjacent_heads(make_numpy_pipeline, page, dim):
+def test_tile_holds_two_adjacent_heads(page, dim):
     """A tile holds the elements of both heads, and zeros after them."""
     for kv_len in (1, 64, 130):
         for head in range(3):
@@ -264,7 +265,7 @@ def test_tile_holds_two_adjacent_heads(make_numpy_pipeline, page, dim):
                 assert np.array_equal(k, rows) and np.array_equal(v, rows)
 
 
-def test_stage_barriers_are_used_in_order(make_numpy_pipeline):
+def test_stage_barriers_are_used_in_order():
     """Each stage waits for empty K, fills K, waits for empty V and fills V; the phase flips after the last stage."""
     _, _, done = gathered(make_numpy_pipeline, 4, 64, 64, 300, 0, 0, "packed", 0)
     expected = []

@@ -14,6 +14,7 @@ from draftmark import AttentionShape, DeviceProfile
 from draftmark_cuda_triton.heuristics import common, select, sm90
 from draftmark_cuda_triton.launch import tma
 from draftmark_testing.pairs import quick
+from plugins.cuda_triton.tests.numpy_pipeline import make_numpy_pipeline
 
 try:
     from draftmark_cuda_triton import kernels_sm90
@@ -128,7 +129,7 @@ SHAPES = [  # page, head dimension, heads of a copy, whether these heads are adj
 @pytest.mark.parametrize(
     ("shape", "num_consumer_wgs", "tile"), quick(product(SHAPES, [1, 2, 3], [(64, False), (128, False), (64, True)]))
 )
-def test_tile_holds_the_keys_its_mask_expects(make_numpy_pipeline, shape, num_consumer_wgs, tile):
+def test_tile_holds_the_keys_its_mask_expects(shape, num_consumer_wgs, tile):
     """A tile holds each key in the row that the mask assigns to it, and nothing after the request's last key.
 
     Pages left of the window, which the request does not own any more, are not read.

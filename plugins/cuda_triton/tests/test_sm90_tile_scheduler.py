@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from draftmark_cuda_triton.heuristics import common
+from plugins.cuda_triton.tests import helpers
 
 try:
     from draftmark_cuda_triton import kernels_sm90
@@ -158,7 +159,7 @@ def split_tiles(cta, heads, window_left, rows, prefix, starts, tiles, work, num_
 
 @pytest.mark.parametrize("window_left", [-1, 300])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_split_row_tiles_follow_the_schedule(helpers, heads, window_left):
+def test_split_row_tiles_follow_the_schedule(heads, window_left):
     """For each head the splits contain each key tile that a row tile sees once; no two share a partial result."""
     from draftmark_cuda_triton.launch import metadata, operands
 
@@ -176,8 +177,8 @@ def test_split_row_tiles_follow_the_schedule(helpers, heads, window_left):
         starts = [sum(rows[:n]) for n in range(count + 1)]
         if not starts[-1]:
             continue
-        tensors = (torch.tensor(one, dtype=torch.int32, device=helpers.device) for one in (prefix, starts))
-        table = torch.ones(count, 300, dtype=torch.int32, device=helpers.device)
+        tensors = (torch.tensor(one, dtype=torch.int32, device=helpers.DEVICE) for one in (prefix, starts))
+        table = torch.ones(count, 300, dtype=torch.int32, device=helpers.DEVICE)
         tiles = helpers.poison(2 + common.max_row_tiles(config, 2, starts[-1], count), 2, dtype=torch.int32)
         slots, work = (
             helpers.poison(starts[-1], dtype=torch.int64),
