@@ -37,7 +37,7 @@ LAYERS, REPEATS, TURNS = 16, 41, 5
 
 
 class Compiled:
-    """Compiled kernel whose launch does nothing."""
+    """Compiled kernel with launches that do nothing."""
 
     run = None
 

@@ -22,7 +22,7 @@ VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
 class Assembler:
-    """Selects the assembler of this process, whose environment torch and Triton read and change."""
+    """Selects the assembler of this process. torch and Triton read and change the process's environment."""
 
     def __init__(self) -> None:
         self._lock = RLock()
