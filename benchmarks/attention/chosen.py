@@ -30,7 +30,8 @@ from draftmark.devices import device_profile
 from draftmark_cuda_triton.compiled.prepare import store_kernels
 from draftmark_cuda_triton.heuristics import chosen
 from draftmark_cuda_triton.heuristics.common import KernelConfig, row_tiles
-from draftmark_cuda_triton.kernel_list import EngineUse, KernelSpec, kernels_of
+from draftmark_cuda_triton.kernel_list import EngineUse, kernels_of
+from draftmark_cuda_triton.kernel_spec import KernelSpec
 from draftmark_cuda_triton.launch.chosen import attend_chosen
 from draftmark_cuda_triton.launch.operands import AttentionParams, ChosenOperands, PartialResults
 from plugins.cuda_triton.tools.chosen_batches import ChosenProblem, draw_chosen

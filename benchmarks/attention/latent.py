@@ -30,7 +30,8 @@ from draftmark_cuda_triton.compiled.prepare import store_kernels
 from draftmark_cuda_triton.heuristics import latent as latent_heuristics
 from draftmark_cuda_triton.heuristics import select
 from draftmark_cuda_triton.heuristics.common import KernelConfig
-from draftmark_cuda_triton.kernel_list import EngineUse, KernelSpec, kernels_of
+from draftmark_cuda_triton.kernel_list import EngineUse, kernels_of
+from draftmark_cuda_triton.kernel_spec import KernelSpec
 from plugins.cuda_triton.tools.latent_batches import Problem, Sizes, draw
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

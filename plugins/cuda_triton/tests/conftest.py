@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
+from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from draftmark import Mode
 from draftmark_cuda_triton import kernel_variants, kv_write, prefill, prefill_fp8, switches
+from draftmark_cuda_triton.compiled import folder, loading, prepare
 from draftmark_cuda_triton.heuristics import upcast
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.launch import launcher, relaunch, tma
 from plugins.cuda_triton.tests.fake_gpu import FakeDriver, functions_of
 from plugins.cuda_triton.tests.layers import Layers, make_calls
+from plugins.cuda_triton.tests.stores import quick_calls
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -163,3 +167,46 @@ def without_relaunch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
             yield
 
     return block
+
+
+@pytest.fixture
+def quick_specs():
+    """The kernels of `quick_calls`."""
+    return list(quick_calls())
+
+
+@pytest.fixture
+def empty_store(tmp_path, monkeypatch):
+    """Empty store of this process, without shipped kernels, and counts that start at zero."""
+    monkeypatch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "SHIPPED", "no_such_package")
+    for name, value in vars(loading.Counts()).items():
+        monkeypatch.setattr(loading.COUNTS, name, value)
+    return folder.kernel_store()
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Names of the kernels that this process compiled, in order; a hit of Triton's own cache does not count."""
+    found = []
+    monkeypatch.setattr(
+        knobs.compilation, "listener", lambda src, cache_hit, **_: cache_hit or found.append(src.fn.__name__)
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """A store in which `store_kernels` compiled both quick kernels, its report, and the progress that it showed."""
+    steps = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTMARK_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        report = prepare.store_kernels(list(quick_calls()), lambda *step: steps.append(step))
+        return folder.kernel_store(), report, steps
+
+
+@pytest.fixture
+def stored(empty_store, compiled_once):
+    """The store of this process, with a copy of the compiled kernels."""
+    shutil.copytree(compiled_once[0].root, empty_store.root, dirs_exist_ok=True)
+    return empty_store

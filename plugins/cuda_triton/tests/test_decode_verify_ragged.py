@@ -48,7 +48,6 @@ def strided(pool, kind):
 
 
 def run(
-    helpers,
     kind,
     num_splits,
     *,
@@ -105,37 +104,37 @@ def run(
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_ragged_rows(kind, num_splits):
     """Trees, chains, decode rows and a request without rows are right in one launch, for any number of splits."""
-    assert run(helpers, kind, num_splits) < 1e-5
+    assert run(kind, num_splits) < 1e-5
 
 
 @pytest.mark.parametrize("window_left", [0, 3, 50])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_window(kind, window_left):
     """A window is measured in positions in a ragged batch too."""
-    assert run(helpers, kind, 5, window_left=window_left) < 1e-5
+    assert run(kind, 5, window_left=window_left) < 1e-5
 
 
 def test_soft_cap_and_odd_pages():
     """A soft cap with pages of 5 tokens gives right results."""
-    assert run(helpers, "tree", 5, cap=2.0, page=5) < 1e-5
+    assert run("tree", 5, cap=2.0, page=5) < 1e-5
 
 
 def test_batch_without_rows():
     """A batch without rows stores nothing, sets every padding row to zero, and ends."""
-    assert run(helpers, "chain", 4, rows=(0,) * len(LENS), budget=3) == 0
+    assert run("chain", 4, rows=(0,) * len(LENS), budget=3) == 0
 
 
 @pytest.mark.parametrize("num_splits", [1, 7])
 @pytest.mark.parametrize("window_left", [-1, 4])
 def test_block_rows_see_later_rows(num_splits, window_left):
     """Every row of a draft block sees later rows too, also under a window."""
-    assert run(helpers, "block", num_splits, rows=(9,) * len(LENS), window_left=window_left) < 1e-5
+    assert run("block", num_splits, rows=(9,) * len(LENS), window_left=window_left) < 1e-5
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_strided_pages(layout):
     """K and V that are halves of one page, or interleaved token by token, give right results."""
-    assert run(helpers, "tree", 5, layout=layout) < 1e-5
+    assert run("tree", 5, layout=layout) < 1e-5
 
 
 def test_slot_minus_one_stores_nothing():

@@ -28,6 +28,7 @@ from draftmark.batch import Block, Causal, Chosen, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton import backend, decode_verify, kernel_list, kv_write, prefill, prefill_fp8, sizing, tree_ops
+from draftmark_cuda_triton.kernel_spec import spec_of
 from draftmark_cuda_triton.launch import launcher, relaunch, tma
 from draftmark_cuda_triton.launch.operands import Operands
 from draftmark_cuda_triton.state.commit import COMMIT_TENSORS
@@ -74,7 +75,7 @@ def test_listed_kernel_is_what_triton_compiles(fake_gpu, monkeypatch, geometry):
 
     def compare(call):
         nonlocal count
-        spec, (kernel, args, constants) = kernel_list.spec_of(call, 90), call
+        spec, (kernel, args, constants) = spec_of(call, 90), call
         assert constants.keys() >= {*kernel.arg_names[len(args) :]}, "the launcher reads no default of a parameter"
         kernel[(1,)](*args, **constants)
         found, options = compiled[-1]
@@ -301,7 +302,7 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     traffic, launched = Traffic(geometry, make_layers, seed), {}
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: traffic.chance.random() < 0.5)
-    with launcher.LAUNCHER.collect(lambda call: launched.setdefault(kernel_list.spec_of(call, arch), call)):
+    with launcher.LAUNCHER.collect(lambda call: launched.setdefault(spec_of(call, arch), call)):
         for _ in range(100):
             traffic.step()
     assert not [one.name for one in launched if one not in listed]

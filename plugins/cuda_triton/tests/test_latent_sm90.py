@@ -12,9 +12,8 @@ from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.heuristics import latent as hopper
 from draftmark_cuda_triton.heuristics import select
 from draftmark_cuda_triton.launch import attention
+from plugins.cuda_triton.tests.compiling import loops_of
 from plugins.cuda_triton.tools import latent_fuzz
-
-from .test_compiles import loops_of
 
 H200 = DeviceProfile("cuda", 90, 132)
 SMEM_BYTES = 227 << 10

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from draftmark import AttentionShape, DeviceProfile
+from draftmark import AttentionShape
 from draftmark.devices import device_profile
 from plugins.cuda_triton.tests import helpers
 
 
 def run(
-    helpers, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
+    lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
     kv_dtype=None, scales=(None, None), attention=None, l2_keys=1 << 30, num_splits=1, programs=0,
 ):  # fmt: skip
     """Run write_metadata_prefill and attend_prefill of a random ragged batch, and check slots and header.
@@ -88,7 +88,7 @@ def test_prefill_and_chunks(block_m):
 
     block_m need not be a power of two.
     """
-    assert run(helpers, (0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
+    assert run((0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
 
 
 @pytest.mark.parametrize("num_splits", [2, 5, 40])
@@ -100,172 +100,42 @@ def test_split_row_tiles(lens, rows, block_m, num_splits):
     """Split row tiles give right results for long prefixes, prompts and single tokens, with any number of splits."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for options in ({"block_m": block_m}, {"sinks": sinks, "cap": 9.0, "window_left": 50, "block_m": block_m}):
-        assert run(helpers, lens, rows, num_splits=num_splits, **options) < 1e-5
-
-
-@pytest.mark.parametrize("heads", [1, 2, 5])
-@pytest.mark.parametrize(("head_dim", "window_left"), [(64, -1), (64, 300), (256, -1)])
-def test_host_and_device_agree_on_splitting(heads, head_dim, window_left):
-    """Host and device make the same decision to split row tiles, if each CTA has at most one row tile.
-
-    With more row tiles only the host estimates the benefit; the device splits every batch with enough key tiles.
-    """
-    from draftmark_cuda_triton.heuristics import common, split_kv
-    from draftmark_cuda_triton.launch import metadata, operands
-
-    chance, found = random.Random(heads), set()
-    config, device = common.KernelConfig(16, 32, 4, 2, 2), DeviceProfile("cuda", 80, 12)
-    attention = AttentionShape(2 * heads, heads, head_dim, 16, window_left=window_left)
-    shape = operands.AttentionParams(heads, 2, head_dim, 16, 1.0, window_left=window_left)
-    num_splits = split_kv.prefill_splits(attention, device, config)
-    batches = [((8999,) * count, (60,) * count) for count in range(1, 9)]
-    for _ in range(24):
-        count = chance.randrange(1, 9)
-        longest, most = chance.choice((1, 400, 9000)), chance.choice((1, 8, 60))
-        lens = tuple(chance.randrange(longest) for _ in range(count))
-        rows = tuple(chance.choice((most, chance.randrange(most + 1))) for _ in range(count))
-        batches += [(lens, rows)] if any(rows) else []
-    for lens, rows in batches:
-        count = len(rows)
-        prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE)
-        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.DEVICE)
-        table = torch.ones(count, 600, dtype=torch.int32, device=helpers.DEVICE)
-        number = common.max_row_tiles(config, 2, sum(rows), count)
-        tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
-        slots, work = helpers.poison(sum(rows), dtype=torch.int64), helpers.poison(2 * num_splits, 4, dtype=torch.int32)
-        metadata.write_metadata_prefill(
-            shape, config, sum(rows), prefix, indptr, table, slots, tiles, None, work, num_splits, device.num_sms * 2
-        )  # fmt: skip
-        host_pays = split_kv.splitting_pays(attention, device, config, rows, lens)
-        one_tile_a_cta = int(tiles[0, 1]) * heads <= device.num_sms * 2
-        found.add((one_tile_a_cta, host_pays))
-        spans = kv_ranges_of(tiles, lens, rows, window_left)
-        line = sum(end - first + common.OVERHEAD_TILES for first, end in spans)
-        is_split = host_pays if one_tile_a_cta else line // split_kv.MIN_SPLIT_TILES > len(spans)
-        assert bool(tiles[1, 1]) == is_split and is_split >= host_pays, (lens, rows)
-        assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_left)
-    # All four cases occur, except one: with a window, batches of more row tiles than CTAs have too few keys to split.
-    assert found | {(False, True)} == {
-        (one_tile_a_cta, split) for one_tile_a_cta in (True, False) for split in (True, False)
-    }
-    assert window_left >= 0 or (False, True) in found
-
-
-@pytest.mark.parametrize("l2_keys", [1 << 30, 0])
-@pytest.mark.parametrize("heads", [1, 3])
-def test_longest_row_tiles_come_first(heads, l2_keys):
-    """The longest row tiles come first: over all requests if L2 holds their keys, else request by request."""
-    from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import metadata, operands
-
-    chance, config, group = random.Random(heads), common.KernelConfig(16, 32, 4, 2, 2), 3
-    for _ in range(12):
-        count = chance.randrange(1, 40)
-        lens = [chance.choice((0, 0, 5, chance.randrange(3000))) for _ in range(count)]
-        rows = [chance.choice((0, 1, 16, chance.randrange(60))) for _ in range(count)]
-        keys = sum(n + t for n, t in zip(lens, rows, strict=True) if t)
-        shape = operands.AttentionParams(
-            heads, group, 64, 16, 1.0, l2_keys=min(l2_keys, keys * heads) if chance.random() < 0.5 else l2_keys
-        )
-        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.DEVICE)
-        number = common.max_row_tiles(config, group, sum(rows), count)
-        tiles = helpers.poison(common.SCHEDULE_HEADER_ROWS + number, 2, dtype=torch.int32)
-        metadata.write_metadata_prefill(
-            shape, config, sum(rows), torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE), indptr,
-            torch.ones(count, 200, dtype=torch.int32, device=helpers.DEVICE),
-            helpers.poison(sum(rows), dtype=torch.int64), tiles,
-        )  # fmt: skip
-        expected = [(r, m) for r, t in enumerate(rows) for m in range(-(-t * group // 16))]
-        if l2_keys:
-            expected.sort(key=lambda one: (-(lens[one[0]] * group + (one[1] + 1) * 16), one[0]))
-        else:
-            expected.sort(key=lambda one: (-lens[one[0]] - rows[one[0]], one[0], -one[1]))
-        found = [tuple(one) for one in tiles[common.SCHEDULE_HEADER_ROWS :].tolist()]
-        assert int(tiles[0, 1]) == len(expected) and found == expected + [(-1, 0)] * (number - len(expected))
-
-
-def kv_ranges_of(tiles, lens, rows, window_left):
-    """Return the KV tile range [first, end) of each row tile: 32 keys, 16 packed rows, group of 2."""
-    from draftmark_cuda_triton.heuristics.common import SCHEDULE_HEADER_ROWS
-
-    found = []
-    for request, m in tiles[SCHEDULE_HEADER_ROWS : SCHEDULE_HEADER_ROWS + int(tiles[0, 1])].tolist():
-        highest = min((m * 16 + 15) // 2, rows[request] - 1)
-        first = 0 if window_left < 0 else max(lens[request] + m * 8 - window_left, 0) // 32
-        found.append((first, (lens[request] + highest + 32) // 32))
-    return found
-
-
-def assert_splits_cover_the_line(tiles, work, num_splits, lens, rows, window_left):
-    """Assert that the splits read each KV tile of each row tile once and the combine records list split row tiles."""
-    from draftmark_cuda_triton.heuristics.common import OVERHEAD_TILES
-
-    count, tiles_per_request = int(tiles[0, 1]), int(tiles[1, 1])
-    options = work[:num_splits].tolist()
-    if not tiles_per_request:
-        assert not any(length for _, _, length, _ in options)
-        assert not any(parts for _, _, parts, _ in work[num_splits : num_splits + min(count, num_splits - 1)].tolist())
-        return
-    firsts, ends = zip(*kv_ranges_of(tiles, lens, rows, window_left), strict=True)
-    requests = count // tiles_per_request
-    line = [number % requests * tiles_per_request + number // requests for number in range(count)]
-    met, parts_of = [], {}
-    for number, (item, start, length, _) in enumerate(options):
-        half = 0
-        while length > 0:
-            one = line[item]
-            here = [(item, t) for t in range(start, min(start + length, ends[one]))]
-            met += here
-            if here:
-                parts_of.setdefault(item, []).append((number, half))
-            length -= ends[one] + OVERHEAD_TILES - start
-            item, half = item + 1, 1
-            start = firsts[line[item]] if item < count else 0
-    assert met == [(item, t) for item in range(count) for t in range(firsts[line[item]], ends[line[item]])]
-    row_tile = [tiles[2 + one].tolist() for one in line]  # request and index
-    expected = [
-        (row_tile[item][0], of[0][0], len(of), 2 * row_tile[item][1] + of[0][1])
-        for item, of in parts_of.items()
-        if len(of) > 1
-    ]
-    records = work[num_splits : num_splits + min(count, num_splits - 1)].tolist()
-    assert [tuple(one) for one in records[: len(expected)]] == expected
-    assert not any(parts for _, _, parts, _ in records[len(expected) :])
+        assert run(lens, rows, num_splits=num_splits, **options) < 1e-5
 
 
 @pytest.mark.parametrize("window_left", [0, 5, 50])
 def test_window(window_left):
     """Rows see window_left positions to their left."""
-    assert run(helpers, (0, 70), (40, 11), window_left=window_left) < 1e-5
+    assert run((0, 70), (40, 11), window_left=window_left) < 1e-5
 
 
 @pytest.mark.parametrize("page", [1, 5, 128])
 def test_pages(page):
     """Any page size gives right results."""
-    assert run(helpers, (3, 30), (20, 5), page=page, dim=80) < 1e-5
+    assert run((3, 30), (20, 5), page=page, dim=80) < 1e-5
 
 
 def test_half_precision():
     """bf16 results stay within rounding."""
-    assert run(helpers, (3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3
+    assert run((3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3
 
 
 @pytest.mark.parametrize("window_left", [-1, 5])
 def test_sinks(window_left):
     """Each head's sink takes its share of every row's softmax, also with a window smaller than the prefix."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
-    assert run(helpers, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
+    assert run((0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
 
 
 def test_soft_cap():
     """The soft cap is cap · tanh(logit / cap)."""
-    assert run(helpers, (0, 30), (20, 5), cap=0.5) < 1e-5
+    assert run((0, 30), (20, 5), cap=0.5) < 1e-5
 
 
 @pytest.mark.parametrize("scales", [(None, None), (0.5, None), (None, 2.0), (0.5, 2.0)])
 def test_fp8_k_and_v_scales(scales):
     """A missing scale is 1; K's scale changes the lse, and V's scale only out."""
-    assert run(helpers, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
+    assert run((3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
 
 
 @pytest.mark.parametrize("num_splits", [1, 5])
@@ -323,10 +193,10 @@ def test_selected_configs(dim, page, dtype, kv_dtype, window_left, cap):
             "dtype": dtype,
             "kv_dtype": kv_dtype,
         }
-        assert run(helpers, lens, rows, attention=attention, **options) < 5e-3, (lens, rows)
+        assert run(lens, rows, attention=attention, **options) < 5e-3, (lens, rows)
         num_splits, few = chance.choice((2, 5, 33)), tuple(min(n, 30) for n in rows)
         for some in (rows, few):
-            assert run(helpers, lens, some, attention=attention, num_splits=num_splits, **options) < 5e-3, (
+            assert run(lens, some, attention=attention, num_splits=num_splits, **options) < 5e-3, (
                 lens,
                 some,
                 num_splits,
@@ -341,31 +211,4 @@ def test_each_row_tile_is_processed_once(dim, page, l2_keys):
     attention = AttentionShape(4, 2, dim, page)
     options = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "l2_keys": l2_keys}
     for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 12, (700,) * 12)):
-        assert run(helpers, lens, rows, **options) < 5e-3, (lens, rows)
-
-
-@pytest.mark.parametrize(
-    ("num_kv_heads", "lens", "rows", "l2_keys", "together"),
-    [
-        (8, (0,), (100,), 800, 8), (8, (0,), (100,), 799, 4), (8, (60, 0), (40, 99), 300, 3), (8, (0,), (100,), 99, 1),
-        (3, (0, 0), (5, 7), 14, 2), (1, (0,), (9,), 1, 1), (5, (0, 0), (0, 0), 1, 1),
-    ],
-)  # fmt: skip
-def test_concurrent_heads_fit_l2(num_kv_heads, lens, rows, l2_keys, together):
-    """KV heads run concurrently as far as L2 holds the longest request's keys, divided evenly into rounds."""
-    from draftmark_cuda_triton.heuristics import common
-    from draftmark_cuda_triton.launch import metadata, operands
-
-    prefix = torch.tensor(lens, dtype=torch.int32, device=helpers.DEVICE)
-    indptr = torch.tensor([0, *rows]).cumsum(0).int().to(helpers.DEVICE)
-    table = torch.ones(len(lens), 20, dtype=torch.int32, device=helpers.DEVICE)
-    shape, config = (
-        operands.AttentionParams(num_kv_heads, 1, 64, 16, 1.0, l2_keys=l2_keys),
-        common.KernelConfig(16, 32, 4, 2, 2),
-    )
-    tiles = helpers.poison(
-        common.SCHEDULE_HEADER_ROWS + common.max_row_tiles(config, 1, sum(rows), len(rows)), 2, dtype=torch.int32
-    )
-    slots = helpers.poison(max(1, sum(rows)), dtype=torch.int64)
-    metadata.write_metadata_prefill(shape, config, sum(rows), prefix, indptr, table, slots, tiles)
-    assert tiles[: common.SCHEDULE_HEADER_ROWS].tolist() == [[0, sum(-(-n // 16) for n in rows)], [together, 0]]
+        assert run(lens, rows, **options) < 5e-3, (lens, rows)

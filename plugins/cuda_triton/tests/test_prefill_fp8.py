@@ -51,7 +51,7 @@ def limit_pages(monkeypatch, pages, heads, dim):
 
 
 def upcast_error(
-    helpers, monkeypatch, options, lens, rows, *, page=16, scales=(None, None), sinks=None, interleaved=True, padded=0,
+    monkeypatch, options, lens, rows, *, page=16, scales=(None, None), sinks=None, interleaved=True, padded=0,
     parts=1, is_split=None,
 ):  # fmt: skip
     """Return the error of a batch with upcast K and V, after checking slots, page table and upcast pages.
@@ -66,7 +66,7 @@ def upcast_error(
     monkeypatch.setattr(upcast, "UPCAST_MIN_ROWS", 0)
     monkeypatch.setattr(upcast, "UPCAST_LAUNCH_COST", 0)
     described = geometry(page, sinks=sinks is not None, **options)
-    a, batch = described.attention, batch_of(helpers, lens, rows, page, padded=padded)
+    a, batch = described.attention, batch_of(lens, rows, page, padded=padded)
     table, generator = batch.page_table.cpu(), torch.Generator().manual_seed(7)
     sizes = (1 + table.numel(), page, 2, a.num_kv_heads, a.head_dim)
     pool = torch.full(sizes, float("nan")).to(torch.float8_e4m3fn)
@@ -131,7 +131,7 @@ def _check_upcast(upcast_kv, cells, fp8_kv, table, lens, rows, window):
 @pytest.mark.parametrize(("page", "interleaved"), [(16, True), (64, False), (1, True)])
 def test_prompts_and_chunks(monkeypatch, lens, rows, padded, page, interleaved):
     """Prompts and chunks are right for any page size, for contiguous and interleaved K and V, and with padding."""
-    assert upcast_error(helpers, monkeypatch, {}, lens, rows, page=page, interleaved=interleaved, padded=padded) < 1e-2
+    assert upcast_error(monkeypatch, {}, lens, rows, page=page, interleaved=interleaved, padded=padded) < 1e-2
 
 
 @pytest.mark.parametrize("scales", [(0.25, 2.0), (3.0, None), (None, 0.1)])
@@ -139,7 +139,7 @@ def test_prompts_and_chunks(monkeypatch, lens, rows, padded, page, interleaved):
 def test_scales_windows_soft_caps_and_sinks(monkeypatch, scales, options):
     """Scales, windows, soft caps and sinks apply as without upcasting, and keys before a window stay unread."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
-    assert upcast_error(helpers, monkeypatch, options, (600, 0, 299), (5, 20, 40), scales=scales, sinks=sinks) < 1e-2
+    assert upcast_error(monkeypatch, options, (600, 0, 299), (5, 20, 40), scales=scales, sinks=sinks) < 1e-2
 
 
 @pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 1), (2, 2), (1, 4)])
@@ -148,7 +148,7 @@ def test_head_groups(monkeypatch, room, parts):
     options, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
     limit_pages(monkeypatch, room, 4, 64)
     for scales in ((None, None), (0.5, 3.0)):
-        found = upcast_error(helpers, monkeypatch, options, (200, 0), (5, 30), scales=scales, sinks=sinks, parts=parts)
+        found = upcast_error(monkeypatch, options, (200, 0), (5, 30), scales=scales, sinks=sinks, parts=parts)
         assert found < 1e-2
 
 
@@ -159,7 +159,7 @@ def test_few_rows_are_split(monkeypatch, room, parts):
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for scales in ((None, None), (0.5, 3.0)):
         found = upcast_error(
-            helpers, monkeypatch, {}, (3000, 17), (24, 40), scales=scales, sinks=sinks, parts=parts, is_split=True
+            monkeypatch, {}, (3000, 17), (24, 40), scales=scales, sinks=sinks, parts=parts, is_split=True
         )  # fmt: skip
         assert found < 1e-2
 
@@ -176,16 +176,16 @@ def test_upcast_needs_known_lengths_and_enough_rows():
     ]  # fmt: skip
     for lens, rows, expected in cases:
         for host in (Exact, UpperBound):
-            assert sizing.plan_upcast(large, batch_of(helpers, lens, rows, 16, host)) == expected
-        assert sizing.plan_upcast(large, batch_of(helpers, lens, rows, 16, Unknown)) is None
-        assert sizing.plan_upcast(plain, batch_of(helpers, lens, rows, 16)) is None
+            assert sizing.plan_upcast(large, batch_of(lens, rows, 16, host)) == expected
+        assert sizing.plan_upcast(large, batch_of(lens, rows, 16, Unknown)) is None
+        assert sizing.plan_upcast(plain, batch_of(lens, rows, 16)) is None
     # With a window few rows read each key, so upcasting pays for 8 KV heads but not for 32. Prefix keys before the
     # window need no upcast pages.
     for heads, lens, rows, expected in (
         (8, (0,), (8192,), (64, 64, 1)), (32, (0,), (8192,), None), (8, (24000,), (2048,), (204, 20, 1)),
     ):  # fmt: skip
         under = replace(large, attention=replace(large.attention, num_kv_heads=heads, window_left=255))
-        assert sizing.plan_upcast(under, batch_of(helpers, lens, rows, 16)) == expected
+        assert sizing.plan_upcast(under, batch_of(lens, rows, 16)) == expected
 
 
 def test_upcast_pages_stay_within_the_host_bound():
@@ -240,7 +240,7 @@ def test_random_batches(monkeypatch, options, with_sinks):
         room = chance.choice((256, pages, (pages + 1) // 2))
         limit_pages(monkeypatch, room, shape.num_kv_heads, shape.head_dim)
         found = upcast_error(
-            helpers, monkeypatch, options, lens, rows,
+            monkeypatch, options, lens, rows,
             sinks=torch.randn(shape.num_qo_heads) * 2 if with_sinks else None, page=chance.choice((1, 16, 48, 64)),
             scales=chance.choice(((None, None), (0.5, 2.0))), interleaved=chance.random() < 0.5,
             parts=upcast.num_head_groups(shape, pages, room),

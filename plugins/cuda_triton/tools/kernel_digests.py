@@ -1,4 +1,4 @@
-"""Digests of every kernel that tests/test_compiles.py compiles, to show that a change leaves the compiled code equal.
+"""Digests of every kernel that the tests of compilation compile, to show that a change leaves the compiled code equal.
 
     python -m plugins.cuda_triton.tools.kernel_digests run before.json [pytest arguments]
     python -m plugins.cuda_triton.tools.kernel_digests compare before.json after.json
@@ -25,7 +25,10 @@ import pytest
 import triton
 from triton.compiler import CompiledKernel
 
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "test_compiles.py"
+TESTS = [
+    str(Path(__file__).resolve().parents[1] / "tests" / f"test_{name}.py")
+    for name in ("compiles", "machine_code", "barrier_order")
+]
 CUOBJDUMP = Path(triton.backends.__path__[0]) / "nvidia" / "bin" / "cuobjdump"
 PTX_COMMENT = re.compile(r"//.*|/\*.*?\*/")
 PTX_DEBUG = re.compile(r"\s*\.(?:loc|file)\b")
@@ -101,7 +104,7 @@ def run(out: Path, arguments: list[str]) -> int:
     """
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     recorder = Recorder()
-    code = pytest.main(["-q", "-p", "no:cacheprovider", str(TESTS), *arguments], plugins=[recorder])
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *TESTS, *arguments], plugins=[recorder])
     out.write_text(json.dumps(recorder.table, indent=1) + "\n")
     print(f"{sum(map(len, recorder.table.values()))} kernels of {len(recorder.table)} tests -> {out}")
     return int(code)

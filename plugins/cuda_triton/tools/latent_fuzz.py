@@ -22,7 +22,8 @@ import torch
 from draftmark import AttentionShape, Form, Mode, load
 from draftmark_cuda_triton.compiled.prepare import store_kernels
 from draftmark_cuda_triton.heuristics import latent
-from draftmark_cuda_triton.kernel_list import EngineUse, KernelSpec, kernels_of
+from draftmark_cuda_triton.kernel_list import EngineUse, kernels_of
+from draftmark_cuda_triton.kernel_spec import KernelSpec
 
 from .latent_batches import Problem, Sizes, draw
 

@@ -12,7 +12,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     kv_write.py, tree_ops.py          KV scatter (append_kv), tree tail, tree verification, KV compaction
     sizing.py, support.py             buffers by name and size; rejected geometries
     explain.py                        each choice of a batch's kernels, with its reason
-    kernel_list.py                    every compiled kernel of a geometry, listed and compiled without a GPU
+    kernel_list.py, kernel_spec.py    every compiled kernel of a geometry, listed and compiled without a GPU
     kernel_variants.py                `kernels` compiled for a GPU, or interpreted for CPU tensors; the package
                                       draftmark_triton_interpreter, if installed, makes that faster
     heuristics/                       kernel selection (FA3 tile_size.h, heuristics.h; DeepGEMM jit_kernels/heuristics)

@@ -1,24 +1,17 @@
 """Every compiled kernel that a geometry can launch, listed without a GPU.
 
 The list comes from the host launch code itself: `kernels_of` runs it on tensors without memory, for each batch size and
-mode of the geometry, and collects the calls of `launcher.launch_kernel`. Triton's own binder turns a call into types,
+mode of the geometry, and collects the calls of `launcher.launch_kernel`. `kernel_spec` turns a call into types,
 constants and alignments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import triton
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel, make_backend
-from triton.runtime.jit import create_function_from_signature
 
 from draftmark import BufferSpec, Form, Geometry, Mode
 
@@ -26,6 +19,7 @@ from . import prefill_fp8, sizing, tree_ops
 from .chosen import ChosenKeys
 from .decode_verify import DecodeVerify
 from .heuristics import select, split_kv, upcast
+from .kernel_spec import KernelSpec, spec_of
 from .kv_write import launch_write_kv
 from .launch.attention import attend_decode_verify
 from .launch.chosen import attend_chosen
@@ -44,78 +38,8 @@ from .launch.operands import (
 )
 from .prefill import Prefill, has_adjacent_heads, has_tma_boxes, has_uniform_row_stride
 
-WARP_THREADS = 32
 PAGES = 4
 """Pages of a stand-in cache. No kernel is specialized on their number."""
-
-
-@dataclass(frozen=True)
-class KernelSpec:
-    """Describes one compiled specialization of a Triton or Gluon kernel.
-
-    Attributes:
-        kernel: the function of `triton.jit` or `gluon.jit`.
-        target: GPU for which it is compiled.
-        signature: (parameter, Triton type) of every parameter, in order; "constexpr" for constants.
-        constexprs: (path, value) of every constant; a path is the parameter's index in a tuple.
-        attrs: (path, attributes) of each parameter with known alignment, as `ASTSource` takes them.
-        options: compiler options as given to `triton.compile`, the defaults of this Triton included.
-    """
-
-    kernel: Any
-    target: GPUTarget
-    signature: tuple[tuple[str, Any], ...]
-    constexprs: tuple[tuple[Any, Any], ...]
-    attrs: tuple[tuple[Any, Any], ...]
-    options: tuple[tuple[str, Any], ...]
-
-    @property
-    def name(self) -> str:
-        """Full name of the kernel: module and function."""
-        return f"{self.kernel.__module__}.{self.kernel.__name__}"
-
-    def source(self) -> ASTSource:
-        """Return the input of `triton.compile`, an `ASTSource` or a `GluonASTSource`."""
-        attrs = {path: [list(one) for one in found] for path, found in self.attrs}
-        given = self.kernel, dict(self.signature), dict(self.constexprs), attrs
-        if self.kernel.is_gluon():
-            from triton.experimental.gluon._runtime import GluonASTSource
-
-            return GluonASTSource(*given)
-        return ASTSource(*given)
-
-    def compile(self) -> CompiledKernel:
-        """Compile the kernel, or read it from Triton's cache folder. No GPU is needed."""
-        return triton.compile(self.source(), target=self.target, options=dict(self.options))
-
-
-def spec_of(call: KernelCall, arch: int) -> KernelSpec:
-    """Return the specialization that Triton launches for a call of `launch_kernel` on a GPU of this architecture."""
-    kernel, args, constants = call
-    backend, binder = _binder(kernel, arch)
-    # Triton's `JITFunction.run` adds the same constants before it binds the arguments.
-    for name, value in (("debug", kernel.debug or knobs.runtime.debug), *_compilation_knobs()):
-        constants = {name: value} | constants
-    bound, specialization, options = binder(*args, **constants)
-    options, signature, constexprs, attrs = kernel._pack_args(backend, constants, bound, specialization, options)
-    return KernelSpec(
-        kernel, GPUTarget("cuda", arch, WARP_THREADS), tuple(signature.items()), tuple(constexprs.items()),
-        tuple((path, tuple(map(tuple, found))) for path, found in attrs.items()), tuple(options.__dict__.items()),
-    )  # fmt: skip
-
-
-def _compilation_knobs() -> Iterator[tuple[str, Any]]:
-    """Return the compiler options that Triton reads from its environment, as far as this Triton has them."""
-    for name in ("instrumentation_mode", "fpsan_homomorphic_casts"):
-        if hasattr(knobs.compilation, name):
-            yield name, getattr(knobs.compilation, name)
-
-
-@cache
-def _binder(kernel: Any, arch: int) -> tuple[Any, Any]:
-    """Return Triton's backend for an architecture, and the function that specializes a kernel's arguments."""
-    backend = make_backend(GPUTarget("cuda", arch, WARP_THREADS))
-    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
 
 
 class _StandIn(torch.Tensor):
@@ -135,12 +59,14 @@ class _Operands(NamedTuple):
     sinks: torch.Tensor | None
 
 
-def _tensor(*shape: int, dtype: str = "int32") -> torch.Tensor:
+def stand_in(*shape: int, dtype: str = "int32") -> torch.Tensor:
+    """Return a tensor without memory that the launch code treats as a GPU tensor."""
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta").as_subclass(_StandIn)
 
 
-def _buffers(specs: list[BufferSpec]) -> dict[str, torch.Tensor]:
-    return {one.name: _tensor(*map(int, one.shape), dtype=one.dtype) for one in specs}
+def stand_in_buffers(specs: list[BufferSpec]) -> dict[str, torch.Tensor]:
+    """Return stand-ins of buffers by name."""
+    return {one.name: stand_in(*map(int, one.shape), dtype=one.dtype) for one in specs}
 
 
 @dataclass(frozen=True)
@@ -202,14 +128,14 @@ def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
     """Call the launch code of every mode and batch size."""
     a = geometry.attention
     has_scales = a.kv_dtype != a.q_dtype if use.scaled is None else use.scaled
-    scale = _tensor(1, dtype="float32") if has_scales else None
+    scale = stand_in(1, dtype="float32") if has_scales else None
     k, v = _latent_cache(geometry) if a.latent else _caches(geometry, use)
-    new = _tensor(1, a.num_kv_heads, a.head_dim, dtype=a.q_dtype)
-    new_v = None if a.latent else _tensor(1, a.num_kv_heads, a.value_width, dtype=a.q_dtype)
+    new = stand_in(1, a.num_kv_heads, a.head_dim, dtype=a.q_dtype)
+    new_v = None if a.latent else stand_in(1, a.num_kv_heads, a.value_width, dtype=a.q_dtype)
     if Form.ENGINE_STORES not in geometry.forms:
-        launch_write_kv(new, new_v, k, v, scale, scale, _tensor(1, dtype="int64"), geometry.device.arch >= 90)
-    kv = _Operands(k, v, scale, scale, _tensor(a.num_qo_heads, dtype="float32") if a.sinks else None)
-    slots = _tensor(int(geometry.max_rows_any), dtype="int64")
+        launch_write_kv(new, new_v, k, v, scale, scale, stand_in(1, dtype="int64"), geometry.device.arch >= 90)
+    kv = _Operands(k, v, scale, scale, stand_in(a.num_qo_heads, dtype="float32") if a.sinks else None)
+    slots = stand_in(int(geometry.max_rows_any), dtype="int64")
     if a.chosen_width:
         _launch_chosen(geometry, slots, kv, use.lse)
     elif Mode.EXTEND in geometry.modes:
@@ -227,7 +153,7 @@ def _caches(geometry: Geometry, use: EngineUse) -> tuple[torch.Tensor, torch.Ten
 
     def cache(dim: int) -> torch.Tensor:
         page = (a.page_size, a.num_kv_heads, dim) if use.adjacent_heads else (a.num_kv_heads, a.page_size, dim)
-        pages = _tensor(*apart, *page, dtype=a.kv_dtype)
+        pages = stand_in(*apart, *page, dtype=a.kv_dtype)
         pages = pages[:, 0] if use.interleaved else pages
         return (pages if use.adjacent_heads else pages.transpose(1, 2)).as_subclass(_StandIn)
 
@@ -238,9 +164,9 @@ def _latent_cache(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both parts of the rows of a stand-in latent cache."""
     a, width = geometry.attention, geometry.attention.value_width
     if Form.LATENT_PARTS in geometry.forms:
-        parts = [_tensor(PAGES, a.page_size, dim, dtype=a.kv_dtype) for dim in (width, a.head_dim - width)]
+        parts = [stand_in(PAGES, a.page_size, dim, dtype=a.kv_dtype) for dim in (width, a.head_dim - width)]
     else:
-        rows = _tensor(PAGES, a.page_size, a.head_dim, dtype=a.kv_dtype)
+        rows = stand_in(PAGES, a.page_size, a.head_dim, dtype=a.kv_dtype)
         parts = [rows[..., :width], rows[..., width:]]
     value, rest = latent_operands(*[part.unsqueeze(2) for part in parts])
     return value.as_subclass(_StandIn), rest.as_subclass(_StandIn)
@@ -248,13 +174,13 @@ def _latent_cache(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _lses(geometry: Geometry, rows: int, lse: bool) -> list[torch.Tensor | None]:
     """Return stand-ins of the lse of a batch: None, and with `lse` a tensor too."""
-    return [None, _tensor(rows, geometry.attention.num_qo_heads, dtype="float32")] if lse else [None]
+    return [None, stand_in(rows, geometry.attention.num_qo_heads, dtype="float32")] if lse else [None]
 
 
 def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree_tails: bool, lse: bool) -> None:
     """Call the launch code of metadata and attention for every mode except EXTEND."""
     a, device, modes = geometry.attention, geometry.device, sizing.decode_verify_modes(geometry)
-    own = _buffers(sizing.decode_verify_buffers(geometry, modes))
+    own = stand_in_buffers(sizing.decode_verify_buffers(geometry, modes))
     shape, attention = AttentionParams.from_geometry(geometry, True), DecodeVerify(geometry, slots, own)
     partials = PartialResults(*(own[name] for name in sizing.SPLIT_BUFFERS))
     adjacent, uniform = has_adjacent_heads(kv.k, kv.v), has_uniform_row_stride(kv.k, kv.v)
@@ -269,12 +195,14 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
         if size in launched:
             continue
         launched.add(size)
-        lens, indptr, table = _tensor(num_reqs), _tensor(num_reqs + 1), _table(geometry, num_reqs)
-        q, out = (_tensor(extent.num_rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
+        lens, indptr, table = stand_in(num_reqs), stand_in(num_reqs + 1), _table(geometry, num_reqs)
+        q, out = (
+            stand_in(extent.num_rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width)
+        )
         write_metadata_decode_verify(shape, config, extent, num_splits, lens, table, slots, partials.work, indptr)
         mask, depth = None, None
         if tail == TREE:
-            mask, depth = _tensor(extent.num_rows, int(geometry.mask_words)), _tensor(extent.num_rows)
+            mask, depth = stand_in(extent.num_rows, int(geometry.mask_words)), stand_in(extent.num_rows)
         boxes = has_tma_boxes(kv.k, kv.v, heads=config.kv_heads_per_tile if adjacent else 1)
         # An engine can pass q of latent rows with a pitch that TMA cannot load (`attention.has_aligned_rows`).
         either = {boxes, boxes and not a.latent}
@@ -294,21 +222,21 @@ def _tail_kinds(geometry: Geometry, mode: Mode, tree_tails: bool) -> tuple[int, 
 
 
 def _table(geometry: Geometry, num_reqs: int) -> torch.Tensor:
-    return _tensor(num_reqs, int(geometry.max_pages_per_req))
+    return stand_in(num_reqs, int(geometry.max_pages_per_req))
 
 
 def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse: bool) -> None:
     """Call the launch code of metadata, upcast and attention for EXTEND."""
     a = geometry.attention
-    own = _buffers(sizing.split_buffers(geometry, [], True) + sizing.upcast_buffers(geometry))
-    row_tiles = _tensor(64, 2)
+    own = stand_in_buffers(sizing.split_buffers(geometry, [], True) + sizing.upcast_buffers(geometry))
+    row_tiles = stand_in(64, 2)
     _launch_prefill(geometry, Prefill(geometry, slots, row_tiles, own), kv, a.page_size, lse)
     if not sizing.upcasts(geometry):
         return
     for groups in upcast.head_group_counts(a):
         group = prefill_fp8.UpcastHeads(geometry, slots, row_tiles, own, groups)
         part = [one[:, :, : group.heads].as_subclass(_StandIn) for one in kv[:2]]
-        group.launch(2, *part, _tensor(1), _tensor(2), _table(geometry, 1))
+        group.launch(2, *part, stand_in(1), stand_in(2), _table(geometry, 1))
         own_geometry = replace(geometry, attention=upcast.upcast_shape(a, groups))
         _launch_prefill(own_geometry, group.prefill, kv._replace(k=group.k, v=group.v), a.page_size, lse)
 
@@ -321,12 +249,12 @@ def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_si
     """
     a = geometry.attention
     shape = replace(AttentionParams.from_geometry(geometry, True), page_size=page_size)
-    lens, indptr, table, tiles = _tensor(1), _tensor(2), _table(geometry, 1), _tensor(64, 2)
+    lens, indptr, table, tiles = stand_in(1), stand_in(2), _table(geometry, 1), stand_in(64, 2)
     for plan, num_tiles in product(prefill.plans(), (1, 8, 2 * split_kv.MAX_SPLIT_ROW_TILES)):
         schedule = () if plan.split is None else (plan.split.partials.work, plan.split.num_splits, plan.split.num_ctas)
         rows = max(1, (num_tiles - 1) * plan.config.block_m // a.group_size)
-        q, out = (_tensor(rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
-        slots = _tensor(rows, dtype="int64")
+        q, out = (stand_in(rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
+        slots = stand_in(rows, dtype="int64")
         write_metadata_prefill(shape, plan.config, rows, lens, indptr, table, slots, tiles, None, *schedule)
         for own_lse in _lses(geometry, rows, lse):
             operands = Operands(q, *kv, out, own_lse, lens, indptr, table)
@@ -335,33 +263,33 @@ def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_si
 
 def _launch_chosen(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse: bool) -> None:
     """Call the launch code of metadata and attention for every number of rows, with chosen keys."""
-    a, own = geometry.attention, _buffers(sizing.chosen_buffers(geometry))
+    a, own = geometry.attention, stand_in_buffers(sizing.chosen_buffers(geometry))
     shape, attention = AttentionParams.from_geometry(geometry, True), ChosenKeys(geometry, slots, own)
     partials = PartialResults(*(own[name] for name in sizing.SPLIT_BUFFERS))
-    lens, indptr, table = _tensor(1), _tensor(2), _table(geometry, 1)
+    lens, indptr, table = stand_in(1), stand_in(2), _table(geometry, 1)
     plans = dict.fromkeys(
         attention.plan(mode, rows) for mode in geometry.modes for rows in range(1, int(geometry.max_rows(mode)) + 1)
     )
     for plan, own_lse in product(plans, _lses(geometry, 1, lse)):
         extent = BatchExtent(1, 1, 1, 1)
         write_metadata_decode_verify(shape, plan.config, extent, 1, lens, table, slots, partials.work, indptr)
-        q, out = (_tensor(1, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
-        operands = ChosenOperands(q, *kv, out, own_lse, _tensor(1, a.chosen_width), _tensor(1), indptr)
+        q, out = (stand_in(1, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
+        operands = ChosenOperands(q, *kv, out, own_lse, stand_in(1, a.chosen_width), stand_in(1), indptr)
         attend_chosen(shape, plan.config, plan.num_splits, operands, partials)
 
 
 def _launch_tree_ops(geometry: Geometry) -> None:
     """Call the launch code of the tree operations."""
     a, nodes, words = geometry.attention, int(geometry.draft.num_draft_tokens), int(geometry.mask_words)
-    lens, positions, parents = _tensor(1), _tensor(nodes, dtype="int64"), _tensor(1, nodes, dtype="int64")
-    mask, depth, last = _tensor(nodes, words), _tensor(1, nodes), geometry.limits.max_context_len - 1
+    lens, positions, parents = stand_in(1), stand_in(nodes, dtype="int64"), stand_in(1, nodes, dtype="int64")
+    mask, depth, last = stand_in(nodes, words), stand_in(1, nodes), geometry.limits.max_context_len - 1
     tree_ops.launch_write_tail(1, nodes, nodes, last, words, parents, lens, mask, depth, positions)
-    tree_ops.launch_verify_tree(parents, parents, parents, parents, _tensor(1, dtype="int64"), parents)
-    pools = [_tensor(2, PAGES, a.page_size, a.num_kv_heads, dim, dtype=a.kv_dtype) for dim in _pool_widths(geometry)]
+    tree_ops.launch_verify_tree(parents, parents, parents, parents, stand_in(1, dtype="int64"), parents)
+    pools = [stand_in(2, PAGES, a.page_size, a.num_kv_heads, dim, dtype=a.kv_dtype) for dim in _pool_widths(geometry)]
     rows: list[torch.Tensor] = [tree_ops.words_of(pool).as_subclass(_StandIn) for pool in pools]
     for moved in tree_ops.moved_together(rows):
         tree_ops.launch_compact(
-            a.page_size, moved[0], moved[-1], parents, _tensor(1, dtype="int64"), lens, _table(geometry, 1)
+            a.page_size, moved[0], moved[-1], parents, stand_in(1, dtype="int64"), lens, _table(geometry, 1)
         )
 
 

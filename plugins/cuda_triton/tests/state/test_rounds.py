@@ -7,7 +7,8 @@ import torch
 
 from draftmark import DraftShape, Gate, Limits, Recurrence, StateGeometry, StateShape
 from draftmark.devices import device_profile
-from plugins.cuda_triton.tools.state_rounds import REQUESTS, Rounds, geometries
+from plugins.cuda_triton.tools.state_layers import REQUESTS, geometries
+from plugins.cuda_triton.tools.state_rounds import Rounds
 
 
 def run(number: int, geometry: StateGeometry, device: str, rounds: int) -> None:

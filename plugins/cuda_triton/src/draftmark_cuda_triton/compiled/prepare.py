@@ -8,7 +8,8 @@ import torch
 
 from draftmark import Geometry, Progress, StateGeometry, WarmedKernels, prepares_kernels
 
-from ..kernel_list import KernelSpec, calls_of
+from ..kernel_list import calls_of
+from ..kernel_spec import KernelSpec
 from ..launch.launcher import LAUNCHER, KernelCall
 from ..switches import is_tested_triton, logger
 from .folder import kernel_store

@@ -9,9 +9,8 @@ import torch
 
 from draftmark import Gate, Mode, Recurrence, StateGeometry
 
-from ..kernel_list import KernelSpec, spec_of
-from ..kernel_list import _buffers as stand_in_buffers
-from ..kernel_list import _tensor as stand_in
+from ..kernel_list import stand_in, stand_in_buffers
+from ..kernel_spec import KernelSpec, spec_of
 from ..launch.launcher import LAUNCHER, KernelCall
 from .commit import launch_commit
 from .convolve import launch_convolve_one, launch_convolve_rows
