@@ -1,14 +1,11 @@
 """Random rounds of layers with recurrent state, compared with a float64 loop over rows that shares no code with them.
 
-    python -m plugins.cuda_triton.tools.state_rounds --rounds 1000 --device cuda
-
 Slots without a prefix hold NaN, outputs start as NaN, and slots that a round must not write keep their bytes. Layers
 share the scratch memory of a verify, and run without a wait between them. So a kernel that starts too early is caught.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ import torch
 from draftmark import Gate, Mode, Recurrence, StateGeometry, load
 from draftmark.lengths import Exact
 from draftmark.runtime import BatchBuffers, ForwardBatch, StatePool, VerifyResult, ragged, write_tail
-from plugins.cuda_triton.tools.state_layers import LAYERS, REQUESTS, geometries
+from plugins.cuda_triton.tools.state_layers import LAYERS, REQUESTS
 
 ROUNDOFF = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 8e-3}
 """Largest relative error by norm, by dtype."""
@@ -335,38 +332,3 @@ class Rounds:
 
     def _draw(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.random, dtype=torch.float64, device=self.device)
-
-
-def main() -> None:
-    """Run rounds over many layers and print the largest errors."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--layers", type=int, default=40, help="number of random layers")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="small layers only, for a CPU")
-    args = parser.parse_args()
-    made = geometries(args.layers, args.device, args.seed, args.small)
-    if args.device != "cpu":
-        from draftmark_cuda_triton.compiled.prepare import store_kernels
-        from draftmark_cuda_triton.state.kernel_list import state_calls_of
-
-        store_kernels([spec for one in made for spec in state_calls_of(one)])
-    worst: dict[str, float] = {}
-    failed = 0
-    for number, geometry in enumerate(made):
-        rounds = Rounds(geometry, args.device, 1000 * args.seed + number)
-        try:
-            for _ in range(number, args.rounds, args.layers):
-                rounds.run()
-        except AssertionError as error:
-            failed += 1
-            print("FAILED", number, error)
-        worst |= {name: max(one, worst.get(name, 0.0)) for name, one in rounds.worst.items()}
-    for name, one in sorted(worst.items()):
-        print(f"{name:32} {one:.2e}")
-    print(f"{args.rounds} rounds over {args.layers} layers, {failed} layers failed")
-
-
-if __name__ == "__main__":
-    main()
