@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draftmark import AttentionShape, DeviceProfile
-from draftmark_cuda_triton.heuristics.common import KernelConfig
+from draftmark_cuda_triton.heuristics.common import Kernel, KernelConfig
 
 A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
 SOME = 200
@@ -14,6 +16,16 @@ BF16, FP32, E4M3 = ("bfloat16",) * 2, ("float32",) * 2, ("bfloat16", "float8_e4m
 def shape(head_dim: int, dtypes: tuple[str, str] = BF16, page_size: int = 16) -> AttentionShape:
     """Return a shape with one query head for each KV head, so that a query row is one packed row."""
     return AttentionShape(1, 1, head_dim, page_size, *dtypes)
+
+
+def gathers(config: KernelConfig) -> bool:
+    """Return True for the kernels that gather keys."""
+    return config.kernel is Kernel.SM90_GATHER
+
+
+def with_boxes(config: KernelConfig) -> KernelConfig:
+    """Return the configuration with TMA boxes instead of gathered keys."""
+    return replace(config, kernel=Kernel.SM90) if gathers(config) else config
 
 
 def described(config: KernelConfig) -> str:
@@ -32,4 +44,4 @@ def described(config: KernelConfig) -> str:
         config.num_fp8_stages
     )
     words += [f"{config.kv_heads_per_tile}h"] * (config.kv_heads_per_tile > 1)
-    return " ".join([*words, *["swap_ab"] * config.fp8_swap_ab, *["gather"] * config.gather_kv])
+    return " ".join([*words, *["swap_ab"] * (config.kernel is Kernel.SM90_FP8), *["gather"] * gathers(config)])

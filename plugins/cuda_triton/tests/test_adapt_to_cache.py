@@ -11,10 +11,22 @@ import torch
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 from draftmark_cuda_triton import sizing
 from draftmark_cuda_triton.heuristics import select, sm80, sm90, split_kv
-from draftmark_cuda_triton.heuristics.common import KernelConfig
+from draftmark_cuda_triton.heuristics.common import Kernel, KernelConfig
 from draftmark_cuda_triton.launch import tma
 from draftmark_cuda_triton.prefill import has_adjacent_heads
-from plugins.cuda_triton.tests.shapes import A100, B200, BF16, E4M3, FP32, H200, SOME, described, shape
+from plugins.cuda_triton.tests.shapes import (
+    A100,
+    B200,
+    BF16,
+    E4M3,
+    FP32,
+    H200,
+    SOME,
+    described,
+    gathers,
+    shape,
+    with_boxes,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +51,9 @@ def test_when_generic_kernels_use_tma(attention, device, block_n, served):
     assert sm80.uses_tma(attention, device, config) is served
     for tma_boxes in (False, True):
         found = select.adapt_to_cache(attention, device, config, uniform_stride=True, tma_boxes=tma_boxes)
-        assert found == replace(config, use_tma=served)
-    assert not select.adapt_to_cache(attention, device, config, uniform_stride=False, tma_boxes=True).use_tma
+        assert found == replace(config, kernel=Kernel.BOXES if served else Kernel.POINTERS)
+    by_pointer = select.adapt_to_cache(attention, device, config, uniform_stride=False, tma_boxes=True)
+    assert by_pointer.kernel is Kernel.POINTERS
 
 
 def test_cache_without_tma_uses_the_fallback_config():
@@ -49,12 +62,13 @@ def test_cache_without_tma_uses_the_fallback_config():
     config = select.select_config(attention, H200, 65)
     assert select.adapt_to_cache(attention, H200, config, uniform_stride=True, tma_boxes=True) == config
     without = select.adapt_to_cache(attention, H200, config, uniform_stride=False, tma_boxes=False)
-    assert without == replace(config, num_consumer_wgs=0, num_stages=2)
+    assert without == replace(config, kernel=Kernel.POINTERS, num_consumer_wgs=0, num_stages=2)
     fp8 = select.select_config(shape(256, E4M3), H200, 65)
     assert select.fallback_config(shape(256, E4M3), fp8).num_stages == 1
-    assert not select.fallback_config(shape(128), replace(config, gather_kv=True)).gather_kv
+    gathered = replace(config, kernel=Kernel.SM90_GATHER)
+    assert select.fallback_config(shape(128), gathered).kernel is Kernel.POINTERS
     swap_ab = select.select_config(shape(128, E4M3), H200, 16)
-    assert not select.fallback_config(shape(128, E4M3), swap_ab).fp8_swap_ab
+    assert select.fallback_config(shape(128, E4M3), swap_ab).kernel is Kernel.POINTERS
     two_parts = select.select_config(shape(160), H200, 129)
     padded = select.fallback_config(shape(160), two_parts)  # the Triton kernels pad 160 columns to 256
     assert (two_parts.num_stages, padded.num_stages) == (2, 1)
@@ -78,10 +92,8 @@ def test_fast_memory_keeps_tma_for_two_warp_groups(head_dim, page_size, rows, sl
         found = [
             select.adapt_to_cache(attention, H200, config, True, True, adjacent, is_fast) for is_fast in (False, True)
         ]
-        assert [one.gather_kv for one in found] == [slow, fast]
-        assert {replace(one, gather_kv=False, box_full_head=False) for one in found} == {
-            replace(config, gather_kv=False)
-        }
+        assert [gathers(one) for one in found] == [slow, fast]
+        assert {replace(with_boxes(one), box_full_head=False) for one in found} == {with_boxes(config)}
 
 
 def test_fast_memory_keeps_tma_for_merged_heads():
@@ -89,9 +101,9 @@ def test_fast_memory_keeps_tma_for_merged_heads():
     attention = AttentionShape(32, 8, 120, 64)
     for rows, gather in ((8, True), (16, False)):
         config = select.select_config(attention, H200, rows, num_reqs=64)
-        assert (config.kv_heads_per_tile, config.gather_kv) == (2, True)
+        assert config.kv_heads_per_tile == 2 and gathers(config)
         assert select.adapt_to_cache(attention, H200, config, True, True, True, True) == replace(
-            config, gather_kv=gather
+            config, kernel=Kernel.SM90_GATHER if gather else Kernel.SM90
         )
 
 

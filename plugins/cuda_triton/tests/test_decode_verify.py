@@ -14,9 +14,9 @@ LENS = (0, 1, 33, 100)
 
 
 def config(block_m=16, block_n=32, use_tma=False):
-    from draftmark_cuda_triton.heuristics.common import KernelConfig
+    from draftmark_cuda_triton.heuristics.common import Kernel, KernelConfig
 
-    return KernelConfig(block_m, block_n, 4, 2, 2, use_tma)
+    return KernelConfig(block_m, block_n, 4, 2, 2, Kernel.BOXES if use_tma else Kernel.POINTERS)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 5, 40])

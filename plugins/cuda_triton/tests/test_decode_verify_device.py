@@ -113,9 +113,7 @@ def test_fp8_with_extreme_magnitudes(page, q_len, size):
         p.q.cpu(), k, v, tuple(p.prefix_lens.tolist()), p.page_table.cpu(), seen, p.depth.cpu(), -1, 0.0
     )
     for height in (16, 32, 64):
-        result = helpers.run_decode_verify(
-            p, common.KernelConfig(height, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True), 5
-        )
+        result = helpers.run_decode_verify(p, common.KernelConfig(height, 64, 4, 3, 2, common.Kernel.SM90_FP8, 1), 5)
         assert helpers.error(result.out, out) < 5e-3
         assert ((result.lse.cpu() - lse).abs() / (1 + lse.abs())).max() < 1e-5
 
@@ -132,7 +130,7 @@ def test_sinks_over_fp8(q_len, sinks):
     )  # fmt: skip
     for num_splits in (1, 6):
         result = helpers.run_decode_verify(
-            p, common.KernelConfig(32, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True), num_splits
+            p, common.KernelConfig(32, 64, 4, 3, 2, common.Kernel.SM90_FP8, 1), num_splits
         )
         assert helpers.error(result.out, p.out) < 5e-3
         assert (result.lse.cpu() - p.lse).abs().max() < 1e-4
@@ -151,7 +149,7 @@ def test_replay_reads_current_lengths(num_consumer_wgs):
 
     config, num_splits = common.KernelConfig(16, 64, 4, 3, 2, True), 17
     if num_consumer_wgs:
-        config = common.KernelConfig(64, 64, 4, 3, 2, num_consumer_wgs=1)
+        config = common.KernelConfig(64, 64, 4, 3, 2, common.Kernel.SM90, 1)
     problems = [
         helpers.make_problem(s, lens, 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
         for s, lens in enumerate([(700, 3), (0, 64), (650, 699)])
@@ -208,7 +206,7 @@ def test_pdl_grids_wait_for_previous_stores(num_consumer_wgs):
     from draftmark_cuda_triton.launch import attention, metadata, operands
 
     config, num_splits = (
-        common.KernelConfig(64, 64, 4, 3, 2, num_consumer_wgs=1)
+        common.KernelConfig(64, 64, 4, 3, 2, common.Kernel.SM90, 1)
         if num_consumer_wgs
         else common.KernelConfig(16, 64, 4, 3, 2),
         17,

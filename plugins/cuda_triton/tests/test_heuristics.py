@@ -87,13 +87,13 @@ def test_interpreted_partials_fit_the_allocated_rows(num_splits, max_kv_len, q_l
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 12, 20, 100])
 @pytest.mark.parametrize("q_len", [1, 16, 64])
 def test_gathered_config_equals_tma_config(page_size, q_len):
-    """Configurations with gathered keys equal those with TMA, except gather_kv, so schedules and buffers are equal."""
+    """Configurations with gathered keys equal those with TMA, except the kernel, so schedules and buffers are equal."""
     device = DeviceProfile("cuda", 90, 132)
     tma_config, gathered = (
         select.select_config(AttentionShape(32, 8, 128, page), device, q_len, num_reqs=20) for page in (64, page_size)
     )
-    assert (tma_config.gather_kv, gathered.gather_kv) == (False, True)
-    assert replace(gathered, gather_kv=False) == tma_config
+    assert (tma_config.kernel, gathered.kernel) == (common.Kernel.SM90, common.Kernel.SM90_GATHER)
+    assert replace(gathered, kernel=common.Kernel.SM90) == tma_config
 
 
 def test_gather_needs_sm90_and_kv_dtype_of_q():
@@ -106,14 +106,14 @@ def test_gather_needs_sm90_and_kv_dtype_of_q():
         (DeviceProfile("cuda", 100, 148), ("bfloat16", "bfloat16")),
     ):
         config = select.select_config(AttentionShape(32, 8, 128, 1, *names), device, 1)
-        assert (config.num_consumer_wgs, config.gather_kv) == (0, False)
+        assert (config.num_consumer_wgs, config.kernel) == (0, common.Kernel.POINTERS)
 
 
 def test_unaligned_cache_is_not_gathered():
     """A cache without 16-byte alignment runs in the Triton kernels, since cp.async and TMA both need alignment."""
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 1)
     config = select.adapt_to_cache(attention, device, select.select_config(attention, device, 1), True, False)
-    assert (config.num_consumer_wgs, config.gather_kv) == (0, False)
+    assert (config.num_consumer_wgs, config.kernel) == (0, common.Kernel.POINTERS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 
 from draftmark import AttentionShape, DeviceProfile
 from draftmark_cuda_triton.heuristics import select, sm90
-from plugins.cuda_triton.tests.shapes import A100, B200, BF16, E4M3, FP32, H200, SOME, described, shape
+from draftmark_cuda_triton.heuristics.common import Kernel
+from plugins.cuda_triton.tests.shapes import A100, B200, BF16, E4M3, FP32, H200, SOME, described, shape, with_boxes
 
 TABLE = Path(__file__).with_name("selected_configs.txt").read_text(encoding="utf-8")
 """Selected configurations by rule: a line with # has the rule, and each line below it cases of the rule."""
@@ -81,9 +82,7 @@ def test_head_dim_uses_the_config_of_its_power_of_two(head_dim, padded, dtypes):
     """A head_dim uses the next power of two's configuration if it is e4m3 or if two parts would not reduce padding."""
     for rows in (1, 16, 17, 33, 64, 65):
         config = select.select_config(shape(head_dim, dtypes), H200, rows)
-        assert replace(config, gather_kv=False) == replace(
-            select.select_config(shape(padded, dtypes), H200, rows), gather_kv=False
-        )
+        assert with_boxes(config) == with_boxes(select.select_config(shape(padded, dtypes), H200, rows))
         assert sm90.overlaps_softmax(config, head_dim) is sm90.overlaps_softmax(config, padded)
 
 
@@ -188,7 +187,7 @@ def test_softmax_overlaps_when_registers_suffice(head_dim, dtypes, rows, served)
     assert sm90.overlaps_softmax(config, head_dim) is served
     assert not sm90.overlaps_softmax(replace(config, num_consumer_wgs=3), head_dim)
     # With two CTAs an SM, four gathering warps leave each consumer thread 24 registers fewer, too few to overlap.
-    gathered = replace(config, gather_kv=True)
+    gathered = replace(config, kernel=Kernel.SM90_GATHER)
     assert sm90.overlaps_softmax(gathered, head_dim) is (
         served and (config.num_consumer_wgs == 2 or config.ctas_per_sm == 1)
     )

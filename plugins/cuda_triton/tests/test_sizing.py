@@ -21,6 +21,7 @@ from draftmark_cuda_triton import sizing
 from draftmark_cuda_triton.heuristics import common, select, split_kv
 from draftmark_cuda_triton.launch import tma
 from draftmark_cuda_triton.support import reasons_against
+from plugins.cuda_triton.tests.shapes import with_boxes
 
 H200 = DeviceProfile("cuda", 90, 132)
 
@@ -52,8 +53,8 @@ def test_tiles_fit_shared_memory(head_dim, dtype, q_len, fp8):
     )
     row = columns * {"float32": 4}.get(dtype, 2)
     fp8_bytes = common.next_power_of_two(head_dim) * 2 * config.num_fp8_stages * config.block_n
-    stage = config.block_n * row // (2 if config.fp8_swap_ab else 1)
-    weights = config.block_m * config.block_n * 2 if config.fp8_swap_ab else 0
+    stage = config.block_n * row // (2 if config.kernel is common.Kernel.SM90_FP8 else 1)
+    weights = config.block_m * config.block_n * 2 if config.kernel is common.Kernel.SM90_FP8 else 0
     used = config.block_m * row + 2 * config.num_stages * stage + fp8_bytes + weights + 1024
     assert used * config.ctas_per_sm <= 228 << 10
 
@@ -115,8 +116,8 @@ def test_candidates_contain_every_selected_config(arch, dtypes):
             shape = AttentionShape(32, 8, head_dim, page_size, *dtypes)
             known = select.config_candidates(shape, device)
             for q_len in (1, 2, 4, 5, 16, 17, 64, 4096):
-                assert replace(select.select_config(shape, device, q_len), gather_kv=False) in known
-                ragged = replace(select.select_config(shape, device, q_len, prefill=True), gather_kv=False)
+                assert with_boxes(select.select_config(shape, device, q_len)) in known
+                ragged = with_boxes(select.select_config(shape, device, q_len, prefill=True))
                 own = [replace(one, num_stages=ragged.num_stages) for one in known]
                 two_groups = (
                     replace(ragged, block_m=128, num_consumer_wgs=2) if ragged.num_consumer_wgs == 3 else ragged
@@ -131,6 +132,6 @@ def test_few_fp8_rows_use_swap_ab(head_dim, q_len, height):
     """e4m3 decode above head_dim 64 upcasts in registers if its packed rows fit; EXTEND and 16-bit KV never do."""
     shape = AttentionShape(32, 8, head_dim, 16, "bfloat16", "float8_e4m3fn")
     config = select.select_config(shape, H200, q_len)
-    assert (config.block_m if config.fp8_swap_ab else 0) == height
-    assert not select.select_config(shape, H200, q_len, prefill=True).fp8_swap_ab
-    assert not select.select_config(AttentionShape(32, 8, head_dim, 16), H200, q_len).fp8_swap_ab
+    assert (config.block_m if config.kernel is common.Kernel.SM90_FP8 else 0) == height
+    for one, prefill in ((shape, True), (AttentionShape(32, 8, head_dim, 16), False)):
+        assert select.select_config(one, H200, q_len, prefill=prefill).kernel is not common.Kernel.SM90_FP8

@@ -66,22 +66,22 @@ def test_sm90_matches_interpreted_kernels(page, dim, tail, window_left, kv_dtype
         return out.float().cpu()
 
     tiles = [
-        common.KernelConfig(64 * m, n, 4, stages, 1, num_consumer_wgs=m, gather_kv=page % 8 > 0)
+        common.KernelConfig(64 * m, n, 4, stages, 1, common.Kernel.SM90_GATHER if page % 8 else common.Kernel.SM90, m)
         for m, n, stages in ((1, 64, 3), (2, 128, 3), (2, 64, 6))
     ]
     if dim == 64:
         tiles = [
-            common.KernelConfig(64, n, 4, 3, 2, num_consumer_wgs=1, kv_heads_per_tile=heads_per_tile)
+            common.KernelConfig(64, n, 4, 3, 2, common.Kernel.SM90, 1, kv_heads_per_tile=heads_per_tile)
             for n, heads_per_tile in ((128, 1), (64, 2), (128, 2))
         ]
-        tiles.append(common.KernelConfig(128, 128, 8, 3, 1, num_consumer_wgs=2, kv_heads_per_tile=2))
+        tiles.append(common.KernelConfig(128, 128, 8, 3, 1, common.Kernel.SM90, 2, kv_heads_per_tile=2))
     if kv_dtype is torch.float8_e4m3fn:
-        tiles = [common.KernelConfig(m, 64, 4, 3, 2, num_consumer_wgs=1, fp8_swap_ab=True) for m in (16, 32, 64)]
-        tiles.append(common.KernelConfig(128, 64, 8, 3, 1, num_consumer_wgs=2, num_fp8_stages=4))
+        tiles = [common.KernelConfig(m, 64, 4, 3, 2, common.Kernel.SM90_FP8, 1) for m in (16, 32, 64)]
+        tiles.append(common.KernelConfig(128, 64, 8, 3, 1, common.Kernel.SM90, 2, num_fp8_stages=4))
     expected = {}
     for config in tiles:
         # With e4m3 upcast in registers, all rows of a request must fit into one row tile.
-        longest = config.block_m // 7 if config.fp8_swap_ab else 33
+        longest = config.block_m // 7 if config.kernel is common.Kernel.SM90_FP8 else 33
         if longest not in expected:
             expected[longest] = run("cpu", common.KernelConfig(64, 64, 4, 2, 1), longest).double()
         assert helpers.error(run("cuda", config, longest), expected[longest]) < 5e-3

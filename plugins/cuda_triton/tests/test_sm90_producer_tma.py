@@ -145,7 +145,8 @@ def test_tile_holds_the_keys_its_mask_expects(shape, num_consumer_wgs, tile):
         4 * num_consumer_wgs,
         STAGES,
         1,
-        num_consumer_wgs=num_consumer_wgs,
+        common.Kernel.SM90,
+        num_consumer_wgs,
         kv_heads_per_tile=heads,
     )
     config = select.adapt_to_cache(attention, HOPPER, config, True, True, adjacent_heads)

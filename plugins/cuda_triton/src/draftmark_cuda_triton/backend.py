@@ -85,6 +85,6 @@ def _summary(geometry: Geometry, on_gpu: bool) -> tuple[str, AttentionShape]:
     if not on_gpu:
         return "interpreted kernels", a
     config = chosen_config(a, geometry.device) if a.chosen_width else select.select_config(a, geometry.device, 1)
-    family = "Hopper kernels" if config.num_consumer_wgs else "portable kernels"
+    family = "Hopper kernels" if config.kernel.is_sm90 else "portable kernels"
     through = "the CUDA driver" if uses_own_launch() and driver() is not None else "Triton's launcher"
     return f"{family}, launched through {through},", a

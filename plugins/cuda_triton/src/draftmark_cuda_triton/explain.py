@@ -47,7 +47,7 @@ def _decode_verify(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoic
     config = select.select_config(a, device, batch.q_len, num_reqs=batch.num_reqs)
     yield _family(a, device, config)
     yield _tile(a, config, batch, [one for one in select.config_candidates(a, device) if _same_family(one, config)])
-    if config.num_consumer_wgs:
+    if config.kernel.is_sm90:
         yield _merged_heads(a, device, config, batch)
     yield _loads(a, device, config)
     most = split_kv.choose_num_splits(a, device, config, batch.q_len, batch.num_reqs, geometry.max_kv_len)
@@ -101,7 +101,7 @@ UPCASTS = ("upcast once", "upcast in each tile")
 
 
 def _family(a: AttentionShape, device: DeviceProfile, config: common.KernelConfig) -> KernelChoice:
-    if config.num_consumer_wgs:
+    if config.kernel.is_sm90:
         return KernelChoice("kernels", HOPPER, f"the device is sm_{SM90}, and the shape is served", (HOPPER, GENERIC))
     against = reasons_against_sm90(a, device)
     if not against:
@@ -129,7 +129,7 @@ def _describe(config: common.KernelConfig) -> str:
 
 
 def _same_family(one: common.KernelConfig, other: common.KernelConfig) -> bool:
-    return bool(one.num_consumer_wgs) == bool(other.num_consumer_wgs)
+    return one.kernel.is_sm90 == other.kernel.is_sm90
 
 
 def _merged_heads(
@@ -145,12 +145,14 @@ def _merged_heads(
 
 
 def _loads(a: AttentionShape, device: DeviceProfile, config: common.KernelConfig) -> KernelChoice:
-    config = select.adapt_to_cache(a, device, config, True, bool(config.num_consumer_wgs))
-    if not config.num_consumer_wgs:
-        chosen = "TMA" if config.use_tma else "pointers"
-        reason = f"a tile of {config.block_n} keys {'fits' if config.use_tma else 'does not fit'} one box of a page"
+    config = select.adapt_to_cache(a, device, config, True, config.kernel.is_sm90)
+    if not config.kernel.is_sm90:
+        in_boxes = config.kernel is common.Kernel.BOXES
+        chosen = "TMA" if in_boxes else "pointers"
+        reason = f"a tile of {config.block_n} keys {'fits' if in_boxes else 'does not fit'} one box of a page"
         return KernelChoice("loads", chosen, reason, ("TMA", "pointers"))
-    chosen = "gather (cp.async)" if config.gather_kv else "TMA, whole heads" if config.box_full_head else "TMA"
+    gathers = config.kernel is common.Kernel.SM90_GATHER
+    chosen = "gather (cp.async)" if gathers else "TMA, whole heads" if config.box_full_head else "TMA"
     reason = f"pages of {a.page_size} tokens, {a.head_dim} elements of {a.kv_dtype} a head"
     return KernelChoice("loads", chosen, reason, ("TMA", "TMA, whole heads", "gather (cp.async)"))
 

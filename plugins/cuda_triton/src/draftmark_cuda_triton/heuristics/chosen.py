@@ -28,7 +28,7 @@ def chosen_config(shape: AttentionShape, device: DeviceProfile) -> KernelConfig:
         wider = replace(config, block_n=MAX_BLOCK_N, num_stages=2)
         return wider if fits(shape, device, wider) else config
     few = shape.q_dtype == "float32" or shape.group_size <= MIN_BLOCK_M
-    return replace(generic_config(shape, device, few), use_tma=False)
+    return generic_config(shape, device, few)
 
 
 def num_splits(geometry: Geometry, mode: Mode, num_rows: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from draftmark import AttentionShape, ceil_div
@@ -15,6 +16,28 @@ SCHEDULE_HEADER_ROWS = 2
 """Rows of `row_tiles` before the first row tile; `prefill_schedule.write_metadata_prefill` lists their 4 words."""
 
 
+class Kernel(Enum):
+    """Attention kernels by package and load of keys. Prefill and the other modes have each of them, except SM90_FP8."""
+
+    POINTERS = "kernels"
+    """Any GPU; keys are loaded by pointer."""
+    BOXES = "kernels, TMA"
+    """Any GPU from sm_90 on; a KV tile lies in one page of a contiguous cache and is loaded as one TMA box."""
+    SM90 = "kernels_sm90"
+    """Hopper; a TMA box for each page."""
+    SM90_GATHER = "kernels_sm90, gather"
+    """Hopper; four producer warps gather keys with cp.async from pages of any size."""
+    SM90_FP8 = "kernels_sm90, fp8"
+    """Hopper; e4m3 is upcast in registers and the MMA operands are swapped, with one consumer warp group."""
+    SM90_LATENT = "kernels_sm90, latent"
+    """Hopper; latent rows."""
+
+    @property
+    def is_sm90(self) -> bool:
+        """True for the kernels in `kernels_sm90`."""
+        return self not in (Kernel.POINTERS, Kernel.BOXES)
+
+
 @dataclass(frozen=True)
 class KernelConfig:
     """Tile shape, pipeline and occupancy of an attention kernel.
@@ -24,12 +47,9 @@ class KernelConfig:
         block_n: keys of a KV tile.
         num_warps, num_stages: Triton's launch options; num_stages is the number of KV tiles in flight.
         ctas_per_sm: CTAs that are resident on one SM.
-        use_tma: the Triton kernels load a KV tile as one TMA box; the tile lies in one page of a contiguous cache.
-        num_consumer_wgs: consumer warp groups of a `kernels_sm90` CTA, 64 packed rows each. 0 selects the Triton
-            kernels in `kernels`, and the fields below do not apply.
+        kernel: the kernel. The fields below apply to those in `kernels_sm90`.
+        num_consumer_wgs: consumer warp groups of a CTA, 64 packed rows each; 0 for the kernels in `kernels`.
         num_fp8_stages: e4m3 tiles in flight before producer warps upcast them into the 16-bit stages.
-        fp8_swap_ab: e4m3 is upcast in registers and the MMA operands are swapped, with one consumer warp group.
-        gather_kv: four producer warps gather keys with cp.async from pages of any size, instead of TMA.
         kv_heads_per_tile: adjacent KV heads that are processed as one head of a larger head_dim.
         box_full_head: a TMA box holds all 256 bytes of a head, instead of 128 bytes.
     """
@@ -39,11 +59,9 @@ class KernelConfig:
     num_warps: int
     num_stages: int
     ctas_per_sm: int
-    use_tma: bool = False
+    kernel: Kernel = Kernel.POINTERS
     num_consumer_wgs: int = 0
     num_fp8_stages: int = 0
-    fp8_swap_ab: bool = False
-    gather_kv: bool = False
     kv_heads_per_tile: int = 1
     box_full_head: bool = False
 

@@ -15,7 +15,7 @@ from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile
 
 from ..support import TMA_PAGE_MULTIPLE
 from ..switches import KERNELS, uses_generic_kernels
-from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
+from .common import MIN_BLOCK_M, Kernel, KernelConfig, next_power_of_two
 from .sm80 import SMALL_SMEM_ARCHS
 from .sm90 import SM90
 
@@ -66,7 +66,7 @@ def sm90_config(shape: AttentionShape) -> KernelConfig:
     row = 2 * shape.head_dim
     free = smem_bytes_of(SM90) - SM90_RESERVED_BYTES - SM90_BLOCK_M * (row + 2 * SM90_BLOCK_N)
     stages = min(SM90_MAX_STAGES, free // (SM90_BLOCK_N * row))
-    return KernelConfig(SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, num_consumer_wgs=SM90_PARTITIONS)
+    return KernelConfig(SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT, SM90_PARTITIONS)
 
 
 def portable_config(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> KernelConfig:
@@ -74,7 +74,7 @@ def portable_config(shape: AttentionShape, device: DeviceProfile, config: Kernel
     row, stages = row_bytes(shape), 3
     while stages > 1 and _used_bytes(device, config.block_m, config.block_n, stages, row) > smem_bytes(device):
         stages -= 1
-    return replace(config, num_warps=8, num_stages=stages, num_consumer_wgs=0)
+    return replace(config, num_warps=8, num_stages=stages, kernel=Kernel.POINTERS, num_consumer_wgs=0)
 
 
 def latent_config(shape: AttentionShape, device: DeviceProfile, rows: int) -> KernelConfig:

@@ -14,7 +14,7 @@ from draftmark import AttentionShape, DeviceProfile, ceil_div
 
 from ..support import TMA_PAGE_MULTIPLE, gathers_kv
 from . import latent
-from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
+from .common import MIN_BLOCK_M, Kernel, KernelConfig, next_power_of_two
 from .sm80 import generic_config, uses_tma
 from .sm90 import (
     BLOCK_M_3WG,
@@ -57,12 +57,12 @@ def select_config(
         return generic_config(shape, device, shape.q_dtype == "float32" or rows <= MIN_BLOCK_M)
     if not prefill and merging_heads_pays(shape, device, rows, num_reqs):
         config = merged_config(shape, rows)
-        return config if tma_pages else replace(config, gather_kv=True)
+        return config if tma_pages else replace(config, kernel=Kernel.SM90_GATHER)
     block_ms = () if prefill else fp8_block_ms(shape)
     if block_ms and rows <= block_ms[-1]:
         return fp8_config(shape, rows)
     config = base_config(shape, row_threshold(rows))
-    config = config if tma_pages else replace(config, gather_kv=True)
+    config = config if tma_pages else replace(config, kernel=Kernel.SM90_GATHER)
     if prefill:
         return prefill_configs(shape, config)[0]
     if not tma_pages:
@@ -116,9 +116,8 @@ def fallback_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig
     stages = min(config.num_stages, 2 if fits else 1)
     return replace(
         config,
+        kernel=Kernel.POINTERS,
         num_consumer_wgs=0,
-        fp8_swap_ab=False,
-        gather_kv=False,
         kv_heads_per_tile=1,
         box_full_head=False,
         num_stages=stages,
@@ -145,13 +144,15 @@ def adapt_to_cache(
         fast_memory: memory bandwidth is at least `tma.FAST_MEMORY_BANDWIDTH`. Above 64 packed rows MMA is then the
             limit, not memory, and TMA is faster than gathering.
     """
-    if shape.latent and config.num_consumer_wgs:
+    if config.kernel is Kernel.SM90_LATENT:
         return config if tma_boxes else latent.portable_config(shape, device, config)
-    if config.num_consumer_wgs:
+    if config.kernel.is_sm90:
         if tma_boxes:
             config = config if adjacent_heads else unmerged_config(shape, config)
             back_to_tma = fast_memory and config.num_consumer_wgs > 1 and shape.page_size % TMA_PAGE_MULTIPLE == 0
-            config = replace(config, gather_kv=config.gather_kv and not back_to_tma)
+            if config.kernel is Kernel.SM90_GATHER and back_to_tma:
+                config = replace(config, kernel=Kernel.SM90)
             return replace(config, box_full_head=adjacent_heads and box_fits_head(shape, config))
         config = fallback_config(shape, config)
-    return replace(config, use_tma=uniform_stride and uses_tma(shape, device, config))
+    in_boxes = uniform_stride and uses_tma(shape, device, config)
+    return replace(config, kernel=Kernel.BOXES if in_boxes else Kernel.POINTERS)

@@ -9,7 +9,7 @@ from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div
 
 from ..support import MAX_HEAD_DIM
 from ..switches import KERNELS, uses_generic_kernels
-from .common import MIN_BLOCK_M, KernelConfig, next_power_of_two
+from .common import MIN_BLOCK_M, Kernel, KernelConfig, next_power_of_two
 
 BLOCK_M_3WG = 192
 """Packed rows of a row tile with three consumer warp groups, 64 rows each."""
@@ -81,23 +81,19 @@ def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
         # one MMA.
         if min_rows >= 64 and block_d < 256:
             if shape.window_left >= 0:  # masks of a window and a tree would spill with 128 keys
-                return KernelConfig(128, 64, 8, {64: 6, 128: 3}[block_d], 1, num_consumer_wgs=2, num_fp8_stages=4)
+                return KernelConfig(128, 64, 8, {64: 6, 128: 3}[block_d], 1, Kernel.SM90, 2, num_fp8_stages=4)
             stages = {64: 4, 128: 2}[block_d]
-            return KernelConfig(128, 128, 8, stages, 1, num_consumer_wgs=2, num_fp8_stages=stages)
-        return KernelConfig(
-            64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, num_consumer_wgs=1, num_fp8_stages=2
-        )
+            return KernelConfig(128, 128, 8, stages, 1, Kernel.SM90, 2, num_fp8_stages=stages)
+        return KernelConfig(64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, Kernel.SM90, 1, num_fp8_stages=2)
     num_columns = sum(split_head_dim(shape.head_dim))
     if min_rows >= 64:
         config = KernelConfig(
-            128, 64 if num_columns > 160 or (num_columns > 64 and min_rows == 64) else 128, 8, 0, 1, num_consumer_wgs=2
+            128, 64 if num_columns > 160 or (num_columns > 64 and min_rows == 64) else 128, 8, 0, 1, Kernel.SM90, 2
         )
     elif min_rows == MIN_BLOCK_M and 64 < num_columns <= 128:
-        config = KernelConfig(64, 128, 4, 0, 1, num_consumer_wgs=1)
+        config = KernelConfig(64, 128, 4, 0, 1, Kernel.SM90, 1)
     else:
-        config = KernelConfig(
-            64, 128 if num_columns == 64 else 64, 4, 0, 1 if num_columns > 128 else 2, num_consumer_wgs=1
-        )
+        config = KernelConfig(64, 128 if num_columns == 64 else 64, 4, 0, 1 if num_columns > 128 else 2, Kernel.SM90, 1)
     if (
         0
         <= shape.window_left
@@ -148,7 +144,7 @@ def prefill_configs(shape: AttentionShape, config: KernelConfig) -> tuple[Kernel
     Up to 80 columns, three consumer warp groups are always faster than two. With 81 to 96 columns and 128 keys a tile,
     that depends on the number of row tiles (`split_kv.fastest_config`). Gathered keys have one configuration.
     """
-    if config.gather_kv:
+    if config.kernel is Kernel.SM90_GATHER:
         return (config,)
     three_wgs = with_three_wgs(shape, config)
     if three_wgs == config or sum(split_head_dim(shape.head_dim)) <= 80:
@@ -213,7 +209,11 @@ def with_gather(
         return config
     sole_cta = config.num_consumer_wgs == 1 and config.ctas_per_sm == 1 and config.block_n == 128
     waits_for_boxes = sole_cta and shape.page_size < GATHER_BELOW_PAGE_SIZE and request_heads <= device.num_sms
-    return replace(config, gather_kv=waits_for_boxes or not _has_full_cache_lines(shape, 1))
+    return _gathered(config) if waits_for_boxes or not _has_full_cache_lines(shape, 1) else config
+
+
+def _gathered(config: KernelConfig) -> KernelConfig:
+    return replace(config, kernel=Kernel.SM90_GATHER)
 
 
 def _has_full_cache_lines(shape: AttentionShape, heads: int) -> bool:
@@ -262,18 +262,15 @@ def merged_config(shape: AttentionShape, rows: Any) -> KernelConfig:
     pair = _merged_shape(shape)
     if fp8_block_ms(pair):
         return replace(fp8_config(pair, 2 * rows), kv_heads_per_tile=2)
-    return replace(
-        base_config(pair, 64 if 2 * rows > 64 else 0),
-        kv_heads_per_tile=2,
-        gather_kv=not _has_full_cache_lines(shape, 2),
-    )
+    config = replace(base_config(pair, 64 if 2 * rows > 64 else 0), kv_heads_per_tile=2)
+    return config if _has_full_cache_lines(shape, 2) else _gathered(config)
 
 
 def unmerged_config(shape: AttentionShape, config: KernelConfig) -> KernelConfig:
     """Return `config` for a cache with heads that are not adjacent: one head a tile, with equal block_n and splits."""
     if config.kv_heads_per_tile == 1:
         return config
-    if config.fp8_swap_ab and not fp8_block_ms(shape):
+    if config.kernel is Kernel.SM90_FP8 and not fp8_block_ms(shape):
         return replace(base_config(shape, 0), block_n=config.block_n)
     return replace(config, kv_heads_per_tile=1)
 
@@ -293,7 +290,7 @@ def fp8_config(shape: AttentionShape, rows: Any) -> KernelConfig:
     """Return the configuration that upcasts e4m3 in registers with swapped operands, two CTAs an SM."""
     block_m = next(block_m for block_m in fp8_block_ms(shape) if rows <= block_m)
     stages = 2 if next_power_of_two(shape.head_dim) == 256 and block_m > MIN_BLOCK_M else 3
-    return KernelConfig(block_m, 64, 4, stages, 2, num_consumer_wgs=1, fp8_swap_ab=True)
+    return KernelConfig(block_m, 64, 4, stages, 2, Kernel.SM90_FP8, 1)
 
 
 def overlaps_softmax(config: KernelConfig, head_dim: int) -> bool:
@@ -307,10 +304,11 @@ def overlaps_softmax(config: KernelConfig, head_dim: int) -> bool:
     one = (
         config.num_consumer_wgs == 1
         and config.num_fp8_stages == 0
-        and not config.fp8_swap_ab
+        and config.kernel is not Kernel.SM90_FP8
         and sum(split_head_dim(head_dim)) <= 160
     )
-    return config.num_consumer_wgs == 2 or (one and not (config.gather_kv and config.ctas_per_sm == 2))
+    gathers_twice = config.kernel is Kernel.SM90_GATHER and config.ctas_per_sm == 2
+    return config.num_consumer_wgs == 2 or (one and not gathers_twice)
 
 
 def box_fits_head(shape: AttentionShape, config: KernelConfig) -> bool:
@@ -318,5 +316,5 @@ def box_fits_head(shape: AttentionShape, config: KernelConfig) -> bool:
 
     This halves the number of boxes. Heads of 512 bytes keep boxes of 128 bytes, since larger ones were not faster.
     """
-    is_16_bit = DTYPE_BYTES[shape.kv_dtype] == 2 and not config.gather_kv
+    is_16_bit = DTYPE_BYTES[shape.kv_dtype] == 2 and config.kernel is not Kernel.SM90_GATHER
     return is_16_bit and config.kv_heads_per_tile * shape.head_dim * DTYPE_BYTES[shape.kv_dtype] == 256

@@ -124,7 +124,7 @@ def _one_cta_pays(
 def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelConfig, ...]:
     """Return the possible results of `split_config`: `config`, and one with two CTAs an SM for requests of few rows."""
     short = (
-        replace(base_config(shape, 0), gather_kv=config.gather_kv)
+        replace(base_config(shape, 0), kernel=config.kernel)
         if config.num_consumer_wgs > 1 and not config.num_fp8_stages
         else config
     )

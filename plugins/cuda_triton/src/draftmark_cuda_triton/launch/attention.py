@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..heuristics.common import OVERHEAD_TILES, KernelConfig, max_row_tiles, next_power_of_two, row_tiles
+from ..heuristics.common import OVERHEAD_TILES, Kernel, KernelConfig, max_row_tiles, next_power_of_two, row_tiles
 from ..kernel_variants import kernels, select_variant
 from . import tma
 from .combine import combine_splits
@@ -52,8 +52,8 @@ def attend_decode_verify(
     if t.tail_mask is not None:
         tail = TREE
     attend = _attend_generic
-    if config.num_consumer_wgs:
-        attend = _attend_latent_sm90 if shape.latent else _attend_sm90
+    if config.kernel.is_sm90:
+        attend = _attend_latent_sm90 if config.kernel is Kernel.SM90_LATENT else _attend_sm90
     attend(shape, config, extent, num_splits, t, partials, tail)
     if num_splits > 1 and not extent.whole_requests:
         rows = extent.q_len * shape.group
@@ -80,7 +80,8 @@ def _attend_generic(
         t.q, _source(t.k_source, shape, config), _source(t.v_source, shape, config), t.k_scale, t.v_scale, t.sinks,
         t.out, t.lse, *_batch_arguments(shape, extent, t, partials, extent.q_len), *t.k_source.stride()[:3],
         *t.v_source.stride()[:3], BLOCK_M=config.block_m, TAIL_KIND=tail, RAGGED=extent.ragged,
-        USE_TMA=config.use_tma, **generic_constants(shape, config, t), **_constants(shape, config, t, shape.pdl),
+        **generic_constants(shape, config, t), USE_TMA=config.kernel is Kernel.BOXES,
+        **_constants(shape, config, t, shape.pdl),
     )  # fmt: skip
 
 
@@ -95,9 +96,9 @@ def _attend_sm90(
 ) -> None:
     from .. import kernels_sm90
 
-    if config.gather_kv:
+    if config.kernel is Kernel.SM90_GATHER:
         kernel = kernels_sm90.decode_verify_gather.attend_decode_verify_gather
-    elif config.fp8_swap_ab:
+    elif config.kernel is Kernel.SM90_FP8:
         kernel = kernels_sm90.decode_verify_fp8.attend_decode_verify_fp8
     else:
         kernel = kernels_sm90.decode_verify.attend_decode_verify
@@ -165,7 +166,7 @@ def attend_prefill(
         split: splits and buffers for row tiles that can be split along the keys; None if they are never split.
     """
     count = max_row_tiles(config, shape.group, num_rows, t.prefix_lens.shape[0])
-    attend = _attend_row_tiles_sm90 if config.num_consumer_wgs else _attend_row_tiles
+    attend = _attend_row_tiles_sm90 if config.kernel.is_sm90 else _attend_row_tiles
     if split is None:
         attend(shape, config, shape.num_kv_heads * count, t, tiles, PartialResults(tiles, t.out, t.out), 1)
         return
@@ -189,7 +190,7 @@ def _attend_row_tiles_sm90(
 ) -> None:
     from .. import kernels_sm90
 
-    gathers, q, split = config.gather_kv, t.q, num_splits > 1
+    gathers, q, split = config.kernel is Kernel.SM90_GATHER, t.q, num_splits > 1
     kernel = kernels_sm90.prefill_gather.attend_prefill_gather if gathers else kernels_sm90.prefill.attend_prefill
     kv, kv_strides = tma.kv_arguments(t.k_source, t.v_source, shape.page_size, config)
     launch_kernel(
@@ -214,8 +215,8 @@ def _attend_row_tiles(
         select_variant(kernels.prefill.attend_prefill, t.q), (num_ctas,), t.q, _source(t.k_source, shape, config),
         _source(t.v_source, shape, config), t.k_scale, t.v_scale, t.sinks, t.out, t.lse,
         *_row_tile_arguments(shape, t, tiles, partials), *t.k_source.stride()[:3], *t.v_source.stride()[:3],
-        num_splits, BLOCK_M=config.block_m, BLOCK_M_POW2=next_power_of_two(config.block_m), USE_TMA=config.use_tma,
-        SPLIT_KV=split, **generic_constants(shape, config, t),
+        num_splits, BLOCK_M=config.block_m, BLOCK_M_POW2=next_power_of_two(config.block_m), SPLIT_KV=split,
+        **generic_constants(shape, config, t), USE_TMA=config.kernel is Kernel.BOXES,
         **_constants(shape, config, t, split and shape.pdl),
     )  # fmt: skip
 
@@ -273,8 +274,8 @@ def _stride_align(q: torch.Tensor, out: torch.Tensor) -> int:
 
 
 def _source(cache: torch.Tensor, shape: AttentionParams, config: KernelConfig) -> torch.Tensor | TensorDescriptor:
-    """Return the cache, or with use_tma a descriptor of ``[slots, heads · dim]`` with one KV tile a box."""
-    if not config.use_tma:
+    """Return the cache, or for `Kernel.BOXES` a descriptor of ``[slots, heads · dim]`` with one KV tile a box."""
+    if config.kernel is not Kernel.BOXES:
         return cache
     pages, page_size, kv_heads_per_tile, dim = cache.shape
     return TensorDescriptor(

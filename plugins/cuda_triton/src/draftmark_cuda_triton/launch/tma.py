@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..heuristics.common import KernelConfig, next_power_of_two
+from ..heuristics.common import Kernel, KernelConfig, next_power_of_two
 from ..heuristics.sm90 import overlaps_softmax, split_head_dim
 
 SWIZZLE_BYTES = 128
@@ -33,12 +33,13 @@ def box_keys(page_size: int, config: KernelConfig) -> int:
 
     If e4m3 is upcast in registers, a box has at most 32 keys, because masks of 64 keys would need too many registers.
     """
-    return math.gcd(page_size, min(MAX_FP8_BOX_KEYS, config.block_n) if config.fp8_swap_ab else config.block_n)
+    most = MAX_FP8_BOX_KEYS if config.kernel is Kernel.SM90_FP8 else config.block_n
+    return math.gcd(page_size, min(most, config.block_n))
 
 
 def tile_columns(config: KernelConfig, head_dim: int, size: int) -> tuple[int, int]:
     """Return the columns of a tile's two parts (`sm90.split_head_dim`); one part if e4m3 is upcast in registers."""
-    return (next_power_of_two(head_dim), 0) if config.fp8_swap_ab else split_head_dim(head_dim, size)
+    return (next_power_of_two(head_dim), 0) if config.kernel is Kernel.SM90_FP8 else split_head_dim(head_dim, size)
 
 
 @cache
@@ -143,7 +144,7 @@ def kv_arguments(
     Args:
         k, v: ``[pages, P, KV heads, head_dim]``, for which `is_tma_describable` holds.
     """
-    if config.gather_kv:
+    if config.kernel is Kernel.SM90_GATHER:
         return (k, v), (*byte_strides(k), *byte_strides(v))
     (k_box, k_extra), (v_box, v_extra) = (make_descriptors(one, page_size, config) for one in (k, v))
     return (k_box, v_box, k_extra, v_extra), (k.shape[0],)
@@ -160,7 +161,7 @@ def _common_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor) -> d
     # them.
     register_limit = {"maxnreg": 65536 // (256 * config.ctas_per_sm) // 8 * 8} if config.ctas_per_sm > 1 else {}
     block_d, block_d_rest = tile_columns(config, k.shape[3], k.element_size())
-    if config.fp8_swap_ab:
+    if config.kernel is Kernel.SM90_FP8:
         return {"BLOCK_M": config.block_m, "BLOCK_D": block_d, "num_warps": 4} | register_limit
     upcast = k.dtype != q.dtype
     chosen: dict[str, Any] = {
@@ -181,7 +182,7 @@ def _upcast_registers(config: KernelConfig) -> int:
 def kernel_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor, page_size: int) -> dict[str, Any]:
     """Return constants and compiler options of the configuration's kernel."""
     chosen = _common_options(config, k, q)
-    if not config.gather_kv:
+    if config.kernel is not Kernel.SM90_GATHER:
         return chosen | {"BOX_KEYS": SWIZZLE_ROWS if config.box_full_head else box_keys(page_size, config)}
     del chosen["UPCAST_FP8"], chosen["FP8_STAGES"]
     return chosen | {"CONSUMER_REGISTERS": CONSUMER_REGISTERS_GATHER}
