@@ -16,8 +16,8 @@ import triton.language as tl
 
 from .convert import convert
 from .inline import INTERPRETED, bound, inline
-from .softmax import add_tile, apply_soft_cap, sink_weight
-from .tile import KvSource, dot, load_queries
+from .softmax import add_tile, apply_soft_cap, log_sum_exp, normalize, sink_weight
+from .tile import KvSource, dot, load_queries, load_scales
 
 
 @inline
@@ -168,11 +168,7 @@ def attend_chosen(
     live = packed < group
     head_of_row = head * group + packed
     q_row = q + row.to(tl.int64) * stride_q_row + head_of_row[:, None] * stride_q_head
-    k_factor, v_factor = 1.0, 1.0
-    if SCALED & 1:
-        k_factor = tl.load(k_scale)
-    if SCALED & 2:
-        v_factor = tl.load(v_scale)
+    k_factor, v_factor = load_scales(k_scale, v_scale, SCALED)
     keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
     values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
     if LATENT:
@@ -186,11 +182,10 @@ def attend_chosen(
         scale * k_factor, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_V, LATENT, CAP, STAGES,
     )  # fmt: skip
 
-    # Without keys row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
-    log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
+    log_sum = log_sum_exp(row_max, row_sum)
     if SINKS and not SPLIT:
         row_sum += sink_weight(sinks, head_of_row, live, row_max)
-    acc = acc * (v_factor / tl.where(row_sum > 0, row_sum, 1.0))[:, None]
+    acc = normalize(acc, row_sum, v_factor)
     col = tl.arange(0, BLOCK_V)
     cell_live = live[:, None] & (col < VALUE_DIM)[None, :]
     if SPLIT:

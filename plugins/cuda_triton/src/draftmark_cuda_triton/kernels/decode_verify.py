@@ -16,12 +16,11 @@ import triton.language as tl
 
 from .convert import convert
 from .inline import bound, inline
-from .latent import attend_latent_range
-from .mainloop import attend_kv_range
+from .latent import attend_range
 from .mask import BLOCK, CAUSAL, TREE, RowMask
-from .softmax import sink_weight
+from .softmax import log_sum_exp, normalize, sink_weight
 from .split_kv import kv_tile_range, kv_tile_stop, request_overhead, request_rows
-from .tile import KvSource, load_queries, make_tiles
+from .tile import KvSource, load_scales, make_tiles
 
 
 @inline
@@ -166,11 +165,7 @@ def attend_decode_verify(
     uniform_live = packed < q_len * group
     uniform_slot = tail_len - q_len + row
     uniform_cells = uniform_live[:, None] & (col < VALUE_DIM)[None, :]
-    k_factor, v_factor = 1.0, 1.0
-    if SCALED & 1:
-        k_factor = tl.load(k_scale)
-    if SCALED & 2:
-        v_factor = tl.load(v_scale)
+    k_factor, v_factor = load_scales(k_scale, v_scale, SCALED)
     keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
     values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
     C: tl.constexpr = make_tiles(
@@ -217,24 +212,15 @@ def attend_decode_verify(
                 prefix_len=prefix_len, tail_len=tail_slots, slot_of_row=slot_of_row, row_position=row_position,
                 row_live=row_live, row_words=row_words, depths=depths, mask_words=mask_words, window_left=window_left,
             )  # fmt: skip
-            if LATENT:
-                acc, row_max, row_sum = attend_latent_range(
-                    load_queries(q + q_rows, row_live, 0, VALUE_DIM, BLOCK_V),
-                    load_queries(q + q_rows, row_live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D), tile,
-                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, C,
-                )  # fmt: skip
-            else:
-                acc, row_max, row_sum = attend_kv_range(
-                    load_queries(q + q_rows, row_live, 0, HEAD_DIM, BLOCK_D), tile, first_masked_tile, stop, keys,
-                    values, page_row, head, row_mask, scale * k_factor, cap, C,
-                )  # fmt: skip
-
-            # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
-            log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
+            acc, row_max, row_sum = attend_range(
+                q + q_rows, row_live, tile, first_masked_tile, stop, keys, values, page_row, head, row_mask,
+                scale, k_factor, cap, LATENT, C,
+            )  # fmt: skip
+            log_sum = log_sum_exp(row_max, row_sum)
             is_unsplit = (tile == first) & (tile + tiles_left >= end)
             if SINKS:
                 row_sum += sink_weight(sinks, head_of_row, row_live & is_unsplit, row_max)
-            acc = acc * (v_factor / tl.where(row_sum > 0, row_sum, 1.0))[:, None]
+            acc = normalize(acc, row_sum, v_factor)
             if is_unsplit:
                 out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
                 tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)

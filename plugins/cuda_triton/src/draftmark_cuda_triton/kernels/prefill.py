@@ -17,13 +17,12 @@ import triton
 import triton.language as tl
 
 from .convert import convert
-from .latent import attend_latent_range
-from .mainloop import attend_kv_range
+from .latent import attend_range
 from .mask import CAUSAL, RowMask
 from .prefill_schedule import HEADER_WORDS
-from .softmax import sink_weight
+from .softmax import log_sum_exp, normalize, sink_weight
 from .split_kv import row_tile_kv_range, split_order
-from .tile import KvSource, load_queries, make_tiles
+from .tile import KvSource, load_scales, make_tiles
 
 ALL_TILES = tl.constexpr(1 << 30)
 """Number of key tiles above that of any row tile: an unsplit row tile is processed to its end."""
@@ -125,11 +124,7 @@ def attend_prefill(
             split_tiles_per_request > 0, tl.where(split < num_splits, tl.load(split_record + 2), 0), tiles_left
         )
     col = tl.arange(0, BLOCK_V)
-    k_factor, v_factor = 1.0, 1.0
-    if SCALED & 1:
-        k_factor = tl.load(k_scale)
-    if SCALED & 2:
-        v_factor = tl.load(v_scale)
+    k_factor, v_factor = load_scales(k_scale, v_scale, SCALED)
     keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
     values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
     C: tl.constexpr = make_tiles(
@@ -168,23 +163,16 @@ def attend_prefill(
                 prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
                 row_words=row_tiles, depths=row_tiles, mask_words=0, window_left=window_left,
             )  # fmt: skip
-            if LATENT:
-                acc, row_max, row_sum = attend_latent_range(
-                    load_queries(q + q_rows, row_live, 0, VALUE_DIM, BLOCK_V),
-                    load_queries(q + q_rows, row_live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D), tile,
-                    first_masked_tile, stop, keys, values, page_row, row_mask, scale * k_factor, cap, C,
-                )  # fmt: skip
-            else:
-                acc, row_max, row_sum = attend_kv_range(
-                    load_queries(q + q_rows, row_live, 0, HEAD_DIM, BLOCK_D), tile, first_masked_tile, stop, keys,
-                    values, page_row, head, row_mask, scale * k_factor, cap, C,
-                )  # fmt: skip
-            log_sum = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
+            acc, row_max, row_sum = attend_range(
+                q + q_rows, row_live, tile, first_masked_tile, stop, keys, values, page_row, head, row_mask,
+                scale, k_factor, cap, LATENT, C,
+            )  # fmt: skip
+            log_sum = log_sum_exp(row_max, row_sum)
             is_unsplit = (tile == first) & (stop == end)
             row_weight = row_sum
             if SINKS:
                 row_weight += sink_weight(sinks, head_of_row, row_live & is_unsplit, row_max)
-            acc = acc * (v_factor / tl.where(row_weight > 0, row_weight, 1.0))[:, None]
+            acc = normalize(acc, row_weight, v_factor)
             if is_unsplit:
                 out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
                 tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)

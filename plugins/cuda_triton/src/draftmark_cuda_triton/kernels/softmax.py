@@ -58,3 +58,15 @@ def add_tile(acc, row_max, row_sum, s, v, unit, dtype: tl.constexpr, MASKED: tl.
     old_scale = tl.exp2(row_max - pivot)
     row_sum = row_sum * old_scale + total(p, 1)
     return dot(convert(p, dtype), v, acc * old_scale[:, None]), new_row_max, row_sum
+
+
+@inline
+def log_sum_exp(row_max, row_sum):
+    """Return each row's log-sum-exp in base 2; -inf for a row without keys, which has row_sum 0."""
+    return tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
+
+
+@inline
+def normalize(acc, row_sum, v_factor):
+    """Return the output of each row: acc over its sum, times V's scale; 0 without 0/0 for a row without keys."""
+    return acc * (v_factor / tl.where(row_sum > 0, row_sum, 1.0))[:, None]

@@ -131,3 +131,14 @@ def load_queries(rows, live, first, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """
     col = tl.arange(0, BLOCK_D)
     return tl.load(rows + first + col[None, :], mask=live[:, None] & (col < DIM)[None, :], other=0.0)
+
+
+@inline
+def load_scales(k_scale, v_scale, SCALED: tl.constexpr):
+    """Return the scales of K and V; 1 for a scale that SCALED does not have (bit 0: K, bit 1: V)."""
+    k_factor, v_factor = 1.0, 1.0
+    if SCALED & 1:
+        k_factor = tl.load(k_scale)
+    if SCALED & 2:
+        v_factor = tl.load(v_scale)
+    return k_factor, v_factor
