@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, BrokenBarrierError
 
@@ -43,3 +45,29 @@ def test_concurrent_threads_import_a_variant_once(tmp_path, monkeypatch, before)
     assert found[0] is found[1]
     assert [f"{outer}.interpreted_inner"] == IMPORTED
     assert os.environ.get(kernel_variants.INTERPRET_VARIABLE) == before
+
+
+WITHOUT = """
+import sys
+
+sys.modules["draftmark_triton_interpreter"] = None  # as if it were not installed
+import torch
+from draftmark_cuda_triton.shared import write_kv
+
+k, v = torch.randn(2, 3, 2, 16)
+cache = torch.zeros(2, 4, 4, 2, 16)
+slots = torch.tensor([5, -1, 9])
+write_kv(k, v, cache[0], cache[1], None, None, slots)
+for rows, pages in zip((k, v), cache):
+    found = pages.view(16, 2, 16)
+    assert torch.equal(found[[5, 9]], rows[[0, 2]]) and found.count_nonzero() == rows[[0, 2]].count_nonzero()
+kinds = {type(one).__name__ for one in vars(sys.modules["draftmark_cuda_triton.interpreted_kernels"].kv_write).values()}
+assert "InterpretedFunction" in kinds and "InterpretedKernel" not in kinds
+"""
+
+
+@pytest.mark.long
+def test_triton_interprets_where_the_faster_package_is_absent():
+    """Without `draftmark_triton_interpreter`, Triton's own interpreter runs the kernels, with equal results."""
+    found = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
