@@ -58,7 +58,7 @@ FILES = {
     "kernels/prefill": ("prefill",),
     "kernels/kv_write": ("kv_write", "decode_verify_ragged"),
     "kernels/compact_kv": ("tree_ops",),
-    "kernels/convert": ("kv_write", "interpreter_operations", "decode_verify"),
+    "kernels/convert": ("kv_write", "decode_verify"),
     "kernels/verify_tree": ("tree_ops",),
     "kernels/tree_tail": ("tree_ops",),
     "kernels/split_kv": ("decode_verify", "decode_verify_ragged"),

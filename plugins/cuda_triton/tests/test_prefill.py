@@ -29,7 +29,8 @@ def run(
     """
     from draftmark_cuda_triton import prefill
     from draftmark_cuda_triton.heuristics import common, select, split_kv
-    from draftmark_cuda_triton.launch import attention, metadata, operands
+    from draftmark_cuda_triton.launch import metadata, operands
+    from draftmark_cuda_triton.launch.attention import attend_prefill
 
     config = common.KernelConfig(block_m, 32, 4, 2, 2)
     width = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // page)
@@ -67,7 +68,7 @@ def run(
     metadata.write_metadata_prefill(shape, config, len(q), prefix, indptr, table, mapping, tiles, *schedule)
     lse = helpers.poison(*q.shape[:2])
     given = operands.Operands(q, k, v, *factors, sinks, out, lse, prefix, indptr, table)
-    attention.attend_prefill(shape, config, len(q), given, tiles, split)
+    attend_prefill(shape, config, len(q), given, tiles, split)
     assert mapping.tolist() == slots
     # After attention the header is ready for the next layer: 0 tiles taken, row tiles, concurrent heads,
     # tiles_per_request.
