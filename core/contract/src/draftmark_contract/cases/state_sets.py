@@ -455,7 +455,20 @@ WORK = 2**18
 def drawn() -> list[Case]:
     """Return forwards of drawn sizes."""
     points = covering(AXES, random.Random("sizes of state"))
-    return [_drawn(point, number) for number, point in enumerate(points)]
+    return [*(_drawn(point, number) for number, point in enumerate(points)), _many_heads()]
+
+
+def _many_heads() -> Case:
+    """Return a verify of 40 heads of one value, as Mamba1's channels are; an interpreter is too slow for more cases."""
+    shape = state.recurrent(Recurrence.DECAY, Gate.KEY, (40, 1), 1, 16, dtype="float16", conv_dtype="float16")
+    geometry = geometry_of(shape, draft_of(3, tree=True))
+    forward = state.verify(geometry, (5, 0), tree="random", padded=4, seed=1)
+    return Case("decay-key-verify-heads40", Optional(geometry, (forward,), _sizes(shape)), SINCE)
+
+
+def _sizes(shape: StateShape) -> tuple[str, ...]:
+    every = shape.num_heads, shape.key_dim, shape.value_dim, shape.conv_kernel, shape.conv_channels
+    return tuple(map(str, every))
 
 
 def _drawn(values: dict[str, Any], number: int) -> Case:
@@ -479,9 +492,8 @@ def _drawn(values: dict[str, Any], number: int) -> Case:
     geometry = geometry_of(shape, draft, limits, layers=values["layers"])
     lens = [dice.choice((0, 1, 2, 5, 77)) for _ in range(requests)]
     forward = state.of_mode(geometry, mode, lens=lens, rows=[dice.randrange(rows + 1) for _ in lens], seed=number)
-    sizes = (shape.num_heads, shape.key_dim, shape.value_dim, shape.conv_kernel, shape.conv_channels)
     name = f"{rule[0].value}-{rule[1].value}-{mode.value}-{number}".replace("_", "-")
-    return Case(name, Optional(geometry, (forward,), tuple(map(str, sizes))), SINCE)
+    return Case(name, Optional(geometry, (forward,), _sizes(shape)), SINCE)
 
 
 @dataclass(frozen=True)
