@@ -41,7 +41,7 @@ class Layer:
 
 
 def _shape(recurrence: Recurrence, gate: Gate, heads: int, key_heads: int, key_dim: int, value_dim: int) -> StateShape:
-    return StateShape(recurrence, gate, heads, key_heads, key_dim, value_dim, 0, 0, "bfloat16")
+    return StateShape(recurrence, gate, heads, key_heads, key_dim, value_dim, 0, 0, "bfloat16", round_prompts=True)
 
 
 LAYERS = {

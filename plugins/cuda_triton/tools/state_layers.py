@@ -42,7 +42,7 @@ def geometries(count: int, device: str, seed: int = 0, small: bool = False) -> l
         channels = dice.choice((8, 40, 200)) if kernel else 0
         shape = StateShape(
             recurrence, gate, heads, key_heads, key, value, channels, kernel, dtype, state_dtype,
-            dice.choice((dtype, "bfloat16")), conv_silu=dice.random() < 0.7,
+            dice.choice((dtype, "bfloat16")), conv_silu=dice.random() < 0.7, round_prompts=dice.random() < 0.5,
         )  # fmt: skip
         if recurrence is Recurrence.NONE:
             shape = replace(shape, num_heads=0, num_key_heads=0, key_dim=0, value_dim=0)

@@ -219,8 +219,8 @@ class Rounds:
         self._launch([partial(self.backend.commit, self.pool, batch, accepted, save_slots)], True)
         written, interval = {0}, self.geometry.limits.state_interval
         kind = "a prompt" if batch.mode is Mode.EXTEND else "rows"
-        # A prompt's products are of numbers in the activations' dtype.
-        limit = 3 * ROUNDOFF[self.shape.dtype] if batch.mode is Mode.EXTEND else 0.0
+        rounds = batch.mode is Mode.EXTEND and self.shape.round_prompts
+        limit = 3 * ROUNDOFF[self.shape.dtype] if rounds else 0.0
         for i, r in enumerate(requests):
             length, path = self.lens[r], paths[i]
             reached = (length + len(path)) // interval * interval if interval else 0

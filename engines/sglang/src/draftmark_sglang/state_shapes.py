@@ -113,4 +113,5 @@ def _shape(family: Family, model_config: Any) -> StateShape | None:
         dtype,
         state_dtype,
         conv_dtype,
+        round_prompts=True,  # SGLang's own prompt kernels round too
     )

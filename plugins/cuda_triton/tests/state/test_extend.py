@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,8 +38,11 @@ class Prompts(NamedTuple):
 
 
 def shape_of(kind: tuple[Recurrence, Gate], heads=(2, 1), dims=(16, 16), dtype="float32", state_dtype="float32"):
-    """Return a layer shape; `heads` are its heads and key heads, `dims` key_dim and value_dim."""
-    return StateShape(*kind, *heads, *dims, 0, 0, dtype, state_dtype)
+    """Return a layer shape; `heads` are its heads and key heads, `dims` key_dim and value_dim.
+
+    Prompts of 16 bits may round, so that they run in chunks.
+    """
+    return StateShape(*kind, *heads, *dims, 0, 0, dtype, state_dtype, round_prompts=dtype != "float32")
 
 
 def draw(shape: StateShape, lens: list[int], prefixes: list[int], seed: int = 0, strength: float = 1.0) -> Prompts:
@@ -168,6 +172,19 @@ def test_activations_of_16_bits(kind):
     """bfloat16 activations lose no more than the rounding of the products' operands."""
     shape = shape_of(kind, (2, 2), (32, 64), "bfloat16")
     check(shape, draw(shape, [70, 1], [0, 4]))
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[4]], ids=lambda kind: f"{kind[0]}-{kind[1]}")
+def test_activations_of_16_bits_are_exact_by_default(kind):
+    """Without `round_prompts` outputs are rounded once, and a float32 state has float32's errors."""
+    shape = replace(shape_of(kind, (2, 2), (32, 64), "bfloat16"), round_prompts=False)
+    assert not extend_sizing.runs_in_chunks(StateGeometry.create(shape, Limits(2, 8192, 71)))
+    prompts = draw(shape, [70, 1], [0, 4])
+    state = prompts.state.clone()
+    run(shape, prompts, state)
+    for request in range(2):
+        _, expected = by_token(shape, prompts, request)
+        assert (state[request + 1].double() - expected).norm() <= TOLERANCES["float32"] * expected.norm()
 
 
 def test_states_of_16_bits_are_rounded_once():

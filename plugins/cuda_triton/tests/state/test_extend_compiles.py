@@ -9,13 +9,12 @@ import pytest
 import triton
 
 from draftmark import DeviceProfile, Gate, Limits, Mode, Recurrence, StateGeometry, StateShape
-from draftmark_cuda_triton.state import extend_sizing
 from draftmark_cuda_triton.state.kernel_list import state_calls_of
 
 MODELS = {
-    "qwen3-next": StateShape(Recurrence.DELTA, Gate.HEAD, 32, 16, 128, 128, 0, 0, "bfloat16"),
-    "kimi-linear": StateShape(Recurrence.DELTA, Gate.KEY, 32, 32, 128, 128, 0, 0, "bfloat16"),
-    "nemotron-h": StateShape(Recurrence.DECAY, Gate.HEAD, 128, 8, 128, 64, 0, 0, "bfloat16"),
+    "qwen3-next": StateShape(Recurrence.DELTA, Gate.HEAD, 32, 16, 128, 128, 0, 0, "bfloat16", round_prompts=True),
+    "kimi-linear": StateShape(Recurrence.DELTA, Gate.KEY, 32, 32, 128, 128, 0, 0, "bfloat16", round_prompts=True),
+    "nemotron-h": StateShape(Recurrence.DECAY, Gate.HEAD, 128, 8, 128, 64, 0, 0, "bfloat16", round_prompts=True),
 }
 SHARED_MEMORY = 227 << 10
 MOST_SPILLS = 40
@@ -24,10 +23,8 @@ MOST_SPILLS = 40
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
-def test_kernels_of_prompts_fit_a_hopper_multiprocessor(model, tmp_path, monkeypatch):
+def test_kernels_of_prompts_fit_a_hopper_multiprocessor(model, tmp_path):
     """Products use wgmma, registers hardly spill, and the tiles fit shared memory."""
-    # Chunks of 16-bit rows are compiled, and not selected: they round more than the contract allows.
-    monkeypatch.setattr(extend_sizing, "runs_in_chunks", lambda geometry: True)
     geometry = StateGeometry.create(
         MODELS[model], Limits(8, 8192, 2048), None, DeviceProfile("cuda", 90, 132), (Mode.EXTEND,)
     )

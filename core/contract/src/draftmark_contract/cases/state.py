@@ -47,6 +47,15 @@ LAYERS = {
     "conv": convolution(40),
 }
 """Layers that most checks run: two of each recurrence with other gates, and one convolution."""
+ROUNDED = {
+    "gdn-rounded": recurrent(Recurrence.DELTA, Gate.HEAD, (4, 2), 32, 64, round_prompts=True),
+    "kda-rounded": recurrent(Recurrence.DELTA, Gate.KEY, (3, 3), 16, 32, round_prompts=True),
+    "mamba2-rounded": recurrent(Recurrence.DECAY, Gate.HEAD, (8, 2), 16, 32, round_prompts=True),
+    "lightning-rounded": recurrent(
+        Recurrence.DECAY, Gate.CONSTANT, (3, 3), 32, 16, dtype="float16", round_prompts=True, **NO_CONVOLUTION
+    ),
+}
+"""Layers whose prompts may round operands to 16 bits; other modes may not."""
 FEW = ("gdn", "mamba2", "conv")
 """One layer of each recurrence."""
 LAYER_COUNT = 2
@@ -60,8 +69,8 @@ def geometry_of(
     modes: tuple[Mode, ...] = STATE_MODES,
     layers: int = LAYER_COUNT,
 ) -> StateGeometry:
-    """Return a geometry of a layer of `LAYERS`, or of another one."""
-    shape = LAYERS[layer] if isinstance(layer, str) else layer
+    """Return a geometry of a layer of `LAYERS` or `ROUNDED`, or of another one."""
+    shape = {**LAYERS, **ROUNDED}[layer] if isinstance(layer, str) else layer
     limits = limits if Mode.RAGGED_VERIFY in modes else replace(limits, row_budgets=())
     return StateGeometry.create(shape, limits, draft, modes=modes, num_layers=layers)
 

@@ -24,7 +24,7 @@ from . import state
 from .forwards import ForwardCase
 from .geometries import Shape
 from .space import covering, log_uniform
-from .state import CHAIN, FEW, LAYERS, LIMITS, SINCE, TREE, geometry_of
+from .state import CHAIN, FEW, LAYERS, LIMITS, ROUNDED, SINCE, TREE, geometry_of
 from .state_rounds import TREES, Round, StateEngine
 
 VERIFIES = (Mode.VERIFY, Mode.RAGGED_VERIFY)
@@ -262,6 +262,26 @@ def chunks() -> list[Case]:
                 for n in range(4)
             ]
             found.append(_case(name, [*made, engine.decode()], geometry, label))
+    return found
+
+
+def rounded() -> list[Case]:
+    """Return prompts in chunks of a layer that lets them round, with decodes and verifies after them."""
+    found = []
+    for name in ROUNDED:
+        for label, draft, sizes in (
+            ("long", TREE, (200,)),
+            ("grid", CHAIN, (64, 16, 63, 1)),
+            ("crowd", TREE, (3, 65, 0, 40, 1, 96)),
+        ):
+            limits = replace(LIMITS, max_extend_tokens=280)
+            engine = StateEngine(geometry_of(name, draft, limits))
+            engine.join(len(sizes) if label == "crowd" else 1)
+            prompts = [sizes, sizes[::-1]] if label == "crowd" else [(rows,) for rows in sizes]
+            made = [engine.extend(rows) for rows in prompts]
+            last = _turning(lambda n, rows: rows - 1 - n % 3)
+            made += [engine.decode(), engine.verify("chain" if draft is CHAIN else "random", last), engine.decode()]
+            found.append(_case(name, made, engine.geometry, label))
     return found
 
 

@@ -99,6 +99,12 @@ def chunks_are_one_prefill(harness: StateHarness, rounds: Sequence[Round]) -> No
     harness.assert_rounds(rounds)
 
 
+@behaviour(Fixture.ROUNDS, cases=cases.rounded, since=SINCE)
+def only_prompts_round(harness: StateHarness, rounds: Sequence[Round]) -> None:
+    """If a layer lets prompts round operands to 16 bits, prompts stay within these roundings; other modes are exact."""
+    harness.assert_rounds(rounds)
+
+
 @behaviour(
     Fixture.FORWARDS,
     cases=cases.padded,

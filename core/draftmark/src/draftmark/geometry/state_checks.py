@@ -60,6 +60,8 @@ def check_state_shape(shape: StateShape) -> None:
     _check_convolution(shape, needed=none)
     for name in ("dtype", "state_dtype", "conv_dtype"):
         check_dtype(f"state.{name}", getattr(shape, name), STATE_DTYPES)
+    _check_bool("conv_silu", shape.conv_silu, "use False for LFM2")
+    _check_bool("round_prompts", shape.round_prompts, "use True for the precision of the engines' own prompt kernels")
 
 
 def _check_convolution(shape: StateShape, needed: bool) -> None:
@@ -70,5 +72,8 @@ def _check_convolution(shape: StateShape, needed: bool) -> None:
     if shape.conv_kernel == 1 or (shape.conv_channels and not shape.conv_kernel):
         limit = f"{shape.conv_channels} channels need 2 taps or more"
         raise GeometryError("state.conv_kernel", shape.conv_kernel, limit, remedy)
-    if not isinstance(shape.conv_silu, bool):
-        raise GeometryError("state.conv_silu", shape.conv_silu, "it must be True or False", "use False for LFM2")
+
+
+def _check_bool(name: str, value: object, remedy: str) -> None:
+    if not isinstance(value, bool):
+        raise GeometryError(f"state.{name}", value, "it must be True or False", remedy)

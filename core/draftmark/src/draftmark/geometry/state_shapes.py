@@ -51,6 +51,8 @@ class StateShape:
         state_dtype: torch dtype name of the stored state.
         conv_dtype: torch dtype name of the stored window.
         conv_silu: the convolution applies SiLU to its output; False for LFM2.
+        round_prompts: EXTEND may round the operands of its matrix products to `dtype`, with sums in float32, as the
+            prompt kernels of FLA, vLLM and SGLang do. By default every mode computes in `compute_dtype`.
     """
 
     recurrence: Recurrence
@@ -65,6 +67,7 @@ class StateShape:
     state_dtype: str = "float32"
     conv_dtype: str = "bfloat16"
     conv_silu: bool = True
+    round_prompts: bool = False
 
     @property
     def compute_dtype(self) -> str:

@@ -45,7 +45,7 @@ class ExtendBlocks(NamedTuple):
 def runs_in_chunks(geometry: StateGeometry) -> bool:
     """Check whether EXTEND runs in chunks; otherwise it runs row by row.
 
-    Rows of 16 bits run row by row: the kernels round their operands to 16 bits, and the contract allows one rounding.
+    Chunks round their operands to the rows' dtype, so rows of 16 bits need `StateShape.round_prompts`.
 
     A decay per key element without a delta rule (Mamba1) has one value element a head, so products do not pay. Chunks
     also need shared memory for one stage, and registers: float32 operands of more than MAX_WIDE_BLOCK_K key elements
@@ -53,8 +53,10 @@ def runs_in_chunks(geometry: StateGeometry) -> bool:
     """
     s = geometry.state
     by_key = s.recurrence is Recurrence.DECAY and s.gate is Gate.KEY
-    wide = s.dtype == "float32" and _block_k(s) > MAX_WIDE_BLOCK_K
-    return s.dtype == "float32" and not by_key and not wide and _stage_bytes(s) <= _shared_memory(geometry)
+    if by_key or not (s.dtype == "float32" or s.round_prompts):
+        return False
+    spills = s.dtype == "float32" and _block_k(s) > MAX_WIDE_BLOCK_K
+    return not spills and _stage_bytes(s) <= _shared_memory(geometry)
 
 
 def extend_blocks(geometry: StateGeometry) -> ExtendBlocks:
