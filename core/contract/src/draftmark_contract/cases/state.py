@@ -55,7 +55,7 @@ ROUNDED = {
         Recurrence.DECAY, Gate.CONSTANT, (3, 3), 32, 16, dtype="float16", round_prompts=True, **NO_CONVOLUTION
     ),
 }
-"""Layers whose prompts may round operands to 16 bits; other modes may not."""
+"""Layers that let prompts round operands to 16 bits; other modes may not."""
 FEW = ("gdn", "mamba2", "conv")
 """One layer of each recurrence."""
 LAYER_COUNT = 2

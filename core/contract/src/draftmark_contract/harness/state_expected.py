@@ -25,8 +25,8 @@ SUBNORMAL = {"float16": 2.0**-25}
 SLOPE, SUM = 1.1, 8
 """Steepest slope of SiLU; roundings of a convolution's sum, in addition to one for each tap."""
 ROUNDED = 8
-"""Roundings of operands to the activations' dtype that a prompt may add up to. In prompts of 200 rows, chunks of 64 rows
-reached 2.0 in states and 1.2 in outputs."""
+"""Roundings of operands to the activations' dtype that a prompt may add up to. Kernels that multiply chunks of 64 rows
+reached 2.0 in the states and 1.2 in the outputs of 200 rows."""
 LEAVES_STATE = (Mode.EXTEND, Mode.DECODE)
 """Modes with rows that write the slot themselves."""
 
