@@ -29,7 +29,7 @@ def test_kernels_of_prompts_fit_a_hopper_multiprocessor(model, tmp_path):
         MODELS[model], Limits(8, 8192, 2048), None, DeviceProfile("cuda", 90, 132), (Mode.EXTEND,)
     )
     tool = Path(triton.backends.__path__[0]) / "nvidia" / "bin" / "cuobjdump"
-    own = [one for one in state_calls_of(geometry) if ".extend" in one.name]
+    own = [one for one in state_calls_of(geometry) if ".state_extend" in one.name]
     assert len(own) == (1 if model == "nemotron-h" else 2)
     for spec in own:
         compiled = spec.compile()
