@@ -16,9 +16,7 @@ import triton.language as tl
 
 
 def write_indices(
-    prefix_lens, q_indptr, page_table, tree_mask, tree_depth,
-    slot_mapping, kv_indptr, kv_indices, last_page_len,
-    tail_indptr, tail_slots, tail_last_page_len, tail_mask, mask_indptr,
+    batch, tree, slot_mapping, pages_of_prefix, slots_of_tail,
     num_reqs, tail_len, head_len, window_left, stride_table, stride_mask,
     PAGE: tl.constexpr, RAGGED: tl.constexpr, MASKED: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_R: tl.constexpr, REQS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
@@ -26,16 +24,21 @@ def write_indices(
     """Write the metadata of one forward.
 
     Args:
-        prefix_lens, q_indptr, page_table: tensors of the batch, int32.
-        tree_mask, tree_depth: tensors of the batch's tree, int32; not read without TREE.
+        batch: prefix_lens, q_indptr and page_table of the batch, int32.
+        tree: mask and depth of the batch's tree, int32; not read without TREE.
         slot_mapping: int64 ``[rows]``, out: slot at which each row stores K and V.
-        kv_indptr, kv_indices, last_page_len: out: page list of the prefix if MASKED, else of prefix and new tokens.
-        tail_indptr, tail_slots, tail_last_page_len: out, if MASKED: KV slots that the masked pass reads.
-        tail_mask, mask_indptr: out, if MASKED: bit (row · tokens + token) of each request.
+        pages_of_prefix: out: indptr, page ids and last page lengths of the prefix if MASKED, else of prefix and new
+            tokens.
+        slots_of_tail: out, if MASKED: indptr, slots and last page lengths of the KV that the masked pass reads, then
+            bit (row · tokens + token) of each request, and the first byte of each request's bits.
         tail_len: new tokens of each request, draft tokens included; with RAGGED a request has one per row.
         head_len: prefix tokens that the masked pass reads.
         REQS: requests per program; 1 on a GPU.
     """
+    prefix_lens, q_indptr, page_table = batch
+    tree_mask, tree_depth = tree
+    kv_indptr, kv_indices, last_page_len = pages_of_prefix
+    tail_indptr, tail_slots, tail_last_page_len, tail_mask, mask_indptr = slots_of_tail
     block = tl.program_id(1)
     r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # shape [REQS, 1], as of all per-request values below
     real = r < num_reqs

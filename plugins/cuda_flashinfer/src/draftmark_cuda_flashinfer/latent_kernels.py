@@ -44,9 +44,8 @@ def write_latent_rows(
 
 
 def attend_tail(
-    q, values, rest, out, lse, tree_mask, prefix_lens, q_indptr, page_table,
-    scale, tail_len, num_heads, stride_q_row, stride_q_head, stride_value_page, stride_value_row,
-    stride_rest_page, stride_rest_row, stride_table, stride_mask,
+    q, parts, results, tree_mask, batch,
+    scale, tail_len, num_heads, strides_q, strides_value, strides_rest, stride_table, stride_mask,
     PAGE: tl.constexpr, VALUE: tl.constexpr, REST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -54,14 +53,22 @@ def attend_tail(
 
     Args:
         q: ``[rows, num_heads, VALUE + REST]``.
-        values, rest: ``[pages, PAGE, VALUE]`` and ``[pages, PAGE, REST]``, the two parts of latent rows.
-        out: ``[rows, num_heads, VALUE]``, contiguous; in: attention over the prefix, out: over prefix and tail.
-        lse: float32 ``[rows, num_heads]``, natural; in and out as `out`.
+        parts: ``[pages, PAGE, VALUE]`` and ``[pages, PAGE, REST]``, the two parts of latent rows.
+        results: out ``[rows, num_heads, VALUE]``, contiguous, and lse, float32 ``[rows, num_heads]``, natural. In:
+            attention over the prefix. Out: over prefix and tail.
         tree_mask: int32 ``[rows, words]``.
+        batch: prefix_lens, q_indptr and page_table of the batch, int32.
+        strides_q, strides_value, strides_rest: strides of row and head, and of page and row.
         scale: softmax scale · log2(e).
         tail_len: tail slots of each request.
         UPCAST: multiply in float32: Triton's interpreter has no bf16 products.
     """
+    values, rest = parts
+    out, lse = results
+    prefix_lens, q_indptr, page_table = batch
+    stride_q_row, stride_q_head = strides_q
+    stride_value_page, stride_value_row = strides_value
+    stride_rest_page, stride_rest_row = strides_rest
     kind = tl.float32 if UPCAST else q.dtype.element_ty
     r = tl.program_id(0)
     row0 = tl.load(q_indptr + r).to(tl.int64)

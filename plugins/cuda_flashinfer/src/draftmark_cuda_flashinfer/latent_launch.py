@@ -86,9 +86,9 @@ def attend_tail(
     heads = shape.num_qo_heads
     grid = (prefix_lens.shape[0], triton.cdiv(forward.longest * heads, block))
     kernel(latent_kernels, "attend_tail", compiled)[grid](
-        q, values, rest, out, lse, mask, prefix_lens, q_indptr, page_table,
-        shape.softmax_scale * math.log2(math.e), forward.tail_len, heads, *q.stride()[:2], *values.stride()[:2],
-        *rest.stride()[:2], page_table.stride(0), mask.stride(0),
+        q, parts, (out, lse), mask, (prefix_lens, q_indptr, page_table),
+        shape.softmax_scale * math.log2(math.e), forward.tail_len, heads, q.stride()[:2], values.stride()[:2],
+        rest.stride()[:2], page_table.stride(0), mask.stride(0),
         PAGE=shape.page_size, VALUE=values.shape[2], REST=rest.shape[2],
         BLOCK_M=block, BLOCK_N=BLOCK_N, UPCAST=not compiled, **options,
     )  # fmt: skip

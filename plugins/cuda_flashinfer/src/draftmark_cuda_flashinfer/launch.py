@@ -72,10 +72,10 @@ def write_indices(
     blocks = max(-(-widest // block), -(-widest_bytes // block_bytes))
     idle = buffers[SLOTS]
     kernel(kernels, "write_indices", compiled)[(-(-requests // group), blocks)](
-        prefix_lens, q_indptr, page_table, prefix_lens if mask is None else mask,
-        prefix_lens if depth is None else depth,
-        buffers[SLOTS], buffers[INDPTR], buffers[PAGES], buffers[LAST_PAGE],
-        *(buffers.get(name, idle) for name in (TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE, MASK, MASK_INDPTR)),
+        (prefix_lens, q_indptr, page_table),
+        (prefix_lens if mask is None else mask, prefix_lens if depth is None else depth),
+        buffers[SLOTS], tuple(buffers[name] for name in (INDPTR, PAGES, LAST_PAGE)),
+        tuple(buffers.get(name, idle) for name in (TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE, MASK, MASK_INDPTR)),
         requests, forward.tail_len, forward.head_len, forward.window_left, page_table.stride(0),
         0 if mask is None else mask.stride(0),
         PAGE=forward.page_size, RAGGED=forward.ragged, MASKED=forward.masked, TREE=mask is not None,
