@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from draftmark.buffers import BufferSpec
     from draftmark.graphs import GraphState
 
-    from .harness.harness import Harness
 
 OPAQUE = "the metadata layout is opaque or not declared, and no kernel that reads it ran here"
 INTERPRETED = "the metadata is right, but the suite computed the output from it: the backend's kernels did not run here"
@@ -148,19 +147,6 @@ class BackendUnderTest:
         if reasons:
             self._refused_alike(geometry, reasons)
             raise self.refusal(reasons)
-
-    def harness(self, geometry: Geometry | StateGeometry, num_pages: int) -> Harness:
-        """Open a backend for a check: of an attention layer, or of layers with recurrent state.
-
-        Args:
-            num_pages: pages or slots of the pool, one null page included.
-        """
-        from .harness.harness import Harness
-        from .harness.state_harness import StateHarness
-
-        if isinstance(geometry, StateGeometry):
-            return StateHarness(self, geometry, num_pages)
-        return Harness(self, geometry, num_pages)
 
     def refusal(self, reasons: Sequence[str]) -> Refused:
         """Return a `Refused` error with these reasons of `supports`, and record it. The item can then be refused."""

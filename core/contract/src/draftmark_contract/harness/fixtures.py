@@ -23,6 +23,7 @@ from .graph_harness import GraphHarness
 from .harness import Harness
 from .late_harness import LateHarness
 from .layer_harness import LayerHarness
+from .opening import open_graphs, open_harness
 from .sparse import sparse_memory, sparse_pool
 from .state_harness import StateHarness
 from .tree_harness import TreeHarness
@@ -53,7 +54,7 @@ def _subject(subject: BackendUnderTest, value: Any) -> AbstractContextManager[Op
 
 
 def _forward(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
-    harness = subject.harness(forward.geometry, forward.num_pages)
+    harness = open_harness(subject, forward.geometry, forward.num_pages)
     return nullcontext((harness, harness.place(forward)))
 
 
@@ -63,12 +64,12 @@ def _metadata(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContex
 
 
 def _forwards(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> AbstractContextManager[Opened]:
-    harness = subject.harness(forwards[0].geometry, max(forward.num_pages for forward in forwards))
+    harness = open_harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
     return nullcontext((harness, [harness.place(forward) for forward in forwards]))
 
 
 def _rounds(subject: BackendUnderTest, rounds: Sequence[Round]) -> AbstractContextManager[Opened]:
-    return nullcontext((subject.harness(rounds[0].geometry, max(one.num_pages for one in rounds)), rounds))
+    return nullcontext((open_harness(subject, rounds[0].geometry, max(one.num_pages for one in rounds)), rounds))
 
 
 def _state(subject: BackendUnderTest, geometry: StateGeometry) -> AbstractContextManager[Opened]:
@@ -118,7 +119,7 @@ def _graphs(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextMan
         largest = geometry.limits.capture_batch_sizes[-1]
         rounds += [captured(geometry, program, largest) for program in programs_of(geometry)]
     pages = max(pool_pages(geometry), *(forward.num_pages for forward in rounds))
-    return nullcontext((subject.harness(geometry, pages).graphs(), geometry))
+    return nullcontext((open_graphs(open_harness(subject, geometry, pages)), geometry))
 
 
 def _program(subject: BackendUnderTest, value: tuple[Geometry, Program]) -> AbstractContextManager[Opened]:

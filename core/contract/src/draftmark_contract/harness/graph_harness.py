@@ -24,6 +24,7 @@ from .eagerly import notes_eager_result
 from .expected import Expected
 from .harness import Harness
 from .interruption import expect_interruption, run_until
+from .opening import open_graphs
 from .tensor_forms import TensorForm
 from .watch import bits_of
 
@@ -326,3 +327,8 @@ def no_sync(device: str) -> Iterator[None]:
         raise ContractViolation("the captured region waits for the device", got=error, bug="sglang#29413") from error
     finally:
         module.set_sync_debug_mode(before)
+
+
+@open_graphs.register(Harness)
+def _(harness: Harness) -> GraphHarness:
+    return GraphHarness(harness)

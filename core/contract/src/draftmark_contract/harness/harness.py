@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,9 +35,6 @@ from .tensor_forms import RowForm
 from .tensors import CaseTensors
 from .watch import Watch, batch_tensors, received
 
-if TYPE_CHECKING:
-    from .graph_harness import GraphHarness
-
 
 class Harness(ForwardRunner):
     """Runs forwards on one backend and checks them. Raises `Refused` if the backend refuses the geometry."""
@@ -47,12 +43,6 @@ class Harness(ForwardRunner):
         """Return a harness that opens this backend again, on new tensors."""
         num_pages = self.tensors.num_pages - self.null_pages + 1
         return Harness(self.subject, self.geometry, num_pages)
-
-    def graphs(self) -> GraphHarness:
-        """Return a harness that captures and replays graphs of this backend."""
-        from .graph_harness import GraphHarness
-
-        return GraphHarness(self)
 
     @property
     def row_forms(self) -> tuple[RowForm, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from draftmark.batch import ForwardBatch
-from draftmark.geometry import Gate, Mode, StateGeometry
+from draftmark.geometry import Gate, Geometry, Mode, StateGeometry
 
 from ..backend_under_test import BackendUnderTest
 from ..cases.contents import Contents
@@ -23,6 +23,7 @@ from ..check import ContractViolation, Wrong
 from . import assertions
 from .harness import Harness
 from .host_reads import host_reads
+from .opening import open_harness
 from .poison import poison_in
 from .state_expected import Bounded, Place, SlotAnswer, StateExpected, half_spacing, state_expected
 from .state_tensors import JUNK, StateTensors
@@ -369,3 +370,10 @@ def _assert_state(got: torch.Tensor, want: Bounded, dtype: str, forward: Forward
             formula="the state after the last kept row, rounded once to state_dtype",
             bug="vllm#39273, sglang#26351",
         )
+
+
+@open_harness.register(BackendUnderTest)
+def _(subject: BackendUnderTest, geometry: Geometry | StateGeometry, num_pages: int) -> Harness | StateHarness:
+    if isinstance(geometry, StateGeometry):
+        return StateHarness(subject, geometry, num_pages)
+    return Harness(subject, geometry, num_pages)

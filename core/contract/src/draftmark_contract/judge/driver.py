@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from draftmark.geometry import AttentionShape, Geometry
 
 from .step import Step
-
-if TYPE_CHECKING:
-    from .harness import EngineHarness
 
 SCALES = (0.5, 2.0)
 """Scales of k and v with fp8 KV: real value = stored value x scale, as in `harness.tensors`."""
@@ -101,12 +98,6 @@ class EngineCapabilities:
     modes: tuple[str, ...] = ("extend", "decode", "verify")
     trees: bool = False
     slow: bool = False
-
-    def harness(self, geometry: Geometry, num_pages: int) -> EngineHarness:
-        """Open a layer of this geometry for a check."""
-        from .harness import EngineHarness
-
-        return EngineHarness(self, geometry, num_pages)
 
     def fit(self, attention: AttentionShape) -> AttentionShape:
         """Return the shape with the page size rounded up to a supported one.

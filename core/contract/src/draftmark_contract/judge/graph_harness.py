@@ -11,6 +11,7 @@ from draftmark.graphs import GraphKey, Program
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured, programs_of, replays
 from ..check import Refused
+from ..harness.opening import open_graphs
 from .driver import Capturable
 from .harness import EngineHarness
 from .step import Step, step_of
@@ -96,3 +97,8 @@ class EngineGraphs:
     def _refusal(self, *programs: Program) -> Refused:
         names = ", ".join(one.value for one in programs)
         return Refused(f"full graphs of {names}: the backend declares {self.harness.driver.capturable.name}")
+
+
+@open_graphs.register(EngineHarness)
+def _(harness: EngineHarness) -> EngineGraphs:
+    return EngineGraphs(harness)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +18,7 @@ from ..harness import assertions
 from ..harness.contents import fill
 from ..harness.expected import store
 from ..harness.forward_runner import KINDS
+from ..harness.opening import open_harness
 from ..harness.pools import raw
 from ..harness.tensor_forms import RowForm
 from ..harness.tensors import CaseTensors
@@ -27,9 +27,6 @@ from ..oracle import attention
 from . import eight_bits
 from .driver import Driver, EngineCapabilities
 from .step import Step, step_of
-
-if TYPE_CHECKING:
-    from .graph_harness import EngineGraphs
 
 STALE = 448.0
 """KV value in slots that no row owns: finite like old KV, and so large that a weight of 1e-3 on it is visible."""
@@ -66,12 +63,6 @@ class EngineHarness:
     def fresh(self) -> EngineHarness:
         """Return a harness that opens this layer again, on new tensors."""
         return EngineHarness(self.caps, self.geometry, self.tensors.num_pages)
-
-    def graphs(self) -> EngineGraphs:
-        """Return a harness that captures and replays graphs of this layer."""
-        from .graph_harness import EngineGraphs
-
-        return EngineGraphs(self)
 
     def more_tensors(self) -> CaseTensors:
         """Return another set of rows and batch tensors."""
@@ -211,3 +202,8 @@ def _rounded(got: torch.Tensor, want: torch.Tensor) -> bool:
         return False
     near = FP8_STEP * want.float().abs() + 2.0**-9
     return bool(((got.float() - want.float()).abs() <= near).all())
+
+
+@open_harness.register(EngineCapabilities)
+def _(caps: EngineCapabilities, geometry: Geometry, num_pages: int) -> EngineHarness:
+    return EngineHarness(caps, geometry, num_pages)

@@ -77,4 +77,4 @@ def on_layer(
         pages: KV pages of the layer.
         body: runs the layer of this geometry.
     """
-    return item_of(rule, case, lambda: body(caps.harness(geometry, pages)), asks)
+    return item_of(rule, case, lambda: body(EngineHarness(caps, geometry, pages)), asks)

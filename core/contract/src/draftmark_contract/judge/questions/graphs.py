@@ -14,6 +14,7 @@ from ...cases.graph_rounds import MODES, programs_of
 from ...check import Refused
 from ...runner.item import Item, item_of
 from ..driver import EngineCapabilities
+from ..graph_harness import EngineGraphs
 from ..harness import EngineHarness
 from .building import SMALL, case_of, fitted, on_layer
 
@@ -67,7 +68,7 @@ def _padded(harness: EngineHarness, program: Program) -> None:
 
     An engine has no graph state that could list its keys.
     """
-    graphs, limits = harness.graphs(), harness.geometry.limits
+    graphs, limits = EngineGraphs(harness), harness.geometry.limits
     for size in reversed(limits.capture_batch_sizes):
         graphs.capture(GraphKey(program, size))
     for live in range(1, limits.max_num_reqs + 1):

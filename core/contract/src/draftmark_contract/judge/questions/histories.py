@@ -17,6 +17,7 @@ from ...check import Refused
 from ...checks.random_history import assert_history, run_eager
 from ...runner.item import Item, item_of
 from ..driver import EngineCapabilities
+from ..harness import EngineHarness
 from ..step import Step, step_of
 from .building import SMALL, case_of, fitted, of_each_mode
 
@@ -66,7 +67,7 @@ def _assert_drawn(caps: EngineCapabilities, geometry: Geometry, name: str) -> No
 
     def run(some: Sequence[Draw]) -> Exception | None:
         engine = Engine(geometry)
-        harness = cast(Any, caps.harness(geometry, engine.num_pages))
+        harness = cast(Any, EngineHarness(caps, geometry, engine.num_pages))
         try:
             for number, one in enumerate(engine.steps(some)):
                 if one.forward.live:

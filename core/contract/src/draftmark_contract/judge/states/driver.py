@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from .layer import Layer, Rows, Weights
-
-if TYPE_CHECKING:
-    from .harness import StateLayerHarness
 
 REQUESTS = 6
 """Requests for which a layer has slots."""
@@ -143,12 +140,6 @@ class StateCapabilities:
     mixed: bool = False
     read_only: bool = False
     rounded: float = 1e-4
-
-    def harness(self, geometry: Layer, num_slots: int) -> StateLayerHarness:
-        """Open this layer for a check."""
-        from .harness import StateLayerHarness
-
-        return StateLayerHarness(self, geometry, num_slots)
 
     @property
     def device(self) -> str:

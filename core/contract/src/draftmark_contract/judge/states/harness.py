@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ...check import ContractViolation
+from ...harness.opening import open_harness
 from ...oracle.state import SequentialState
 from .driver import Kind, Part, Round, StateCapabilities
 from .layer import Layer, Rows, outputs_of, rows_of, weights_of
@@ -144,3 +145,8 @@ def _error(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return the relative error of each head's state."""
     error: torch.Tensor = (got - right).flatten(1).norm(dim=-1) / right.flatten(1).norm(dim=-1).clamp_min(1e-6)
     return error
+
+
+@open_harness.register(StateCapabilities)
+def _(caps: StateCapabilities, geometry: Layer, num_slots: int) -> StateLayerHarness:
+    return StateLayerHarness(caps, geometry, num_slots)

@@ -15,6 +15,7 @@ from ...check import ContractViolation
 from ...runner.item import Item, item_of
 from ..questions.building import case_of
 from .driver import REQUESTS, Part, Round, StateCapabilities, decode, prefill, verify
+from .harness import StateLayerHarness
 from .layer import Layer
 
 PARENTS, COMMIT = "state.rows_follow_their_parents", "state.commit_keeps_the_path"
@@ -217,7 +218,10 @@ class _Items:
         """Return an item of a verify that leaves the state. It commits, because engines commit every verify."""
 
         def run() -> None:
-            harness, (first, pair) = caps.harness(self.layer, REQUESTS), (self._begin(0, 1), self._pair(parents))
+            harness, (first, pair) = (
+                StateLayerHarness(caps, self.layer, REQUESTS),
+                (self._begin(0, 1), self._pair(parents)),
+            )
             harness.assert_rounds([first])
             before = [harness.driver.state(one)[0] for one in (0, 1)]
             harness.assert_forward(pair, harness.load(pair))

@@ -1,0 +1,34 @@
+"""Tests of the house's tables: no module imports itself through other modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.house import circles_of, distributions, imports
+
+SOURCES = {
+    "__init__.py": "from .top import run",
+    "top.py": "import wheel.low\n\ndef run():\n    from . import middle",
+    "middle.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .part.inner import Thing",
+    "low.py": "import json",
+    "part/__init__.py": "",
+    "part/inner.py": "from ..top import run",
+}
+
+
+def test_wheels_have_no_circle_of_imports() -> None:
+    """Imports inside functions, for type checking and from other wheels count too."""
+    found = imports(distributions())
+    assert {name.partition(".")[0] for name in found} == set(distributions().values())
+    assert circles_of(found) == []
+
+
+def test_circle_is_found(tmp_path: Path) -> None:
+    """A circle through a function's import, a type-checking import and a relative import is found as a whole."""
+    for name, text in SOURCES.items():
+        file = tmp_path / "src" / "wheel" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    found = imports([str(tmp_path)])
+    assert found["wheel"] == {"wheel.top"} and found["wheel.top"] == {"wheel.low", "wheel.middle"}
+    assert circles_of(found) == [{"wheel.top", "wheel.middle", "wheel.part.inner"}]
