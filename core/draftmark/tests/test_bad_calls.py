@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.draftmark.tests.bad_calls import FREE, GUARDED, LENS, Rig
+from core.draftmark.tests.bad_calls import LENS, Rig
+from core.draftmark.tests.free_calls import FREE
+from core.draftmark.tests.guarded_calls import GUARDED
 from draftmark import DraftmarkError, Mode, cache, commit, lengths, tree
 from draftmark.batch import buffers
 from draftmark.guard.switch import GUARD_VARIABLE
@@ -38,7 +40,7 @@ def refused(call, rig, words):
 
 
 def test_at_least_122_calls_are_tried():
-    """The lists of wrong calls in `bad_calls.py` contain at least 122 calls."""
+    """The lists of wrong calls contain at least 122 calls."""
     assert len(FREE) >= 122 and len(GUARDED) >= 60
 
 

@@ -7,23 +7,11 @@ import torch
 
 import draftmark
 from core.draftmark.tests.bad_calls import Rig
-from draftmark import (
-    LAYOUT_FORMS,
-    AttentionShape,
-    BatchError,
-    BufferError,
-    Form,
-    Geometry,
-    GeometryError,
-    GeometryPair,
-    Limits,
-    Mode,
-)
+from core.draftmark.tests.latent_shapes import LATENT, plugin_with
+from draftmark import AttentionShape, BatchError, BufferError, Form, Geometry, GeometryError, Limits, Mode
 from draftmark.runtime import KVCache, KVPool, TorchTreeOps
 
-LATENT = {"num_qo_heads": 5, "num_kv_heads": 1, "head_dim": 12, "value_dim": 8, "latent": True, "softmax_scale": 0.3}
 PARTS = LATENT | {"forms": (Form.LATENT_PARTS,)}
-ROWS = torch.zeros(32, 4, 12)
 NARROW = {"head_dim": 12, "value_dim": 8}
 
 
@@ -204,8 +192,8 @@ def test_the_core_refuses_what_a_plugin_does_not_claim(make_geometry, fields, cl
     """An old plugin never receives a latent layer, chosen keys, narrow values or the form of an engine that stores."""
     geometry = make_geometry(**fields)
     old, new = (
-        draftmark.LoadedBackend("old", _plugin("old")),
-        draftmark.LoadedBackend("new", _plugin("new", **claims)),
+        draftmark.LoadedBackend("old", plugin_with("old")),
+        draftmark.LoadedBackend("new", plugin_with("new", **claims)),
     )
     assert old.supports(geometry) == [reason] and old.supports(make_geometry()) == []
     assert new.supports(geometry) == []
@@ -214,7 +202,7 @@ def test_the_core_refuses_what_a_plugin_does_not_claim(make_geometry, fields, cl
 def test_an_old_plugins_hook_never_sees_unclaimed_rows(make_geometry):
     """Every hook of a plugin that fails on wide or latent rows still leads to a refusal by name."""
 
-    class Strict(type(_plugin("strict"))):
+    class Strict(type(plugin_with("strict"))):
         info = draftmark.BackendInfo("strict", "any", 4, True)
 
         def supports(self, geometry):
@@ -229,37 +217,13 @@ def test_an_old_plugins_hook_never_sees_unclaimed_rows(make_geometry):
             backend.allocate(make_geometry(**fields), "cpu")
 
 
-def _plugin(name, **claims):
-    """Return a plugin with the sizes of the reference, and a step path with the arguments of contract 1.4."""
-    from draftmark_reference import ReferencePlugin
-
-    class Old:
-        def __init__(self, inner):
-            self.plan, self.write_metadata, self._inner = inner.plan, inner.write_metadata, inner
-
-        def write_kv(self, k, v, cache, batch):
-            assert v is not None
-            self._inner.write_kv(k, v, cache, batch)
-
-        def attend(self, q, cache, batch, out):
-            self._inner.attend(q, cache, batch, out)
-
-    class Plugin(ReferencePlugin):
-        info = draftmark.BackendInfo(name, "any", 4, True, **{"modes": tuple(Mode), "forms": LAYOUT_FORMS} | claims)
-
-        def open_backend(self, geometry, arena):
-            return Old(super().open_backend(geometry, arena))
-
-    return Plugin()
-
-
 @pytest.mark.parametrize("guard", [False, True])
 def test_an_old_plugin_runs_unchanged(guard):
     """A plugin with the old arguments of write_kv and attend gives the same bits, guarded or not."""
     torch.manual_seed(0)
     rig = Rig(guard)
     want = rig.forward().clone()
-    rig.backend = draftmark.LoadedBackend("old", _plugin("old")).open(rig.geometry, "cpu", guard=guard)
+    rig.backend = draftmark.LoadedBackend("old", plugin_with("old")).open(rig.geometry, "cpu", guard=guard)
     assert torch.equal(rig.forward(), want)
 
 
@@ -267,114 +231,4 @@ def test_info_fields_have_their_types():
     """A claim of another type is refused when the plugin is loaded."""
     for field in ("latent", "narrow_values", "lse", "chosen_keys"):
         with pytest.raises(draftmark.BackendLoadError, match=f"BackendInfo in which {field} is True or False"):
-            draftmark.LoadedBackend("odd", _plugin("odd", **{field: 1}))
-
-
-class LatentRig(Rig):
-    """The rig of `bad_calls`, with a latent layer of 4 query heads on a guarded reference backend."""
-
-    def __init__(self, forms: tuple[Form, ...] = (), backend: str = "reference") -> None:
-        super().__init__()
-        shape = AttentionShape(4, 1, 12, 4, "float32", "float32", softmax_scale=0.3, value_dim=8, latent=True)
-        old = self.geometry
-        self.geometry = Geometry.create(shape, old.limits, old.draft, modes=old.modes, forms=forms)
-        self.backend = self.loaded.open(self.geometry, "cpu", guard=True)
-        self.pool = KVPool(self.geometry, 1, 32, 1, "cpu")
-        for one in self.pool.tensors:
-            one.zero_()
-        self.cache = self.pool.layers[0]
-        self.q, self.k, self.v = torch.randn(8, 4, 12), torch.randn(8, 1, 12), None
-        self.out = torch.empty(8, 4, 8)
-
-
-BAD = {
-    "v given": ((), lambda rig: {"v": rig.k[..., :8]}, "v is a tensor float32 .* pass None"),
-    "k of value width": ((), lambda rig: {"k": rig.k[..., :8]}, "k is a tensor"),
-    "out of row width": ((), lambda rig: {"out": torch.empty(8, 4, 12)}, "out is a tensor"),
-    "two pools": (
-        (),
-        lambda rig: {"cache": KVCache(ROWS[:, :, None], ROWS[:, :, None, :8].clone())},
-        "cache.v has its own memory, .* create the cache with KVCache.latent",
-    ),
-    "v of the end of the row": (
-        (),
-        lambda rig: {"cache": KVCache(ROWS[:, :, None], ROWS[:, :, None, 4:])},
-        "cache.v has its own memory",
-    ),
-    "v of another width": ((), lambda rig: {"cache": KVCache.latent(ROWS, value_dim=9)}, "cache.v is a tensor"),
-    "parts without the form": (
-        (),
-        lambda rig: {"cache": KVCache.latent((ROWS[..., :8], ROWS[..., 8:]))},
-        "rows in two buffers, but the geometry lacks Form.LATENT_PARTS; add the form",
-    ),
-    "parts of other widths": (
-        (Form.LATENT_PARTS,),
-        lambda rig: {"cache": KVCache.latent((ROWS[..., :9], ROWS[..., 9:]))},
-        r"cache.parts\[0\] is a tensor",
-    ),
-    "pools of K and V where parts are needed": (
-        (Form.LATENT_PARTS,),
-        lambda rig: {"cache": KVCache(ROWS[:, :, None], ROWS[:, :, None].clone())},
-        "only latent rows have parts",
-    ),
-    "a store by write_kv": ((Form.ENGINE_STORES,), lambda rig: {}, "the engine writes KV itself"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_guard_mode_refuses_bad_calls_of_a_latent_layer(name):
-    """Guard mode names the tensor that does not fit a latent layer, its value and the remedy."""
-    forms, changes, words = BAD[name]
-    rig = LatentRig(forms)
-    with pytest.raises(BatchError, match=words):
-        rig.forward(**changes(rig))
-
-
-def test_guard_mode_refuses_two_scales():
-    """Two scales of a latent cache are refused, because a row has one."""
-    rig = LatentRig()
-    geometry = draftmark.Geometry.create(
-        draftmark.AttentionShape(4, 1, 12, 4, "float32", "float8_e4m3fn", 0.3, value_dim=8, latent=True),
-        rig.geometry.limits,
-    )
-    from draftmark.guard.layer_cache import check_cache
-
-    rows = ROWS.to(torch.float8_e4m3fn)[:, :, None]
-    one = torch.ones(1)
-    check_cache(KVCache(rows, rows[..., :8], one, one), geometry, rows.device, 0)
-    with pytest.raises(BatchError, match="k_scale and v_scale differ, but a latent row has one scale"):
-        check_cache(KVCache(rows, rows[..., :8], one, torch.ones(1)), geometry, rows.device, 0)
-
-
-def test_lse_is_asked_only_of_a_backend_that_writes_it():
-    """Guard mode refuses an lse of a wrong shape, and any lse for a plugin that does not claim it."""
-    rig = LatentRig()
-    rig.forward()
-    good = torch.empty(8, 4)
-    rig.backend.attend(rig.q, rig.cache, rig.batch, rig.out, good)
-    assert good.isfinite().all()
-    for wrong, words in ((good.double(), "lse"), (good[:7], "lse"), (torch.empty(4, 8).t(), "lse has strides")):
-        with pytest.raises(BatchError, match=words):
-            rig.backend.attend(rig.q, rig.cache, rig.batch, rig.out, wrong)
-    old = Rig()
-    old.backend = draftmark.LoadedBackend("old", _plugin("old")).open(old.geometry, "cpu", guard=True)
-    old.forward()
-    with pytest.raises(BatchError, match=r"BackendInfo\.lse is False; pass None"):
-        old.backend.attend(old.q, old.cache, old.batch, old.out, good)
-
-
-def test_a_latent_target_and_a_gqa_draft_share_pages(make_geometry):
-    """The two models of a pair share the page size and page ids; the bytes of a page differ."""
-    pair = GeometryPair(make_geometry(**LATENT), make_geometry())
-    assert pair.target.max_pages_per_req == pair.draft.max_pages_per_req
-    assert (pair.target.page_bytes, pair.draft.page_bytes) == (4 * 12 * 4, 2 * 4 * 2 * 8 * 4)
-    with pytest.raises(GeometryError, match=r"pair\.page_size is 8, but the target has 4"):
-        GeometryPair(make_geometry(**LATENT), make_geometry(page_size=8))
-
-
-def test_host_lengths_and_pages_of_a_latent_geometry_are_those_of_any_other(make_geometry):
-    """No length, page count or row count depends on the form of the layer."""
-    fields = {"num_draft_tokens": 7, "topk": 3, "num_steps": 3, "capture_batch_sizes": (2, 8)}
-    plain, latent = make_geometry(**fields), make_geometry(**fields | LATENT)
-    for name in ("max_tail", "max_kv_len", "max_pages_per_req", "max_reqs", "max_rows_any", "mask_words"):
-        assert getattr(plain, name) == getattr(latent, name)
+            draftmark.LoadedBackend("odd", plugin_with("odd", **{field: 1}))

@@ -7,7 +7,7 @@ import torch
 
 import draftmark
 from core.draftmark.tests.bad_calls import Rig
-from core.draftmark.tests.test_latent import LATENT, LatentRig, _plugin
+from core.draftmark.tests.latent_shapes import LATENT, LatentRig, plugin_with
 from draftmark import AttentionShape, BatchError, Form, Geometry, GeometryError, GeometryPair
 from draftmark.runtime import Arena, KVCache, KVPool
 
@@ -106,7 +106,7 @@ def test_the_remedy_for_a_wrong_scale_fits_a_latent_layer(make_geometry):
 
 def test_bind_refuses_rows_that_a_plugin_does_not_claim(make_geometry):
     """An arena that was allocated without the core's checks does not open a latent layer of an old plugin."""
-    old = draftmark.LoadedBackend("old", _plugin("old"))
+    old = draftmark.LoadedBackend("old", plugin_with("old"))
     for fields, word in ((LATENT, "latent"), ({"head_dim": 12, "value_dim": 8}, "narrow_values")):
         geometry = make_geometry(**fields)
         arena = Arena.allocate(old.buffers(geometry), "cpu")
@@ -116,7 +116,7 @@ def test_bind_refuses_rows_that_a_plugin_does_not_claim(make_geometry):
 
 def test_bind_refuses_a_form_that_a_plugin_does_not_claim(make_geometry):
     """An arena that was allocated without the core's checks does not open a geometry with an unclaimed form."""
-    old, geometry = draftmark.LoadedBackend("old", _plugin("old", forms=())), make_geometry(forms=STRIDED)
+    old, geometry = draftmark.LoadedBackend("old", plugin_with("old", forms=())), make_geometry(forms=STRIDED)
     arena = Arena.allocate(old.buffers(geometry), "cpu")
     with pytest.raises(draftmark.BackendRefusal, match=r"form strided_kv is not accepted: it is not in BackendInfo"):
         old.bind(geometry, arena)
@@ -125,7 +125,7 @@ def test_bind_refuses_a_form_that_a_plugin_does_not_claim(make_geometry):
 def test_guard_mode_refuses_a_claim_of_lse_without_the_argument():
     """A plugin that claims lse and has the arguments of contract 1.4 gives an error that names both."""
     rig = Rig(guard=True)
-    rig.backend = draftmark.LoadedBackend("old", _plugin("old", lse=True)).open(rig.geometry, "cpu", guard=True)
+    rig.backend = draftmark.LoadedBackend("old", plugin_with("old", lse=True)).open(rig.geometry, "cpu", guard=True)
     rig.forward()
     with pytest.raises(BatchError, match=r"BackendInfo.lse is True, but the backend's attend has no argument lse"):
         rig.backend.attend(rig.q, rig.cache, rig.batch, rig.out, torch.empty(8, 4))
