@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -30,6 +31,10 @@ sys.exit(main(sys.argv[2:]))
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def _python_path(folder: Path) -> str:
+    return os.pathsep.join([str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
 @pytest.fixture
 def judge(tmp_path: Path) -> Run:
     """Return a function that runs the command with the fake engine on its path."""
@@ -38,11 +43,7 @@ def judge(tmp_path: Path) -> Run:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "PTXAS"))}
-    environment = {
-        **clean,
-        "TRITON_FAKE": "1",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-    }
+    environment = {**clean, "TRITON_FAKE": "1", "PYTHONPATH": _python_path(tmp_path)}
 
     def run(*arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
         limited = ["-c", LIMITED, str(most_bytes)] if most_bytes else ["-m", "draftmark.cli"]
@@ -310,10 +311,20 @@ def test_against_needs_a_verdict_of_the_same_target(judge: Run, tmp_path: Path) 
         (("fake:RIGHT", "--html", "no/such/folder/file"), "lies in a folder that does not exist"),
     ],
 )
-def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:
+@pytest.mark.usefixtures("judge")
+def test_wrong_arguments_exit_with_2(
+    draftmark: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
     """A wrong argument exits with 2 and one sentence that contains the remedy."""
-    said = judge(*arguments)
-    assert said.returncode == 2 and sentence in said.stderr, said.stderr
+    for folder in (Path(__file__).parent, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", _python_path(tmp_path))
+    said = draftmark("judge", *arguments)  # in this process, which has imported everything
+    assert said.code == 2 and sentence in said.err, said.err
 
 
 def test_backend_that_does_not_open_has_no_verdict(judge: Run, tmp_path: Path) -> None:
