@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftmark import BufferSpec, Role, Unit
+from draftmark import BufferSpec
 from draftmark_contract.sizing.answers import difference, plain, questions
 
 
@@ -27,10 +27,10 @@ def test_first_difference_is_found(here: Any, there: Any, where: Any) -> None:
 
 def test_answers_become_plain_data() -> None:
     """A buffer specification becomes JSON data in which each field can be compared."""
-    spec = BufferSpec("n", Role.KV_LENS, (3, 4), "int32", Unit.TOKENS, "f")
+    spec = BufferSpec("n", (3, 4), "int32", "f")
     found = plain([spec])[0]["BufferSpec"]
     assert found["shape"] == [3, 4]
-    assert found["role"] == "Role.KV_LENS"
+    assert found["memory"] == "Memory.DEVICE"
 
 
 def test_questions_cover_all_modes_and_forms() -> None:

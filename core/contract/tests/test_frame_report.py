@@ -12,12 +12,12 @@ from pages import assert_self_contained, details_open, wrong_cells
 from verdicts import judge, verdict
 
 from draftmark import Geometry, LoadedBackend
-from draftmark.buffers import Role
 from draftmark.geometry import Mode
 from draftmark.runtime import Arena, AttentionBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.profiles import Profile
+from draftmark_contract.roles import Role
 from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.page import page

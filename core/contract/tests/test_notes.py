@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftmark import BufferSpec, Geometry, LoadedBackend, Mode, Role, Unit
+from draftmark import BufferSpec, Geometry, LoadedBackend, Mode
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Tier
 from draftmark_contract.layouts import UNDECLARED
@@ -26,7 +26,7 @@ def plugin(notes: object, workspace: bool = False) -> BackendUnderTest:
             return notes
 
         def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-            own = [BufferSpec("scratch", Role.WORKSPACE, (64,), "uint8", Unit.BYTES, "64")] if workspace else []
+            own = [BufferSpec("scratch", (64,), "uint8", "64")] if workspace else []
             return [*super().buffers(geometry), *own]
 
     return BackendUnderTest(LoadedBackend("reference", Noted()), "cpu", Tier.HOST)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from draftmark.buffers import Role, Unit
 from draftmark.errors import BackendHookError
 from draftmark.geometry import Geometry, ceil_div, maximum
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
 from draftmark_contract.layouts import Layout, LengthConvention, Level
+from draftmark_contract.roles import Role
 from draftmark_proof.prover import Status, prove_plan
 from draftmark_proof.theorems import VARIANTS, plan_of
 from draftmark_testing.sizing_backends import LAYOUTS, NAMES, changed, correct, one, subject_of
@@ -159,14 +159,14 @@ NARROW = {"csr_pages": (Role.SLOT_MAPPING, Role.KV_INDPTR), "csr_tokens": (Role.
 def test_int32_offsets_fail_overflow(layout: str, role: Role) -> None:
     """Mutant M29: slots and prefix sums above 2**31 do not fit into int32 buffers."""
     sizing, _ = LAYOUTS[layout]
-    shapes = {"shape": lambda g: next(spec.shape for spec in sizing(g) if spec.role is role)}
+    shapes = {"shape": lambda g: next(spec.shape for spec in sizing(g) if spec.name == role)}
     assert _killed_by(changed(layout, role, shapes["shape"], dtype="int32"), ("overflow.values_fit",))
 
 
 def _own(workspace: Any, usage: Any) -> BackendUnderTest:
     """Return a backend with one buffer, a workspace of the size that `workspace` gives."""
     return subject_of(
-        lambda g: [one(Role.WORKSPACE, (workspace(g),), Unit.BYTES, "uint8")],
+        lambda g: [one(Role.WORKSPACE, (workspace(g),), "uint8")],
         lambda specs: Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL),
         usage=lambda g, batch: usage(g, batch),
     )

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from draftmark.arena import GUARD_BYTES, GUARD_VARIABLE, Arena
-from draftmark.buffers import BufferSpec, Init, Memory, Role, Unit
+from draftmark.buffers import BufferSpec, Init, Memory
 from draftmark.errors import BufferError, DraftmarkError, GuardError
 
 
 def spec(name, shape, dtype="int32", **fields):
-    """Return a buffer specification with an arbitrary role."""
-    return BufferSpec(name, Role.WORKSPACE, shape, dtype, Unit.BYTES, "by hand", **fields)
+    """Return a buffer specification."""
+    return BufferSpec(name, shape, dtype, "by hand", **fields)
 
 
 SPECS = [

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftmark.buffers import OWN_ROLES, BufferSpec, Init, Memory, Role, Unit, validate_specs
+from draftmark.buffers import BufferSpec, Init, Memory, validate_specs
 from draftmark.errors import BufferError
 from draftmark.geometry import DTYPE_BYTES
 
-GOOD = BufferSpec("kv_lens", Role.KV_LENS, (3, 4), "int32", Unit.TOKENS, "max_reqs")
+GOOD = BufferSpec("kv_lens", (3, 4), "int32", "max_reqs")
 
 
 def test_bytes_are_shape_times_element_size():
@@ -74,18 +74,11 @@ def test_a_malformed_spec_is_refused_by_name(specs, words):
     assert "\n" not in text
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("role", "kv_lens"), ("unit", "tokens"), ("memory", "device"), ("init", "zeros")]
-)
+@pytest.mark.parametrize(("field", "value"), [("memory", "device"), ("init", "zeros")])
 def test_a_plain_string_instead_of_an_enum_is_refused(field, value):
     """`memory="device"` is not `Memory.DEVICE` and must not silently select host memory."""
     with pytest.raises(BufferError, match=field):
         validate_specs([replace(GOOD, **{field: value})])
-
-
-def test_own_roles_are_those_that_only_the_plugin_can_size():
-    """The core sizes index roles; the plugin sizes schedules, partial results and workspaces."""
-    assert {Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.WORKSPACE} == OWN_ROLES
 
 
 def test_the_default_is_uninitialized_device_memory():

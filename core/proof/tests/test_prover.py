@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from draftmark import load
-from draftmark.buffers import BufferSpec, Role, Unit
+from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, ceil_div
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, Tier, all_checks
 from draftmark_contract.layouts import Layout
+from draftmark_contract.roles import Role
 from draftmark_proof import prover
 from draftmark_proof.prover import Proof, Status, prove_all, prove_plan
 from draftmark_proof.solver import Answer, Solver
@@ -30,7 +31,7 @@ def _lens(formula: Any) -> BackendUnderTest:
     """Return a backend with one buffer, kv_lens, of the size that `formula` gives."""
 
     def buffers(g: Geometry) -> list[BufferSpec]:
-        return [one(Role.KV_LENS, (formula(g),), Unit.TOKENS)]
+        return [one(Role.KV_LENS, (formula(g),))]
 
     return subject_of(buffers, LEVEL)
 
@@ -102,7 +103,7 @@ def test_refused_geometries_are_not_claimed() -> None:
     assert Status.REFUTED in _statuses(wrong_above_one)
 
     def buffers(g: Geometry) -> list[BufferSpec]:
-        return [one(Role.KV_LENS, (ceil_div(g.max_reqs, g.draft.topk),), Unit.TOKENS)]
+        return [one(Role.KV_LENS, (ceil_div(g.max_reqs, g.draft.topk),))]
 
     chain = subject_of(buffers, LEVEL, supports=lambda g: [] if g.draft.topk == 1 else ["topk above 1 is not served"])
     assert _statuses(chain) == {Status.PROVED}

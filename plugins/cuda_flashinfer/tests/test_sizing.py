@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode
-from draftmark.buffers import Role
 from draftmark_contract.sizing.batches import BatchShape, Group, limit_batches
 from draftmark_contract.sizing.required_sizes import required_sizes_of
 from draftmark_contract.sizing.usage import PlainBatch
@@ -162,6 +161,6 @@ def test_page_ids_do_not_depend_on_topk(make_geometry):
 def test_staging_holds_two_rounds_of_plans(make_geometry):
     """Pinned staging has two slots for each draft step, with sizes that are multiples of 16 bytes."""
     geometry = make_geometry(modes=DRAFT_MODES, topk=4, num_steps=6)
-    spec = next(one for one in sizing.buffers(geometry) if one.role is Role.HOST_STAGING)
+    spec = next(one for one in sizing.buffers(geometry) if one.name == sizing.STAGING)
     assert spec.shape[0] == 10
     assert spec.shape[1] % 16 == 0

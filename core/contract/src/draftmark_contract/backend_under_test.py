@@ -16,6 +16,7 @@ from draftmark.version import CONTRACT_MINOR
 from .check import ContractViolation, Need, Refused, Tier, Unjudged
 from .layouts import MetadataSpec
 from .notes import Notes
+from .roles import Buffer, with_roles
 from .sizing.batches import brief
 from .sizing.geometries import mandatory
 
@@ -107,6 +108,12 @@ class BackendUnderTest:
         if not self.notes.has_layouts:
             self.opaque()
         return self.notes.layouts(geometry)
+
+    def buffers(self, geometry: Geometry | StateGeometry) -> list[Buffer]:
+        """Return the declared buffers of a geometry with their roles."""
+        if isinstance(geometry, StateGeometry):
+            return with_roles(self.backend.state_buffers(geometry), {}, self.notes.roles, state=True)
+        return with_roles(self.backend.buffers(geometry), self.notes.layouts(geometry), self.notes.roles)
 
     def usage(self, geometry: Geometry, batch: ForwardBatch, own: Sequence[BufferSpec]) -> dict[str, int]:
         """Return the bytes that one batch uses of each buffer in `own`, by name, from the plugin's `usage()`."""

@@ -1,16 +1,18 @@
 """Declarations that a plugin makes to the suite only: the meaning of its metadata, and the bytes that a batch uses.
 
-A plugin's package may have a module ``contract`` with one or both of these functions. An engine never reads them::
+A plugin's package may have a module ``contract`` with any of these names. An engine never reads them::
 
     def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]
     def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]
+    roles: dict[str, Role]
 
 `layouts` returns the meaning of the metadata buffers (`draftmark_contract.layouts`) for each mode that the geometry
 serves. `usage` returns, by buffer name, the bytes that one batch uses of each buffer that only the plugin can size.
 Those are buffers with the roles `split_schedule`, `partial_out`, `partial_lse`, `workspace` and `host_staging`. The
 bytes count from the start of the buffer, and the batch writes no byte after them. The suite passes a batch that
-contains integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` must not read a tensor of the batch. The
-module must not import torch at its top. When a function is absent, the suite counts the affected items as not judged.
+contains integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` must not read a tensor of the batch.
+`roles` names the role of a buffer if `draftmark_contract.roles` has no other rule for it. The module must not import
+torch at its top. When a function is absent, the suite counts the affected items as not judged.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from draftmark import Geometry, LoadedBackend, Mode
 
 from .check import ContractViolation
 from .layouts import UNDECLARED, MetadataSpec
+from .roles import Role
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -31,6 +34,7 @@ class Notes:
     """Reads and checks the contract notes of one loaded backend (the functions in its module ``contract``).
 
     Attributes:
+        roles: role of each buffer that the plugin names.
         has_layouts, has_usage: True when the plugin defines the function.
     """
 
@@ -38,6 +42,7 @@ class Notes:
         given = backend.contract_notes()
         self._layouts: Callable[[Geometry], Any] | None = getattr(given, "layouts", None)
         self._usage: Callable[[Geometry, ForwardBatch], Any] | None = getattr(given, "usage", None)
+        self.roles: dict[str, Role] = {name: Role(role) for name, role in getattr(given, "roles", {}).items()}
         self.has_layouts, self.has_usage = self._layouts is not None, self._usage is not None
 
     def layouts(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:

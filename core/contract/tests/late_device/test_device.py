@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftmark.arena import Arena
-from draftmark.buffers import BufferSpec, Memory, Role, Unit
+from draftmark.buffers import BufferSpec, Memory
 from draftmark.errors import GraphError
 from draftmark.graphs import late_device, mark_pinned, record_call
 from draftmark.graphs.active import LATE
@@ -108,7 +108,7 @@ def test_kept_pinned_memory_is_not_overwritten() -> None:
 
 def test_arena_memory_has_its_declared_kind() -> None:
     """Queued copies read pinned memory when the device runs, and read pageable host memory when they are queued."""
-    specs = [BufferSpec(m.value, Role.WORKSPACE, (4,), "int32", Unit.BYTES, "by hand", memory=m) for m in Memory]
+    specs = [BufferSpec(m.value, (4,), "int32", "by hand", memory=m) for m in Memory]
     with LateDevice():
         arena = Arena.allocate(specs, "cpu", guard=True)
         device, pinned, host = (arena[one.value] for one in (Memory.DEVICE, Memory.PINNED, Memory.HOST))

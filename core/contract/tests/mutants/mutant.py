@@ -106,6 +106,7 @@ class Mutant:
         found = {name: getattr(base, name) for name in names}
         given = base.contract_notes()
         notes = {name: getattr(given, name, _no_usage) for name in NOTES}
+        roles = getattr(given, "roles", {})
         changes = dict(self.hooks or {})
         if "tree_ops" in changes:  # the base plugins of the mutants do not implement this optional hook
             found["draftmark_tree_ops"] = lambda geometry, device: TorchTreeOps(geometry)
@@ -121,7 +122,7 @@ class Mutant:
                 notes[name] = _changed(notes[name], change)
             else:
                 found[hook] = hookimpl(_changed(found[hook], change))
-        found["draftmark_contract_notes"] = hookimpl(lambda: SimpleNamespace(**notes))
+        found["draftmark_contract_notes"] = hookimpl(lambda: SimpleNamespace(**notes, roles=roles))
         return found
 
 

@@ -60,7 +60,7 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
 if TYPE_CHECKING:
     from .backend_info import BackendInfo
-    from .buffers import BufferSpec, Init, Memory, Role, Unit
+    from .buffers import BufferSpec, Init, Memory
     from .hookspecs import hookimpl
     from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, cache_folder, prepares_kernels
     from .loaded import LoadedBackend
@@ -81,8 +81,6 @@ _HOMES = {
     "Memory": "buffers",
     "Progress": "kernels",
     "Requirements": "requirements",
-    "Role": "buffers",
-    "Unit": "buffers",
     "WarmedKernels": "kernels",
     "available": "registry",
     "cache_folder": "kernels",
@@ -149,11 +147,9 @@ __all__ = [
     "Recurrence",
     "RequestError",
     "Requirements",
-    "Role",
     "StateFacts",
     "StateGeometry",
     "StateShape",
-    "Unit",
     "WarmedKernels",
     "__version__",
     "available",

@@ -113,13 +113,13 @@ class Arena:
             raise GuardError(hit)
 
     def table(self) -> str:
-        """Return one line per buffer: name, role, shape, dtype, bytes, formula."""
+        """Return one line per buffer: name, shape, dtype, bytes, formula."""
         rows = []
         for spec in self.specs:
             shape = "x".join(map(str, spec.shape))
-            what = f"{spec.name:<20} {spec.role.value:<16} {shape:<20} {spec.dtype:<9}"
+            what = f"{spec.name:<20} {shape:<20} {spec.dtype:<9}"
             rows.append(f"{what} {spec.nbytes:>14,}  {spec.formula}")
-        return "\n".join([*rows, f"{'total':<68} {self.nbytes:>14,}"])
+        return "\n".join([*rows, f"{'total':<51} {self.nbytes:>14,}"])
 
 
 def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .buffers import BufferSpec, Role, Unit
+from .buffers import BufferSpec
 from .geometry import Form, Geometry, Mode, StateGeometry, maximum
 
 
@@ -19,22 +19,22 @@ def batch_tensors(geometry: Geometry | StateGeometry, *, state: bool = False) ->
     if Mode.RAGGED_VERIFY in geometry.modes:
         depth, depth_formula = maximum(depth, rows), "max(max_reqs · max_tail, max_rows_any)"
     tensors = [
-        BufferSpec("prefix_lens", Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BufferSpec("page_table", Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs × max_pages_per_req"),
-        BufferSpec("positions", Role.POSITIONS, (rows,), "int64", Unit.TOKENS, "max_rows_any"),
-        BufferSpec("mask", Role.TAIL_MASK, (rows, words), "int32", Unit.WORDS, "max_rows_any × mask_words"),
-        BufferSpec("depth", Role.TAIL_DEPTH, (depth,), "int32", Unit.TOKENS, depth_formula),
+        BufferSpec("prefix_lens", (reqs,), "int32", "max_reqs"),
+        BufferSpec("page_table", table, "int32", "max_reqs × max_pages_per_req"),
+        BufferSpec("positions", (rows,), "int64", "max_rows_any"),
+        BufferSpec("mask", (rows, words), "int32", "max_rows_any × mask_words"),
+        BufferSpec("depth", (depth,), "int32", depth_formula),
     ]
     if Mode.RAGGED_VERIFY in geometry.modes:
-        tensors.append(BufferSpec("q_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"))
+        tensors.append(BufferSpec("q_indptr", (reqs + 1,), "int32", "max_reqs + 1"))
     if Form.ENGINE_SLOTS in geometry.forms:
-        tensors.append(BufferSpec("slots", Role.SLOT_MAPPING, (rows,), "int64", Unit.TOKENS, "max_rows_any"))
+        tensors.append(BufferSpec("slots", (rows,), "int64", "max_rows_any"))
     width = 0 if isinstance(geometry, StateGeometry) else geometry.attention.chosen_width
     if width:
         lists, formula = (rows, width), "max_rows_any × chosen_width"
-        tensors.append(BufferSpec("chosen_slots", Role.CHOSEN_SLOTS, lists, "int32", Unit.SLOTS, formula))
-        tensors.append(BufferSpec("chosen_counts", Role.CHOSEN_COUNTS, (rows,), "int32", Unit.ROWS, "max_rows_any"))
+        tensors.append(BufferSpec("chosen_slots", lists, "int32", formula))
+        tensors.append(BufferSpec("chosen_counts", (rows,), "int32", "max_rows_any"))
     if state or isinstance(geometry, StateGeometry):
-        tensors.append(BufferSpec("parents", Role.TAIL_PARENTS, (depth,), "int32", Unit.ROWS, depth_formula))
-        tensors.append(BufferSpec("state_slots", Role.STATE_SLOTS, (reqs,), "int32", Unit.SLOTS, "max_reqs"))
+        tensors.append(BufferSpec("parents", (depth,), "int32", depth_formula))
+        tensors.append(BufferSpec("state_slots", (reqs,), "int32", "max_reqs"))
     return tensors

@@ -110,7 +110,7 @@ def draftmark_state_supports(geometry: StateGeometry) -> list[str]:  # type: ign
 def draftmark_state_buffers(geometry: StateGeometry) -> list[BufferSpec]:  # type: ignore[empty-body]
     """Return the buffers of all layers with this state, which never move after capture. Optional.
 
-    They hold what the rows of a verify leave until the commit: `Role.STATE_ROWS` or `Role.STATE_RECORDS`.
+    They hold what the rows of a verify leave until the commit: states, or records of rows.
     """
 
 

@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 from draftmark import DRAFT_MODES, Geometry, Mode
-from draftmark.buffers import BufferSpec, Role, Unit
+from draftmark.buffers import BufferSpec
 from draftmark_reference import sizing
 
 SHAPES = list(product((1, 2, 4), (2, 3, 5), (1, 4), (1, 2, 3)))
@@ -24,9 +24,9 @@ def csr_buffers(geometry):
     """Return metadata buffers like SGLang's (`kv_indptr`, `kv_indices` by token), sized by the geometry only."""
     reqs = geometry.max_reqs
     return [
-        BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
-        BufferSpec("kv_indices", Role.KV_INDICES, (reqs * geometry.max_kv_len,), "int64", Unit.TOKENS, "max_kv_len"),
-        BufferSpec("slot_mapping", Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        BufferSpec("kv_indptr", (reqs + 1,), "int32", "max_reqs + 1"),
+        BufferSpec("kv_indices", (reqs * geometry.max_kv_len,), "int64", "max_kv_len"),
+        BufferSpec("slot_mapping", (geometry.max_rows_any,), "int64", "max_rows"),
     ]
 
 

@@ -234,7 +234,7 @@ def replay(subject: BackendUnderTest, theorem: Theorem, model: dict[str, int]) -
         geometry = plain_geometry(theorem.variant, subject.profile, model)
         if subject.backend.supports(geometry):
             return ""
-        specs = {spec.name: spec for spec in subject.backend.buffers(geometry)}
+        specs = {spec.name: spec for spec in subject.buffers(geometry)}
         metadata = subject.layouts(geometry)
     except Exception as error:  # The error is probably a division by zero, which refutes a theorem about divisors.
         return f"{type(error).__name__}: {error} at {model}" if theorem.what == "divisors" else ""

@@ -15,6 +15,7 @@ import z3
 from draftmark.geometry import DraftShape, Limits, StateGeometry
 from draftmark_contract.check import ContractViolation
 from draftmark_contract.oracle.formulas import max_requests
+from draftmark_contract.roles import with_roles
 from draftmark_contract.sizing.batches import brief
 from draftmark_contract.sizing.state import KEPT, least_bytes
 
@@ -84,7 +85,7 @@ def _sizes(subject: BackendUnderTest, geometry: StateGeometry, context: Context)
     context.assume(rows <= symbolic.draft.num_draft_tokens)
     needed = symbolic.num_layers * requests * rows * least_bytes(symbolic)
     declared: Any = 0
-    for spec in specs:
+    for spec in with_roles(specs, {}, subject.notes.roles, state=True):
         if spec.role in KEPT:
             size: Any = BYTES[spec.dtype]
             for extent in spec.shape:

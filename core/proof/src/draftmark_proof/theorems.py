@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import z3
 
-from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode
 from draftmark.requirements import HostLengthsNeed
 from draftmark_contract.check import ContractViolation
 from draftmark_contract.layouts import MetadataSpec
+from draftmark_contract.roles import USAGE_ROLES, Buffer, with_roles
 from draftmark_contract.sizing.geometries import PROVED
-from draftmark_contract.sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
+from draftmark_contract.sizing.required_sizes import is_used, required_sizes_of
 
 from .domain import INPUTS, Variant, plain_geometry, symbolic_batch, symbolic_geometry
 from .explore import explore
@@ -104,7 +104,7 @@ def plan_of(subject: BackendUnderTest, variant: Variant) -> Plan:
 class _Answers:
     geometry: Geometry
     reasons: list[str]
-    specs: list[BufferSpec]
+    specs: list[Buffer]
     metadata: dict[Mode, MetadataSpec]
 
 
@@ -119,7 +119,10 @@ def _run(subject: BackendUnderTest, variant: Variant, context: Context) -> _Answ
     exact = _hook(subject, "requirements", geometry).host_lengths is HostLengthsNeed.EXACT
     if variant.overlap and exact:
         return _Answers(geometry, ["it needs exact host lengths, which overlap cannot give"], [], {})
-    return _Answers(geometry, [], _hook(subject, "buffers", geometry), _layouts(subject, geometry))
+    metadata = _layouts(subject, geometry)
+    return _Answers(
+        geometry, [], with_roles(_hook(subject, "buffers", geometry), metadata, subject.notes.roles), metadata
+    )
 
 
 def _hook(subject: BackendUnderTest, name: str, geometry: Geometry) -> Any:

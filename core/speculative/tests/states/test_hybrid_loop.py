@@ -12,7 +12,7 @@ import torch
 import draftmark_speculative.engine as engine_module
 from benchmarks.decode import soak
 from core.speculative.tests.states.conftest import COUNT, DRAFTS, STRENGTH, plain_text
-from draftmark import LoadedBackend, RequestError, Role
+from draftmark import LoadedBackend, RequestError
 from draftmark_reference import ReferencePlugin
 from draftmark_speculative import HostKind, decode
 from draftmark_speculative.eagle.tiny import tiny_pair
@@ -220,7 +220,7 @@ def test_snapshots_give_the_plain_text(monkeypatch, engine_of, way):
     texts = texts_of("granitemoehybrid", way)
     monkeypatch.setattr(engine_module, "load", lambda name: LoadedBackend(name, ReferencePlugin("snapshots")))
     engine = engine_of("granitemoehybrid", way, texts * 2, graph=True, **MEMORY["cache, few pages"])
-    assert any(one.role is Role.STATE_ROWS for one in engine._layers.states.groups[0].arena.specs)
+    assert any(one.name == "states" for one in engine._layers.states.groups[0].arena.specs)
     for _ in range(2):
         assert [one.tokens for one in decode(engine, starts(), COUNT)] == texts
     check_memory(engine)

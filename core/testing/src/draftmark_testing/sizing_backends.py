@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from draftmark.backend_info import BackendInfo
-from draftmark.buffers import BufferSpec, Role, Unit
+from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode, ceil_div, maximum
 from draftmark.hookspecs import hookimpl
 from draftmark.loaded import LoadedBackend
@@ -17,6 +17,7 @@ from draftmark.requirements import Requirements
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
+from draftmark_contract.roles import Role
 
 Sizing = Callable[[Geometry], list[BufferSpec]]
 INT = "int32"
@@ -53,24 +54,24 @@ def subject_of(
 
 def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:
     """Return a function that describes one attention pass (`Level`), with every buffer named after its role."""
-    return lambda specs: Level(layout, lengths, {spec.role.value: spec.name for spec in specs}, masked=True)
+    return lambda specs: Level(layout, lengths, {spec.name: spec.name for spec in specs}, masked=True)
 
 
-def one(role: Role, shape: tuple[Any, ...], unit: Unit, dtype: str = INT) -> BufferSpec:
+def one(role: Role, shape: tuple[Any, ...], dtype: str = INT) -> BufferSpec:
     """Return the spec of a buffer that is named after its role."""
-    return BufferSpec(role.value, role, shape, dtype, unit, "test formula")
+    return BufferSpec(role.value, shape, dtype, "test formula")
 
 
 def csr_pages(g: Geometry) -> list[BufferSpec]:
     """Return buffers for page ids in CSR form, with mask rows, slots and depths: one buffer for each index role."""
     return [
-        one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.PAGES, "int64"),
-        one(Role.KV_INDICES, (g.max_reqs * g.max_pages_per_req,), Unit.PAGES, "int64"),
-        one(Role.KV_LAST_PAGE_LEN, (g.max_reqs,), Unit.TOKENS),
-        one(Role.QO_INDPTR, (g.max_reqs + 1,), Unit.ROWS),
-        one(Role.TAIL_MASK, (g.max_reqs * _tree_rows(g), g.mask_words), Unit.WORDS),
-        one(Role.SLOT_MAPPING, (g.max_rows_any,), Unit.TOKENS, "int64"),
-        one(Role.TAIL_DEPTH, (g.max_reqs, g.max_tail), Unit.TOKENS),
+        one(Role.KV_INDPTR, (g.max_reqs + 1,), "int64"),
+        one(Role.KV_INDICES, (g.max_reqs * g.max_pages_per_req,), "int64"),
+        one(Role.KV_LAST_PAGE_LEN, (g.max_reqs,)),
+        one(Role.QO_INDPTR, (g.max_reqs + 1,)),
+        one(Role.TAIL_MASK, (g.max_reqs * _tree_rows(g), g.mask_words)),
+        one(Role.SLOT_MAPPING, (g.max_rows_any,), "int64"),
+        one(Role.TAIL_DEPTH, (g.max_reqs, g.max_tail)),
     ]
 
 
@@ -78,22 +79,20 @@ def csr_tokens(g: Geometry) -> list[BufferSpec]:
     """Return buffers for token slots in CSR form, with one bit mask per request; the masks are concatenated."""
     mask_bytes = ceil_div(_tree_rows(g) * g.max_tail, 8)
     return [
-        one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.TOKENS, "int64"),
-        one(Role.KV_INDICES, (g.max_reqs * g.max_kv_len,), Unit.TOKENS, "int64"),
-        one(Role.MASK_INDPTR, (g.max_reqs + 1,), Unit.BYTES),
-        one(Role.TAIL_MASK, (g.max_reqs * mask_bytes,), Unit.BYTES, "uint8"),
+        one(Role.KV_INDPTR, (g.max_reqs + 1,), "int64"),
+        one(Role.KV_INDICES, (g.max_reqs * g.max_kv_len,), "int64"),
+        one(Role.MASK_INDPTR, (g.max_reqs + 1,)),
+        one(Role.TAIL_MASK, (g.max_reqs * mask_bytes,), "uint8"),
     ]
 
 
 def page_table(g: Geometry) -> list[BufferSpec]:
     """Return buffers for a page table, lengths, slot mapping and output staging."""
     return [
-        one(Role.PAGE_TABLE, (g.max_reqs, g.max_pages_per_req), Unit.PAGES, "int64"),
-        one(Role.KV_LENS, (g.max_reqs,), Unit.TOKENS),
-        one(Role.SLOT_MAPPING, (g.max_rows_any,), Unit.TOKENS, "int64"),
-        one(
-            Role.OUTPUT_STAGING, (g.max_rows_any, g.attention.num_qo_heads, g.attention.head_dim), Unit.ROWS, "float32"
-        ),
+        one(Role.PAGE_TABLE, (g.max_reqs, g.max_pages_per_req), "int64"),
+        one(Role.KV_LENS, (g.max_reqs,)),
+        one(Role.SLOT_MAPPING, (g.max_rows_any,), "int64"),
+        one(Role.OUTPUT_STAGING, (g.max_rows_any, g.attention.num_qo_heads, g.attention.head_dim), "float32"),
     ]
 
 
@@ -102,17 +101,13 @@ def two_levels(g: Geometry) -> list[BufferSpec]:
     tail = g.max_reqs * g.max_tail
     prefix_pages = ceil_div(g.max_prefix_len, g.attention.page_size)
     return [
-        BufferSpec("prefix_indptr", Role.KV_INDPTR, (g.max_reqs + 1,), "int64", Unit.PAGES, "test formula"),
-        BufferSpec(
-            "prefix_indices", Role.KV_INDICES, (g.max_reqs * prefix_pages,), "int64", Unit.PAGES, "test formula"
-        ),
-        BufferSpec("tail_indptr", Role.KV_INDPTR, (g.max_reqs + 1,), "int64", Unit.TOKENS, "test formula"),
+        BufferSpec("prefix_indptr", (g.max_reqs + 1,), "int64", "test formula"),
+        BufferSpec("prefix_indices", (g.max_reqs * prefix_pages,), "int64", "test formula"),
+        BufferSpec("tail_indptr", (g.max_reqs + 1,), "int64", "test formula"),
         BufferSpec(
             "tail_indices",
-            Role.KV_INDICES,
             (maximum(tail, g.limits.max_extend_tokens),),
             "int64",
-            Unit.TOKENS,
             "test formula",
         ),
     ]
@@ -156,7 +151,7 @@ def changed(layout: str, role: Role, shape: Callable[[Geometry], tuple[Any, ...]
 
     def buffers(g: Geometry) -> list[BufferSpec]:
         return [
-            replace(spec, shape=shape(g), dtype=dtype or spec.dtype) if spec.role is role else spec
+            replace(spec, shape=shape(g), dtype=dtype or spec.dtype) if spec.name == role else spec
             for spec in sizing(g)
         ]
 

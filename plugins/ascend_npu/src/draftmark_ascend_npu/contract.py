@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 from draftmark import DTYPE_BYTES, Geometry, Mode
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
+from draftmark_contract.roles import Role
 
 from . import sizing
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
+
+
+roles = {sizing.TAIL_MASK: Role.WORKSPACE}
+"""The attention mask of the tail's pass, by query and key; no packed words."""
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:

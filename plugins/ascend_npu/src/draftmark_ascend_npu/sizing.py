@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftmark import BufferSpec, Extent, Geometry, Init, Memory, Mode, Role, Unit, maximum, minimum
+from draftmark import BufferSpec, Extent, Geometry, Init, Memory, Mode, maximum, minimum
 
 SLOTS, TABLES, TRIANGLE = "slot_mapping", "block_tables", "causal_mask"
 TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv", "has_prefix"
@@ -27,15 +27,15 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     table = (geometry.max_reqs, geometry.max_pages_per_req)
     side = TRIANGLE_SIDE
     specs = [
-        BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        BufferSpec(SLOTS, (geometry.max_rows_any,), "int64", "max_rows"),
         # A copy of the slots as int32, the operator's dtype. `rules.check_scatter` checks that the pool's slots fit.
-        BufferSpec(SLOTS32, Role.WORKSPACE, (geometry.max_rows_any,), "int32", Unit.TOKENS, "max_rows"),
+        BufferSpec(SLOTS32, (geometry.max_rows_any,), "int32", "max_rows"),
         # At the context limit the tail (the draft tokens' KV) needs columns too: sglang#22778.
-        BufferSpec(TABLES, Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs x max_pages_per_req"),
+        BufferSpec(TABLES, table, "int32", "max_reqs x max_pages_per_req"),
         # The mask is written once, when the backend opens, so the arena must not fill it with poison values.
-        BufferSpec(TRIANGLE, Role.WORKSPACE, (side, side), "int8", Unit.BYTES, "page: atten_mask", init=Init.ZEROS),
+        BufferSpec(TRIANGLE, (side, side), "int8", "page: atten_mask", init=Init.ZEROS),
         # Target of the copies of exact lengths from the device, if the host has only bounds (overlap).
-        BufferSpec(HOST_LENS, Role.HOST_STAGING, table[:1], "int32", Unit.TOKENS, "max_reqs", memory=Memory.PINNED),
+        BufferSpec(HOST_LENS, table[:1], "int32", "max_reqs", memory=Memory.PINNED),
     ]
     if geometry.attention.latent:
         specs += _latent_buffers(geometry)
@@ -60,11 +60,10 @@ def _latent_buffers(geometry: Geometry) -> list[BufferSpec]:
     if Mode.EXTEND in geometry.modes:
         table = (max_pieces(geometry), geometry.max_pages_per_req)
         pieces = f"max_reqs + max_extend_tokens / {PIECE_ROWS} x max_pages_per_req"
-        specs.append(BufferSpec(PIECE_TABLES, Role.WORKSPACE, table, "int32", Unit.PAGES, pieces))
+        specs.append(BufferSpec(PIECE_TABLES, table, "int32", pieces))
     # The parts of the queries begin as zeros and the padding heads are never written, so these heads stay finite.
     return specs + [
-        BufferSpec(name, Role.WORKSPACE, (rows, heads, width), a.q_dtype, Unit.ROWS, formula, init=Init.ZEROS)
-        for name, width in shapes.items()
+        BufferSpec(name, (rows, heads, width), a.q_dtype, formula, init=Init.ZEROS) for name, width in shapes.items()
     ]
 
 
@@ -90,22 +89,22 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
     bits = (32 * geometry.mask_words * tree_extents(geometry, 1)[0],)
     marks = [
         # Written once, when the backend opens: for each tail slot its word in a row's mask, and its bit in that word.
-        BufferSpec(BITS, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
-        BufferSpec(WORD_OF, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
-        BufferSpec(TAIL_SLOTS, Role.WORKSPACE, (slots,), "int64", Unit.TOKENS, "max_reqs · T"),
-        BufferSpec(TAIL_MASK, Role.WORKSPACE, (pairs,), "int8", Unit.BYTES, "max_reqs · q · T"),
-        BufferSpec(HAS_PREFIX, Role.WORKSPACE, (reqs,), "float32", Unit.BYTES, "max_reqs"),
+        BufferSpec(BITS, bits, "int32", "32 · mask_words", init=Init.ZEROS),
+        BufferSpec(WORD_OF, bits, "int32", "32 · mask_words", init=Init.ZEROS),
+        BufferSpec(TAIL_SLOTS, (slots,), "int64", "max_reqs · T"),
+        BufferSpec(TAIL_MASK, (pairs,), "int8", "max_reqs · q · T"),
+        BufferSpec(HAS_PREFIX, (reqs,), "float32", "max_reqs"),
     ]
     if a.latent:
         lse = (rows, padded_heads(a.num_qo_heads), 1)
-        return [*marks, BufferSpec(LSES, Role.PARTIAL_LSE, lse, "float32", Unit.ROWS, "rows x padded heads")]
+        return [*marks, BufferSpec(LSES, lse, "float32", "rows x padded heads")]
     return [
         *marks,
-        BufferSpec(TAIL_KV, Role.WORKSPACE, (2, slots, *kv_heads), a.kv_dtype, Unit.TOKENS, "2 · max_reqs · T"),
-        BufferSpec(PARTS, Role.PARTIAL_OUT, (2, *heads, a.head_dim), a.q_dtype, Unit.ROWS, "2 · rows"),
-        BufferSpec(LSES, Role.PARTIAL_LSE, (2, *heads, 1), "float32", Unit.ROWS, "2 · rows"),
-        BufferSpec(WEIGHT, Role.PARTIAL_LSE, (*heads, 1), "float32", Unit.ROWS, "rows"),
-        BufferSpec(MERGE, Role.PARTIAL_OUT, (2, *heads, a.head_dim), "float32", Unit.ROWS, "2 · rows"),
+        BufferSpec(TAIL_KV, (2, slots, *kv_heads), a.kv_dtype, "2 · max_reqs · T"),
+        BufferSpec(PARTS, (2, *heads, a.head_dim), a.q_dtype, "2 · rows"),
+        BufferSpec(LSES, (2, *heads, 1), "float32", "2 · rows"),
+        BufferSpec(WEIGHT, (*heads, 1), "float32", "rows"),
+        BufferSpec(MERGE, (2, *heads, a.head_dim), "float32", "2 · rows"),
     ]
 
 

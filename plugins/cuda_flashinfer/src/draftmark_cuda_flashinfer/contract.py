@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import Geometry, Mode, Role
+from draftmark import Geometry, Mode
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
 
 from . import latent_plan, levels, library, partition, sizing
@@ -61,7 +61,7 @@ def plugin_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     The bytes include the plan and the data that its kernels write. A draft step's plan begins after the plans of
     earlier steps, so its bytes count from the buffer's start.
     """
-    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in _OWN}
+    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in sizing.METADATA}
     a, extent = geometry.attention, batch.uniform
     ints, tail_ints = sizing.plan_bytes(geometry)
     used[sizing.STAGING] = sizing.staging_slots(geometry) * (sizing.aligned(ints) + sizing.aligned(tail_ints))
@@ -83,6 +83,3 @@ def plugin_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     if sizing.FLOATS in used:
         used[sizing.FLOATS] = plan.float_bytes
     return used
-
-
-_OWN = (Role.WORKSPACE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.HOST_STAGING)

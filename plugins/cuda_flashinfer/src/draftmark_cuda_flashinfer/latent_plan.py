@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftmark import BufferSpec, Geometry, Memory, Mode, Role, Unit, ceil_div, maximum, minimum
+from draftmark import BufferSpec, Geometry, Memory, Mode, ceil_div, maximum, minimum
 
 from .partition import ALIGNMENT
 
@@ -142,15 +142,15 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     floats = maximum(*(float_bytes(geometry, packed) for packed in _packed(geometry)))
     slots = (geometry.max_rows_any,)
     specs = [
-        BufferSpec(SLOTS, Role.SLOT_MAPPING, slots, "int64", Unit.TOKENS, "max_rows"),
-        BufferSpec(INTS, Role.WORKSPACE, (maximum(*ends),), "uint8", Unit.BYTES, SOURCE),
-        BufferSpec(FLOATS, Role.WORKSPACE, (floats,), "uint8", Unit.BYTES, SOURCE),
-        BufferSpec(SCRATCH, Role.HOST_STAGING, (plan,), "uint8", Unit.BYTES, SOURCE, memory=Memory.PINNED),
+        BufferSpec(SLOTS, slots, "int64", "max_rows"),
+        BufferSpec(INTS, (maximum(*ends),), "uint8", SOURCE),
+        BufferSpec(FLOATS, (floats,), "uint8", SOURCE),
+        BufferSpec(SCRATCH, (plan,), "uint8", SOURCE, memory=Memory.PINNED),
     ]
     rows = [geometry.max_rows(mode) for mode in geometry.modes if may_run_two_passes(geometry, mode)]
     if rows:
         shape = (maximum(*rows), a.num_qo_heads)
-        specs.append(BufferSpec(LSE, Role.PARTIAL_LSE, shape, "float32", Unit.ROWS, "rows of forwards in two passes"))
+        specs.append(BufferSpec(LSE, shape, "float32", "rows of forwards in two passes"))
     return specs
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftmark import BufferSpec, Geometry, Memory, Mode, Role, Unit, ceil_div, maximum, minimum
+from draftmark import BufferSpec, Geometry, Memory, Mode, ceil_div, maximum, minimum
 
 from . import latent_plan, levels, partition
 
@@ -23,6 +23,8 @@ FLOATS, INTS, TAIL_INTS = "float_workspace", "int_workspace", "tail_int_workspac
 STAGING, HOST_INDPTR = "plan_staging", "plan_indptr"
 TAIL_OUT, LSE, TAIL_LSE = "tail_out", "lse", "tail_lse"
 SOURCE = "PrefillPlan of FlashInfer 0.7.2, attention/scheduler.cuh"
+METADATA = (SLOTS, INDPTR, PAGES, LAST_PAGE, TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE, MASK, MASK_INDPTR)
+"""Buffers with sizes that follow from the batch."""
 HOST_INDPTRS = 2
 """Host arrays that FlashInfer reads while it plans: row offsets of a ragged batch, and page offsets."""
 
@@ -33,13 +35,12 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         return latent_plan.buffers(geometry)
     reqs = geometry.max_reqs
     specs = [
-        BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
-        BufferSpec(INDPTR, Role.KV_INDPTR, (reqs + 1,), "int32", Unit.PAGES, "max_reqs + 1"),
+        BufferSpec(SLOTS, (geometry.max_rows_any,), "int64", "max_rows"),
+        BufferSpec(INDPTR, (reqs + 1,), "int32", "max_reqs + 1"),
         BufferSpec(
-            PAGES, Role.KV_INDICES, (reqs * geometry.max_pages_per_req,), "int32", Unit.PAGES,
-            "max_reqs · max_pages_per_req",
+            PAGES, (reqs * geometry.max_pages_per_req,), "int32", "max_reqs · max_pages_per_req",
         ),
-        BufferSpec(LAST_PAGE, Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
+        BufferSpec(LAST_PAGE, (reqs,), "int32", "max_reqs"),
     ]  # fmt: skip
     return [*specs, *_masked_level(geometry), *_plans(geometry)]
 
@@ -54,35 +55,31 @@ def _masked_level(geometry: Geometry) -> list[BufferSpec]:
     rows = reqs * maximum(*(one.q_len for one in extents))
     out = (rows, a.num_qo_heads, a.head_dim)
     return [
-        BufferSpec(TAIL_INDPTR, Role.KV_INDPTR, (reqs + 1,), "int32", Unit.TOKENS, "max_reqs + 1"),
-        BufferSpec(TAIL_SLOTS, Role.KV_INDICES, (reqs * tokens,), "int32", Unit.TOKENS, "max_reqs · masked tokens"),
-        BufferSpec(TAIL_LAST_PAGE, Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs, one-token pages"),
-        BufferSpec(MASK, Role.TAIL_MASK, (reqs * bits,), "uint8", Unit.BYTES, "max_reqs · ceil(q · masked tokens / 8)"),
-        BufferSpec(MASK_INDPTR, Role.MASK_INDPTR, (reqs + 1,), "int32", Unit.BYTES, "max_reqs + 1"),
-        BufferSpec(TAIL_OUT, Role.PARTIAL_OUT, out, a.q_dtype, Unit.ROWS, "rows of the masked level"),
-        BufferSpec(LSE, Role.PARTIAL_LSE, out[:2], "float32", Unit.ROWS, "rows of the masked level"),
-        BufferSpec(TAIL_LSE, Role.PARTIAL_LSE, out[:2], "float32", Unit.ROWS, "rows of the masked level"),
+        BufferSpec(TAIL_INDPTR, (reqs + 1,), "int32", "max_reqs + 1"),
+        BufferSpec(TAIL_SLOTS, (reqs * tokens,), "int32", "max_reqs · masked tokens"),
+        BufferSpec(TAIL_LAST_PAGE, (reqs,), "int32", "max_reqs, one-token pages"),
+        BufferSpec(MASK, (reqs * bits,), "uint8", "max_reqs · ceil(q · masked tokens / 8)"),
+        BufferSpec(MASK_INDPTR, (reqs + 1,), "int32", "max_reqs + 1"),
+        BufferSpec(TAIL_OUT, out, a.q_dtype, "rows of the masked level"),
+        BufferSpec(LSE, out[:2], "float32", "rows of the masked level"),
+        BufferSpec(TAIL_LSE, out[:2], "float32", "rows of the masked level"),
     ]
 
 
 def _plans(geometry: Geometry) -> list[BufferSpec]:
     ints, tail_ints = plan_bytes(geometry)
     floats = float_workspace(geometry)
-    specs = [BufferSpec(INTS, Role.WORKSPACE, (int_workspace(geometry),), "uint8", Unit.BYTES, SOURCE)]
+    specs = [BufferSpec(INTS, (int_workspace(geometry),), "uint8", SOURCE)]
     if has_floats(geometry):
-        specs.append(BufferSpec(FLOATS, Role.WORKSPACE, (floats,), "uint8", Unit.BYTES, SOURCE))
+        specs.append(BufferSpec(FLOATS, (floats,), "uint8", SOURCE))
     if levels.masked_modes(geometry):
-        specs.append(BufferSpec(TAIL_INTS, Role.WORKSPACE, (tail_ints,), "uint8", Unit.BYTES, SOURCE))
+        specs.append(BufferSpec(TAIL_INTS, (tail_ints,), "uint8", SOURCE))
     staged = (staging_slots(geometry), aligned(ints) + aligned(tail_ints))
     indptr = (HOST_INDPTRS, geometry.max_reqs + 1)
     return [
         *specs,
-        BufferSpec(
-            STAGING, Role.HOST_STAGING, staged, "uint8", Unit.BYTES, "two rounds of plans", memory=Memory.PINNED
-        ),
-        BufferSpec(
-            HOST_INDPTR, Role.HOST_STAGING, indptr, "int32", Unit.TOKENS, "2 · (max_reqs + 1)", memory=Memory.HOST
-        ),
+        BufferSpec(STAGING, staged, "uint8", "two rounds of plans", memory=Memory.PINNED),
+        BufferSpec(HOST_INDPTR, indptr, "int32", "2 · (max_reqs + 1)", memory=Memory.HOST),
     ]
 
 

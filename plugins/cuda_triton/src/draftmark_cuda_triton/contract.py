@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 
 from draftmark import Geometry, Mode
 from draftmark_contract.layouts import MetadataSpec, over_page_table
+from draftmark_contract.roles import Role
 
 from . import sizing
+from .state.extend_sizing import SCRATCH
+from .state.sizing import MATRICES, TOTALS
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
+
+
+roles = dict.fromkeys((TOTALS, MATRICES, *SCRATCH), Role.WORKSPACE)
+"""Buffers of recurrent layers that no commit reads."""
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from draftmark import DTYPE_BYTES, AttentionShape, BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
+from draftmark import DTYPE_BYTES, AttentionShape, BufferSpec, Geometry, Mode, ceil_div, maximum
 
 from .heuristics import chosen, common, select, sm90, split_kv, upcast
 
@@ -25,18 +25,14 @@ SPLIT_BUFFERS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers of one geometry, for the modes that it serves."""
-    specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
+    specs = [BufferSpec(SLOTS, (geometry.max_rows_any,), "int64", "max_rows")]
     if geometry.attention.chosen_width:
         return specs + chosen_buffers(geometry)
     if Mode.EXTEND in geometry.modes:
         tiles = max_row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
         header = common.SCHEDULE_HEADER_ROWS
         formula = f"max_extend_tokens · group / block_m + max_reqs + {header}"
-        specs.append(
-            BufferSpec(
-                ROW_TILES, Role.SPLIT_SCHEDULE, (common.SCHEDULE_HEADER_ROWS + tiles, 2), "int32", Unit.ROWS, formula
-            )
-        )
+        specs.append(BufferSpec(ROW_TILES, (common.SCHEDULE_HEADER_ROWS + tiles, 2), "int32", formula))
         specs += upcast_buffers(geometry)
     return specs + split_buffers(geometry, decode_verify_modes(geometry), Mode.EXTEND in geometry.modes)
 
@@ -48,11 +44,9 @@ def chosen_buffers(geometry: Geometry) -> list[BufferSpec]:
         "rows · splits · KV heads · head tiles · block_m <= CTAs · block_m",
     )
     return [
-        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2, 4), "int32", Unit.ROWS, "2: lists need no schedule"),
-        BufferSpec(
-            PARTIAL_OUT, Role.PARTIAL_OUT, (rows, geometry.attention.value_width), "float32", Unit.ROWS, formula
-        ),
-        BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
+        BufferSpec(WORK, (2, 4), "int32", "2: lists need no schedule"),
+        BufferSpec(PARTIAL_OUT, (rows, geometry.attention.value_width), "float32", formula),
+        BufferSpec(PARTIAL_LSE, (rows,), "float32", formula),
     ]
 
 
@@ -80,8 +74,8 @@ def upcast_buffers(geometry: Geometry) -> list[BufferSpec]:
     )
     formula, cells = (f"{bound}, or {room}" for room in (f"{upcast.UPCAST_BYTES >> 20} MiB", upcast.UPCAST_TABLE_CELLS))
     return [
-        *(BufferSpec(name, Role.WORKSPACE, shape, a.q_dtype, Unit.PAGES, formula) for name in (UPCAST_K, UPCAST_V)),
-        BufferSpec(UPCAST_TABLE, Role.WORKSPACE, (table,), "int32", Unit.PAGES, cells),
+        *(BufferSpec(name, shape, a.q_dtype, formula) for name in (UPCAST_K, UPCAST_V)),
+        BufferSpec(UPCAST_TABLE, (table,), "int32", cells),
     ]
 
 
@@ -163,18 +157,18 @@ def split_buffers(geometry: Geometry, modes: list[Mode], prefill: bool) -> list[
     formula, dim = "2 · splits · KV heads · row tiles · block_m", geometry.attention.value_width
     schedule = "2 · splits; splits = 2 · SMs / (KV heads · row tiles)"
     return [
-        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2 * num_splits, 4), "int32", Unit.ROWS, schedule),
-        BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (rows, dim), "float32", Unit.ROWS, formula),
-        BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
+        BufferSpec(WORK, (2 * num_splits, 4), "int32", schedule),
+        BufferSpec(PARTIAL_OUT, (rows, dim), "float32", formula),
+        BufferSpec(PARTIAL_LSE, (rows,), "float32", formula),
     ]
 
 
 def _unsplit_buffers(geometry: Geometry) -> list[BufferSpec]:
     dim, none = geometry.attention.value_width, "0: no request is split"
     return [
-        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (geometry.max_reqs, 4), "int32", Unit.ROWS, "max_reqs"),
-        BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (0, dim), "float32", Unit.ROWS, none),
-        BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (0,), "float32", Unit.ROWS, none),
+        BufferSpec(WORK, (geometry.max_reqs, 4), "int32", "max_reqs"),
+        BufferSpec(PARTIAL_OUT, (0, dim), "float32", none),
+        BufferSpec(PARTIAL_LSE, (0,), "float32", none),
     ]
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import Geometry, Mode, Role, ceil_div
+from draftmark import Geometry, Mode, ceil_div
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
 
 from . import forms, gen_sizing, sizing
-
-OWN_ROLES = (Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.WORKSPACE)
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -24,7 +22,7 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 def _own_table(geometry: Geometry) -> dict[str, str]:
     """Return the role and name of the plugin's page table, which layers with a window have."""
-    return {spec.role.value: spec.name for spec in sizing.visible_table(geometry)}
+    return {"page_table": sizing.PAGES} if sizing.visible_table(geometry) else {}
 
 
 def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
@@ -50,7 +48,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """
     if forms.uses_gen(geometry):
         return _gen_usage(geometry, batch)
-    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in OWN_ROLES}
+    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in sizing.METADATA}
     if batch.mode in forms.SIBLING_MODES:
         from draftmark_cuda_triton.shared_sizing import decode_verify_usage
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, Init, Mode, Role, Unit, ceil_div, maximum
+from draftmark import BufferSpec, Geometry, Init, Mode, ceil_div, maximum
 
 LENS, SLOTS, KV_INDPTR, WORKSPACE, COUNTERS = "kv_lens", "slot_mapping", "kv_indptr", "workspace", "counters"
 WORKSPACE_BYTES = 128 << 20
@@ -18,18 +18,18 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers: lengths, slots, prefix sums of lengths for EXTEND, counters, and FlashInfer's workspace."""
     reqs = geometry.max_reqs
     specs = [
-        BufferSpec(LENS, Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        BufferSpec(LENS, (reqs,), "int32", "max_reqs"),
+        BufferSpec(SLOTS, (geometry.max_rows_any,), "int64", "max_rows"),
     ]
     if Mode.EXTEND in geometry.modes:
-        specs.append(BufferSpec(KV_INDPTR, Role.KV_INDPTR, (reqs + 1,), "int64", Unit.TOKENS, "max_reqs + 1"))
+        specs.append(BufferSpec(KV_INDPTR, (reqs + 1,), "int64", "max_reqs + 1"))
     formula = "8 · ceil(max(requests · query heads, SMs) / 8) (getTrtllmGenMultiCtasKvCounterBytes)"
     count = counters(geometry, reqs)
     return [
         *specs,
-        BufferSpec(COUNTERS, Role.WORKSPACE, (count,), "int32", Unit.WORDS, formula, init=Init.ZEROS),
+        BufferSpec(COUNTERS, (count,), "int32", formula, init=Init.ZEROS),
         BufferSpec(
-            WORKSPACE, Role.WORKSPACE, (WORKSPACE_BYTES,), "uint8", Unit.BYTES, "FlashInfer's recommendation: 128 MiB",
+            WORKSPACE, (WORKSPACE_BYTES,), "uint8", "FlashInfer's recommendation: 128 MiB",
             init=Init.ZEROS,
         ),
     ]  # fmt: skip

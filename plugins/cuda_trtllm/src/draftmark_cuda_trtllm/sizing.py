@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, Init, Mode, Role, Unit, ceil_div, maximum
+from draftmark import BufferSpec, Geometry, Init, Mode, ceil_div, maximum
 
 from . import forms, gen_sizing
 
@@ -18,6 +18,8 @@ QUERIES, OUTPUTS = "staged_queries", "staged_outputs"
 ROW_TILES = "row_tiles"
 SCRATCH, SEMAPHORES, Q_SCALE = "scratch", "semaphores", "q_scale"
 
+METADATA = (SLOTS, LENS, PAGES, MASK, INDPTR, QUERIES, OUTPUTS)
+"""Buffers with sizes that follow from the batch."""
 STATISTICS = 256
 """Bytes of row maxima and row sums of one part and block: two arrays of 32 float32 (SMemWarpRowMax)."""
 
@@ -26,13 +28,13 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Return the buffers of one geometry, for the modes that it serves."""
     if forms.uses_gen(geometry):
         return gen_sizing.buffers(geometry) + visible_table(geometry)
-    specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
+    specs = [BufferSpec(SLOTS, (geometry.max_rows_any,), "int64", "max_rows")]
     if Mode.EXTEND in geometry.modes:
         specs.append(_row_tiles(geometry))
     specs += _sibling_buffers(geometry)
     if not forms.uniform_modes(geometry):
         return specs
-    specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
+    specs.append(BufferSpec(LENS, (geometry.max_reqs,), "int32", "max_reqs"))
     specs += visible_table(geometry) + _tree_form(geometry)
     if forms.stages(geometry):
         specs += _staging(geometry)
@@ -44,7 +46,7 @@ def visible_table(geometry: Geometry) -> list[BufferSpec]:
     if geometry.attention.window_left < 0:
         return []
     shape, formula = (geometry.max_reqs, geometry.max_pages_per_req), "max_reqs × max_pages_per_req"
-    return [BufferSpec(PAGES, Role.PAGE_TABLE, shape, "int32", Unit.PAGES, formula)]
+    return [BufferSpec(PAGES, shape, "int32", formula)]
 
 
 def _sibling_buffers(geometry: Geometry) -> list[BufferSpec]:
@@ -64,8 +66,8 @@ def _tree_form(geometry: Geometry) -> list[BufferSpec]:
     words = maximum(*(rows * forms.max_lanes(geometry, m) * 2 * forms.mask_words(geometry, m) for m in masked))
     formula = "max_reqs · rows per request, padding included · 2 · ceil(q_rows / 32)"
     return [
-        BufferSpec(MASK, Role.TAIL_MASK, (words,), "uint16", Unit.WORDS, formula),
-        BufferSpec(INDPTR, Role.QO_INDPTR, (rows + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
+        BufferSpec(MASK, (words,), "uint16", formula),
+        BufferSpec(INDPTR, (rows + 1,), "int32", "max_reqs + 1"),
     ]
 
 
@@ -74,8 +76,8 @@ def _staging(geometry: Geometry) -> list[BufferSpec]:
     shape = (geometry.max_reqs * forms.max_lanes(geometry, Mode.DRAFT), a.num_qo_heads, a.head_dim)
     formula = "max_reqs · k · (S - 1) rows: one per tail slot; rows without a query are not written"
     return [
-        BufferSpec(QUERIES, Role.QUERY_STAGING, shape, a.q_dtype, Unit.ROWS, formula),
-        BufferSpec(OUTPUTS, Role.OUTPUT_STAGING, shape, a.q_dtype, Unit.ROWS, formula),
+        BufferSpec(QUERIES, shape, a.q_dtype, formula),
+        BufferSpec(OUTPUTS, shape, a.q_dtype, formula),
     ]
 
 
@@ -83,7 +85,7 @@ def _row_tiles(geometry: Geometry) -> BufferSpec:
     count = forms.row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
     tiles = f"max_extend_tokens · group / {forms.LEAST_TILE_ROWS} + max_reqs, request and tile"
     formula = f"{tiles}; {forms.SCHEDULE_HEADER_ROWS} before them"
-    return BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (count, 2), "int32", Unit.ROWS, formula)
+    return BufferSpec(ROW_TILES, (count, 2), "int32", formula)
 
 
 def workspace(geometry: Geometry) -> list[BufferSpec]:
@@ -99,11 +101,11 @@ def workspace(geometry: Geometry) -> list[BufferSpec]:
     size = maximum(trees, scratch(geometry, sms, a.group_size))
     once = "SMs · blocks: one per merge"
     specs = [
-        BufferSpec(SCRATCH, Role.WORKSPACE, (size,), "uint8", Unit.BYTES, formula),
-        BufferSpec(SEMAPHORES, Role.WORKSPACE, (sms * most,), "int32", Unit.WORDS, once, init=Init.ZEROS),
+        BufferSpec(SCRATCH, (size,), "uint8", formula),
+        BufferSpec(SEMAPHORES, (sms * most,), "int32", once, init=Init.ZEROS),
     ]
     if forms.is_fp8(geometry):
-        specs.append(BufferSpec(Q_SCALE, Role.WORKSPACE, (1,), "float32", Unit.WORDS, "scale · k_scale / v_scale"))
+        specs.append(BufferSpec(Q_SCALE, (1,), "float32", "scale · k_scale / v_scale"))
     return specs
 
 

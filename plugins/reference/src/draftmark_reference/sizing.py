@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftmark import BufferSpec, Gate, Geometry, Mode, Recurrence, Role, StateGeometry, Unit
+from draftmark import BufferSpec, Gate, Geometry, Mode, Recurrence, StateGeometry
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
@@ -11,8 +11,8 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     The backend reads the page table and the tail mask directly from the batch.
     """
     return [
-        BufferSpec("kv_lens", Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BufferSpec("slot_mapping", Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows_any"),
+        BufferSpec("kv_lens", (geometry.max_reqs,), "int32", "max_reqs"),
+        BufferSpec("slot_mapping", (geometry.max_rows_any,), "int64", "max_rows_any"),
     ]
 
 
@@ -20,10 +20,9 @@ def snapshot_buffers(geometry: StateGeometry) -> list[BufferSpec]:
     """Return the states and windows after each row of a verify, in every layer."""
     s, lead = geometry.state, _rows(geometry)
     state, window = (s.num_heads, s.value_dim, s.key_dim), (s.conv_channels, geometry.window)
-    role, unit = Role.STATE_ROWS, Unit.ELEMENTS
     return [
-        BufferSpec("states", role, (*lead, *state), s.compute_dtype, unit, "num_layers × max_reqs × D × state_numel"),
-        BufferSpec("windows", role, (*lead, *window), s.conv_dtype, unit, "num_layers × max_reqs × D × conv_numel"),
+        BufferSpec("states", (*lead, *state), s.compute_dtype, "num_layers × max_reqs × D × state_numel"),
+        BufferSpec("windows", (*lead, *window), s.conv_dtype, "num_layers × max_reqs × D × conv_numel"),
     ]
 
 
@@ -44,7 +43,7 @@ def replay_buffers(geometry: StateGeometry) -> list[BufferSpec]:
     if s.recurrence is Recurrence.DELTA:
         found.append(("betas", (*lead, s.num_heads), s.compute_dtype))
     formula = "num_layers × max_reqs × D × elements of a row"
-    return [BufferSpec(name, Role.STATE_RECORDS, shape, dtype, Unit.ELEMENTS, formula) for name, shape, dtype in found]
+    return [BufferSpec(name, shape, dtype, formula) for name, shape, dtype in found]
 
 
 def _rows(geometry: StateGeometry) -> tuple[int, int, int]:

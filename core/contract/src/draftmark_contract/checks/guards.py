@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark.buffers import BufferSpec, Init, Role
+from draftmark.buffers import BufferSpec, Init
 from draftmark.geometry import Geometry, Mode
 
 from ..behaviour import Fixture, behaviour
@@ -20,6 +20,7 @@ from ..cases.forwards import ForwardCase
 from ..cases.geometries import all_shapes, describe, shapes
 from ..cases.production import crowd, crowds, few_requests, heads
 from ..check import Case, ContractViolation
+from ..roles import Role
 from ..sizing.required_sizes import PER_REQUEST
 from ..sizing.usage import judged_own_buffers
 
@@ -72,7 +73,11 @@ def find_no_buffer_unused(harness: Harness, geometry: Geometry) -> None:
     harness.arena.poison()
     for forward in map(harness.place, all_forwards(geometry)):
         harness.prepare(harness.set(forward))
-    specs = [spec for spec in harness.arena.specs if spec.role in INDEX_ROLES and spec.init is Init.EMPTY]
+    specs = [
+        spec
+        for spec in harness.subject.buffers(harness.geometry)
+        if spec.role in INDEX_ROLES and spec.init is Init.EMPTY
+    ]
     unused = [spec.name for spec in specs if spec.numel and bool((harness.arena[spec.name] == _poison(spec)).all())]
     if unused:
         raise ContractViolation(
@@ -137,7 +142,7 @@ def assert_within_usage(harness: Harness, forward: ForwardCase) -> None:
     """Run a forward on poisoned buffers, and check that no byte after the bytes that `usage()` declares changes."""
     from ..harness.assertions import BytesPastUsage
 
-    own = judged_own_buffers(harness.subject, harness.arena.specs)
+    own = judged_own_buffers(harness.subject, harness.subject.buffers(harness.geometry))
     batch = harness.load(forward)
     harness.arena.poison()
     bytes_past_usage = BytesPastUsage(harness.arena, harness.subject.usage(harness.geometry, batch, own))

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from draftmark.buffers import BufferSpec, Init, Memory, Role, Unit
+from draftmark.buffers import BufferSpec, Init, Memory
 from draftmark.geometry import Geometry, Mode
 from draftmark.registry import available
 from draftmark.version import CONTRACT_MINOR
 
 from ..check import Case, ContractViolation, Tier, all_checks, check
 from ..layouts import Layout, LengthConvention, Level, MetadataSpec
+from ..roles import Role
 from ..runner.fresh import fresh
 from ..runner.identity import siblings_of
 from ..runner.known import known_failures
@@ -104,7 +105,7 @@ def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
     """BufferSpec and MetadataSpec contain values of the declared types, and name buffers that exist."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
-    specs = subject.backend.buffers(geometry)
+    specs = subject.buffers(geometry)
     for spec in specs:
         _check_buffer(spec)
     roles = {spec.name: spec.role for spec in specs}
@@ -182,7 +183,7 @@ _DECODED = frozenset(
     }
 )
 """Roles with a content that the metadata oracle reads."""
-_SPEC_TYPES: dict[str, type] = {"role": Role, "unit": Unit, "memory": Memory, "init": Init}
+_SPEC_TYPES: dict[str, type] = {"memory": Memory, "init": Init}
 
 
 def _check_buffer(spec: BufferSpec) -> None:

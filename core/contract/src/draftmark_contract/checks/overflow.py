@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark.buffers import BufferSpec, Role
 from draftmark.geometry import Geometry, Mode
 
 from ..check import SIZES, Case, ContractViolation, Tier, check
 from ..layouts import Layout, MetadataSpec
+from ..roles import Buffer, Role
 from ..sizing.batches import BatchShape, brief, limit_batches
 from ..sizing.geometries import huge_geometries, tight_geometries
 from ..sizing.required_sizes import BY_LAYOUT, is_used, kv_entries, level_of, required_sizes_of
@@ -29,7 +29,7 @@ def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
     subject.require(geometry)
     geometry = subject.fit(geometry)
     metadata = subject.layouts(geometry)
-    specs = subject.backend.buffers(geometry)
+    specs = subject.buffers(geometry)
     for batch in limit_batches(geometry):
         for spec in specs:
             if not is_used(spec, batch.mode, metadata):
@@ -56,7 +56,7 @@ def largest_slot(geometry: Geometry) -> int:
 
 
 def largest_value(
-    spec: BufferSpec, specs: list[BufferSpec], batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
+    spec: Buffer, specs: list[Buffer], batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
 ) -> int | None:
     """Return the largest number that `batch` puts into `spec`, or None for a buffer that contains no numbers."""
     page = geometry.attention.page_size

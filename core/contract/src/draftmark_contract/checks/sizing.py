@@ -149,7 +149,7 @@ def assert_covered(
         counts: adds batches at the context limit with these numbers of requests.
         quick: calls usage() only for the longest and the empty batches, because it may query the vendor's runtime.
     """
-    specs = subject.backend.buffers(geometry)
+    specs = subject.buffers(geometry)
     metadata = subject.layouts(geometry)
     own = judged_own_buffers(subject, specs)
     used_by = {mode: [spec for spec in specs if is_used(spec, mode, metadata)] for mode in geometry.modes}

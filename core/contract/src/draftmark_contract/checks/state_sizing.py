@@ -9,13 +9,12 @@ from draftmark.geometry import StateGeometry
 
 from ..check import SIZES, ContractViolation, Tier, check
 from ..oracle.formulas import max_requests
+from ..roles import Buffer
 from ..sizing import state as geometries
 from ..sizing.batches import brief
 from ..sizing.proofs import proof_of
 
 if TYPE_CHECKING:
-    from draftmark.buffers import BufferSpec
-
     from ..backend_under_test import BackendUnderTest
 
 
@@ -38,7 +37,7 @@ def covers(subject: BackendUnderTest, geometry: StateGeometry) -> None:
             "the rows of a verify do not fit the buffers that keep them until the commit",
             geometry,
             geometries.kept_bytes(specs),
-            f"at least {needed:,} bytes in STATE_ROWS and STATE_RECORDS",
+            f"at least {needed:,} bytes in state_rows and state_records",
             "layers · rows of the largest batch · (value + key + channels)",
         )
 
@@ -127,9 +126,9 @@ def largest_batch_covers_all(subject: BackendUnderTest, geometry: StateGeometry)
     prover.assert_proved(subject, subject.fit(geometry))
 
 
-def _specs(subject: BackendUnderTest, geometry: StateGeometry) -> list[BufferSpec]:
+def _specs(subject: BackendUnderTest, geometry: StateGeometry) -> list[Buffer]:
     subject.require(geometry)
-    return subject.backend.state_buffers(subject.fit(geometry))
+    return subject.buffers(subject.fit(geometry))
 
 
 def _single(geometry: StateGeometry, rows: int) -> StateGeometry:
@@ -141,7 +140,7 @@ def _single(geometry: StateGeometry, rows: int) -> StateGeometry:
 
 def _numels(subject: BackendUnderTest, geometry: StateGeometry) -> dict[str, int]:
     subject.require(geometry)
-    return {spec.name: spec.numel for spec in subject.backend.state_buffers(subject.fit(geometry))}
+    return {spec.name: spec.numel for spec in subject.buffers(subject.fit(geometry))}
 
 
 def _fail(what: str, geometry: StateGeometry, got: Any, expected: Any, formula: str) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, Mode
 
 from ..check import SIZES, ContractViolation, Tier, check
 from ..layouts import MetadataSpec
 from ..oracle.formulas import draft_steps, max_prefix, max_requests, max_tail, rows_and_tail
+from ..roles import USAGE_ROLES, Buffer, Role
 from ..sizing.batches import BatchShape, Group, brief, limit_batches
 from ..sizing.geometries import tight_geometries
-from ..sizing.required_sizes import BY_LAYOUT, USAGE_ROLES, is_used, required_sizes_of
+from ..sizing.required_sizes import BY_LAYOUT, is_used, required_sizes_of
 from ..sizing.usage import judged_own_buffers, usage_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     subject.require(geometry)
     geometry = subject.fit(geometry)
     metadata = subject.layouts(geometry)
-    specs = subject.backend.buffers(geometry)
+    specs = subject.buffers(geometry)
     staged = any(spec.role is Role.QUERY_STAGING for spec in specs)
     for spec in specs:
         unsaid = spec.role in BY_LAYOUT and not subject.notes.has_layouts
@@ -42,7 +42,7 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A buffer that only the plugin can size is at most twice as large as the largest usage() of any batch."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
-    specs = subject.backend.buffers(geometry)
+    specs = subject.buffers(geometry)
     own = judged_own_buffers(subject, specs)
     if not own:
         return
@@ -59,7 +59,7 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 
 def largest_need(
-    spec: BufferSpec, geometry: Geometry, metadata: dict[Mode, MetadataSpec], *, padded_to_tail: bool = False
+    spec: Buffer, geometry: Geometry, metadata: dict[Mode, MetadataSpec], *, padded_to_tail: bool = False
 ) -> tuple[int, int]:
     """Return (entries of `spec` that the largest batches need, entries allowed for rounding per request).
 
@@ -84,7 +84,7 @@ def largest_need(
         batch = BatchShape(mode, step, (Group(most, max_prefix(geometry), rows_each, longest),))
         needed = max(needed, _numel(spec, batch, geometry, metadata))
     sets = max(1, draft_steps(geometry)) if Mode.DRAFT in geometry.modes and len(spec.shape) > 1 else 1
-    by_token = spec.role is Role.KV_INDICES and spec.unit is Unit.TOKENS
+    by_token = spec.role is Role.KV_INDICES and spec.by_token
     per_request = geometry.attention.page_size if by_token else 1
     if spec.role is Role.TAIL_MASK:
         per_request = max(geometry.draft.num_draft_tokens, geometry.draft.topk)
@@ -94,7 +94,7 @@ def largest_need(
 _BY_STEP = frozenset({Role.KV_INDPTR, Role.KV_INDICES, Role.KV_LAST_PAGE_LEN, Role.KV_LENS, Role.QO_INDPTR})
 
 
-def _numel(spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]) -> int:
+def _numel(spec: Buffer, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]) -> int:
     needs = {need.what: int(need.needed) for need in required_sizes_of(spec, batch, geometry, metadata)}
     if spec.role is Role.PAGE_TABLE:
         return needs.get("rows", 0) * needs.get("columns", 0)
@@ -104,12 +104,12 @@ def _numel(spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: di
     return max(needs.values(), default=0)
 
 
-def _assert_tight(spec: BufferSpec, needed: int, allowed: float, geometry: Geometry) -> None:
+def _assert_tight(spec: Buffer, needed: int, allowed: float, geometry: Geometry) -> None:
     if spec.numel > allowed:
         _complain(spec, f"{spec.numel} entries", f"<= {int(allowed)}: {INDEX_FACTOR} x {needed} and rounding", geometry)
 
 
-def _complain(spec: BufferSpec, got: str, expected: str, geometry: Geometry) -> None:
+def _complain(spec: Buffer, got: str, expected: str, geometry: Geometry) -> None:
     raise ContractViolation(
         f"buffer {spec.name!r} (role {spec.role.value}) is larger than any batch can need",
         batch=brief(geometry),

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from draftmark.batch import ForwardBatch
-from draftmark.buffers import Role
 from draftmark.geometry import Geometry
 from draftmark.requirements import HostLengthsNeed
 
@@ -18,6 +17,7 @@ from ..cases.forwards import ForwardCase
 from ..layouts import MetadataSpec
 from ..oracle import formulas
 from ..oracle.decode import Decoded, Shape, decode
+from ..roles import Role
 from .contents import fill
 from .expected import Expected, answer_from_cache, expected_of, store, truth_of
 from .old_memory import Fill, fill_buffers
@@ -153,7 +153,7 @@ class ForwardRunner:
             self.subject.opaque()
             return Decoded({}, None, opaque=True)
         a = self.geometry.attention
-        staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
+        staged = any(Role.QUERY_STAGING in level.buffers for one in self.specs.values() for level in one.levels)
         shape = Shape(a.page_size, a.window_left, staged)
         found = decode(self.spec(forward), arena or self.buffers(), batch, list(forward.requests), shape)
         if found.opaque:

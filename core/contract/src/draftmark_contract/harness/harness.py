@@ -135,7 +135,7 @@ class Harness(ForwardRunner):
         try:
             return self.decoded(forward, batch, arena)
         except DecodeProblem as problem:
-            formula = "the backend's MetadataSpec and draftmark.buffers.Role"
+            formula = "the backend's MetadataSpec and draftmark_contract.roles.Role"
             raise _violation(problem.what, forward, problem.got, problem.expected, formula=formula) from problem
 
     def assert_cache(self, forward: ForwardCase, expected: Expected, tensors: CaseTensors | None = None) -> None:

@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from draftmark.buffers import OWN_ROLES, BufferSpec, Role
 from draftmark.geometry import DTYPE_BYTES, Geometry, Mode
 
 from ..layouts import Layout, LengthConvention, Level, MetadataSpec
 from ..oracle.formulas import pages
+from ..roles import Buffer, Role
 from .batches import BatchShape, Group, total
-
-USAGE_ROLES = OWN_ROLES | {Role.HOST_STAGING}
-"""Roles with sizes that only the plugin's `usage()` can compute."""
 
 PER_REQUEST = {
     Role.KV_LENS: 0,
@@ -52,7 +49,7 @@ class RequiredSize:
 
 
 def required_sizes_of(
-    spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
+    spec: Buffer, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
 ) -> list[RequiredSize]:
     """Return the sizes that `batch` needs in the buffer `spec`; empty for roles that only `usage()` can compute."""
     meta = metadata[batch.mode]
@@ -98,21 +95,21 @@ def kv_entries(batch: BatchShape, level: Level, page_size: Any) -> Any:
     return total(group.count * _positions(group, level, page_size) for group in batch.groups)
 
 
-def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
+def level_of(spec: Buffer, meta: MetadataSpec) -> tuple[Level, str]:
     """Return the attention pass that names this buffer. If none does, return the strictest pass and a note."""
     for level in meta.levels:
         if level.buffers.get(spec.role.value) == spec.name:
             return level, ""
-    layout = Layout.CSR_PAGES if spec.unit.value == "pages" else Layout.CSR_TOKENS
+    layout = Layout.CSR_TOKENS if spec.by_token else Layout.CSR_PAGES
     return Level(layout, LengthConvention.PREFIX_PLUS_TAIL), " (no level of this mode names the buffer)"
 
 
-def is_used(spec: BufferSpec, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
+def is_used(spec: Buffer, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
     """Return True if `mode` writes this buffer: its passes name the buffer, or the passes of no mode do."""
     return _names(metadata[mode], spec) or not any(_names(meta, spec) for meta in metadata.values())
 
 
-def _names(meta: MetadataSpec, spec: BufferSpec) -> bool:
+def _names(meta: MetadataSpec, spec: Buffer) -> bool:
     return any(spec.name in level.buffers.values() for level in meta.levels)
 
 
@@ -132,7 +129,7 @@ def _positions(group: Group, level: Level, page_size: Any) -> Any:
     return pages(counted, page_size)
 
 
-def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: MetadataSpec) -> list[RequiredSize]:
+def _page_table(spec: Buffer, batch: BatchShape, geometry: Geometry, meta: MetadataSpec) -> list[RequiredSize]:
     level, guessed = level_of(spec, meta)
     if not guessed and level.layout is not Layout.PAGE_TABLE:
         return []
@@ -146,7 +143,7 @@ def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: M
     return found
 
 
-def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[RequiredSize]:
+def _tail_mask(spec: Buffer, batch: BatchShape, meta: MetadataSpec) -> list[RequiredSize]:
     if batch.mode not in (Mode.VERIFY, Mode.DRAFT):
         return []  # All other modes are causal and have no mask words.
     bits = 8 * DTYPE_BYTES[spec.dtype]
@@ -164,7 +161,7 @@ def _is_given(stride: Any) -> bool:
     return not (isinstance(stride, int) and stride == 0)
 
 
-def _rows(spec: BufferSpec) -> Any:
+def _rows(spec: Buffer) -> Any:
     count: Any = 1
     for extent in spec.shape[:-1]:
         count = count * extent

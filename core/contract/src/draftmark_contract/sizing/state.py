@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from draftmark.buffers import BufferSpec, Role
 from draftmark.geometry import (
     DTYPE_BYTES,
     DeviceProfile,
@@ -22,6 +21,7 @@ from draftmark.geometry import (
 
 from ..check import Case
 from ..oracle.formulas import max_budget, max_requests, state_numel
+from ..roles import Buffer, Role
 from .claims import KINDS
 
 SINCE = (1, 5)
@@ -126,6 +126,6 @@ def most_bytes(geometry: StateGeometry) -> Any:
     return (state_numel(geometry) + record) * exact + window
 
 
-def kept_bytes(specs: list[BufferSpec]) -> Any:
+def kept_bytes(specs: list[Buffer]) -> Any:
     """Return the bytes of all buffers that hold rows until they are committed."""
     return sum(spec.nbytes for spec in specs if spec.role in KEPT)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from draftmark.buffers import BufferSpec
 from draftmark.geometry import Extent, Geometry, Mode
 
 from ..check import ContractViolation
+from ..roles import USAGE_ROLES, Buffer
 from .batches import BatchShape, brief
-from .required_sizes import USAGE_ROLES
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -50,7 +49,7 @@ class PlainBatch:
         raise AttributeError(f"usage() may read host numbers only; {name} is on the device or does not exist")
 
 
-def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> list[BufferSpec]:
+def judged_own_buffers(subject: BackendUnderTest, specs: list[Buffer]) -> list[Buffer]:
     """Return the buffers that only `usage()` can size. Without `usage()` return [] and mark the item as not judged."""
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
     if own and not subject.notes.has_usage:
@@ -59,9 +58,7 @@ def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> li
     return own
 
 
-def usage_of(
-    subject: BackendUnderTest, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]
-) -> dict[str, int]:
+def usage_of(subject: BackendUnderTest, geometry: Geometry, shape: BatchShape, specs: list[Buffer]) -> dict[str, int]:
     """Return `usage()` of one batch in bytes, by buffer. Check that it covers exactly the plugin-sized buffers."""
     used = subject.notes.usage(geometry, cast("ForwardBatch", PlainBatch(shape)))
     known = {spec.name for spec in specs if spec.role in USAGE_ROLES}

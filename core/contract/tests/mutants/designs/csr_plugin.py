@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, BufferSpec, Geometry, Mode, Role, Unit, maximum
+from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, BufferSpec, Geometry, Mode, maximum
 
 if TYPE_CHECKING:
     from draftmark.runtime import Arena
@@ -19,20 +19,18 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     """Declare index buffers per request, per page and per row."""
     reqs, pages, words = geometry.max_reqs, geometry.max_pages_per_req, geometry.mask_words
     own = [
-        BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.PAGES, "max_reqs + 1"),
-        BufferSpec("kv_indices", Role.KV_INDICES, (reqs * pages,), "int32", Unit.PAGES, "max_reqs · max_pages_per_req"),
-        BufferSpec("kv_last_page_len", Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BufferSpec("qo_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
-        BufferSpec("slot_mapping", Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        BufferSpec("kv_indptr", (reqs + 1,), "int32", "max_reqs + 1"),
+        BufferSpec("kv_indices", (reqs * pages,), "int32", "max_reqs · max_pages_per_req"),
+        BufferSpec("kv_last_page_len", (reqs,), "int32", "max_reqs"),
+        BufferSpec("qo_indptr", (reqs + 1,), "int32", "max_reqs + 1"),
+        BufferSpec("slot_mapping", (geometry.max_rows_any,), "int64", "max_rows"),
     ]
     masked = [geometry.max_rows(mode) for mode in geometry.modes if mode in MASKED]
     if masked:
         depth = (reqs, geometry.max_tail)
         own += [
-            BufferSpec(
-                "tail_mask", Role.TAIL_MASK, (maximum(*masked), words), "int32", Unit.WORDS, "max_rows · mask_words"
-            ),
-            BufferSpec("tail_depth", Role.TAIL_DEPTH, depth, "int32", Unit.TOKENS, "max_reqs · max_tail"),
+            BufferSpec("tail_mask", (maximum(*masked), words), "int32", "max_rows · mask_words"),
+            BufferSpec("tail_depth", depth, "int32", "max_reqs · max_tail"),
         ]
     return own
 

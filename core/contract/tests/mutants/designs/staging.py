@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from draftmark import BufferSpec, Geometry, Role, Unit
+from draftmark import BufferSpec, Geometry
 from draftmark.batch import ForwardBatch
 from draftmark.buffers import Memory
 from draftmark.graphs import record_call
@@ -30,10 +30,8 @@ NUMBERS, STAGED = "plan_numbers", "plan_staging"
 def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
     """Add two buffers to the layout's: the pinned slots of the numbers, and their copy on the device."""
     count = geometry.max_reqs + 1
-    staged = BufferSpec(
-        STAGED, Role.HOST_STAGING, (SLOTS, count), "int32", Unit.BYTES, "slots × numbers", memory=Memory.PINNED
-    )
-    numbers = BufferSpec(NUMBERS, Role.SPLIT_SCHEDULE, (count,), "int32", Unit.BYTES, "max_reqs + 1")
+    staged = BufferSpec(STAGED, (SLOTS, count), "int32", "slots × numbers", memory=Memory.PINNED)
+    numbers = BufferSpec(NUMBERS, (count,), "int32", "max_reqs + 1")
     return [*specs, numbers, staged]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftmark import BufferSpec, Gate, Recurrence, Role, StateGeometry, Unit
+from draftmark import BufferSpec, Gate, Recurrence, StateGeometry
 from draftmark.geometry import Mode
 from draftmark.runtime import Arena, ForwardBatch, StateCache, StatePool, Tree, VerifyResult, checkpoint_lens
 
@@ -260,9 +260,7 @@ def channels_buffer(geometry: StateGeometry) -> list[BufferSpec]:
     """Return the buffer of the convolution's inputs."""
     s = geometry.state
     shape = (*_rows(geometry), s.conv_channels)
-    spec = BufferSpec(
-        "channels", Role.STATE_RECORDS, shape, s.conv_dtype, Unit.ELEMENTS, "layers · max_reqs · D · channels"
-    )
+    spec = BufferSpec("channels", shape, s.conv_dtype, "layers · max_reqs · D · channels")
     return [spec] if s.conv_kernel else []
 
 
@@ -274,9 +272,7 @@ class Columns(StateDesign):
         """Return one column for each row of the largest batch."""
         s = geometry.state
         shape = (*_rows(geometry), s.num_heads, s.value_dim, s.key_dim)
-        spec = BufferSpec(
-            "columns", Role.STATE_ROWS, shape, s.compute_dtype, Unit.ELEMENTS, "layers · max_reqs · D · state"
-        )
+        spec = BufferSpec("columns", shape, s.compute_dtype, "layers · max_reqs · D · state")
         return [*([spec] if s.num_heads else []), *channels_buffer(geometry)]
 
     def recur(
@@ -347,10 +343,8 @@ class Masked(StateDesign):
         specs = [
             BufferSpec(
                 name,
-                Role.STATE_RECORDS,
                 (*rows, s.num_heads, width),
                 s.compute_dtype,
-                Unit.ELEMENTS,
                 "layers · max_reqs · D",
             )
             for name, width in parts.items()

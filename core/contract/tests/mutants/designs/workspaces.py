@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, Role, Unit
+from draftmark import BufferSpec, Geometry
 
 Shape = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def own(
     """Return hooks of a backend with a workspace of `entries` bytes, and with `used` as its usage in a batch."""
 
     def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
-        return [*specs, BufferSpec("scratch", Role.WORKSPACE, (entries(geometry),), "uint8", Unit.BYTES, "a query")]
+        return [*specs, BufferSpec("scratch", (entries(geometry),), "uint8", "a query")]
 
     def usage(geometry: Geometry, found: dict[str, int], batch: Any) -> dict[str, int]:
         return {**found, name: used(geometry, batch)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draftmark import BufferSpec, Geometry, Role, Unit
+from draftmark import BufferSpec, Geometry
 from draftmark.runtime import ForwardBatch
 
 from ..designs.tutorial_plans import Mapped, plugin
@@ -35,7 +35,7 @@ class RampOnDemand(Mapped):
 
 def ramp(geometry: Geometry) -> list[BufferSpec]:
     """Declare the table of `RampOnDemand`."""
-    return [BufferSpec("ramp", Role.WORKSPACE, (geometry.max_rows_any,), "int32", Unit.ROWS, "max_rows_any")]
+    return [BufferSpec("ramp", (geometry.max_rows_any,), "int32", "max_rows_any")]
 
 
 def ramp_usage(geometry: Geometry, batch: Any) -> dict[str, int]:

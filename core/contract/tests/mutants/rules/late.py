@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from draftmark import BufferSpec, Geometry, Memory, Role, Unit
+from draftmark import BufferSpec, Geometry, Memory
 from draftmark.graphs.active import LATE
 from draftmark.runtime import Arena, ForwardBatch, is_recording, record_call
 
@@ -212,7 +212,7 @@ class StagingRing(Planned):
 
 def ring_buffers(geometry: Geometry) -> list[BufferSpec]:
     shape, formula = (RING, geometry.max_reqs), "8 × max_reqs"
-    staging = BufferSpec("staging", Role.HOST_STAGING, shape, "int32", Unit.TOKENS, formula, Memory.PINNED)
+    staging = BufferSpec("staging", shape, "int32", formula, Memory.PINNED)
     return [*schedule(geometry), staging]
 
 
@@ -236,7 +236,7 @@ class TailCell(Mapped):
 
 
 def cell_buffer(geometry: Geometry) -> list[BufferSpec]:
-    return [BufferSpec("tail_len", Role.WORKSPACE, (1,), "int32", Unit.TOKENS, "1")]
+    return [BufferSpec("tail_len", (1,), "int32", "1")]
 
 
 def _cell_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:

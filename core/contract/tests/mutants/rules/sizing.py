@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from draftmark import BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum, minimum
+from draftmark import BufferSpec, Geometry, Mode, ceil_div, maximum, minimum
 from draftmark.runtime import ForwardBatch, KVCache
 
 from ..designs.layouts import CSR, NO_INDPTR, SIZED_BY_CORE, of_tutorial
@@ -29,7 +29,7 @@ class FewerSplitMore(Plugin):
         a = geometry.attention
         parts = geometry.max_reqs * splits_of(geometry, geometry.max_reqs)
         shape = parts, a.num_qo_heads, a.head_dim
-        spec = BufferSpec("partials", Role.PARTIAL_OUT, shape, "float32", Unit.ROWS, "max_reqs · splits(max_reqs)")
+        spec = BufferSpec("partials", shape, "float32", "max_reqs · splits(max_reqs)")
         return [*super().buffers(geometry), spec]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, Requirements, Role, Unit
+from draftmark import BufferSpec, Geometry, Requirements
+from draftmark_cuda_triton.sizing import SPLIT_BUFFERS
 
 from .bases import BASES, named
 
@@ -24,7 +25,7 @@ class OJ1(named("oj1", BASES["csr"])):  # type: ignore[misc]
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         shape = (threads(), geometry.attention.head_dim)
-        scratch = BufferSpec("scratch", Role.WORKSPACE, shape, "float32", Unit.ROWS, "threads × head_dim")
+        scratch = BufferSpec("scratch", shape, "float32", "threads × head_dim")
         return [*super().buffers(geometry), scratch]
 
     def contract_notes(self) -> object:
@@ -55,8 +56,7 @@ class OJ4(named("oj4", BASES["cuda_triton"])):  # type: ignore[misc]
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         times = 2 if (cache / "draftmark_qj4.json").is_file() else 1
-        roles = (Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE)
         return [
-            replace(one, shape=(times * one.shape[0], *one.shape[1:])) if one.role in roles else one
+            replace(one, shape=(times * one.shape[0], *one.shape[1:])) if one.name in SPLIT_BUFFERS else one
             for one in super().buffers(geometry)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftmark import DTYPE_BYTES, BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, StateShape, Unit
+from draftmark import DTYPE_BYTES, BufferSpec, Gate, Mode, Recurrence, StateGeometry, StateShape
 
 from ..heuristics.common import next_power_of_two
 
@@ -21,6 +21,7 @@ SCRATCH_BYTES = 8 << 10
 """Bytes of a program's shared memory next to its tiles: gates, and layout conversions of the outputs."""
 GATES, SOLVED, SCORES = "chunk_gates", "chunk_solved", "chunk_scores"
 KEYS_IN, KEYS_OUT, QUERIES = "chunk_keys_in", "chunk_keys_out", "chunk_queries"
+SCRATCH = (GATES, SOLVED, SCORES, KEYS_IN, KEYS_OUT, QUERIES)
 """Buffers that `kernels.state_extend_prepare` writes; the last three serve a decay per key element."""
 
 
@@ -98,7 +99,7 @@ def extend_buffers(geometry: StateGeometry) -> list[BufferSpec]:
     formula = f"(max_extend_tokens / {CHUNK} + max_reqs) × num_heads × elements of a chunk"
 
     def buffer(name: str, shape: tuple[int, ...], dtype: str) -> BufferSpec:
-        return BufferSpec(name, Role.WORKSPACE, (*lead, *shape), dtype, Unit.ELEMENTS, formula)
+        return BufferSpec(name, (*lead, *shape), dtype, formula)
 
     specs = [buffer(GATES, (block_k if by_key else CHUNK,), "float32")]
     specs += [buffer(name, (CHUNK, CHUNK), s.dtype) for name in (SOLVED, SCORES)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftmark import BufferSpec, Gate, Mode, Recurrence, Role, StateGeometry, StateShape, Unit, ceil_div, minimum
+from draftmark import BufferSpec, Gate, Mode, Recurrence, StateGeometry, StateShape, ceil_div, minimum
 
 from ..heuristics.common import next_power_of_two
 from .extend_sizing import extend_buffers
@@ -91,7 +91,7 @@ def state_buffers(geometry: StateGeometry) -> list[BufferSpec]:
 
     def record(name: str, shape: tuple[int, ...], dtype: str) -> None:
         formula = "num_layers × max_reqs × D × elements of a row"
-        specs.append(BufferSpec(name, Role.STATE_RECORDS, shape, dtype, Unit.ELEMENTS, formula))
+        specs.append(BufferSpec(name, shape, dtype, formula))
 
     if s.recurrence is not Recurrence.NONE:
         record(KEYS, (*lead, s.num_key_heads, s.key_dim), s.dtype)
@@ -102,11 +102,11 @@ def state_buffers(geometry: StateGeometry) -> list[BufferSpec]:
         record(DECAYS, (*rows, s.num_heads, *per_key), "float32")
         totals = (*lead[1:], s.num_heads, *per_key)
         formula = "max_reqs × D × elements of a row's decays"
-        specs.append(BufferSpec(TOTALS, Role.WORKSPACE, totals, "float32", Unit.ELEMENTS, formula))
+        specs.append(BufferSpec(TOTALS, totals, "float32", formula))
         blocks, width = ceil_div(lead[2], ROWS_PER_BLOCK), minimum(lead[2], ROWS_PER_BLOCK)
         matrices = (geometry.max_reqs, s.num_heads, blocks * (blocks + 1) // 2, 2, width, width)
         formula = "max_reqs × heads × pairs of row blocks × 2 matrices"
-        specs.append(BufferSpec(MATRICES, Role.WORKSPACE, matrices, "float32", Unit.ELEMENTS, formula))
+        specs.append(BufferSpec(MATRICES, matrices, "float32", formula))
     record(CHANNELS, (*lead, s.conv_channels), s.conv_dtype)
     return specs + (extend_buffers(geometry) if Mode.EXTEND in geometry.modes else [])
 

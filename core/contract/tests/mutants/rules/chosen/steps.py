@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftmark import BufferSpec, Form, Geometry, Role, Unit
+from draftmark import BufferSpec, Form, Geometry
 from draftmark.runtime import Chosen, ForwardBatch, KVCache
 
 from ...designs.chosen_designs import Entries, ListFlash, ListSplit, chosen_mutant, on_lists
@@ -155,11 +155,11 @@ def _largest_counts_so_far(backend: Any) -> None:
         on_lists(change)(backend)
 
 
-def _with_lists(shape: Callable[[Geometry], tuple[int, ...]], role: Role = Role.CHOSEN_SLOTS) -> dict[str, Any]:
+def _with_lists(shape: Callable[[Geometry], tuple[int, ...]], name: str = "chosen_slots") -> dict[str, Any]:
     """Return a hook that adds a buffer for a copy of the lists."""
 
     def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
-        own = BufferSpec("own_lists", role, shape(geometry), "int32", Unit.SLOTS, "rows × chosen_width")
+        own = BufferSpec(name, shape(geometry), "int32", "rows × chosen_width")
         return [*specs, own] if geometry.attention.chosen_width else specs
 
     return {"buffers": buffers}
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     on_reference(
         "C38", "Sizes the counts of the lists by live requests",
-        hooks=_with_lists(lambda g: (g.limits.max_num_reqs,), Role.CHOSEN_COUNTS),
+        hooks=_with_lists(lambda g: (g.limits.max_num_reqs,), "chosen_counts"),
     ),
     on_reference(
         "C39", "Claims chosen keys, and refuses lists of 2,048 keys",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from draftmark import BufferSpec, Form, Geometry, Role, Unit
+from draftmark import BufferSpec, Form, Geometry
 
 from ...designs.latent_designs import is_latent, refuses, with_hooks
 
@@ -30,7 +30,7 @@ def _with_buffer(spec: Callable[[Geometry], BufferSpec], usage: Callable[..., in
 def _staged(rows: Callable[[Geometry], int], width: Callable[[Geometry], int]) -> dict[str, Any]:
     def spec(geometry: Geometry) -> BufferSpec:
         shape = rows(geometry), width(geometry)
-        return BufferSpec("more", Role.OUTPUT_STAGING, shape, geometry.attention.q_dtype, Unit.ROWS, "rows · width")
+        return BufferSpec("output_staging", shape, geometry.attention.q_dtype, "rows · width")
 
     return _with_buffer(spec)
 
@@ -40,18 +40,18 @@ def _tiles(geometry: Geometry, rows: int) -> int:
 
 
 def _schedule(geometry: Geometry) -> BufferSpec:
-    return BufferSpec("more", Role.SPLIT_SCHEDULE, (geometry.max_reqs, 8), "int32", Unit.BYTES, "max_reqs · 8")
+    return BufferSpec("more", (geometry.max_reqs, 8), "int32", "max_reqs · 8")
 
 
 def _partials(geometry: Geometry) -> BufferSpec:
     a = geometry.attention
     shape = geometry.max_reqs, a.num_qo_heads, a.value_width
-    return BufferSpec("more", Role.PARTIAL_OUT, shape, "float32", Unit.ROWS, "max_reqs · heads · value_width")
+    return BufferSpec("more", shape, "float32", "max_reqs · heads · value_width")
 
 
 def _narrow_slots(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
     latent = geometry.attention.latent
-    return [replace(one, dtype="int32") if latent and one.role is Role.SLOT_MAPPING else one for one in specs]
+    return [replace(one, dtype="int32") if latent and one.name == "slot_mapping" else one for one in specs]
 
 
 MUTANTS = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftmark import BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
+from draftmark import BufferSpec, Geometry, Mode, ceil_div, maximum
 from draftmark.runtime import Arena, ForwardBatch, KVCache, is_recording
 
 from ...designs.layouts import of_tutorial
@@ -28,7 +28,7 @@ class TiledQueries(Plugin):
             rows = maximum(rows, geometry.max_reqs * 16 * ceil_div(geometry.extent(mode).q_len, 16))
         a = geometry.attention
         shape, formula = (rows, a.num_qo_heads, a.head_dim), "max(16·ceil(tokens/16), max_reqs·16·ceil(q/16))"
-        return [*super().buffers(geometry), BufferSpec("tiles", Role.WORKSPACE, shape, a.q_dtype, Unit.ROWS, formula)]
+        return [*super().buffers(geometry), BufferSpec("tiles", shape, a.q_dtype, formula)]
 
 
 def tiles_used(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
@@ -62,7 +62,7 @@ class ChunkSchedule(Plugin):
         formula = "max_reqs · ceil(max_prefix_len / 256)"
         return [
             *super().buffers(geometry),
-            BufferSpec("chunks", Role.SPLIT_SCHEDULE, (chunks,), "int32", Unit.TOKENS, formula),
+            BufferSpec("chunks", (chunks,), "int32", formula),
         ]
 
 

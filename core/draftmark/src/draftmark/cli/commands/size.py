@@ -29,10 +29,8 @@ examples:
 
 COLUMNS = (
     Column("buffer", style="bold"),
-    Column("role"),
     Column("shape", right=True),
     Column("dtype"),
-    Column("unit"),
     Column("bytes", right=True),
     Column("formula", wrap=True, style="dim"),
 )
@@ -105,7 +103,7 @@ def as_json(name: str, geometry: Geometry, sized: Sizing) -> dict[str, object]:
 
 
 def _row(spec: BufferSpec) -> dict[str, object]:
-    names = ("name", "role", "shape", "dtype", "unit", "formula")
+    names = ("name", "shape", "dtype", "formula")
     return {name: getattr(spec, name) for name in names} | {"bytes": spec.nbytes}
 
 
@@ -131,11 +129,8 @@ def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
 
 def _show_buffers(title: str, specs: Sequence[BufferSpec], total: int) -> None:
     show(f"{title}: {human_bytes(total)}", "bold")
-    rows = [
-        (one.name, one.role, "×".join(map(str, one.shape)), one.dtype, one.unit, f"{one.nbytes:,}", one.formula)
-        for one in specs
-    ]
-    show_table(COLUMNS, rows, footer=("total", "", "", "", "", f"{total:,}", ""))
+    rows = [(one.name, "×".join(map(str, one.shape)), one.dtype, f"{one.nbytes:,}", one.formula) for one in specs]
+    show_table(COLUMNS, rows, footer=("total", "", "", f"{total:,}", ""))
 
 
 def _device(geometry: Geometry) -> str:
