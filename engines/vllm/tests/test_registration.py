@@ -7,15 +7,15 @@ import importlib.metadata as md
 import pytest
 
 from draftmark_engines import EngineError
-from draftmark_vllm import cpu, judge, registration
+from draftmark_vllm import cpu, registration
 from draftmark_vllm.versions import VLLM
 
 
 def test_entry_points_are_registered() -> None:
-    """The package has entry points for vLLM's plugin, vLLM's CPU platform, the judge and the supported releases."""
+    """The package has entry points for vLLM's plugin, vLLM's CPU platform and the supported releases."""
     found = {entry.group: entry.load() for entry in md.distribution("draftmark-vllm").entry_points}
     ours = {"vllm.general_plugins": registration.register, "vllm.platform_plugins": cpu.platform}
-    assert found == ours | {"draftmark.judges": judge.ENGINE, "draftmark.engines": VLLM}
+    assert found == ours | {"draftmark.engines": VLLM}
 
 
 def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
