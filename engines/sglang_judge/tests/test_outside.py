@@ -71,6 +71,6 @@ def test_fault_of_a_plugins_backend_is_found(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "stranger.Scaled of stranger 1.5" in done.stdout, done.stdout + done.stderr
-    assert ": 1 passed, 0 refused, 0 declared, 0 unjudged, 1 failed" in done.stdout
+    assert ": 1 passed, 0 refused, 0 declared, 1 unjudged, 1 failed" in done.stdout
     assert "broken rules: 22" in done.stdout
     assert f"{MATCH.format('decode')}\n" in done.stdout and f"1 x {outside.DRAFTS}" in done.stdout
