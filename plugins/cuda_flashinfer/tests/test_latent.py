@@ -17,6 +17,7 @@ from draftmark.lengths import Exact
 from draftmark_cuda_flashinfer import latent_plan, sizing
 from draftmark_cuda_flashinfer.latent import LatentBackend
 from draftmark_cuda_flashinfer.support import reasons_against
+from draftmark_testing.latent_rows import assert_latent_row, slots_at
 from draftmark_testing.pairs import quick
 
 from .latent_stand_in import StandIn
@@ -68,12 +69,8 @@ def served(backend, geometry, batch, cache, lse=False):
 def check(geometry, cache, q, out, sums, row, slots):
     """Compare one row with attention in float64 over the rows at `slots`."""
     a = geometry.attention
-    keys = torch.cat(cache.parts, -1).flatten(0, 1)[slots].double()
-    logits = q[row].double() @ keys.T * a.softmax_scale
-    want = logits.softmax(-1) @ keys[:, : a.value_dim]
-    assert float((out[row].double() - want).norm() / want.norm()) < 1e-2
-    if sums is not None:
-        torch.testing.assert_close(sums[row].double(), logits.logsumexp(-1), atol=2e-3, rtol=0)
+    keys = torch.cat(cache.parts, -1).flatten(0, 1)[slots]
+    assert_latent_row(q[row], keys, a.value_dim, a.softmax_scale, out[row], None if sums is None else sums[row])
 
 
 CASES = quick(product([1, 16, 48, 64], [4, 5, 20], [True, False], [True, False], [64, 0]))
@@ -108,8 +105,7 @@ def test_blocks_see_themselves(make_latent, make_batch, heads):
     cache = cache_of(geometry, 1 + int(batch.page_table.max()))
     q, out, sums = served(backend, geometry, batch, cache, lse=True)
     for r, j in product(range(4), range(7)):
-        at = torch.arange(lens[r] + 7)
-        check(geometry, cache, q, out, sums, r * 7 + j, batch.page_table[r, at // 16].long() * 16 + at % 16)
+        check(geometry, cache, q, out, sums, r * 7 + j, slots_at(batch, r, torch.arange(lens[r] + 7), 16))
 
 
 @pytest.mark.parametrize("heads", [1, 3, 4, 20, 96, 128, 160])
@@ -129,9 +125,7 @@ def test_ragged_prompts_equal_float64(make_latent, heads):
     first = 0
     for r, (length, n) in enumerate(zip(lens, rows, strict=True)):
         for j in range(n):
-            at = torch.arange(length + j + 1)
-            slots = batch.page_table[r, at // 16].long() * 16 + at % 16
-            check(geometry, cache, q, out, sums, first + j, slots)
+            check(geometry, cache, q, out, sums, first + j, slots_at(batch, r, torch.arange(length + j + 1), 16))
         first += n
 
 

@@ -17,6 +17,7 @@ from draftmark.lengths import Exact
 from draftmark_cuda_flashinfer import latent_plan, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.latent import LatentBackend
+from draftmark_testing.latent_rows import assert_latent_row
 
 pytestmark = [
     pytest.mark.device,
@@ -80,12 +81,8 @@ def check(cache, q, out, lse, visible):
     """Compare rows with attention in float64; `visible` has the KV slots that each row sees."""
     rows = torch.cat(cache.parts, -1).flatten(0, 1)
     for row, slots in enumerate(visible):
-        keys = rows[torch.tensor(slots, device="cuda")].double()
-        logits = q[row].double() @ keys.T * 192**-0.5
-        want = logits.softmax(-1) @ keys[:, :512]
-        error = float((out[row].double() - want).norm() / want.norm())
-        assert error < 1e-2, (row, error)
-        torch.testing.assert_close(lse[row].double(), logits.logsumexp(-1), atol=5e-3, rtol=0)
+        keys = rows[torch.tensor(slots, device="cuda")]
+        assert_latent_row(q[row], keys, 512, 192**-0.5, out[row], lse[row], atol=5e-3, about=row)
 
 
 def seen(truth, geometry, batch):
