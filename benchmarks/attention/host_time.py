@@ -3,7 +3,7 @@
     python -m benchmarks.attention.host_time
     python -m benchmarks.attention.host_time --against OTHER_CHECKOUT
 
-Two times of each call, in microseconds:
+Two CPU times of each call, in microseconds, so that a busy machine does not count:
 
 * repeated: the layout is known, as in every layer of an eager forward after the first. Launches repeat through
   `TritonLaunch`, because there is no driver; `cuLaunchKernelEx` is not included.
@@ -87,22 +87,24 @@ def timed(caches: list[Any], call: Callable[[], None]) -> tuple[float, float]:
     """
 
     def once() -> float:
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         for _ in range(LAYERS):
             call()
-        return (time.perf_counter_ns() - start) / LAYERS / 1000
+        return (time.thread_time_ns() - start) / LAYERS / 1000
 
     def first() -> float:
         total = 0
         for _ in range(LAYERS):
             for cache in caches:
                 cache.clear()
-            start = time.perf_counter_ns()
+            start = time.thread_time_ns()
             call()
-            total += time.perf_counter_ns() - start
+            total += time.thread_time_ns() - start
         return total / LAYERS / 1000
 
     once(), first(), once()
+    gc.collect()
+    gc.disable()  # a collection of all of torch's objects takes longer than every call
     return statistics.median(once() for _ in range(REPEATS)), statistics.median(first() for _ in range(REPEATS))
 
 
