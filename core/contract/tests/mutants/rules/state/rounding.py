@@ -55,3 +55,4 @@ MUTANTS = (
     state_mutant("E65", "Rounds prompts to 8 bits", RoundsToEightBits),
     state_mutant("E66", "Rounds states of prompts that may not round", RoundsUnasked),
 )
+KILLER = {**dict.fromkeys(("E64", "E65"), "state.only_prompts_round"), "E66": "state.a_crowd_is_right"}
