@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode
+from draftmark_contract.roles import with_roles
 from draftmark_contract.sizing.batches import BatchShape, Group, limit_batches
 from draftmark_contract.sizing.required_sizes import required_sizes_of
 from draftmark_contract.sizing.usage import PlainBatch
@@ -121,7 +122,7 @@ def shortage(geometry, specs):
     """Return a description of the first buffer that is too small for a batch at the limits, or an empty string."""
     metadata = contract.layouts(geometry)
     for batch in limit_batches(geometry):
-        for spec in specs:
+        for spec in with_roles(specs, metadata, {}):
             named = {name for level in metadata[batch.mode].levels for name in level.buffers.values()}
             if spec.name in named:
                 for need in required_sizes_of(spec, batch, geometry, metadata):
