@@ -1,10 +1,11 @@
-"""Tests of the house's tables: no module imports itself through other modules."""
+"""Tests of the wheels' structure: no module imports itself through others, and none rebinds its variables."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
-from tools.house import circles_of, distributions, imports
+from tools.house import ROOT, circles_of, distributions, imports
 
 SOURCES = {
     "__init__.py": "from .top import run",
@@ -21,6 +22,18 @@ def test_wheels_have_no_circle_of_imports() -> None:
     found = imports(distributions())
     assert {name.partition(".")[0] for name in found} == set(distributions().values())
     assert circles_of(found) == []
+
+
+def test_no_function_of_a_wheel_rebinds_a_module_variable() -> None:
+    """State of a process is an attribute of an object, so that a test can replace it: no wheel has `global`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in distributions()
+        for path in (ROOT / folder / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Global)
+    ]
+    assert found == []
 
 
 def test_circle_is_found(tmp_path: Path) -> None:
