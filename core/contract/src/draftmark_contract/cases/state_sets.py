@@ -379,11 +379,9 @@ def _crowd(geometry: StateGeometry, label: str) -> list[ForwardCase]:
         state.verify_rows(geometry, lens, rows, tree=tree, seed=2),
     ]
     if label == "saves":
-        return [state.lent(verifies[1], lambda n: n % 3 > 0)]
-    if label == "tree":
-        return verifies[:1]
+        return [state.lent(one, lambda n: n % 3 > 0) for one in verifies]
     plain = [state.extend(geometry, lens, [1 + n % 3 for n in range(CROWD)]), state.decode(geometry, lens)]
-    return [*verifies, *plain]
+    return [*verifies, *(plain if label == "chain" else [])]
 
 
 def far() -> list[Case]:
