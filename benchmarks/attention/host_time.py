@@ -16,6 +16,7 @@ checkout to the other's (lower is faster).
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -224,17 +225,24 @@ def _caches() -> list[Any]:
 
 def _gpu(tensor: Any) -> Any:
     """Return a CPU tensor that the launch code takes for a GPU tensor."""
+    return tensor.as_subclass(_gpu_tensor_type())
+
+
+@functools.cache
+def _gpu_tensor_type() -> type:
+    """Return the type of these tensors."""
     import torch
 
     class GpuTensor(torch.Tensor):
+        """A CPU tensor with ``is_cuda``, also in its parts."""
+
         is_cuda = True
         __torch_function__ = torch._C._disabled_torch_function_impl
 
         def __getitem__(self, index: Any) -> Any:
             return super().__getitem__(index).as_subclass(type(self))
 
-    _gpu.__dict__.setdefault("kind", GpuTensor)
-    return tensor.as_subclass(_gpu.__dict__["kind"])
+    return GpuTensor
 
 
 def _new(*shape: int, dtype: str = "bfloat16") -> Any:
