@@ -83,16 +83,12 @@ def _check_attention(a: AttentionShape) -> None:
         raise GeometryError(
             "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
         )
-    if not isinstance(a.sinks, bool):
-        raise GeometryError(
-            "attention.sinks", a.sinks, "it must be True or False", "pass the sink logits in KVCache.sinks"
-        )
+    check_bool("attention.sinks", a.sinks, "pass the sink logits in KVCache.sinks")
 
 
 def _check_values(a: AttentionShape) -> None:
     """Raise `GeometryError` unless value_dim and latent fit the rest of the shape."""
-    if not isinstance(a.latent, bool):
-        raise GeometryError("attention.latent", a.latent, "it must be True or False", "use True for an MLA layer")
+    check_bool("attention.latent", a.latent, "use True for an MLA layer")
     if a.value_dim is not None:
         at_least("attention.value_dim", a.value_dim, 1, "set the elements of a value, or None for head_dim")
         if a.value_dim > a.head_dim:
@@ -180,6 +176,12 @@ def at_least(field: str, value: object, low: int, remedy: str) -> None:
         raise GeometryError(field, value, f"it must be >= {low}", remedy)
     if value > INT32_MAX:
         raise GeometryError(field, value, "it must fit int32", remedy)
+
+
+def check_bool(field: str, value: object, remedy: str) -> None:
+    """Raise `GeometryError` unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise GeometryError(field, value, "it must be True or False", remedy)
 
 
 def check_dtype(field: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import GeometryError
-from .checks import at_least, check_batch_fields, check_dtype
+from .checks import at_least, check_batch_fields, check_bool, check_dtype
 from .shapes import Mode
 from .state_shapes import STATE_MODES, Gate, Recurrence, StateShape
 
@@ -60,8 +60,9 @@ def check_state_shape(shape: StateShape) -> None:
     _check_convolution(shape, needed=none)
     for name in ("dtype", "state_dtype", "conv_dtype"):
         check_dtype(f"state.{name}", getattr(shape, name), STATE_DTYPES)
-    _check_bool("conv_silu", shape.conv_silu, "use False for LFM2")
-    _check_bool("round_prompts", shape.round_prompts, "use True for the precision of the engines' own prompt kernels")
+    check_bool("state.conv_silu", shape.conv_silu, "use False for LFM2")
+    remedy = "use True for the precision of the engines' own prompt kernels"
+    check_bool("state.round_prompts", shape.round_prompts, remedy)
 
 
 def _check_convolution(shape: StateShape, needed: bool) -> None:
@@ -72,8 +73,3 @@ def _check_convolution(shape: StateShape, needed: bool) -> None:
     if shape.conv_kernel == 1 or (shape.conv_channels and not shape.conv_kernel):
         limit = f"{shape.conv_channels} channels need 2 taps or more"
         raise GeometryError("state.conv_kernel", shape.conv_kernel, limit, remedy)
-
-
-def _check_bool(name: str, value: object, remedy: str) -> None:
-    if not isinstance(value, bool):
-        raise GeometryError(f"state.{name}", value, "it must be True or False", remedy)
