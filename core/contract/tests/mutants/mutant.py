@@ -95,9 +95,7 @@ class Mutant:
         if self.standalone:
             return load(self.id.lower())
         if self.plugin is not None:
-            made = self.plugin()
-            made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
-            return LoadedBackend("tugboat", made)
+            return tutorial.loaded(self.plugin, self.usage)
         base = self.base or LAYOUTS[layout]
         return LoadedBackend(base.info.name, SimpleNamespace(**self._functions(base)))
 

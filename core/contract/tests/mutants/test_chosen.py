@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftmark.loaded import LoadedBackend
 from draftmark_contract.check import Check, spread
 from draftmark_testing.pairs import in_turn
 
@@ -27,9 +26,7 @@ ROWS = [
 
 
 def _wrong(check: Check, design: str) -> list[object]:
-    made = listed_plugin(DESIGNS[design])()
-    made.contract_notes = lambda: tutorial.notes(None)  # type: ignore[method-assign]
-    backend = LoadedBackend("tugboat", made)
+    backend = tutorial.loaded(listed_plugin(DESIGNS[design]))
     return [suite.outcome(backend, check, case) for case in spread(check.cases(), 1)]
 
 

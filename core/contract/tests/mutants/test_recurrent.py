@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from draftmark.loaded import LoadedBackend
-from draftmark.plugin import BackendPlugin
 from draftmark_contract.check import Check, spread
 from draftmark_reference import ReferencePlugin, Rollback
 from draftmark_testing.pairs import in_turn
@@ -33,14 +32,8 @@ FEW = ("E01", "E05", "E15", "E19", "E24", "E28", "E39", "E44", "E53", "E56")
 """Mutants of a quick run: one of each class of defects."""
 
 
-def _design(name: str) -> BackendPlugin:
-    made: BackendPlugin = state_plugin(STATE_DESIGNS[name])()
-    made.contract_notes = lambda: tutorial.notes(None)  # type: ignore[method-assign]
-    return made
-
-
 DESIGNS: dict[str, Callable[[], LoadedBackend]] = {
-    **{name: lambda name=name: LoadedBackend("tugboat", _design(name)) for name in STATE_DESIGNS},  # type: ignore[misc]
+    **{name: lambda name=name: tutorial.loaded(state_plugin(STATE_DESIGNS[name])) for name in STATE_DESIGNS},  # type: ignore[misc]
     "replay": lambda: LoadedBackend("reference", ReferencePlugin(Rollback.REPLAY)),
     "snapshots": lambda: LoadedBackend("reference", ReferencePlugin(Rollback.SNAPSHOTS)),
 }
