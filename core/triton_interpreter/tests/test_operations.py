@@ -7,6 +7,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from draftmark_triton_interpreter.operands import Operands
 from draftmark_triton_interpreter.patches import speed_up_interpreter
@@ -63,6 +64,16 @@ def masked(x, pages, out, BLOCK: tl.constexpr):
     live = page >= 0
     value = tl.load(x + page.to(tl.int64) * (1 << 40), mask=live, other=7)
     tl.store(out + cell + (1 - live.to(tl.int64)) * (1 << 40), value, mask=live)
+
+
+def boxes(source, out, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store boxes of a descriptor at several rows: inside the tensor, across its last row, and before its first."""
+    row, col = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    cell = row[:, None] * COLUMNS + col[None, :]
+    for number in range(4):
+        box = source.load([tl.load(rows + number), COLUMNS])
+        tl.store(out + number * ROWS * COLUMNS + cell, box)
+    tl.store(out + 4 * ROWS * COLUMNS + cell, source.load([1, 0]) + source.load([2, tl.load(rows + 3) * 0]))
 
 
 def integers(seed: int, *shape: int) -> torch.Tensor:
@@ -136,3 +147,37 @@ def test_fp8_upcast_matches_triton(target):
     codes = torch.arange(256).to(torch.uint8).reshape(16, 16).numpy()
     got, expected = (convert(codes, tl.float8e4nv, target, None) for convert in (quick, general))
     assert got.dtype == expected.dtype and (got == expected).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+def test_boxes_of_a_descriptor_match_the_interpreter(dtype):
+    """A box holds the tensor's cells, and zeros outside of it, also if the tensor's rows are not contiguous."""
+    source = (integers(9, 12, 96) % 60).to(dtype)[:, :48]
+    rows = torch.tensor([0, 3, 10, -2], dtype=torch.int32)
+    outputs = []
+    for build in (lambda kernel: kernel, InterpretedKernel):
+        out = torch.full((5 * 4 * 16,), 77, dtype=dtype)
+        build(InterpretedFunction(boxes))[(1,)](
+            TensorDescriptor(source, list(source.shape), list(source.stride()), [4, 16]), out, rows, 4, 16
+        )
+        outputs.append(out)
+    assert torch.equal(*outputs)
+    assert not outputs[1].view(5, 4, 16)[2, 2:].any()
+
+
+def test_later_boxes_are_copied(monkeypatch):
+    """Only the first box of a shape, and boxes with cells outside the tensor, are loaded by pointers."""
+    pointers = []
+    real = interpreter.TensorDescHandle.materialize_pointers
+    monkeypatch.setattr(
+        interpreter.TensorDescHandle, "materialize_pointers", lambda *args: pointers.append(args) or real(*args)
+    )
+    source, out = torch.randn(12, 32), torch.empty(5 * 4 * 16)
+    kernel = InterpretedKernel(InterpretedFunction(boxes))
+    whole = TensorDescriptor(source, list(source.shape), list(source.stride()), [4, 16])
+    kernel[(1,)](whole, out, torch.tensor([0, 3, 8, 1], dtype=torch.int32), 4, 16)
+    before = len(pointers)
+    for rows, loads in (([5, 6, 7, 8], 0), ([5, 10, 0, -1], 2)):
+        kernel[(1,)](whole, out, torch.tensor(rows, dtype=torch.int32), 4, 16)
+        assert len(pointers) - before == loads
+        before = len(pointers)

@@ -34,13 +34,29 @@ class Operations:
 
     def cached(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` with a cache of recorded operations, by operand types and constants."""
-        recipes, builder, semantic, tensor = self._recipes, self._builder, self._semantic, core.tensor
+        recipes, builder, semantic = self._recipes, self._builder, self._semantic
+        tensor, dtype = core.tensor, core.dtype
 
         def computed(*args: Any, **kwargs: Any) -> Any:
             if kwargs:
                 kwargs.pop("_semantic", None)
             if builder.record is not None:  # inner call of an operation that is being recorded
                 return function(*args, _semantic=semantic, **kwargs)
+            if len(args) == 2 and not kwargs and type(args[0]) is tensor:  # most operations: the same key, sooner
+                first, second = args[0].__dict__, args[1]
+                if type(second) is tensor:
+                    last = second.__dict__
+                    recipe = recipes.get((function, first.get("signature"), last.get("signature")))
+                    if recipe is not None:
+                        return recipe((first["handle"], last["handle"]))
+                elif type(second) is int:
+                    recipe = recipes.get((function, first.get("signature"), second))
+                    if recipe is not None:
+                        return recipe((first["handle"],))
+                elif type(second) is dtype:
+                    recipe = recipes.get((function, first.get("signature"), dtype, second.name))
+                    if recipe is not None:
+                        return recipe((first["handle"],))
             key: list[Any] = [function]
             handles: list[Any] = []
             try:

@@ -121,18 +121,20 @@ def _language_patches(language: ModuleType) -> tuple[tuple[Any, str, Any, Any], 
     try:
         # A name that is patched twice keeps its last value.
         patched = {
-            (owner, name): _patched(operations, name, original, getattr(owner, name))
-            for owner, name, original in scope._changes
+            (owner, name): _patched(operations, owner, name, original) for owner, name, original in scope._changes
         }
     finally:
         scope.restore()
     return tuple((owner, name, value, getattr(owner, name, ABSENT)) for (owner, name), value in patched.items())
 
 
-def _patched(operations: Any, name: str, original: Any, interpreted: Any) -> Any:
-    """Return the replacement of a patched name: cached operation, NumPy reduction, or the interpreter's own value."""
+def _patched(operations: Any, owner: Any, name: str, original: Any) -> Any:
+    """Return the replacement of a patched name: cached operation, NumPy's way, or the interpreter's own value."""
+    from .boxes import copied_boxes
     from .reductions import numpy_reduce
 
+    interpreted = getattr(owner, name)
     if core.is_builtin(original):
-        return operations.cached(original)
+        found = operations.cached(original)
+        return copied_boxes(found) if (owner, name) == (core.tensor_descriptor_base, "load") else found
     return numpy_reduce(interpreted) if name == "reduce" else interpreted

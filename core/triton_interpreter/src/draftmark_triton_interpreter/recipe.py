@@ -7,6 +7,7 @@ its time. A recipe contains only the builder calls that compute or store data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from triton.language import core
@@ -32,10 +33,15 @@ Recipe = Callable[[Sequence[Any]], Any]
 
 
 class _Call(NamedTuple):
-    """Holds a builder call, and the index of each of its handles among the operands, constants and earlier results."""
+    """Holds a builder call, and the index of each of its handles among the operands, constants and earlier results.
+
+    Attributes:
+        pick: returns the tuple of its handles from the list of all values.
+    """
 
     run: Callable[..., Any]
     positions: tuple[int, ...]
+    pick: Callable[[Sequence[Any]], Any]
 
 
 def recipe_of(record: CallRecord, operands: Sequence[Any], made: Any) -> Recipe | None:
@@ -64,7 +70,7 @@ def recipe_of(record: CallRecord, operands: Sequence[Any], made: Any) -> Recipe 
             left.append(step)
     order = [*operands, *constants, *(step.made for step in left)]
     positions = {id(one): position for position, one in enumerate(order) if one is not None}
-    calls = [_Call(_runner(step), tuple(positions[id(one)] for one in _handles(step))) for step in left]
+    calls = [_call(_runner(step), tuple(positions[id(one)] for one in _handles(step))) for step in left]
     position = None if made is None or made.handle is None else positions[id(made.handle)]
     return (
         _store_recipe(constants, calls, made)
@@ -89,11 +95,17 @@ _SIGNATURES: dict[tuple[str, str, str], object] = {}
 def _store_recipe(constants: list[Any], calls: list[_Call], made: Any) -> Recipe:
     def run(operands: Sequence[Any]) -> Any:
         values = [*operands, *constants]
-        for call, positions in calls:
-            values.append(call(*[values[position] for position in positions]))
+        for call, _, pick in calls:
+            values.append(call(*pick(values)))
         return made
 
     return run
+
+
+def _call(run: Callable[..., Any], positions: tuple[int, ...]) -> _Call:
+    if len(positions) > 1:
+        return _Call(run, positions, itemgetter(*positions))  # returns a tuple for two positions or more
+    return _Call(run, positions, lambda values: tuple(values[one] for one in positions))
 
 
 def _tensor_recipe(count: int, constants: list[Any], calls: list[_Call], position: int, made: Any) -> Recipe:
@@ -103,15 +115,15 @@ def _tensor_recipe(count: int, constants: list[Any], calls: list[_Call], positio
 
     def run(operands: Sequence[Any]) -> Any:
         values = [*operands, *constants]
-        for call, positions in calls:
-            values.append(call(*[values[one] for one in positions]))
+        for call, _, pick in calls:
+            values.append(call(*pick(values)))
         result = new(tensor)
         result.__dict__ = {**known, "handle": values[position]}
         return result
 
     if len(calls) != 1:
         return run
-    only, among = calls[0]
+    only, among, pick = calls[0]
     if among == tuple(range(count)) and not constants:
 
         def run_direct(operands: Sequence[Any]) -> Any:
@@ -122,9 +134,8 @@ def _tensor_recipe(count: int, constants: list[Any], calls: list[_Call], positio
         return run_direct
 
     def run_one(operands: Sequence[Any]) -> Any:
-        values = [*operands, *constants]
         result = new(tensor)
-        result.__dict__ = {**known, "handle": only(*[values[one] for one in among])}
+        result.__dict__ = {**known, "handle": only(*pick((*operands, *constants)))}
         return result
 
     return run_one
