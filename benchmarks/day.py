@@ -106,7 +106,7 @@ def _verdict(out: Path, backend: str, workers: int) -> Job:
     files = {"--journal": f"contract-{backend}.jsonl", "--json": f"contract-{backend}-items.json"}
     files["--record"] = f"contract-{backend}-h200.json"
     named = [word for option, file in files.items() for word in (option, str(out / file))]
-    command = ("draftmark.cli", "contract", backend, "--tier", "device", "--workers", str(workers), *named)
+    command = ("draftmark_tools.cli", "contract", backend, "--tier", "device", "--workers", str(workers), *named)
     return Job(f"contract-{backend}", command, 420, record=files["--record"])
 
 

@@ -14,11 +14,11 @@ import draftmark
 from draftmark import Geometry
 from draftmark.arena import Arena
 from draftmark.backend import AttentionBackend
-from draftmark.cli import main
 from draftmark_reference.backend import ReferenceBackend
 from draftmark_testing import geometries, processes
 from draftmark_testing.distributions import Distributions
 from draftmark_testing.processes import CommandOutcome, Process, Terminal
+from draftmark_tools.cli import main
 
 settings.register_profile(
     "draftmark", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

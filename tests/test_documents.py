@@ -16,7 +16,7 @@ from draftmark_contract.judge.rules import rules
 from tools.docs import relative_links
 
 ROOT = Path(__file__).parent.parent
-CLI = (sys.executable, "-m", "draftmark.cli")
+CLI = (sys.executable, "-m", "draftmark_tools.cli")
 TUTORIAL = (ROOT / "docs" / "writing-a-backend.md").read_text()
 NO_LONG = re.search(r"^NO_LONG = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
 """Expression that leaves out the items which take most of a sample's time."""

@@ -29,7 +29,7 @@ def test_readme_works_on_an_index(one):
 def test_distributions_follow_their_requirements():
     """The list has each distribution after the distributions that it requires: the order of publication."""
     names = [one.name for one in ALL]
-    assert names[0] == "draftmark" and len(set(names)) == len(names) >= 8
+    assert names[0] == "draftmark-core" and len(set(names)) == len(names) >= 8
     for place, one in enumerate(ALL):
         needed = siblings(replace(one, project=one.project | {"optional-dependencies": {}}))
         assert needed <= set(names[:place])
@@ -45,8 +45,8 @@ def test_faults_of_metadata_are_reported():
     }
     found = faults(replace(first, project=project))
     assert any("draftmark-engines>=0.0.1,<9 must end with >=" in one for one in found)
-    assert f"draftmark: its version is 9.9, but the core's is {core_version()}" in found
-    assert "draftmark: it has no URL" in found and "draftmark: torch>=2.11 has no upper bound" in found
+    assert f"draftmark-core: its version is 9.9, but the core's is {core_version()}" in found
+    assert "draftmark-core: it has no URL" in found and "draftmark-core: torch>=2.11 has no upper bound" in found
 
 
 def test_folder_without_types_and_licence_is_reported(tmp_path):

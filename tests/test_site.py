@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from draftmark.cli.commands import installed
+from draftmark_tools.cli.commands import installed
 from tools.docs import commands, links, matrix, staging
 from tools.docs.kills import ROOT
 

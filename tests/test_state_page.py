@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from draftmark import DraftShape, Limits, StateGeometry, state_facts
-from draftmark.cli.state_arguments import MODELS
-from draftmark.geometry.state_schemes import SCHEMES
+from draftmark import DraftShape, Limits, StateGeometry
+from draftmark_tools.cli.state_arguments import MODELS
+from draftmark_tools.cli.state_schemes import SCHEMES
+from draftmark_tools.models import state_facts
 
 PAGE = Path(__file__).parent.parent / "docs" / "state.md"
 

@@ -37,7 +37,7 @@ def judged(commands: Path, name: str, cases: int) -> str:
 
 def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
     """Without torch, backends are listed and sized; a command of another wheel names that wheel."""
-    commands = environment("draftmark-reference")
+    commands = environment("draftmark")
     assert missing(commands, "torch", "numpy", "pytest", "draftmark_contract", "draftmark_speculative")
     listed, sized = run(commands / "draftmark", "list"), run(commands / "draftmark", "size", "reference")
     assert "reference" in listed.stdout and not listed.returncode, listed.stderr

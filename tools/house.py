@@ -54,12 +54,12 @@ def main() -> None:
 
 
 def distributions() -> dict[str, str]:
-    """Return the main module of each distribution of this repository, by folder."""
+    """Return the package of each distribution of this repository, by folder."""
     found = {}
     for project in sorted(ROOT.glob("*/*/pyproject.toml")):
-        name = tomllib.loads(project.read_text()).get("project", {}).get("name")
-        if name and (project.parent / "src").is_dir():
-            found[project.parent.relative_to(ROOT).as_posix()] = name.replace("-", "_")
+        packages = [path.parent.name for path in project.parent.glob("src/*/__init__.py")]
+        if packages and "project" in tomllib.loads(project.read_text()):
+            [found[project.parent.relative_to(ROOT).as_posix()]] = packages
     return found
 
 
@@ -75,9 +75,13 @@ def wheels() -> str:
         importers = Counter(name for names in imports([folder]).values() for name in names)
         needs = ", ".join(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["dependencies"])
         once = sum(count == 1 for count in importers.values())
-        start = f"{module.replace('_', '-')} | {len(texts)} | {lines} | {once} | {needs}"
+        name = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["name"]
+        start = f"{name} | {len(texts)} | {lines} | {once} | {needs}"
         rows.append(f"| {start} | {seconds(module):.2f} s |")
-    api = {name: importlib.import_module(name).__all__ for name in ("draftmark", "draftmark.runtime")}
+    api = {
+        name: importlib.import_module(name).__all__
+        for name in ("draftmark", "draftmark.runtime", "draftmark_tools.models")
+    }
     return "\n".join([*rows, "", *(f"{len(names)} public names in {module}" for module, names in api.items())])
 
 
@@ -176,11 +180,9 @@ def target(where: str) -> Any:
 
 
 def classes() -> dict[str, type]:
-    """Return draftmark's public classes by name, except errors and classes of the command line."""
+    """Return the core's classes by name, except errors."""
     package, found = importlib.import_module("draftmark"), {}
     for row in pkgutil.walk_packages(package.__path__, "draftmark."):
-        if row.name.startswith("draftmark.cli"):
-            continue
         for name, kind in vars(importlib.import_module(row.name)).items():
             own = isinstance(kind, type) and kind.__module__.startswith("draftmark") and not issubclass(kind, Exception)
             if own and not name.startswith("_"):

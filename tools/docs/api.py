@@ -1,4 +1,4 @@
-"""Pages that mkdocstrings makes from docstrings: integers, tensors, hooks and the speculative engine."""
+"""Pages that mkdocstrings makes from docstrings: integers, tensors, models, hooks and the speculative engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 TEXTS = {
     "api.md": ("Integers", "Modules that need no torch: geometry, buffers, errors, loading a backend.", "draftmark"),
     "runtime.md": ("Tensors", "Objects that an engine passes to a backend at every step.", "draftmark.runtime"),
+    "models.md": ("Models", "Shapes of layers from Hugging Face configurations.", "draftmark_tools.models"),
     "hooks.md": ("Hooks", "Functions of a plugin; `BackendPlugin` has each as a method.", "draftmark.hookspecs"),
     "engine.md": ("Speculative engine", "The loop that decodes models over a backend.", "draftmark_speculative"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from draftmark.cli.parser import build
+from draftmark_tools.cli.parser import build
 
 HEAD = """# Command line
 

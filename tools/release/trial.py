@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .distributions import ROOT, Distribution, siblings
 
-LIGHT = ("draftmark", "draftmark-reference", "draftmark-contract", "draftmark-proof")
+LIGHT = ("draftmark-core", "draftmark", "draftmark-reference", "draftmark-contract", "draftmark-proof")
 """Distributions without torch among their requirements. The other wheels are installed without their requirements."""
 JUDGES = ("draftmark", "draftmark-contract[proof]")
 
@@ -42,7 +42,7 @@ def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
     for name in others:
         _install(python, dist, [str(_wheel(dist, name))], "--no-deps")
     for name in one.backends:
-        _run(python, "-m", "draftmark.cli", "contract", name, "--tier", "sizing", "--sample", str(sample))
+        _run(python, "-m", "draftmark_tools.cli", "contract", name, "--tier", "sizing", "--sample", str(sample))
     cases = f"{sample} cases of each check" if sample else "all cases"
     judged = " with ".join([", ".join(one.backends), *others])
     return f"{one.name}: installed without other packages; sizing tier of {judged}, {cases}: passed"

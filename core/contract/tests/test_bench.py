@@ -149,7 +149,7 @@ def test_draft_trees_extend_the_previous_step() -> None:
 
 def test_large_sizes_shrink_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA, first the number of requests, then the context is halved until KV fits into 1/16 of the free memory."""
-    from draftmark.cli.parser import parse
+    from draftmark_tools.cli.parser import parse
 
     def sizes(free: int, *argv: str) -> tuple[int, int]:
         monkeypatch.setattr(measuring, "free_bytes", lambda device: free)

@@ -29,7 +29,7 @@ ONE = "supports.mandatory_profile"
 FILES = ("--json", "v.json", "--record", "r.json", "--html", "p.html")
 LIMITED = """
 import resource, sys
-from draftmark.cli import main
+from draftmark_tools.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 sys.exit(main(sys.argv[2:]))
 """
@@ -47,7 +47,7 @@ class Folder:
 
     def start(self, *argv: object, most_bytes: int | None = None, **env: str) -> subprocess.Popen[str]:
         """Start `draftmark contract`."""
-        limited = ("-c", LIMITED, most_bytes) if most_bytes else ("-m", "draftmark.cli")
+        limited = ("-c", LIMITED, most_bytes) if most_bytes else ("-m", "draftmark_tools.cli")
         command = [sys.executable, *map(str, limited), "contract", *map(str, argv)]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, cwd=self.path, env={**self._environment, **env}, **output)  # type: ignore[call-overload,no-any-return]

@@ -115,7 +115,7 @@ def test_verdict_depends_on_plugin_core_and_suite() -> None:
     """A verdict has digests of plugin, core and suite; code that only prints a verdict is in none of them."""
     loaded = draftmark.load("reference")
     parts = {part.name: part for part in parts_of(loaded)}
-    assert set(parts) == set(identity_of(loaded)) == {"plugin", "core", "suite", "proof"}
+    assert set(parts) == set(identity_of(loaded)) == {"plugin", "core", "guard", "suite", "proof"}
     names = {name for name, _ in parts["suite"].files() if parts["suite"].has(name)}
     assert {"checks/numerics.py", "harness/harness.py", *JUDGING} <= names
     assert not {"cli/contract.py", "runner/report.py", "runner/verdict.py"} & names

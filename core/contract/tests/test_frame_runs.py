@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from draftmark import load
-from draftmark.cli.errors import ArgumentError
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.outcome import Outcome
 from draftmark_contract.runner.selection import select
+from draftmark_tools.cli.errors import ArgumentError
 
 ONE = "supports.mandatory_profile"
 

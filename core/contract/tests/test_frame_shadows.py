@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _draftmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as installed: without the current folder on the path."""
-    command = [sys.executable, "-P", "-m", "draftmark.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "draftmark_tools.cli", *arguments]
     here = str(Path(__file__).parent / "judge")
     path = [here, str(folder / "installed"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

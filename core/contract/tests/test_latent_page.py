@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from draftmark import DeviceProfile, DraftShape, Geometry, Limits, Mode, latent_shape, load
-from draftmark.cli.sizing import sizing
+from draftmark import DeviceProfile, DraftShape, Geometry, Limits, Mode, load
 from draftmark_contract.sizing import latent_schedules as schedules
+from draftmark_tools.cli.sizing import sizing
+from draftmark_tools.models import latent_shape
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "latent.md"
 MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}

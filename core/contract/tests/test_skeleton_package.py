@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftmark.cli import main
+from draftmark_tools.cli import main
 
 
 def new_backend(name: str, folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""The public API as text: every public name of `draftmark` and `draftmark.runtime` with its signature.
+"""The public API as text: every public name of the three public modules with its signature.
 
 ``python core/draftmark/tests/public_api.py`` rewrites ``public_api.txt``; its diff shows what changed for users.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MODULES = ("draftmark", "draftmark.runtime")
+MODULES = ("draftmark", "draftmark.runtime", "draftmark_tools.models")
 """Public modules; all other modules are internal."""
 OPERATORS = ("__getitem__", "__iter__")
 """Special methods that callers use through their operators."""
@@ -49,7 +49,7 @@ def _name(name: str, value: Any) -> str:
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "draftmark"
+    return kind.__module__.partition(".")[0] in ("draftmark", "draftmark_tools")
 
 
 def _members(kind: type, own: dict[str, Any]) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,7 +13,7 @@ from core.draftmark.tests.free_calls import FREE
 from core.draftmark.tests.guarded_calls import GUARDED
 from draftmark import DraftmarkError, Mode, cache, commit, lengths, tree
 from draftmark.batch import buffers
-from draftmark.guard.switch import GUARD_VARIABLE
+from draftmark.guard import GUARD_VARIABLE
 from draftmark.runtime import Exact, TorchTreeOps
 from draftmark_reference.backend import ReferenceBackend
 
@@ -85,6 +87,21 @@ class Counter(TorchDispatchMode):
         self.operators += 1
         self.reads += "_local_scalar_dense" in str(func) or "nonzero" in str(func)
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("absent", ["draftmark_tools", "draftmark_tools.guard"])
+def test_guard_mode_without_its_checks_is_refused(monkeypatch, absent):
+    """Without the distribution draftmark, DRAFTMARK_GUARD=1 and checked=True raise one sentence."""
+    for name in {absent, "draftmark_tools.guard"}:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv(GUARD_VARIABLE, "0")
+    rig = Rig()
+    rig.forward()
+    words = "guard mode needs draftmark_tools.guard, which is not installed; run `pip install draftmark`"
+    refused(lambda _: rig.loaded.open(rig.geometry, "cpu", checked=True), rig, words)
+    monkeypatch.setenv(GUARD_VARIABLE, "1")
+    refused(lambda _: Rig(), rig, words)
+    refused(lambda _: rig.lengths.advance(torch.tensor([0]), torch.tensor([1])), rig, words)
 
 
 def test_checks_are_free_without_guard(monkeypatch):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from core.draftmark.tests.bad_calls import Rig
-from draftmark import BatchError, BufferError, Geometry, GeometryError, Mode, latent_shape
+from draftmark import BatchError, BufferError, Geometry, GeometryError, Mode
 from draftmark.batch_tensors import batch_tensors
 from draftmark.runtime import BatchBuffers, Chosen, Exact, KVCache, KVPool, ragged, validate
+from draftmark_tools.models import latent_shape
 
 WIDTH = 6
 

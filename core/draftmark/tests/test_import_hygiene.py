@@ -57,7 +57,7 @@ def test_listing_and_sizing_work_with_a_broken_torch(run_python, broken_torch):
 def test_state_sizes_work_with_a_broken_torch(run_python, broken_torch):
     """`draftmark size --state` with a backend, and the state hooks, do not import torch."""
     snippet = (
-        "from draftmark.cli import main\n"
+        "from draftmark_tools.cli import main\n"
         "argv = ['size', 'reference', '--state', 'qwen3-next', '--json']\n"
         "code = main(argv)\nimport sys\nprint(code, 'torch' in sys.modules)\n"
     )

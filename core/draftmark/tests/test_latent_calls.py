@@ -64,7 +64,7 @@ def test_guard_mode_refuses_two_scales():
         draftmark.AttentionShape(4, 1, 12, 4, "float32", "float8_e4m3fn", 0.3, value_dim=8, latent=True),
         rig.geometry.limits,
     )
-    from draftmark.guard.layer_cache import check_cache
+    from draftmark_tools.guard.layer_cache import check_cache
 
     rows = ROWS.to(torch.float8_e4m3fn)[:, :, None]
     one = torch.ones(1)

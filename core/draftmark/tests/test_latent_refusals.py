@@ -99,7 +99,7 @@ def test_pages_and_sinks_are_tensors():
 
 def test_the_remedy_for_a_wrong_scale_fits_a_latent_layer(make_geometry):
     """A latent layer's scale is not head_dim ** -0.5, so the error names `latent_shape`."""
-    for latent, words in ((LATENT, "use draftmark.latent_shape"), ({}, r"use head_dim \*\* -0.5")):
+    for latent, words in ((LATENT, "use draftmark_tools.models.latent_shape"), ({}, r"use head_dim \*\* -0.5")):
         with pytest.raises(GeometryError, match=words):
             make_geometry(**latent | {"softmax_scale": -1.0})
 

@@ -66,7 +66,7 @@ def test_fault_of_a_plugins_backend_is_found(tmp_path: Path) -> None:
     (info / "top_level.txt").write_text("stranger\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nstranger = stranger:register\n")
     chosen = [MATCH.format("extend"), MATCH.format("decode"), "numerics.match_float64[page16-chain-draft]"]
-    command = [sys.executable, "-m", "draftmark.cli", "judge", "sglang:stranger", "--limit", "200"]
+    command = [sys.executable, "-m", "draftmark_tools.cli", "judge", "sglang:stranger", "--limit", "200"]
     command += [word for item in chosen for word in ("--item", item)]
     path = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)

@@ -103,7 +103,7 @@ def test_custom_is_the_backend_of_an_installed_plugin(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("[vllm.general_plugins]\nstranger = stranger:register\n")
 
     def judge(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "draftmark.cli", "judge", "vllm:CUSTOM", "--item", DECODE]
+        command = [sys.executable, "-m", "draftmark_tools.cli", "judge", "vllm:CUSTOM", "--item", DECODE]
         path = os.pathsep.join(filter(None, [*more, *sys.path]))
         environment = {name: value for name, value in os.environ.items() if name != "VLLM_PLUGINS"}
         return subprocess.run(

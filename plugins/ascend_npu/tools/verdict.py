@@ -67,7 +67,7 @@ def _pytest(arguments: list[str], workers: str) -> dict[str, Any]:
 
 
 def _contract(arguments: list[str], workers: str) -> dict[str, Any]:
-    return _run(["draftmark.cli", "contract", *arguments, "--workers", workers], DRAFTMARK_NPU_SEED=SEED)
+    return _run(["draftmark_tools.cli", "contract", *arguments, "--workers", workers], DRAFTMARK_NPU_SEED=SEED)
 
 
 def _run(module: list[str], **environment: str) -> dict[str, Any]:

@@ -19,7 +19,8 @@ STEPS = ACTION["runs"]["steps"]
 def test_install_step_names_folders_that_exist() -> None:
     """The folders that the action installs are distributions of this repository."""
     script = STEPS[0]["run"]
-    for folder in ("core/draftmark", "core/contract", "engines/common", "engines/vllm_judge", "engines/sglang_judge"):
+    core, engines = ("draftmark", "tools", "contract"), ("common", "vllm_judge", "sglang_judge")
+    for folder in (*(f"core/{name}" for name in core), *(f"engines/{name}" for name in engines)):
         assert (ROOT / folder / "pyproject.toml").exists()
     assert '"$root/engines/${TARGET%%:*}_judge"' in script and "$GITHUB_ACTION_PATH/../../.." in script
 
@@ -35,7 +36,7 @@ def test_judge_step_writes_the_verdict_and_ends_with_its_code(tmp_path: Path, ta
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     command = bin_folder / "draftmark"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m draftmark.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m draftmark_tools.cli "$@"\n')
     command.chmod(0o755)
     step = STEPS[1]
     inputs = {"TARGET": target, "DEVICE": "cpu", "AGAINST": "", "SAMPLE": "0", "OUTPUT": "judge"}

@@ -23,7 +23,7 @@ from draftmark_contract.schema import schema_text
 
 LIMITED = """
 import resource, sys
-from draftmark.cli import main
+from draftmark_tools.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 sys.exit(main(sys.argv[2:]))
 """
@@ -46,7 +46,7 @@ def judge(tmp_path: Path) -> Run:
     environment = {**clean, "TRITON_FAKE": "1", "PYTHONPATH": _python_path(tmp_path)}
 
     def run(*arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
-        limited = ["-c", LIMITED, str(most_bytes)] if most_bytes else ["-m", "draftmark.cli"]
+        limited = ["-c", LIMITED, str(most_bytes)] if most_bytes else ["-m", "draftmark_tools.cli"]
         command = [sys.executable, *limited, "judge", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

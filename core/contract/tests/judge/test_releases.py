@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from draftmark.cli.errors import ArgumentError
 from draftmark_contract.judge import engines
 from draftmark_contract.judge.layer import opening
 from draftmark_contract.judge.target import TargetInfo
+from draftmark_tools.cli.errors import ArgumentError
 
 
 @dataclass(frozen=True)

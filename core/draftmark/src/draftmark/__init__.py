@@ -46,15 +46,11 @@ from .geometry import (
     Limits,
     Mode,
     Recurrence,
-    StateFacts,
     StateGeometry,
     StateShape,
     ceil_div,
-    latent_shape,
     maximum,
     minimum,
-    state_facts,
-    state_shape,
 )
 from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
@@ -147,7 +143,6 @@ __all__ = [
     "Recurrence",
     "RequestError",
     "Requirements",
-    "StateFacts",
     "StateGeometry",
     "StateShape",
     "WarmedKernels",
@@ -156,11 +151,8 @@ __all__ = [
     "cache_folder",
     "ceil_div",
     "hookimpl",
-    "latent_shape",
     "load",
     "maximum",
     "minimum",
     "prepares_kernels",
-    "state_facts",
-    "state_shape",
 ]

@@ -15,7 +15,7 @@ from .buffers import BufferSpec, Init, Memory, validate_specs
 from .devices import present_device, synchronize
 from .errors import BufferError, GuardError
 from .graphs import mark_host, mark_pinned
-from .guard.switch import GUARD_VARIABLE, guarding
+from .guard import GUARD_VARIABLE, guarding
 
 GUARD_BYTES = 512
 """Guard bytes on each side: the rounding of the CUDA allocator, within which an overrun is otherwise invisible."""

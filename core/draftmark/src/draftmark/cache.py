@@ -8,11 +8,10 @@ from functools import cached_property
 import torch
 
 from .batch.checks import check_kind, shown
+from .cache_checks import check_parts, check_positions, check_rows, check_slots_of_pool, is_leading
 from .devices import present_device
 from .errors import BatchError, BufferError
 from .geometry import Form, Geometry
-from .guard.rows import check_parts, check_rows, is_leading
-from .guard.slots import check_positions, check_slots_of_pool
 
 APART = "{name} does not exist: the rows of this latent cache lie in two buffers; read KVCache.parts"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

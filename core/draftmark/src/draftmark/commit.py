@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from .batch import ForwardBatch, Tree
-from .guard.commit import WHOLE, check_commit
 from .lengths import SequenceLengths
+from .round_checks import WHOLE, check_commit
 from .state import StateBackend, StatePool, checkpoint_lens
 from .tree import VerifyResult
 

@@ -14,7 +14,7 @@ import torch
 
 from .devices import present_device
 from .errors import LengthsError
-from .guard.lengths import check_advance
+from .guard import value_checks
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class SequenceLengths:
         Raises:
             LengthsError: a tensor has a wrong form; with DRAFTMARK_GUARD=1 also a wrong row or count.
         """
-        check_advance(self.device, self.first_null_row, self._bound, rows, by)
+        check_advance(rows, by, self.device.device)
+        if guard := value_checks(self.device.device):
+            guard.check_advance(self.device, self.first_null_row, self._bound, rows, by)
         self.device.index_add_(0, rows, torch.where(rows < self.first_null_row, by, 0).to(torch.int32))
 
     def dispatched(self, rows: Sequence[int], at_most: int) -> None:
@@ -168,3 +170,18 @@ class SequenceLengths:
                 f"row {row!r} is not a request row (0 … {self.first_null_row - 1}); null rows always have length 0"
             )
         return row
+
+
+def check_advance(rows: object, by: object, device: torch.device) -> None:
+    """Raise `LengthsError` unless `SequenceLengths.advance` gets integers ``[n]`` for each of n rows, on `device`."""
+    for name, tensor in (("rows", rows), ("by", by)):
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1 or tensor.dtype.is_floating_point:
+            got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+            raise LengthsError(f"{name} is {got.removeprefix('torch.')}, but it must be integers [n]; pass a tensor")
+        if tensor.device != device:
+            raise LengthsError(f"{name} is on {tensor.device}, but the lengths are on {device}; move it there")
+    assert isinstance(rows, torch.Tensor) and isinstance(by, torch.Tensor)
+    if rows.dtype is not torch.int64:
+        raise LengthsError(f"rows is {str(rows.dtype).removeprefix('torch.')}, but it must be int64; convert it")
+    if rows.shape != by.shape:
+        raise LengthsError(f"{len(rows)} rows advance by {len(by)} counts; pass one count for each row")

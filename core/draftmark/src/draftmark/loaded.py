@@ -236,10 +236,11 @@ class LoadedBackend(StateHooks):
         )  # fmt: skip
         if not is_checked:
             return cast("BoundBackend", backend)
-        from .guard.backend import GuardedBackend
-
         null_pages = geometry.null_pages(self.requirements(geometry).unique_slots)
-        return GuardedBackend(backend, geometry, null_pages, lse=self.info.lse)
+        from .guard import guard_checks
+
+        guarded: BoundBackend = guard_checks().GuardedBackend(backend, geometry, null_pages, lse=self.info.lse)
+        return guarded
 
     def open(
         self,
@@ -287,15 +288,14 @@ class LoadedBackend(StateHooks):
             return TorchTreeOps(geometry)
         if not isinstance(offered, TreeOps):
             raise self._wrong_return("tree_ops", "a TreeOps (write_tail, verify_tree, compact)", offered)
-        from .guard.switch import guarding
+        from .guard import guard_checks, guarding
 
         kinds = TorchTreeOps, ParentTreeOps
         ops: TreeOps = offered if isinstance(offered, kinds) else ParentTreeOps(offered)
         if not guarding():
             return ops
-        from .guard.tree_ops import GuardedTreeOps
-
-        return GuardedTreeOps(ops, geometry)
+        guarded: TreeOps = guard_checks().GuardedTreeOps(ops, geometry)
+        return guarded
 
 
 def _quiet(done: int, count: int, kernel: str) -> None:

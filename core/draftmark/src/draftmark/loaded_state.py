@@ -84,9 +84,10 @@ class StateHooks(HookCalls):
             raise self._wrong_return("open_state", "a StateBackend (plan, write_metadata, …)", backend)
         if not (arena.guarded if checked is None else checked):
             return backend
-        from .guard.state import GuardedState
+        from .guard import guard_checks
 
-        return GuardedState(backend, geometry)
+        guarded: StateBackend = guard_checks().GuardedState(backend, geometry)
+        return guarded
 
     def open_state(
         self,

@@ -19,7 +19,7 @@ import torch
 from .batch import ForwardBatch, Tree
 from .cache import KVPool, slots_of
 from .geometry import Geometry
-from .guard.tree import check_accepted, check_tail, check_verify
+from .round_checks import check_accepted, check_tail, check_verify
 
 
 def ancestors(parents: torch.Tensor) -> torch.Tensor:

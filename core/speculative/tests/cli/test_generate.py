@@ -122,7 +122,7 @@ def test_backend_from_the_environment(generate: Run, monkeypatch: pytest.MonkeyP
 
 def test_broken_torch_gives_the_pip_command(run_python: Run, broken_torch: Path) -> None:
     """If torch cannot be imported, `generate` prints an error with the pip command."""
-    code = "from draftmark.cli import main; raise SystemExit(main(['generate', '--prompt', 'x']))"
+    code = "from draftmark_tools.cli import main; raise SystemExit(main(['generate', '--prompt', 'x']))"
     done = run_python(code, broken_torch)
     assert (done.returncode, done.out, done.err.count("\n")) == (1, "", 1)
     assert "libascend_hal.so" in done.err

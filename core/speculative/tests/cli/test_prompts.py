@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from draftmark.cli.errors import ArgumentError
 from draftmark_speculative.cli.prompts import read_file
+from draftmark_tools.cli.errors import ArgumentError
 
 
 def test_text_file_is_split_at_lines_of_dashes(tmp_path: Path) -> None:

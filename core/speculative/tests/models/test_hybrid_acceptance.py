@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftmark import ModelError, Recurrence, state_facts
+from draftmark import ModelError, Recurrence
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.states import HybridLayers, ProbeStates
 from draftmark_speculative.models.states.delta import DeltaBlock, KimiDelta, Projected
@@ -17,6 +17,7 @@ from draftmark_speculative.models.states.mamba2 import Mamba2Block
 from draftmark_speculative.models.states.short_conv import ShortConvBlock
 from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 from draftmark_speculative.models.tiny_hybrids import HYBRIDS
+from draftmark_tools.models import state_facts
 
 ATTENTION = {"falcon_h1": (0, 1), "lfm3": (1, 2), "nemotron_h": (2,)}
 """Decoder layers with attention of the tiny models that differ from the others."""
@@ -37,7 +38,7 @@ def test_hybrid_is_accepted(family: str) -> None:
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_shapes_are_those_of_the_configuration(family: str) -> None:
-    """The modules have the shape that `draftmark.state_facts` reads from the configuration, in the same layers."""
+    """The modules have the shape and layers that `draftmark_tools.models.state_facts` reads from the configuration."""
     hf = tiny_hf_model(family)
     hybrid, facts = HybridLayers(hf), state_facts(hf.config, dtype="float32", state_dtype="float32")
     assert set(hybrid.shapes) == {facts.shape}

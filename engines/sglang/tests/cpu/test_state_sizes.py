@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftmark import GeometryError, Limits, StateGeometry, state_facts
+from draftmark import GeometryError, Limits, StateGeometry
+from draftmark_tools.models import state_facts
 
 KDA: dict[str, Any] = {
     "num_heads": 32,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from draftmark.cli.errors import SUCCESS, ArgumentError
-from draftmark.cli.progress import progress_line
-from draftmark.cli.rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from draftmark.errors import DraftmarkError
 from draftmark.geometry import DTYPE_BYTES, AttentionShape
 from draftmark.geometry.checks import INT32_MAX
+from draftmark_tools.cli.errors import SUCCESS, ArgumentError
+from draftmark_tools.cli.progress import progress_line
+from draftmark_tools.cli.rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from draftmark.cli.errors import ArgumentError
+from draftmark_tools.cli.errors import ArgumentError
 
 from .judging import add_options, carry_out, check_options, limit_of
 

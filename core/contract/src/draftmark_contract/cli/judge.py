@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the backends that can be judged, or judge one."""
-    from draftmark.cli.errors import ArgumentError
+    from draftmark_tools.cli.errors import ArgumentError
 
     from ..cases.histories import SEED
     from ..judge.engines import find
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_overview(args: argparse.Namespace) -> None:
     """Reject options that need a target (the backend to judge) when the command line has no target."""
-    from draftmark.cli.errors import ArgumentError
+    from draftmark_tools.cli.errors import ArgumentError
 
     files = ("json", "record", "html", "against", "journal")
     names = ("device", "release", "list", *files, "limit", "seed", "stop_at_first", "k", "sample", "item")
@@ -72,7 +72,7 @@ def _check_overview(args: argparse.Namespace) -> None:
 
 def _overview() -> int:
     """Print the engines, their backends, and the packages that each needs."""
-    from draftmark.cli.rendering import Column, show, show_table
+    from draftmark_tools.cli.rendering import Column, show, show_table
 
     from ..judge.engines import absent, engines, lacks
 

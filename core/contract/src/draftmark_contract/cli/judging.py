@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from draftmark.cli.errors import ArgumentError
+from draftmark_tools.cli.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ..check import Tier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from draftmark.cli.errors import SUCCESS, ArgumentError
+from draftmark_tools.cli.errors import SUCCESS, ArgumentError
 
 SUMMARY = "write a backend package in plain torch that passes the contract"
 EXAMPLES = """\

@@ -7,8 +7,8 @@ import importlib.metadata as md
 import importlib.util
 from typing import cast
 
-from draftmark.cli.errors import ArgumentError
 from draftmark.errors import DraftmarkError
+from draftmark_tools.cli.errors import ArgumentError
 
 from .target import GROUP, Engine, OfReleases, OpenEngine, TargetInfo
 

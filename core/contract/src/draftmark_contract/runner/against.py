@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftmark.cli.errors import ArgumentError
+from draftmark_tools.cli.errors import ArgumentError
 
 from .outcome import Outcome
 from .record import SCHEMA

@@ -19,8 +19,19 @@ if TYPE_CHECKING:
     from draftmark.loaded import LoadedBackend
 
 STEP_PATH = (
-    *("arena", "backend", "batch", "batch_tensors", "buffers", "cache", "devices", "geometry", "graphs", "lengths"),
-    *("guard", "requirements", "state", "transfer", "tree"),
+    *(
+        "arena",
+        "backend",
+        "batch",
+        "batch_tensors",
+        "buffers",
+        "cache",
+        "cache_checks",
+        "devices",
+        "geometry",
+        "graphs",
+    ),
+    *("guard", "lengths", "requirements", "round_checks", "state", "transfer", "tree"),
 )
 """Modules and packages of draftmark with code that runs, or decides sizes, from `open` to the end of a step."""
 IMPORTED_ONLY = ("errors", "version", "hookspecs")
@@ -29,7 +40,7 @@ NOT_JUDGING = ("cli/", "runner/", "judge/", "page/", "schema/", "skeleton/", "co
 """Parts of the suite that present results, judge engine backends instead of plugins, or write a new package."""
 JUDGING = tuple(f"runner/{name}.py" for name in ("item", "known", "limits", "outcome", "plugin", "resources"))
 """Files inside `NOT_JUDGING` that do count, because they decide how an item ends."""
-PLUGIN, CORE, SUITE, PROOF = "plugin", "core", "suite", "proof"
+PLUGIN, CORE, GUARD, SUITE, PROOF = "plugin", "core", "guard", "suite", "proof"
 PROOFS = "draftmark_proof"
 """Package of the suite's proofs. It belongs to the identity where it is installed."""
 
@@ -39,7 +50,7 @@ class Part:
     """A group of files that have one common digest.
 
     Attributes:
-        name: ``"plugin"``, ``"core"``, ``"suite"``, or the name of a sibling backend.
+        name: ``"plugin"``, ``"core"``, ``"guard"``, ``"suite"``, or the name of a sibling backend.
         root: folder that contains the files; all other names are relative to it.
         only: files and folders that belong to the part; () for all.
         without: folders that do not belong to the part.
@@ -80,9 +91,10 @@ def parts_of(backend: LoadedBackend) -> list[Part]:
     found = [_package(PLUGIN, backend.name)]
     found += [_package(name, name) for name in getattr(backend.info, "runs_code_of", ())]
     core = Part(CORE, _folder("draftmark"), only=STEP_PATH)
+    guard = Part(GUARD, _folder("draftmark_tools"), only=("guard",))
     suite = Part(SUITE, _folder(__package__.partition(".")[0]), without=NOT_JUDGING, but=JUDGING)
     proofs = [Part(PROOF, _folder(PROOFS))] if importlib.util.find_spec(PROOFS) else []
-    return [*(part for part in found if part is not None), core, suite, *proofs]
+    return [*(part for part in found if part is not None), core, guard, suite, *proofs]
 
 
 def identity_of(backend: LoadedBackend) -> dict[str, str]:

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from draftmark.cli.rendering import console
+from draftmark_tools.cli.rendering import console
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftmark.cli.errors import ArgumentError
 from draftmark.errors import DraftmarkError
+from draftmark_tools.cli.errors import ArgumentError
 
 from ..check import Tier
 from .journal import Journal

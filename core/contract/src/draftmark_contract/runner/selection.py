@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
-from draftmark.cli.errors import ArgumentError
+from draftmark_tools.cli.errors import ArgumentError
 
 from ..check import spread
 

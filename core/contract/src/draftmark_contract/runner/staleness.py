@@ -18,12 +18,18 @@ from draftmark import load
 from draftmark.errors import DraftmarkError
 from draftmark.loaded import LoadedBackend
 
-from .identity import CORE, PLUGIN, PROOF, SUITE, parts_of
+from .identity import CORE, GUARD, PLUGIN, PROOF, SUITE, parts_of
 from .record import SCHEMA
 from .source import verified
 from .verdict import Scope, Word
 
-NAMES = {PLUGIN: "the plugin's code", CORE: "the core's step path", SUITE: "the suite", PROOF: "the proofs"}
+NAMES = {
+    PLUGIN: "the plugin's code",
+    CORE: "the core's step path",
+    GUARD: "guard mode",
+    SUITE: "the suite",
+    PROOF: "the proofs",
+}
 
 
 def stale(record: dict[str, Any], backend: LoadedBackend, repository: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from .arithmetic import ceil_div, maximum, minimum
 from .batch_geometry import BatchGeometry
 from .geometry import Geometry
-from .latent import latent_shape
 from .pair import GeometryPair
 from .shapes import (
     CORE_MODES,
@@ -21,7 +20,6 @@ from .shapes import (
     Mode,
 )
 from .state import StateGeometry
-from .state_models import StateFacts, state_facts, state_shape
 from .state_shapes import STATE_MODES, Gate, Recurrence, StateShape
 
 __all__ = [
@@ -44,13 +42,9 @@ __all__ = [
     "Limits",
     "Mode",
     "Recurrence",
-    "StateFacts",
     "StateGeometry",
     "StateShape",
     "ceil_div",
-    "latent_shape",
     "maximum",
     "minimum",
-    "state_facts",
-    "state_shape",
 ]

@@ -76,7 +76,7 @@ def _check_attention(a: AttentionShape) -> None:
     check_dtype("attention.q_dtype", a.q_dtype, Q_DTYPES)
     check_dtype("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
     if a.softmax_scale is not None and not (is_number(a.softmax_scale) and a.softmax_scale > 0):
-        remedy = "use draftmark.latent_shape" if a.latent else "use head_dim ** -0.5"
+        remedy = "use draftmark_tools.models.latent_shape" if a.latent else "use head_dim ** -0.5"
         raise GeometryError("attention.softmax_scale", a.softmax_scale, "it must be finite and positive", remedy)
     at_least("attention.window_left", a.window_left, -1, "use -1 for no window")
     if not (is_number(a.logits_soft_cap) and a.logits_soft_cap >= 0):
@@ -101,7 +101,7 @@ def _check_values(a: AttentionShape) -> None:
         raise GeometryError("attention.num_kv_heads", a.num_kv_heads, limit, "set num_kv_heads to 1")
     if a.softmax_scale is None:
         limit = "a latent layer's scale comes from the heads before absorption, not from the row"
-        remedy = "set it as the model does, such as 192 ** -0.5 for DeepSeek V3, or use draftmark.latent_shape"
+        remedy = "set the model's, such as 192 ** -0.5 for DeepSeek V3, or use draftmark_tools.models.latent_shape"
         raise GeometryError("attention.softmax_scale", None, limit, remedy)
 
 

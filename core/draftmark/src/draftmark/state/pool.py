@@ -10,7 +10,7 @@ from ..batch.checks import require_tensor
 from ..devices import present_device
 from ..errors import BufferError
 from ..geometry import StateGeometry
-from ..guard.switch import guarding
+from ..guard import guarding
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from ..devices import present_device
 from ..errors import BufferError, CacheExhausted
-from ..guard.switch import guarding
+from ..guard import guarding
 from .pool import StatePool, check_slot_counts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from draftmark.cli.progress import ProgressLine
+from draftmark_tools.cli.progress import ProgressLine
 
 from .. import EngineConfig
 from ..models import CausalLM

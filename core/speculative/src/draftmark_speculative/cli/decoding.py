@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftmark.cli.progress import ProgressLine
+from draftmark_tools.cli.progress import ProgressLine
 
 from .. import Engine, EngineConfig, FinishReason, Generation, Progress, Statistics
 from .. import decode as run_engine

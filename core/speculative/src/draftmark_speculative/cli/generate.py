@@ -6,10 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from draftmark import DraftmarkError
-from draftmark.cli.errors import INTERRUPTED, SUCCESS
-from draftmark.cli.geometry_arguments import dtype, integers
-from draftmark.cli.progress import progress_line
-from draftmark.cli.rendering import console, show, show_json
+from draftmark_tools.cli.errors import INTERRUPTED, SUCCESS
+from draftmark_tools.cli.geometry_arguments import dtype, integers
+from draftmark_tools.cli.progress import progress_line
+from draftmark_tools.cli.rendering import console, show, show_json
 
 from . import settings
 from .prompts import Prompt, gather

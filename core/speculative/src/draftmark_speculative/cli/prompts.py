@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftmark.cli.errors import ArgumentError
+from draftmark_tools.cli.errors import ArgumentError
 
 SEPARATOR = "---"
 """Line between two prompts of a text file."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftmark import __version__
-from draftmark.cli.rendering import Column, shorten, show, show_table
+from draftmark_tools.cli.rendering import Column, shorten, show, show_table
 
 from .. import EngineConfig
 from ..agreement import SLACK, Agreement

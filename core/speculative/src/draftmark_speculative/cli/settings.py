@@ -20,11 +20,11 @@ from draftmark import (
     ceil_div,
     load,
 )
-from draftmark.cli.errors import ArgumentError
-from draftmark.cli.geometry_arguments import check_draft_tokens
-from draftmark.cli.rendering import stdout_for_results
 from draftmark.geometry.checks import INT32_MAX
 from draftmark.registry import BACKEND_VARIABLE
+from draftmark_tools.cli.errors import ArgumentError
+from draftmark_tools.cli.geometry_arguments import check_draft_tokens
+from draftmark_tools.cli.rendering import stdout_for_results
 
 from .prompts import Prompt
 

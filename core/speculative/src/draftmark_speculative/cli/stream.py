@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from draftmark.cli.rendering import shorten, show
+from draftmark_tools.cli.rendering import shorten, show
 
 INCOMPLETE = "\ufffd"
 """Replacement character that a tokenizer returns while the last bytes of a character are missing."""

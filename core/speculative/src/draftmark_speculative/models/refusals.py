@@ -11,7 +11,8 @@ from dataclasses import fields, replace
 from math import isclose
 from typing import Any
 
-from draftmark import DraftmarkError, ModelError, latent_shape
+from draftmark import DraftmarkError, ModelError
+from draftmark_tools.models import latent_shape
 
 from .attention import LayerAttention
 from .layer_kinds import layer_reasons
