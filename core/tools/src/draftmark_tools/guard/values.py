@@ -71,7 +71,7 @@ def check_targets(targets: torch.Tensor) -> None:
 
 
 def check_accept_index(path: torch.Tensor) -> None:
-    """Raise `BatchError` for the first accepted node whose slot is out of range. path: int64 ``[R, D]``."""
+    """Raise `BatchError` for the first accepted node with a slot out of range. path: int64 ``[R, D]``."""
     nodes = path.shape[1]
     wrong = ((path < torch.arange(nodes, device=path.device)) | (path >= nodes)).nonzero()
     if len(wrong):
