@@ -96,17 +96,18 @@ def _truth(geometry, batch, r):
 
 @pytest.fixture(scope="session")
 def library_plan():
-    """Return a function that computes FA2's partition as FlashInfer 0.7.2 does; it shares no code with the plugin.
+    """Return a function that computes FA2's partition as FlashInfer does; it shares no code with the plugin.
 
     Reference: `PrefillSplitQOKVIndptr` and `PrefillPlanImpl`, `include/flashinfer/attention/scheduler.cuh`.
     """
     return _plan
 
 
-def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0, window=-1, fixed=-1):
+def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0, window=-1, fixed=-1, shared=True):
     """Return (bytes of float workspace, bytes of int workspace, CTAs with work, CTAs of the grid) of one plan.
 
-    `pages` has each request's number of KV pages.
+    `pages` has each request's number of KV pages. Before 0.7.1 (`shared` False) the heads of a group do
+    not share partial rows, and a plan has flags of CTAs if it splits.
     """
     group, count = heads // kv_heads, len(q_lens)
     limit = 2 * sms // kv_heads
@@ -142,11 +143,11 @@ def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0
         offset = -(-offset // 16) * 16 + 4
     floats = 0
     if split:
-        partials = -(-grid * tile // group)
+        partials = -(-grid * tile // (group if shared else 1))
         assert sum(n * -(-max(m, 1) // chunk) for n, m in zip(q_lens, seen, strict=True)) <= partials
         floats = heads * partials * dim * 4 + heads * partials * 4
         offset = -(-offset // 16) * 16 + 4 * (sum(q_lens) + 1)
-    if graph:
+    if graph if shared else split:
         offset = -(-offset // 16) * 16 + grid
     assert work <= grid, "FlashInfer would refuse this plan"
     return floats, offset, work, grid

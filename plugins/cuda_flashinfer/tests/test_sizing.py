@@ -13,7 +13,7 @@ from draftmark_contract.roles import with_roles
 from draftmark_contract.sizing.batches import BatchShape, Group, limit_batches
 from draftmark_contract.sizing.required_sizes import required_sizes_of
 from draftmark_contract.sizing.usage import PlainBatch
-from draftmark_cuda_flashinfer import contract, levels, partition, sizing
+from draftmark_cuda_flashinfer import contract, levels, partition, sizing, version
 
 HEADS = [AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 4, 64, 1),
          AttentionShape(8, 1, 256, 128), AttentionShape(9, 3, 64, 3, window_left=100)]  # fmt: skip
@@ -83,9 +83,11 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
             assert specs[sizing.TAIL_INTS].nbytes == found[sizing.TAIL_INTS]
 
 
-def test_extend_fits_the_captured_modes_workspaces(make_geometry, library_plan):
+@pytest.mark.parametrize("release", ["0.7.0.post1", "0.7.4"])
+def test_extend_fits_the_captured_modes_workspaces(make_geometry, library_plan, monkeypatch, release):
     """For random EXTEND batches, the plugin's bytes equal FlashInfer's and fit the captured modes' workspaces."""
-    dice, cut = random.Random(2), 0
+    monkeypatch.setattr(version, "installed", lambda: release)
+    dice, cut, shared = random.Random(2), 0, release == "0.7.4"
     for geometry in geometries(make_geometry):
         a = geometry.attention
         floats, (ints, _) = sizing.float_workspace(geometry), sizing.plan_bytes(geometry)
@@ -95,7 +97,7 @@ def test_extend_fits_the_captured_modes_workspaces(make_geometry, library_plan):
             pages = [-(-(dice.randrange(4900) + q) // a.page_size) for q in q_lens]
             mine = partition.extend(geometry, q_lens, pages, floats, ints)
             theirs = library_plan(q_lens, pages, **dimensions(geometry), page_size=a.page_size, graph=False,
-                          window=a.window_left, fixed=mine.chunk_pages)  # fmt: skip
+                          window=a.window_left, fixed=mine.chunk_pages, shared=shared)  # fmt: skip
             assert (mine.float_bytes, mine.int_bytes) == theirs[:2], (q_lens, pages)
             assert mine.float_bytes <= floats and mine.int_bytes <= ints
             cut += mine.float_bytes > 0

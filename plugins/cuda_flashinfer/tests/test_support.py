@@ -8,7 +8,7 @@ from draftmark import DRAFT_MODES, DeviceProfile, Limits, Mode, load
 from draftmark.errors import BackendRefusal
 from draftmark_cuda_flashinfer import support
 from draftmark_cuda_flashinfer.support import reasons_against
-from draftmark_cuda_flashinfer.version import TESTED
+from draftmark_cuda_flashinfer.version import ACCEPTED, RANGE
 
 PLAIN = (Mode.EXTEND, Mode.DECODE)
 REFUSALS = {
@@ -53,11 +53,19 @@ def test_served_geometries_have_no_reason(make_geometry, fields):
 
 @pytest.mark.parametrize("version", ["0.6.18.post1", "0.7.3"])
 def test_other_version_is_refused(make_geometry, monkeypatch, version):
-    """Another FlashInfer version is refused, and the reason has both versions and the install command."""
+    """A version that is not accepted is refused. The reason lists the accepted ones and has the install command."""
     monkeypatch.setattr(support, "installed", lambda: version)
     (reason,) = reasons_against(make_geometry())
     assert f"flashinfer-python {version} is not served" in reason
-    assert reason.endswith(f"install flashinfer-python=={TESTED}")
+    assert all(accepted in reason for accepted in ACCEPTED)
+    assert reason.endswith(f"pip install 'flashinfer-python{RANGE}'")
+
+
+@pytest.mark.parametrize("version", ACCEPTED)
+def test_accepted_versions_are_served(make_geometry, monkeypatch, version):
+    """Each accepted FlashInfer version has no reason against it."""
+    monkeypatch.setattr(support, "installed", lambda: version)
+    assert reasons_against(make_geometry()) == []
 
 
 def test_missing_library_is_not_refused(make_geometry, monkeypatch):

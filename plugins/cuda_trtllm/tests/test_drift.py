@@ -1,20 +1,23 @@
-"""Drift tests: the installed FlashInfer still has the functions and kernel sources that the plugin relies on.
+"""Drift tests: every accepted FlashInfer release has the functions and kernel sources that the plugin relies on.
 
-They read FlashInfer's files as text and never import it. Without FlashInfer they are skipped.
+They read FlashInfer's files as text and never import it. Without a release they are skipped.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import draftmark_cuda_trtllm as plugin
 from draftmark_cuda_trtllm import forms, versions
+from draftmark_testing.flashinfer_releases import each_flashinfer_release
+
+EACH = each_flashinfer_release(versions.ACCEPTED)
 
 SOURCES = Path(plugin.__file__).parent
 PUBLIC = {
@@ -57,13 +60,6 @@ scratch and semaphores. `forms` relies on a grid of q_rows rows that serves requ
 the sink index of a row in the tree form."""
 
 
-def library() -> Path:
-    found = importlib.util.find_spec("flashinfer")
-    if found is None or found.origin is None:
-        pytest.skip("flashinfer is not installed")
-    return Path(found.origin).parent
-
-
 def imports(path: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(path.read_text())):
@@ -91,11 +87,12 @@ def test_library_is_not_imported_at_module_level():
         assert not any((node.module or "").startswith("flashinfer") for node in body), path.name
 
 
+@EACH
 @pytest.mark.parametrize("file", KEYWORDS)
-def test_functions_still_take_our_arguments(file):
+def test_functions_take_our_arguments(release, file):
     """FlashInfer's functions have each keyword that the plugin passes, and xqa keeps its positional order."""
     name, keywords = KEYWORDS[file]
-    tree = ast.parse((library() / file).read_text())
+    tree = ast.parse(release.read(file))
     function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
     positional = [one.arg for one in function.args.args]
     missing = set(keywords.split()) - set(positional) - {one.arg for one in function.args.kwonlyargs}
@@ -105,30 +102,36 @@ def test_functions_still_take_our_arguments(file):
         assert positional[: len(POSITIONAL)] == POSITIONAL, "flashinfer's xqa takes its tensors in another order"
 
 
+@EACH
 @pytest.mark.parametrize("file", READ)
-def test_kernel_sources_are_unchanged(file):
-    """The installed XQA sources have the recorded hashes, because changed sources can need other scratch sizes."""
-    text = (library() / "data" / "csrc" / "xqa" / file).read_bytes()
-    assert hashlib.sha256(text).hexdigest() == READ[file], (
-        f"xqa/{file} differs from the file of {versions.TESTED[-1]}, on which sizing.py and forms.py rely; "
+def test_kernel_sources_are_known(release, file):
+    """The XQA sources have the recorded hashes, because changed sources can need other scratch sizes."""
+    text = release.read(f"data/csrc/xqa/{file}")
+    assert hashlib.sha256(text.encode()).hexdigest() == READ[file], (
+        f"xqa/{file} of {release.version} is new, and sizing.py and forms.py rely on it; "
         "compare launchMHAFlashInfer and kernel_mha_impl, run the device tests, then record the hash"
     )
 
 
-def test_tile_constants_match_the_sources():
+@EACH
+def test_tile_constants_match_the_sources(release):
     """BLOCK_ROWS and KV_TILE equal the tile sizes in FlashInfer's sources."""
-    sources = library() / "data" / "csrc" / "xqa"
-    (rows,) = re.findall(r"#define M_TILESIZE (\d+)", (sources / "defines.h").read_text())
-    text = (sources / "mha.cu").read_text()
+    (rows,) = re.findall(r"#define M_TILESIZE (\d+)", release.read("data/csrc/xqa/defines.h"))
+    text = release.read("data/csrc/xqa/mha.cu")
     assert int(rows) == forms.BLOCK_ROWS
     assert "constexpr uint3 ctaShapeInWarps = {4, 1, 2};" in text
     assert "constexpr uint2 warpTile = {64," in text
     assert forms.KV_TILE == 4 * 64
 
 
-def test_installed_version_is_tested():
-    """The installed FlashInfer is in versions.TESTED. Otherwise the plugin would refuse every geometry."""
-    found = versions.installed()
-    if found is None:
-        pytest.skip("flashinfer-python is not installed")
-    assert found in versions.TESTED
+@EACH
+def test_release_is_accepted(release):
+    """The installed FlashInfer and each wheel is in versions.ACCEPTED. Otherwise the plugin would refuse it."""
+    assert release.version in versions.ACCEPTED
+
+
+def test_pip_installs_the_accepted_releases():
+    """The extra `runtime` has the bounds of ACCEPTED."""
+    file = Path(__file__).parents[1] / "pyproject.toml"
+    extra = tomllib.loads(file.read_text())["project"]["optional-dependencies"]["runtime"]
+    assert f"{versions.DISTRIBUTION}{versions.RANGE}" in extra

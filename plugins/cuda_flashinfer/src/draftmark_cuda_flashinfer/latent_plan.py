@@ -1,6 +1,6 @@
 """Plans of FlashInfer's MLA kernels: passes, work items, buffers and bytes. Integers only, no torch.
 
-The formulas follow `MLAPlan` of `attention/scheduler.cuh`, FlashInfer 0.7.2. A packed row is a pair (query row, head).
+The formulas follow `MLAPlan` of `attention/scheduler.cuh`, FlashInfer 0.7. A packed row is a pair (query row, head).
 A cluster of one or two CTAs processes one tile of packed rows against one chunk of keys; that is a work item. The
 arrays of work items have a fixed length that the library does not check (flashinfer#5170).
 """
@@ -25,7 +25,7 @@ MAX_WORKS = 16384
 WORK_ARRAYS = 9
 MERGE_ARRAYS = 5
 """Arrays with one entry for each SM."""
-SOURCE = "MLAPlan of FlashInfer 0.7.2, attention/scheduler.cuh"
+SOURCE = "MLAPlan of FlashInfer 0.7, attention/scheduler.cuh"
 
 
 def is_pair(packed: Any) -> Any:

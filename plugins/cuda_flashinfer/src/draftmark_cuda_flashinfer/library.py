@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from draftmark import DeviceProfile, Geometry
 
 from . import levels, sizing
-from .version import TESTED, installed
+from .version import ACCEPTED, installed
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 @cache
 def has_device(device: DeviceProfile) -> bool:
-    """Return true if the tested FlashInfer is installed and the current GPU equals `device`."""
-    if device.kind != "cuda" or installed() != TESTED or importlib.util.find_spec("torch") is None:
+    """Return true if an accepted FlashInfer is installed and the current GPU equals `device`."""
+    if device.kind != "cuda" or installed() not in ACCEPTED or importlib.util.find_spec("torch") is None:
         return False
     import torch
 

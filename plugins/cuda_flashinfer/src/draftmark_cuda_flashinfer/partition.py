@@ -1,6 +1,6 @@
 """Partition of a batch into CTAs by FlashInfer's FA2 plan, and the bytes of the plan. Integers only, no torch.
 
-The formulas follow `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.7.2. Each CTA processes one tile of packed
+The formulas follow `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.7. Each CTA processes one tile of packed
 rows (query rows x heads of a group) against one chunk of keys.
 
 * With few tiles, at most three quarters of two CTAs per SM, the plan splits the keys. It pads the grid to a fixed
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftmark import AttentionShape, DeviceProfile, Geometry, ceil_div, maximum, minimum
+
+from .version import since
 
 ALIGNMENT = 16
 LIBRARY_SPLITS = -1
@@ -74,10 +76,14 @@ def uniform_tiles(attention: AttentionShape, q_len: Any) -> Any:
 def float_bytes(attention: AttentionShape, ctas: Any, tile: Any) -> Any:
     """Return bytes of `ctas` CTAs' partial outputs and log-sum-exps (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`).
 
-    Both are float32. The rows of a tile are (row, head) pairs, so all heads of a group share them. FlashInfer 0.6.18
-    counted each pair as a row of every head.
+    Both are float32. The rows of a tile are (row, head) pairs, so all heads of a group share them.
     """
-    return _partial_row(attention) * ceil_div(ctas * tile, attention.group_size)
+    return _partial_row(attention) * ceil_div(ctas * tile, _pairs_per_row(attention))
+
+
+def _pairs_per_row(attention: AttentionShape) -> int:
+    """Return the (row, head) pairs of a tile that share one partial row. Before 0.7.1 FlashInfer shares none."""
+    return attention.group_size if since("0.7.1") else 1
 
 
 def _partial_row(attention: AttentionShape) -> Any:
@@ -93,9 +99,14 @@ def int_bytes(ctas: Any, requests: Any, rows: Any, *, graph: bool, split: bool) 
         size = _append(size, 4)  # the batch's number of rows
     if split:
         size = _append(size, 4 * (rows + 1))  # array of each row's offset in partial results
-    if graph:
+    if has_flags(graph=graph, split=split):
         size = _append(size, ctas)  # array of flags: the CTA has work
     return size
+
+
+def has_flags(*, graph: bool, split: bool) -> bool:
+    """Return true if a plan marks CTAs with work, in one byte each: in graph mode, before 0.7.1 if it splits keys."""
+    return graph if since("0.7.1") else split
 
 
 def _append(offset: Any, size: Any) -> Any:
@@ -145,9 +156,10 @@ def extend(
     tiles = [-(-n * a.group_size // tile) for n in q_lens]
     total = sum(tiles)
     seen = [max(1, n) for n in (_within_window(a, n, tile) for n in pages)]
-    fixed = int_bytes(0, count, rows, graph=False, split=True) + 3 * ALIGNMENT
-    partials = float_room // _partial_row(a) * a.group_size // tile
-    room = min(max_split_ctas(a, geometry.device), partials, (int_room - fixed) // 12)
+    fixed = int_bytes(0, count, rows, graph=False, split=True) + 4 * ALIGNMENT
+    per_cta = 12 + has_flags(graph=False, split=True)
+    partials = float_room // _partial_row(a) * _pairs_per_row(a) // tile
+    room = min(max_split_ctas(a, geometry.device), partials, (int_room - fixed) // per_cta)
     chunk, longest = max(1, 128 // a.page_size), max(seen)
     if total > room or chunk >= longest:
         return unsplit(geometry, total, count, rows)

@@ -22,7 +22,7 @@ MASK, MASK_INDPTR = "tail_mask", "mask_indptr"
 FLOATS, INTS, TAIL_INTS = "float_workspace", "int_workspace", "tail_int_workspace"
 STAGING, HOST_INDPTR = "plan_staging", "plan_indptr"
 TAIL_OUT, LSE, TAIL_LSE = "tail_out", "lse", "tail_lse"
-SOURCE = "PrefillPlan of FlashInfer 0.7.2, attention/scheduler.cuh"
+SOURCE = "PrefillPlan of FlashInfer 0.7, attention/scheduler.cuh"
 METADATA = (SLOTS, INDPTR, PAGES, LAST_PAGE, TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE, MASK, MASK_INDPTR)
 """Buffers with sizes that follow from the batch."""
 HOST_INDPTRS = 2

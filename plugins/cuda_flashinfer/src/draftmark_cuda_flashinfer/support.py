@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftmark import Geometry, Mode, maximum
 
 from . import latent_plan, levels
-from .version import DISTRIBUTION, TESTED, installed
+from .version import ACCEPTED, DISTRIBUTION, RANGE, installed
 
 HEAD_DIMS = (64, 128, 256)
 VALUE_DIMS, RESTS = (512,), (0, 64)
@@ -25,10 +25,10 @@ def reasons_against(geometry: Geometry) -> list[str]:
 
 def _version() -> list[str]:
     found = installed()
-    if found in (None, TESTED):  # the registry reports a missing library, with the command that installs it
+    if found in (None, *ACCEPTED):  # the registry reports a missing library, with the command that installs it
         return []
-    remedy = f"install {DISTRIBUTION}=={TESTED}"
-    return [f"{DISTRIBUTION} {found} is not served: the layout of plans is that of {TESTED}; {remedy}"]
+    accepted = f"accepted are {', '.join(ACCEPTED)}"
+    return [f"{DISTRIBUTION} {found} is not served: {accepted}; pip install '{DISTRIBUTION}{RANGE}'"]
 
 
 def _device(geometry: Geometry) -> list[str]:

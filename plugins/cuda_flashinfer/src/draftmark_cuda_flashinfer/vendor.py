@@ -9,8 +9,8 @@ plugin calls the level below, which vLLM and SGLang reach through private fields
   name (`RUN_ARGUMENTS`);
 * `flashinfer.merge_state_in_place`, which is public.
 
-No name with an underscore is used. The version is pinned (`version.TESTED`), and `tests/test_version_drift.py` reads
-these signatures from the installed package.
+No name with an underscore is used. `tests/test_version_drift.py` reads these signatures in every accepted release
+(`version.ACCEPTED`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from draftmark import AttentionShape
 from draftmark.runtime import KVCache
 
 from .partition import Partition
+from .version import since
 
 WORKSPACE_ARGUMENTS = (
     "qo_indptr", "kv_indptr", "kv_len_arr", "total_num_rows", "batch_size", "num_qo_heads", "num_kv_heads",
@@ -33,6 +34,8 @@ WORKSPACE_ARGUMENTS = (
     "disable_split_kv", "num_colocated_ctas", "uniform_q_len",
 )  # fmt: skip
 """Arguments of `workspace_size` after ``device_buffer``, and of `plan` after its three workspaces."""
+ARGUMENTS_SINCE_0_7_4 = ("fixed_uniform_q_len",)
+"""Further arguments of both, since 0.7.4. The plugin passes False: it plans an unsplit batch without graph mode."""
 PLAN_ARGUMENTS = (
     "float_workspace_buffer", "int_workspace_buffer", "page_locked_int_workspace_buffer", *WORKSPACE_ARGUMENTS
 )  # fmt: skip
@@ -158,12 +161,16 @@ class Vendor:
 
 
 def _arguments(shape: AttentionShape, request: Request) -> tuple[Any, ...]:
-    """Return the arguments in the order of `WORKSPACE_ARGUMENTS`. FA2's plan does not read the third, the lengths."""
+    """Return the arguments in the order of `WORKSPACE_ARGUMENTS`, and further ones since 0.7.4.
+
+    FA2's plan does not read the third, the lengths.
+    """
     cut = request.partition
+    further = (False,) if since("0.7.4") else ()
     return (
         request.qo_indptr, request.kv_indptr, request.kv_indptr, request.rows, request.qo_indptr.numel() - 1,
         shape.num_qo_heads, shape.num_kv_heads, request.page_size, cut.graph, shape.head_dim, shape.head_dim,
-        request.causal, request.window_left, cut.chunk_pages, False, 0, request.q_len if cut.graph else 0,
+        request.causal, request.window_left, cut.chunk_pages, False, 0, request.q_len if cut.graph else 0, *further,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class TrtllmPlugin(BackendPlugin):
         contract_minor=CONTRACT_MINOR,
         host_kernels=False,
         runtime=("flashinfer", "draftmark_cuda_triton", "triton"),
-        install=f"pip install 'flashinfer-python=={versions.TESTED[-1]}' draftmark-cuda-triton",
+        install=f"pip install '{versions.DISTRIBUTION}{versions.RANGE}' draftmark-cuda-triton",
         modes=tuple(Mode),
         forms=(Form.ENGINE_SLOTS,),
         sinks=True,

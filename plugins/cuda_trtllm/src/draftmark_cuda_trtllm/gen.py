@@ -1,6 +1,6 @@
 """Backend over trtllm-gen, for sm_100 and sm_103: chains of drafts only, with trtllm-gen's context kernels for EXTEND.
 
-It was never run on hardware. The calls follow FlashInfer 0.7.2's signatures. The kernels are downloaded binaries, so
+It was never run on hardware. The calls follow FlashInfer 0.7's signatures. The kernels are downloaded binaries, so
 they must be in FlashInfer's cubin directory before the backend opens on these GPUs.
 """
 

@@ -1,6 +1,6 @@
 """Backend over trtllm-gen's MLA decode kernels for latent rows, for sm_100 and sm_103: decode and chains of drafts.
 
-It was never run on hardware. The call follows FlashInfer 0.7.2's signature. The kernels are downloaded binaries, so
+It was never run on hardware. The call follows FlashInfer 0.7's signature. The kernels are downloaded binaries, so
 they must be in FlashInfer's cubin directory before the backend opens on these GPUs.
 """
 

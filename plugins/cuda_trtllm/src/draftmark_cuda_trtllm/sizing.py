@@ -1,6 +1,6 @@
 """Buffer sizes of the XQA backend, computed from integers, or from symbols in a sizing proof.
 
-XQA checks no bound of its scratch, so the sizes follow `xqa/mha.cu` of FlashInfer 0.7.2. It splits the keys of a
+XQA checks no bound of its scratch, so the sizes follow `xqa/mha.cu` of FlashInfer 0.7. It splits the keys of a
 request into ``max(1, SMs // (requests · KV heads))`` parts. A single part needs no merge and no scratch. Otherwise
 all requests and KV heads together have at most SMs parts, and each part stores one record per block of rows.
 """

@@ -60,11 +60,11 @@ def _device(geometry: Geometry) -> list[str]:
 
 def _version(geometry: Geometry) -> list[str]:
     found = versions.installed()
-    if found is None or found in versions.TESTED:
+    if found is None or found in versions.ACCEPTED:
         return []
     reasons = [
-        f"{versions.DISTRIBUTION} {found} is not served: its device verdict is not recorded; "
-        f"install {versions.DISTRIBUTION}=={versions.TESTED[-1]}"
+        f"{versions.DISTRIBUTION} {found} is not served: accepted are {', '.join(versions.ACCEPTED)}; "
+        f"pip install '{versions.DISTRIBUTION}{versions.RANGE}'"
     ]
     if forms.is_fp8(geometry) and forms.masked_modes(geometry) and versions.release(found) < versions.MASKED_FP8_SINCE:
         reasons.append(f"kv_dtype {forms.FP8} with tree masks on {found} is not served: it ignores them before 0.6.16")
