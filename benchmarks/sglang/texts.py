@@ -2,11 +2,11 @@
 
 A row also counts the tokens that transformers' fp32 model does not choose (`off`), so plain decoding is checked too.
 
-    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid] [--rehearse]
+    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid [--check]]
 
 With several ranks, a server is tensor parallel with one GPU per rank. All ranks must give equal texts, and
 DRAFTMARK_GUARD=1 compares the forwards of the ranks. With ``--hybrid`` the model is a small Qwen3-Next,
-and its MTP layer drafts.
+and its MTP layer drafts. `--check` compares each recurrent layer of each forward with float64 (`state_check`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .cases import chain as chain_of
 from .guessable import VOCABULARY, write_guessable
 from .guessable_hybrid import write_hybrid
 from .imports import import_sglang
+from .state_check import StateCheck
 
 TOKENS = 96
 LENGTHS = (7, 20, 64, 65, 130, 200, 320, 511)
@@ -72,7 +73,7 @@ def served(folder: Path) -> tuple[tuple[str, Case], ...]:
     return SERVED if (folder / "draft").exists() else HYBRID
 
 
-def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> None:
+def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, checked: bool) -> None:
     """Decode all prompts together; write texts, verifications and the number of forwards that the ranks compared."""
     os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
     backend, case = served(folder)[number]
@@ -80,6 +81,9 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> 
     from .dummies import pools_of_requested_size
 
     pools_of_requested_size()
+    check = StateCheck()
+    if checked:
+        check.install()
     arguments = _arguments(backend, case, folder, rehearsed)
     if ranks > 1:
         os.environ["DRAFTMARK_GUARD"] = "1"
@@ -91,6 +95,7 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> 
     verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
     forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_comparison", None)
     result = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
+    result |= dict(check=check.rows())
     _file(folder, number, rank).write_text(json.dumps(result))
     os._exit(0)
 
@@ -149,23 +154,26 @@ def _row(ranks: list[Any], plain: list[list[int]], models: list[Any]) -> dict[st
     parted = [_parting(models, *each) for each in zip(prompts(), plain, one["texts"], strict=True)]
     found = [part for part in parted if part]
     row = dict(texts=len(parted), equal=len(parted) - len(found), parted=found)
-    row |= dict(off=sum(_off(models, *each) for each in zip(prompts(), one["texts"], strict=True)))
+    off = [_off(models, *each) for each in zip(prompts(), one["texts"], strict=True)]
+    row |= dict(off=sum(map(len, off)), off_first=[each[0] if each else None for each in off])
     row |= dict(tokens=sum(map(len, one["texts"])), verifications=one["verifications"])
+    if one["check"]:
+        row |= dict(check=one["check"])
     if len(ranks) > 1:
         same = all(other["texts"] == one["texts"] for other in ranks)
         row |= dict(ranks=len(ranks), ranks_agree=same, forwards_compared=one["forwards_compared"])
     return row
 
 
-def _off(models: list[Any], prompt: list[int], text: list[int]) -> int:
-    """Return how many tokens of a text are not the fp32 model's choice after the tokens before, except near ties."""
+def _off(models: list[Any], prompt: list[int], text: list[int]) -> list[int]:
+    """Return which tokens of a text are not the fp32 model's choice after the tokens before, except near ties."""
     import torch
 
     ids, first = torch.tensor([prompt + text], device=models[0].device), len(prompt) - 1
     with torch.no_grad():
         exact, rough = (model(ids).logits[0, first:-1].float() for model in models)
     gaps = exact.amax(-1) - exact.gather(1, ids[0, first + 1 :, None])[:, 0]
-    return int((gaps > 2 * (exact - rough).abs().amax(-1)).sum())
+    return (gaps > 2 * (exact - rough).abs().amax(-1)).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
 
 def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any] | None:
@@ -196,13 +204,16 @@ def _log_tail(folder: Path, number: int, ranks: int) -> list[str]:
     return [line for log in logs for line in log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]]
 
 
-def start(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[subprocess.Popen[bytes]]:
+def start(
+    folder: Path, numbers: list[int], ranks: int, rehearsed: bool, checked: bool
+) -> list[subprocess.Popen[bytes]]:
     """Start the processes of all ranks of these servers at once."""
     servers = []
     for number in numbers:
         for rank in range(ranks):
             command = [sys.executable, "-m", "benchmarks.sglang.texts", str(folder), "--serve", str(number)]
             command += ["--rank", str(rank), "--ranks", str(ranks)] + ["--rehearse"] * rehearsed
+            command += ["--check"] * checked
             with (folder / f"log.{number}.{rank}").open("wb") as log:
                 servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
     return servers
@@ -216,12 +227,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="ranks of each server, with one GPU each")
     parser.add_argument("--servers", help="indices in SERVERS; by default all, or the first two with several ranks")
     parser.add_argument("--hybrid", action="store_true", help="serve a small Qwen3-Next with its MTP layer")
+    parser.add_argument("--check", action="store_true", help="compare recurrent layers with float64")
     parser.add_argument("--rehearse", action="store_true", help="run on a CPU, in fp32")
     parser.add_argument("--serve", type=int, help="internal: run this server")
     parser.add_argument("--rank", type=int, default=0, help="internal: rank of the server process")
     options = parser.parse_args()
     if options.serve is not None:
-        serve(options.serve, options.out, options.rank, options.ranks, options.rehearse)
+        serve(options.serve, options.out, options.rank, options.ranks, options.rehearse, options.check)
     folder, began = Path(tempfile.mkdtemp()), time.monotonic()
     dtype = "float32" if options.rehearse else "bfloat16"
     if options.hybrid:
@@ -231,14 +243,16 @@ def main() -> None:
     numbers = list(range(len(served(folder))))[: ON_RANKS if options.ranks > 1 else None]
     if options.servers:
         numbers = [int(one) for one in options.servers.split(",")]
-    servers = start(folder, numbers, options.ranks, options.rehearse)
+    servers = start(folder, numbers, options.ranks, options.rehearse, options.check)
     while time.monotonic() - began < options.seconds and any(one.poll() is None for one in servers):
         time.sleep(0.1)
     for one in servers:
         one.kill()
     rows = judge(folder, numbers, options.ranks, options.rehearse)
     for row in rows:
-        print({key: value for key, value in row.items() if key != "log"}, flush=True)
+        print({key: value for key, value in row.items() if key not in ("log", "check")}, flush=True)
+        for one in row.get("check", []):
+            print("   ", *one.values(), flush=True)
     options.out.write_text(json.dumps(rows, indent=1))
 
 

@@ -183,6 +183,6 @@ def test_tokens_that_the_exact_model_does_not_choose_are_counted() -> None:
             return self
 
     models = [Model(0.0), Model(0.1)]
-    assert texts._off(models, [7], [1, 0, 2]) == 0
-    assert texts._off(models, [7], [3, 0, 2]) == 0, "a near tie"
-    assert texts._off(models, [7], [2, 0, 3]) == 2
+    assert texts._off(models, [7], [1, 0, 2]) == []
+    assert texts._off(models, [7], [3, 0, 2]) == [], "a near tie"
+    assert texts._off(models, [7], [2, 0, 3]) == [0, 2]
