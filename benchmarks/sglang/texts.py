@@ -59,7 +59,8 @@ HYBRID = (
 ON_RANKS = 2
 """Number of servers that run with several ranks."""
 LOG_LINES = 60
-PORT = 29500
+PORT = "DRAFTMARK_TEXTS_PORT"
+"""Variable with the first port of the ranks' groups, chosen by the parent process: each server takes the next one."""
 
 
 def prompts() -> list[list[int]]:
@@ -87,7 +88,9 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
     arguments = _arguments(backend, case, folder, rehearsed)
     if ranks > 1:
         os.environ["DRAFTMARK_GUARD"] = "1"
-        arguments |= dict(tp_size=ranks, nccl_port=PORT + number, disable_custom_all_reduce=True, rank=rank)
+        arguments |= dict(
+            tp_size=ranks, nccl_port=int(os.environ[PORT]) + number, disable_custom_all_reduce=True, rank=rank
+        )
     scheduler = scheduler_of(**arguments)
     running = submit(scheduler, prompts(), TOKENS)
     run_until_done(scheduler, running)
@@ -209,6 +212,7 @@ def start(
 ) -> list[subprocess.Popen[bytes]]:
     """Start the processes of all ranks of these servers at once."""
     servers = []
+    os.environ.setdefault(PORT, str(random.SystemRandom().randrange(20000, 30000)))
     for number in numbers:
         for rank in range(ranks):
             command = [sys.executable, "-m", "benchmarks.sglang.texts", str(folder), "--serve", str(number)]
