@@ -43,7 +43,7 @@ def _checked(fault: Any = None, **arguments: Any) -> dict[tuple[str, str], float
 
 
 def _keep_first_row() -> None:
-    """Let a commit keep the root alone."""
+    """Let a commit keep only the root."""
     from draftmark_sglang.state_layers import StateLayers
 
     commit = StateLayers.commit
