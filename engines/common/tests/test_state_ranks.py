@@ -23,8 +23,6 @@ from draftmark_engines.ranks import step_digest
 from engines.common.tests.two_ranks import results_of_two_ranks
 
 HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, KERNEL = 4, 2, 8, 6, 4
-PARTS = (KEY_HEADS * KEY_DIM, KEY_HEADS * KEY_DIM, HEADS * VALUE_DIM)
-"""Channels of q, k and v in the convolution of the whole layer. Each part is sharded by heads."""
 PARENTS = ((-1, 0, 0, 2), (-1, 0, 1, 1))
 PATHS = ((0, 2, 3), (0, 1))
 MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
@@ -32,21 +30,29 @@ MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
 
 @dataclass
 class Rank:
-    """One rank of a layer with a delta rule and a short convolution, and two requests.
+    """One rank of a layer with a short convolution, and two requests.
 
     Attributes:
         order: request rows in the order in which they take slots.
+        copied: the layer has one group of queries and keys, which each rank copies (Mamba2). Otherwise it has a delta
+            rule, and ranks divide all heads.
     """
 
     rank: int
     ranks: int
     order: tuple[int, ...]
+    copied: bool = False
 
     def __post_init__(self) -> None:
-        heads, keys = HEADS // self.ranks, KEY_HEADS // self.ranks
+        whole = 1 if self.copied else KEY_HEADS
+        heads, keys = HEADS // self.ranks, whole // (1 if self.copied else self.ranks)
+        # Channels of q, k and v in the convolution, of the whole layer and of this rank.
+        self.parts = whole * KEY_DIM, whole * KEY_DIM, HEADS * VALUE_DIM
+        self.own = keys * KEY_DIM, keys * KEY_DIM, heads * VALUE_DIM
+        recurrence = Recurrence.DECAY if self.copied else Recurrence.DELTA
         shape = StateShape(
-            Recurrence.DELTA, Gate.HEAD, heads, keys, KEY_DIM, VALUE_DIM, sum(PARTS) // self.ranks, KERNEL, "float64",
-            "float64", "float64",
+            recurrence, Gate.HEAD, heads, keys, KEY_DIM, VALUE_DIM, sum(self.own), KERNEL, "float64", "float64",
+            "float64",
         )  # fmt: skip
         limits = Limits(max_num_reqs=2, max_context_len=64, max_extend_tokens=16, state_interval=8)
         self.geometry = StateGeometry.create(shape, limits, DraftShape(2, 1, 4), modes=MODES)
@@ -59,7 +65,7 @@ class Rank:
             self.slots.take(row)
             self.slots.lend(row)
         self.random = torch.Generator().manual_seed(0)
-        self.weight = self.of_parts(self.draw(sum(PARTS), KERNEL).t()).t().contiguous()
+        self.weight = self.of_parts(self.draw(sum(self.parts), KERNEL).t()).t().contiguous()
         self.outs: list[torch.Tensor] = []
         self.digests: list[torch.Tensor] = []
 
@@ -73,7 +79,9 @@ class Rank:
 
     def of_parts(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's channels of a tensor ``[rows, channels]``."""
-        return torch.cat([part.chunk(self.ranks, 1)[self.rank] for part in whole.split(PARTS, 1)], 1).contiguous()
+        ranks = [part // own for part, own in zip(self.parts, self.own, strict=True)]  # 1 for a part that is copied
+        parts = zip(whole.split(self.parts, 1), ranks, strict=True)
+        return torch.cat([part.chunk(count, 1)[self.rank % count] for part, count in parts], 1).contiguous()
 
     def batch(self, mode: Mode, q_lens: tuple[int, ...] = ()) -> ForwardBatch:
         """Return a filled batch of both requests."""
@@ -94,15 +102,15 @@ class Rank:
         self.backend.plan(batch)
         self.backend.write_metadata(batch)
         rows = batch.num_rows
-        x, decay, beta = self.draw(rows, sum(PARTS)), self.draw(rows, HEADS), self.draw(rows, HEADS)
-        x, mixed = self.of_parts(x), torch.empty(rows, sum(PARTS) // self.ranks, dtype=torch.float64)
+        x, decay, beta = self.draw(rows, sum(self.parts)), self.draw(rows, HEADS), self.draw(rows, HEADS)
+        x, mixed = self.of_parts(x), torch.empty(rows, sum(self.own), dtype=torch.float64)
         self.backend.convolve(x, self.weight, None, cache, batch, mixed)
-        q, k, v = mixed.split([part // self.ranks for part in PARTS], 1)
+        q, k, v = mixed.split(self.own, 1)
         q, k = (torch.nn.functional.normalize(one.reshape(rows, -1, KEY_DIM), dim=-1) for one in (q, k))
         v = v.reshape(rows, -1, VALUE_DIM).contiguous()
         out = torch.empty_like(v)
         decay, beta = self.of_heads(-decay.abs() / 4), self.of_heads(beta.sigmoid())
-        self.backend.recur(q, k, v, decay, beta, cache, batch, out)
+        self.backend.recur(q, k, v, decay, None if self.copied else beta, cache, batch, out)
         self.outs.append(out)
         self.digests.append(step_digest(batch, 1))
         self.lengths.dispatched([0, 1], most)
@@ -132,28 +140,33 @@ class Rank:
 def _serve(rank: int, results) -> None:
     import torch.distributed as dist
 
-    mine = Rank(rank, 2, (0, 1) if rank == 0 else (1, 0)).run()
-    given = [*mine.outs, mine.states(), torch.stack(mine.digests)]
-    every = []
-    for tensor in given:
-        parts = [torch.empty_like(tensor.contiguous()) for _ in range(2)]
-        dist.all_gather(parts, tensor.contiguous())
-        every.append([part.tolist() for part in parts])
-    results.put((every if rank == 0 else None, mine.slots.device.tolist()))
+    for copied in (False, True):
+        mine = Rank(rank, 2, (0, 1) if rank == 0 else (1, 0), copied).run()
+        given = [*mine.outs, mine.states(), torch.stack(mine.digests)]
+        every = []
+        for tensor in given:
+            parts = [torch.empty_like(tensor.contiguous()) for _ in range(2)]
+            dist.all_gather(parts, tensor.contiguous())
+            every.append([part.tolist() for part in parts])
+        results.put((copied, rank, every, mine.slots.device.tolist()))
 
 
 @pytest.mark.long
 def test_two_ranks_commit_as_one():
-    """With slots of their own, two ranks give the outputs, states and checkpoints of one, and agree on each step."""
-    found = results_of_two_ranks(_serve)
-    (every, slots), (_, others) = sorted(found, key=lambda one: one[0] is None)
-    assert slots != others, "the test needs ranks with different slots"
-    whole = Rank(0, 1, (0, 1)).run()
-    *outs, states, digests = every
-    for parts, wanted in zip([*outs, states], [*whole.outs, whole.states()], strict=True):
-        torch.testing.assert_close(torch.cat([torch.tensor(one).double() for one in parts], 1), wanted)
-    assert digests[0] == digests[1], "slots are no part of a step's digest"
-    assert whole.lengths.device.tolist()[:2] == [13, 8]
+    """With slots of their own, two ranks give the outputs, states and checkpoints of one, and agree on each step.
+
+    The ranks divide the heads, or copy a group of keys that they cannot divide.
+    """
+    found = {(copied, rank): rest for copied, rank, *rest in results_of_two_ranks(_serve, each=2)}
+    for copied in (False, True):
+        (every, slots), (_, others) = (found[copied, rank] for rank in (0, 1))
+        assert slots != others, "the test needs ranks with different slots"
+        whole = Rank(0, 1, (0, 1), copied).run()
+        *outs, states, digests = every
+        for parts, wanted in zip([*outs, states], [*whole.outs, whole.states()], strict=True):
+            torch.testing.assert_close(torch.cat([torch.tensor(one).double() for one in parts], 1), wanted)
+        assert digests[0] == digests[1], "slots are no part of a step's digest"
+        assert whole.lengths.device.tolist()[:2] == [13, 8]
 
 
 @pytest.mark.parametrize("node", [1, 3])
