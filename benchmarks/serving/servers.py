@@ -41,7 +41,7 @@ class Server:
     Attributes:
         engine: "vllm" or "sglang".
         backend: the engine's name of an attention backend; for vLLM also CUSTOM:NAME for one of draftmark's.
-        drafter: "ngram", "eagle3", "mtp" (SGLang, the model's own MTP layer), or "" for no drafts.
+        drafter: "ngram", "eagle3", "mtp" (the model's own MTP layer), or "" for no drafts.
         drafts: drafts of a step: a chain, but a tree for SGLang's n-gram drafts. With `topk` the depth of the tree.
         topk, nodes: branches and rows of an MTP tree; 1 and 0 for a chain.
         acceptance: probability that a draft is accepted if the drafts before it are. vLLM's synthetic sampler draws it;
@@ -210,7 +210,7 @@ def engine_of(server: Server) -> Engine:
         max_num_seqs=server.max_num_seqs,
         max_num_batched_tokens=server.max_num_batched_tokens,
         num_gpus=server.num_gpus,
-        **(drafts if server.drafter in ("ngram", "eagle3") else {}),
+        **(drafts if server.drafter else {}),
     )
 
 

@@ -46,7 +46,7 @@ from .equality import compare, texts
 from .fleet import Fleet, idle
 from .plan import KEPT, LISTS, PHASES, Plan, alike, asked, same
 from .profile import profiles
-from .shapes import SHAPES
+from .shapes import SHAPES, attention_elements
 from .starts import prepare
 from .throughput import Case, medians, run, warm
 
@@ -262,8 +262,8 @@ def elements(engine: Engine) -> int:
     """Return the number of weight elements of the engine's model shape, plus room for alignment."""
     one = SHAPES[engine.shape]
     hidden, layers = one["hidden_size"], one["num_hidden_layers"]
-    heads = (one["num_attention_heads"] * 2 + one["num_key_value_heads"] * 2) * one["head_dim"]
-    return 2 * one["vocab_size"] * hidden + layers * hidden * (heads + 3 * one["intermediate_size"]) + (1 << 22)
+    each = attention_elements(one) + 3 * hidden * one["intermediate_size"]
+    return 2 * one["vocab_size"] * hidden + layers * each + (1 << 22)
 
 
 def _head() -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Engine:
         page_size: tokens of a KV page.
         dtype: of the model.
         drafts: drafts a step; 0 for none.
-        drafter: "ngram", or "eagle3" for a draft head with the target's hidden size.
+        drafter: "ngram", "eagle3" for a draft head with the target's hidden size, or "mtp" for the model's own layer.
         debug: draftmark checks every step and compares the ranks; each check waits for the device.
         random_weights: weights of a fixed seed are written and loaded; otherwise vLLM fills in dummy weights.
         acceptance: probability that vLLM's synthetic rejection sampler accepts a draft if it accepted those before it;
@@ -155,7 +155,7 @@ class Engine:
     def architectures(self) -> tuple[str, ...]:
         """Architectures of the target and of the draft head, as vLLM names them."""
         target = ARCHITECTURES[SHAPES[self.shape]["model_type"]]
-        if not self.drafts or self.drafter == "ngram":
+        if not self.drafts or self.drafter in ("ngram", "mtp"):
             return (target,)
         return (target, HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
 
@@ -166,6 +166,8 @@ class Engine:
             config |= {"method": "custom_class", "model": LOOK_UP}
         elif self.drafter == "ngram":
             config |= {"prompt_lookup_max": self.longest_ngram, "prompt_lookup_min": self.shortest_ngram}
+        elif self.drafter == "mtp":
+            config["attention_backend"] = backend
         else:
             given = folder / f"{self.checkpoint}-head" if self.checkpoint else head(folder, self)
             config |= {"model": str(given), "attention_backend": backend}

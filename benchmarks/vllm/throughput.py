@@ -90,6 +90,8 @@ def token_bytes(engine: Engine) -> int:
     shape = SHAPES[engine.shape]
     layers = shape["num_hidden_layers"] + (engine.drafts > 0 and engine.drafter != "ngram")
     each = DTYPE_BYTES[KV_DTYPES[engine.kv_dtype]]
+    if "kv_lora_rank" in shape:  # every rank holds all rows
+        return each * (shape["kv_lora_rank"] + shape["qk_rope_head_dim"]) * layers
     return 2 * each * shape["num_key_value_heads"] * shape["head_dim"] * layers // engine.num_gpus
 
 
