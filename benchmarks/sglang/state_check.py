@@ -78,7 +78,8 @@ class StateCheck:
 
         from draftmark_sglang.state_layers import StateLayers
 
-        run, commit = StateLayers.run, StateLayers.commit
+        layers: Any = StateLayers
+        run, commit = layers.run, layers.commit
         forward, made = ModelRunner.forward, RadixLinearAttention.__init__
         check = self
 
@@ -100,7 +101,7 @@ class StateCheck:
             return result
 
         RadixLinearAttention.__init__ = new_init
-        StateLayers.run, StateLayers.commit, ModelRunner.forward = new_run, new_commit, new_forward
+        layers.run, layers.commit, ModelRunner.forward = new_run, new_commit, new_forward
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each mode, layer and stage."""
@@ -116,10 +117,10 @@ class StateCheck:
     ) -> Any:
         batch = states._pieces[0].batch
         cache, slots, rows = states.pool.layers[_index(states, layer_id)], batch.state_slots.long(), batch.num_rows
-        parents = batch.tail.parents.clone() if isinstance(batch.tail, Tree) else None
+        parents = batch.tail.parents if isinstance(batch.tail, Tree) else None
         seen = Seen(
             x[:rows].clone(), [one[:rows].clone() for one in gates], slots.clone(), batch.prefix_lens.clone(),
-            batch.q_indptr.clone(), parents, cache.state[slots], cache.conv[slots],
+            batch.q_indptr.clone(), None if parents is None else parents.clone(), cache.state[slots], cache.conv[slots],
         )  # fmt: skip
 
         def copied(*arguments: Any) -> Any:
@@ -254,12 +255,12 @@ def _inputs(layer: Any, seen: Seen, windows: torch.Tensor) -> list[torch.Tensor]
     if layer.bias is not None:
         mixed += layer.bias.double()
     mixed = torch.nn.functional.silu(mixed).to(seen.x.dtype).double()
-    q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], 1)
-    q, k = (one.unflatten(1, (-1, layer.head_k_dim)) for one in (q, k))
+    q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], 1)
+    q, k = (one.reshape(len(one), -1, layer.head_k_dim) for one in (q, k))
     q, k = ((one * (one.square().sum(-1, keepdim=True) + 1e-6).rsqrt()) for one in (q, k))
     a, b = (one.double() for one in seen.gates)
     decay = -layer.A_log.double().exp() * torch.nn.functional.softplus(a + layer.dt_bias.double())
-    return [q * layer.head_k_dim**-0.5, k, v.unflatten(1, (layer.num_v_heads, -1)), decay, b.sigmoid()]
+    return [q * layer.head_k_dim**-0.5, k, v.reshape(len(v), layer.num_v_heads, -1), decay, b.sigmoid()]
 
 
 def _recurrence(seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
