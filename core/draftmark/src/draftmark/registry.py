@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .loaded import LoadedBackend
 
 GROUP_PATTERN = re.compile(r"draftmark\.backends\.v(\d+)")
+HEADER_PATTERN = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
 BACKEND_VARIABLE = "DRAFTMARK_BACKEND"
 
 
@@ -115,9 +116,14 @@ def _find(name: str) -> md.EntryPoint:
 def _rows(distribution: md.Distribution) -> tuple[str, list[Available]]:
     """Return name and backends of a distribution; none if its metadata is damaged, so that others still load."""
     try:
-        name, version = distribution.metadata["Name"], distribution.version
-        groups = [(entry, GROUP_PATTERN.fullmatch(entry.group)) for entry in distribution.entry_points]
-        rows = [Available(entry.name, entry.value, name, version, int(group[1])) for entry, group in groups if group]
+        # `distribution.metadata` parses a whole README twice for each package of the environment: 50 ms at every load.
+        texts = (distribution.read_text(file) for file in ("METADATA", "PKG-INFO", ""))
+        header = next(text for text in texts if text).partition("\n\n")[0]
+        found = dict(reversed(HEADER_PATTERN.findall(header)))
+        name, version, rows = found["Name"], found["Version"], []
+        if "draftmark.backends." in (distribution.read_text("entry_points.txt") or ""):
+            groups = [(entry, GROUP_PATTERN.fullmatch(entry.group)) for entry in distribution.entry_points]
+            rows = [Available(one.name, one.value, name, version, int(group[1])) for one, group in groups if group]
         return re.sub(r"[-_.]+", "-", name).lower(), rows
     except Exception:  # the parser of importlib.metadata may raise anything on damaged metadata
         return "", []
