@@ -74,7 +74,8 @@ class Prefill:
         self._relaunch, self._layer_facts = RelaunchCache(PER_CALL, DESCRIPTOR_ALIASES), layer_facts(geometry)
         self._config = sizing.prefill_config(geometry)
         self._buffers = None if geometry.limits.batch_invariant else buffers
-        self._unsplit_plans = {config: self._make_plan(config, 1) for config in self._configs()}
+        self._configs = self._unsplit_configs()
+        self._unsplit_plans = {config: self._make_plan(config, 1) for config in self._configs}
         self._split_plans = self._make_split_plans()
         self._plan_of = IdentityCache[ForwardBatch, PrefillPlan](self._select_plan)
         self._warmed_up = set[Layout]()
@@ -198,13 +199,13 @@ class Prefill:
             return self._unsplit_plans[self._config]
         a, device = self._geometry.attention, self._geometry.device
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
-        unsplit = split_kv.fastest_config(a, device, self._config, rows, lens)
+        unsplit = split_kv.fastest_config(a, device, self._configs, rows, lens)
         config = split_kv.split_config(a, device, unsplit, rows, lens)
         if config is None or not split_kv.splitting_pays(a, device, config, rows, lens):
             return self._unsplit_plans[unsplit]
         return self._split_plans[config]
 
-    def _configs(self) -> tuple[common.KernelConfig, ...]:
+    def _unsplit_configs(self) -> tuple[common.KernelConfig, ...]:
         """Return the configurations of batches without splits. With batch invariance no batch chooses."""
         every = sm90.prefill_configs(self._geometry.attention, self._config)
         return every if self._buffers is not None else (self._config,)
@@ -212,7 +213,7 @@ class Prefill:
     def _make_split_plans(self) -> dict[common.KernelConfig, PrefillPlan]:
         """Return the plans for batches with splittable row tiles, by the configuration of `split_kv.split_configs`."""
         a, device = self._geometry.attention, self._geometry.device
-        unsplit = () if self._buffers is None else self._configs()
+        unsplit = () if self._buffers is None else self._configs
         num_splits = {
             config: split_kv.prefill_splits(a, device, config)
             for one in unsplit

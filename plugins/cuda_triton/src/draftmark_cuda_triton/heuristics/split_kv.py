@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from draftmark import AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
 from .common import OVERHEAD_TILES, KernelConfig, row_tiles, visible_prefix
-from .sm90 import base_config, prefill_configs
+from .sm90 import base_config
 
 MAX_WAVES = 3
 """Maximum waves of CTAs that `choose_num_splits` considers, if one wave leaves too many CTAs idle."""
@@ -134,24 +135,23 @@ def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelCo
 def fastest_config(
     shape: AttentionShape,
     device: DeviceProfile,
-    config: KernelConfig,
+    configs: tuple[KernelConfig, ...],
     q_lens: tuple[int, ...],
     lens: tuple[int, ...] | None,
 ) -> KernelConfig:
-    """Return the configuration of `sm90.prefill_configs` that is estimated to be the fastest for an EXTEND batch.
+    """Return the one of `configs` that is estimated to be the fastest for an EXTEND batch.
 
     Three consumer warp groups must be 3 % faster than two, since the estimate ignores padding in a row tile. They are
     not considered for requests of few rows, for which `split_config` can choose two CTAs an SM.
 
     Args:
-        config: the first of `sm90.prefill_configs`.
+        configs: those of `sm90.prefill_configs`.
         lens: upper bounds of the live requests' prefix lengths in tokens, or None.
     """
-    configs = prefill_configs(shape, config)
     if len(configs) == 1 or lens is None or max(q_lens) * shape.group_size <= 2 * 64:
-        return config
+        return configs[0]
     two, three = (TILE_COSTS[one.num_consumer_wgs] * _extend_time(shape, device, one, q_lens, lens) for one in configs)
-    return configs[1] if 100 * three < 97 * two else config
+    return configs[1] if 100 * three < 97 * two else configs[0]
 
 
 def _extend_time(
@@ -205,7 +205,7 @@ def splitting_pays(
     return split_time < _unsplit_time(lengths, shape.num_kv_heads, num_ctas)
 
 
-def _unsplit_time(lengths: list[int], heads: int, num_ctas: int) -> int:
+def _unsplit_time(lengths: tuple[int, ...], heads: int, num_ctas: int) -> int:
     """Return the estimated time of unsplit row tiles, in KV tiles. CTAs process row tiles in waves, longest first.
 
     A CTA that starts a row tile in wave n processes n row tiles of at least that tile's length. From the second wave
@@ -241,17 +241,24 @@ def _num_row_tiles(shape: AttentionShape, config: KernelConfig, q_lens: tuple[in
 
 def _row_tile_lengths(
     shape: AttentionShape, config: KernelConfig, q_lens: tuple[int, ...], lens: tuple[int, ...]
-) -> list[int]:
-    """Return the length of each row tile of an EXTEND batch for one KV head: KV tiles, and the fixed cost.
+) -> tuple[int, ...]:
+    """Return the length of each row tile of an EXTEND batch for one KV head: KV tiles, and the fixed cost."""
+    return _lengths(shape.group_size, shape.window_left, config.block_m, config.block_n, q_lens, lens)
+
+
+@lru_cache(maxsize=8)
+def _lengths(
+    group: int, window: int, block_m: int, block_n: int, q_lens: tuple[int, ...], lens: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return `_row_tile_lengths`. The choices for one batch need the same lengths several times.
 
     The host computes this in every step with a prompt, so the loop calls no function of the package.
     """
-    group, window, found = shape.group_size, shape.window_left, []
-    block_m, block_n = config.block_m, config.block_n
+    found = []
     for rows, prefix in zip(q_lens, lens, strict=False):
         last = prefix + rows - 1
         for start in range(0, rows * group, block_m):
             stop = (min(prefix + (start + block_m - 1) // group, last) + block_n) // block_n
             first = 0 if window < 0 else max(prefix + start // group - window, 0) // block_n
             found.append(stop - first + OVERHEAD_TILES)
-    return found
+    return tuple(found)
