@@ -59,9 +59,10 @@ docs: dev-environment ## Write the generated pages, and the site into build/site
 
 # SAMPLE=1 tries one case of each check of the sizing tier.
 SAMPLE ?= 0
-release: dev-environment ## Build wheels, sdists, SBOM and notes into dist/, try each wheel, decode the demo. No upload.
+release: dev-environment ## Build wheels, sdists, SBOMs, notes; try each wheel; decode the demo. REPOSITORY=https://… No upload.
 	$(MAKE_ENVIRONMENT) release
-	.venv-release/bin/python -m tools.release --out dist --sample $(SAMPLE) --environment .venv
+	.venv-release/bin/python -m tools.release --out dist --sample $(SAMPLE) --environment .venv \
+	    $(if $(REPOSITORY),--repository $(REPOSITORY))
 	rm -rf build/demo && $(PYTHON) -m venv build/demo
 	build/demo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --find-links dist \
 	    "draftmark-speculative[hf]" draftmark-head-smollm2-135m

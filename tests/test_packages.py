@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tools.release.bill import bill, installed
 from tools.release.distributions import ROOT, Distribution, core_version, distributions, faults, siblings
+from tools.release.publisher import AUTHORS, PLACEHOLDER, filled, urls
 from tools.release.readme import for_index, relative_links
 
 ALL = distributions()
+PACKAGES = installed(Path(sys.prefix))
 EACH = pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 
 
@@ -46,7 +53,10 @@ def test_faults_of_metadata_are_reported():
     found = faults(replace(first, project=project))
     assert any("draftmark-engines>=0.0.1,<9 must end with >=" in one for one in found)
     assert f"draftmark-core: its version is 9.9, but the core's is {core_version()}" in found
-    assert "draftmark-core: it has no URL" in found and "draftmark-core: torch>=2.11 has no upper bound" in found
+    assert (
+        any("draftmark-core: its URLs are not" in one for one in found)
+        and "draftmark-core: torch>=2.11 has no upper bound" in found
+    )
 
 
 def test_folder_without_types_and_licence_is_reported(tmp_path):
@@ -63,11 +73,44 @@ def test_relative_link_becomes_text_and_picture_is_removed():
     assert relative_links(text) == ["NOTES.md", "../a.svg"] and relative_links(made) == []
 
 
-def test_notes_are_the_first_section_of_the_changelog():
-    """Release notes are the changelog's first section, which is not empty."""
-    from tools.release.notes import notes
+def test_notes_are_short_and_stand_before_the_details():
+    """Release notes are the start of the changelog's first section, at most 20 lines, without its headings."""
+    from tools.release.notes import MOST_LINES, notes
 
     text = notes((ROOT / "CHANGELOG.md").read_text())
-    assert text.startswith("## ") and text.count("\n## ") == 0 and len(text) > 200
+    assert text.startswith("## ") and "\n#" not in text and 10 < text.count("\n") <= MOST_LINES
     with pytest.raises(ValueError, match="has no section"):
         notes("# Changelog\n")
+    with pytest.raises(ValueError, match="the notes have 22 lines, at most 20"):
+        notes("# Changelog\n## 1\n" + "* a change\n" * 21)
+
+
+def test_one_variable_fills_the_urls():
+    """A repository replaces the placeholder in each URL. A text without placeholder, or a wrong URL, is refused."""
+    text = (ALL[0].folder / "pyproject.toml").read_text()
+    made = filled(text, "https://example.org/team/draftmark")
+    assert tomllib.loads(made)["project"]["urls"] == urls("https://example.org/team/draftmark")
+    assert PLACEHOLDER not in made and len(made.splitlines()) == len(text.splitlines())
+    with pytest.raises(ValueError, match=r"REPOSITORY is 'example.org/'; write an https URL"):
+        filled(text, "example.org/")
+    with pytest.raises(ValueError, match="has no URL that begins with"):
+        filled(made, "https://example.org/other")
+
+
+def test_licence_names_its_holder():
+    """The LICENSE of the repository, and so of each distribution, names the holder."""
+    assert f"Copyright 2026 {AUTHORS}\n" in (ROOT / "LICENSE").read_text()
+
+
+@EACH
+def test_bill_of_materials_has_each_package_once(one):
+    """A distribution's SBOM has the distribution, and each installed requirement once, with its version."""
+    content = json.loads(bill(one, ALL, PACKAGES))
+    names = [each["name"] for each in content["components"]]
+    assert content["metadata"]["component"]["purl"] == f"pkg:pypi/{one.name}@{core_version()}"
+    assert len(set(names)) == len(names)
+    refs = {each["ref"] for each in content["dependencies"]}
+    assert refs == {one.name, *names}
+    assert all(set(each["dependsOn"]) <= refs for each in content["dependencies"])
+    known = {each["name"]: each["version"] for each in content["components"] if "version" in each}
+    assert all(known[name] == PACKAGES[name].version for name in set(known) & {"torch", "triton", "pluggy", "numpy"})

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from . import wheel
+from .bill import bill, check, installed
 from .distributions import ROOT, core_version, distributions, faults
 from .notes import notes
+from .publisher import PLACEHOLDER, urls
 from .trial import tool, trial
 
 
@@ -25,23 +26,27 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; its content is removed")
     parser.add_argument("--sample", type=int, default=0, help="cases of each check of the sizing tier; 0 for all")
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="environment that the SBOM lists")
+    parser.add_argument(
+        "--repository", default=PLACEHOLDER, help="https URL of the repository, in every wheel's metadata"
+    )
     given = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            _release(given.out.resolve(), Path(scratch), given.sample, given.environment.resolve())
+            urls(given.repository)
+            _release(given.out.resolve(), Path(scratch), given.sample, given.environment.resolve(), given.repository)
     except (RuntimeError, ValueError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
+def _release(out: Path, scratch: Path, sample: int, environment: Path, repository: str) -> None:
     every = distributions()
     _stop([fault for one in every for fault in faults(one)])
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for one in every:
-        built = wheel.build(one, scratch / "sources", out)
+        built = wheel.build(one, scratch / "sources", out, repository)
         _say(f"{one.name} {one.version}: {', '.join(path.name for path in built)}")
     wheels = sorted(out.glob("*.whl"))
     tool("-m", "twine", "check", "--strict", *map(str, sorted(out.iterdir())))
@@ -50,21 +55,18 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
     _say(f"twine check, check-wheel-contents and our own checks pass: {len(wheels)} wheels and their sdists")
     for one in every:
         _say(trial(one, out, scratch / "environments" / one.name, sample))
-    bill = str(out / "sbom.cdx.json")
-    tool("-m", "cyclonedx_py", "environment", str(environment / "bin" / "python"), "--output-file", bill)
-    _strip_folders(out / "sbom.cdx.json")
+    packages = installed(environment)
+    for one in every:
+        text = bill(one, every, packages)
+        check(text)
+        (out / f"{one.name}.cdx.json").write_text(text, encoding="utf-8")
     (out / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
     _sums(out)
-    _say(f"draftmark {core_version()} can be published, in this order: {', '.join(one.name for one in every)}")
-
-
-def _strip_folders(bill: Path) -> None:
-    """Remove this machine's folders from the SBOM entries of the repository's own packages; the entries stay."""
-    content = json.loads(bill.read_text(encoding="utf-8"))
-    for one in content["components"]:
-        places = [place for place in one.pop("externalReferences", []) if not place["url"].startswith("file:")]
-        one.update({"externalReferences": places} if places else {})
-    bill.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    order = ", ".join(one.name for one in every)
+    if repository == PLACEHOLDER:
+        _say(f"draftmark {core_version()} has placeholder URLs; to publish it, run make release REPOSITORY=https://…")
+    else:
+        _say(f"draftmark {core_version()} can be published, in this order: {order}")
 
 
 def _sums(out: Path) -> None:

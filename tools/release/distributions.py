@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .publisher import AUTHORS, urls
+
 ROOT = Path(__file__).parents[2]
 KINDS = ("core", "plugins", "engines", "heads")
 """Folders of distributions."""
@@ -96,8 +98,10 @@ def faults(one: Distribution) -> list[str]:
         found.append(f"its version is {one.version}, but the core's is {core_version()}")
     if not any("3.11" in line for line in project.get("classifiers", [])):
         found.append("its classifiers do not have Python 3.11")
-    if not project.get("urls"):
-        found.append("it has no URL")
+    if project.get("urls") != urls():
+        found.append(f"its URLs are not {urls()}")
+    if project.get("authors") != [{"name": AUTHORS}]:
+        found.append(f"its authors are not {AUTHORS!r}")
     licence = one.folder / "LICENSE"
     if project.get("license-files") != ["LICENSE"] or not licence.is_file():
         found.append('it has no licence: add LICENSE, and license-files = ["LICENSE"]')

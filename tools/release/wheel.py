@@ -10,13 +10,14 @@ import zipfile
 from pathlib import Path
 
 from .distributions import Distribution
+from .publisher import PLACEHOLDER, filled
 from .readme import for_index, relative_links
 
 NOT_COPIED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", "emulator", ".*")
 
 
-def build(one: Distribution, scratch: Path, dist: Path) -> list[Path]:
-    """Build a wheel and an sdist into `dist`, from a copy with a README for package indexes.
+def build(one: Distribution, scratch: Path, dist: Path, repository: str = PLACEHOLDER) -> list[Path]:
+    """Build a wheel and an sdist into `dist`, from a copy with a README for package indexes and the repository's URLs.
 
     Raises:
         RuntimeError: the build failed; the message has its output.
@@ -24,6 +25,8 @@ def build(one: Distribution, scratch: Path, dist: Path) -> list[Path]:
     copy = shutil.copytree(one.folder, scratch / one.name, ignore=NOT_COPIED)
     readme = copy / one.project["readme"]
     readme.write_text(for_index(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    pyproject = copy / "pyproject.toml"
+    pyproject.write_text(filled(pyproject.read_text(encoding="utf-8"), repository), encoding="utf-8")
     before = set(dist.glob("*"))
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(copy))
     done = subprocess.run(command, capture_output=True, text=True)
