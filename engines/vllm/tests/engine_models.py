@@ -129,6 +129,31 @@ def eagle_head(folder: Path, target: str) -> str:
     return str(path)
 
 
+def dflash_head(folder: Path, target: str) -> str:
+    """Write a random DFlash drafter of two layers for a tiny Llama. All its rows see one another."""
+    from safetensors.torch import load_file, save_file
+
+    path, generator = folder / "dflash-head", torch.Generator().manual_seed(2)
+    if not (path / "config.json").exists():
+        source, hidden = Path(tiny(folder, "qwen3")), TINY["hidden_size"]
+        path.mkdir(parents=True)
+        own = ("model.layers.", "model.norm.")
+        tensors = {
+            name.removeprefix("model."): tensor
+            for name, tensor in load_file(source / "model.safetensors").items()
+            if name.startswith(own)
+        }
+        tensors["hidden_norm.weight"] = torch.ones(hidden)
+        tensors["fc.weight"] = torch.randn(hidden, 2 * hidden, generator=generator) / hidden**0.5
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((source / "config.json").read_text()) | {
+            "architectures": ["DFlashDraftModel"],
+            "dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 1], "causal": False},
+        }
+        (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
 def gemma4_assistant(folder: Path, target: str) -> str:
     """Write a random assistant (draft model) for a Gemma 4: two layers that store no KV and read the target's KV."""
     from transformers import AutoConfig, AutoModelForCausalLM

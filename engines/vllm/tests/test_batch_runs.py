@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
-from draftmark_vllm.batch_runs import BatchRun, join_runs, split_decodes_prefills
+from draftmark_vllm.batch_runs import BatchRun, block_run, join_runs, split_decodes_prefills
 
 
 def split(lens: list[int], *, padding: int = 0, num_rows: int | None = None, verify: int = 5, ragged: bool = True):
@@ -74,6 +74,14 @@ def test_surplus_rows_belong_to_no_run() -> None:
 def test_step_without_rows_has_no_run() -> None:
     """The split of a step without rows is empty. An idle rank runs such a step."""
     assert split([], padding=2) == []
+
+
+def test_block_step_is_one_run_with_padding() -> None:
+    """A block drafter's step is one DRAFT_BLOCK run. Padding requests of a graph have blocks too; other ones none."""
+    assert block_run((0, 5, 10), 10, 5) == BatchRun(Mode.DRAFT_BLOCK, 0, 0, 2, (5, 5))
+    assert block_run((0, 5, 10, 10, 10), 20, 5) == BatchRun(Mode.DRAFT_BLOCK, 0, 0, 2, (5, 5, 5, 5))
+    assert block_run((0, 5, 10, 10), 12, 5) == BatchRun(Mode.DRAFT_BLOCK, 0, 0, 2, (5, 5))
+    assert block_run((0, 0, 0), 0, 5) is None
 
 
 def test_without_drafts_a_chunk_of_one_row_decodes() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftmark_engines import EngineError
-from draftmark_vllm.pages import head_slots, kv_cache
+from draftmark_vllm.pages import head_slots, kv_cache, store_rows
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -46,6 +46,21 @@ def test_fp8_pages_may_have_dtype_uint8() -> None:
     cache = kv_cache(memory.transpose(1, 2), 2, scale, scale)
     assert cache.k.dtype is torch.float8_e4m3fn and cache.k_scale is not None and cache.k_scale.shape == (1,)
     assert cache.k.data_ptr() == memory.data_ptr()
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_are_stored_at_their_slots(fp8: bool) -> None:
+    """`store_rows` writes K and V at each slot and nowhere else; a row with slot -1 goes to the null page."""
+    scale = torch.tensor(0.5) if fp8 else None
+    dtype = torch.uint8 if fp8 else torch.float32
+    cache = kv_cache(torch.zeros(3, 16, head_slots(2), 8, dtype=dtype).transpose(1, 2), 2, scale, scale)
+    key = torch.arange(3 * 2 * 8).view(3, 2, 8).div(16)
+    store_rows(cache, key, -key, torch.tensor([17, -1, 47]))
+    found = [cache.k.float() / (1 if scale is None else 2), cache.v.float() / (1 if scale is None else 2)]
+    for pages, sign in zip(found, (1, -1), strict=True):
+        stored = pages.flatten(0, 1)
+        assert torch.allclose(stored[[17, 47]], sign * key[[0, 2]], rtol=0.07)
+        assert not stored[16].any() and not stored[18:47].any() and not stored[1:16].any()
 
 
 def test_triton_can_load_pages_by_tma() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,12 @@ pytest.importorskip("vllm")
 
 from vllm.v1.attention import backend as theirs
 
+from draftmark import Mode
 from draftmark_engines import EngineError
-from draftmark_vllm import builder, impl, parts
+from draftmark_reference import ReferencePlugin
+from draftmark_vllm import builder, impl, limits, parts
 from draftmark_vllm.backend import DraftmarkBackend
+from draftmark_vllm.batch_runs import block_run
 from draftmark_vllm.versions import VLLM
 
 USUAL = {
@@ -67,7 +71,6 @@ def test_a_usual_model_is_served() -> None:
         ({"use_per_head_quant_scales": True}, "per-head"),
         ({"use_dcp": True}, "DCP"),
         ({"use_rswa": True}, "R-SWA"),
-        ({"use_non_causal": True}, "non-causal"),
         ({"use_batch_invariant": True}, "batch invariance"),
         ({"use_adaptive_verification": True}, "adaptive verification"),
         ({"attn_type": "encoder_only"}, "encoder_only"),
@@ -171,11 +174,34 @@ def test_chunked_layers_are_accepted() -> None:
     theirs.subclass_attention_backend("ChunkedLocalAttention_8192_", DraftmarkBackend, builder.DraftmarkBuilder)
 
 
-@pytest.mark.parametrize("causal", [False, torch.tensor([True, False])], ids=["none", "some"])
-def test_non_causal_step_is_refused(causal: object) -> None:
-    """A step with attention that is not causal is refused, because its result would be wrong."""
-    with pytest.raises(EngineError, match="attention that is not causal, which is not served"):
-        parts.step_of(SimpleNamespace(causal=causal), without_lengths=True, exact=False)
+def test_partly_causal_step_is_refused() -> None:
+    """A step in which the device decides which rows are causal is refused, because its result would be wrong."""
+    with pytest.raises(EngineError, match="the device decides which rows of a step are causal, which is not served"):
+        parts.step_of(SimpleNamespace(causal=torch.tensor([True, False])), without_lengths=True, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("block", "reason_text"), [(0, "which is not served; use another"), (5, "only blocks of 5 rows")]
+)
+def test_non_causal_step_without_blocks_is_refused(block: int, reason_text: str) -> None:
+    """A step that is not causal is refused if it has other rows than blocks of the drafter."""
+    with pytest.raises(
+        EngineError, match=rf"requests of \[4, 1\] rows has attention that is not causal, {reason_text}"
+    ):
+        block_run((0, 4, 5), 5, block)
+
+
+def test_block_drafter_needs_draft_block(config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of a block drafter are accepted, unless the backend lacks DRAFT_BLOCK."""
+    config.attention_config = SimpleNamespace(use_non_causal=True)
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=4)
+    usual = {**USUAL, "use_non_causal": True}
+    assert DraftmarkBackend.validate_configuration(**usual) == []
+    assert impl.DraftmarkImpl(8, 64, 0.125, 2).block
+    causal = tuple(mode for mode in ReferencePlugin.info.modes if mode is not Mode.DRAFT_BLOCK)
+    monkeypatch.setattr(ReferencePlugin, "info", replace(ReferencePlugin.info, modes=causal))
+    monkeypatch.setattr(limits, "_chosen", limits._chosen.__wrapped__)  # the loaded backend is cached
+    assert any("draft_block" in reason for reason in DraftmarkBackend.validate_configuration(**usual))
 
 
 def test_k_and_v_have_heads_of_one_size() -> None:

@@ -32,6 +32,7 @@ class EngineLimits:
         host_lag: whether the host may have only upper bounds of the lengths, as with asynchronous scheduling.
         row_budgets: total rows of steps in which the device decides the rows of each request.
         branches: branches of a draft tree; 1 for chains of drafts.
+        block_size: rows of a request in a DRAFT_BLOCK step; 0 without a block drafter.
     """
 
     max_num_reqs: int
@@ -41,6 +42,7 @@ class EngineLimits:
     host_lag: bool = False
     row_budgets: tuple[int, ...] = ()
     branches: int = 1
+    block_size: int = 0
 
 
 def window_left(sliding_window: int | None) -> int:
@@ -78,7 +80,7 @@ def geometry_for(
                 row_budgets=limits.row_budgets if Mode.RAGGED_VERIFY in served else (),
                 max_kv_len=limits.max_model_len,
             ),
-            DraftShape(topk=limits.branches, num_draft_tokens=limits.num_draft_tokens),
+            DraftShape(topk=limits.branches, num_draft_tokens=limits.num_draft_tokens, block_size=limits.block_size),
             device,
             served,
             forms,

@@ -76,6 +76,11 @@ class DraftmarkBackend(CustomBackend, AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Return True. `supports_combination` checks whether the chosen backend serves DRAFT_BLOCK."""
+        return True
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         """Return False: the builder splits a step by the host's row counts, so they must equal the device's."""
         return False

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from draftmark import Geometry, Mode
+from draftmark_engines import EngineError
 
 ROW_TILE = 128
 """Packed rows (rows times query heads of a KV head) that one CTA attends at a time in EXTEND."""
@@ -30,7 +31,7 @@ class BatchRun:
     """Describes a run: consecutive requests of one step that are served in one mode.
 
     Attributes:
-        mode: DECODE, VERIFY, RAGGED_VERIFY or EXTEND.
+        mode: DECODE, VERIFY, RAGGED_VERIFY, DRAFT_BLOCK or EXTEND.
         first_req: index of the run's first request in the step.
         first_row: index of the run's first row in the step.
         num_reqs: number of live requests.
@@ -91,6 +92,25 @@ def split_decodes_prefills(
     if leading < live:
         tail = BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live]))
     return tuple([one for one in (head, tail) if one is not None and one.num_reqs])
+
+
+@lru_cache(CACHE_SIZE)
+def block_run(query_start: tuple[int, ...], num_rows: int, block: int) -> BatchRun | None:
+    """Return the run of a block drafter's step, in which each live request has `block` rows; None without requests.
+
+    Args:
+        query_start, num_rows: as in `split_decodes_prefills`.
+
+    Raises:
+        EngineError: a request has another number of rows.
+    """
+    lens = [after - before for before, after in pairwise(query_start)]
+    live = next((n for n, rows in enumerate(lens) if not rows), len(lens))
+    if any(rows != block for rows in lens[:live]) or any(lens[live:]):
+        served = f"only blocks of {block} rows" if block else "which is not served; use another backend of vLLM"
+        raise EngineError(f"a step with requests of {lens} rows has attention that is not causal, {served}")
+    padded = len(lens) if len(lens) * block == num_rows else live
+    return BatchRun(Mode.DRAFT_BLOCK, 0, 0, live, (block,) * padded) if live else None
 
 
 def join_runs(runs: tuple[BatchRun, ...], kv_lens: tuple[int, ...], geometry: Geometry) -> tuple[BatchRun, ...]:

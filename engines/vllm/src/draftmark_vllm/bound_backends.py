@@ -36,7 +36,8 @@ class Geometries:
     """Holds the two geometries of one shape of layer: one for decode and verify, one for EXTEND.
 
     Attributes:
-        decode_verify: for DECODE; with drafts also for VERIFY, and for RAGGED_VERIFY if the backend serves it.
+        decode_verify: for DECODE; with drafts also for VERIFY, and for RAGGED_VERIFY if the backend serves it; with a
+            block drafter also for DRAFT_BLOCK.
         extend: for EXTEND only.
     """
 
@@ -53,6 +54,7 @@ class Geometries:
             EngineError: the backend refuses a geometry. The message has the reasons.
         """
         verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if limits.num_draft_tokens > 1 else ()
+        block = (Mode.DRAFT_BLOCK,) if limits.block_size else ()
         forms = forms_of(backend, shape)
         if shape.latent and Form.ENGINE_STORES not in forms:
             raise EngineError(
@@ -64,12 +66,17 @@ class Geometries:
                 f"backend {backend.info.name} derives KV slots itself, but vLLM stores no drafts past the longest "
                 "context; leave the drafts out, or choose a backend with ENGINE_SLOTS"
             )
-        decode_verify = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify), forms)
+        decode_verify = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify, *block), forms)
         return cls(decode_verify, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), forms))
 
     def each(self) -> tuple[Geometry, Geometry]:
         """Return the geometry for decode and verify, and the geometry for EXTEND."""
         return self.decode_verify, self.extend
+
+    @property
+    def block(self) -> int:
+        """Rows of a request in DRAFT_BLOCK; 0 if the layers have no block drafter."""
+        return self.decode_verify.draft.block_size
 
     @property
     def ragged(self) -> bool:

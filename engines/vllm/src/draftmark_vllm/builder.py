@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,10 +29,12 @@ class StepMetadata:
     Attributes:
         parts: one entry for each run of the step: its first row, its batch, and its backends by the layer's shape.
         seq_lens: int32 ``[R]``, vLLM's own lengths, for a refresh inside a graph.
+        causal: False in a block drafter's step. vLLM's DFlash reads it.
     """
 
     parts: tuple[Part, ...]
     seq_lens: torch.Tensor
+    causal: bool = True
 
 
 class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  # type: ignore[misc]
@@ -50,8 +52,13 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
         warn_missing_hooks(AttentionMetadataBuilder)
         self._require_decodes_first()
         # The chunk size is read from the layers, because chunked and full-attention layers can share one KV spec.
-        (chunk,) = {getattr(one, "attention_chunk_size", None) for one in self._layers()}
-        self._open(limits_of_chunks(engine_limits(vllm_config), chunk), chunk, tails=serves_trees(vllm_config))
+        layers = self._layers()
+        (chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
+        limits = engine_limits(vllm_config)
+        # vLLM gives a block drafter's layers a configuration of their own, but their builder the target's.
+        if any(one.impl.block for one in layers):
+            limits = replace(limits, block_size=limits.num_draft_tokens)
+        self._open(limits_of_chunks(limits, chunk), chunk, tails=serves_trees(vllm_config))
 
     def _require_decodes_first(self) -> None:
         """Make runner V1 put decodes before prompts if drafts are trees. After a prompt, a tree runs as a chain."""
@@ -87,7 +94,7 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
         self._follow_layers()
         step = step_of(cam, capture or not self._host_lengths, self._exact)
-        return StepMetadata(self._parts(step, cam, capture), step.seq_lens)
+        return StepMetadata(self._parts(step, cam, capture), step.seq_lens, step.causal)
 
 
 def warn_missing_hooks(base: type) -> None:

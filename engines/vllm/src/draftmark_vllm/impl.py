@@ -15,8 +15,9 @@ from draftmark.runtime import KVCache
 from draftmark_engines import EngineError
 
 from .bound_backends import OTHER_BACKEND, Geometries, arena_bytes
-from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of
+from .limits import chosen_backend, drafts_blocks, engine_limits, is_fp8, layer_shape, profile_of
 from .pages import kv_cache as view_pages
+from .pages import store_rows
 from .reservation import RESERVATION
 from .step import part
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
     """Runs one attention layer of a model. vLLM creates it before it loads weights.
+
+    Attributes:
+        block: whether the layer belongs to a block drafter. Its rows see one another.
 
     Raises:
         EngineError: the layer has a property that no backend serves.
@@ -54,6 +58,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._loaded_sinks = sinks
         self._sinks: torch.Tensor | None = None
         self._config = get_current_vllm_config()
+        self.block = drafts_blocks(self._config)
         self._pages: torch.Tensor | None = None
         self._cache: KVCache | None = None
         self._shape: AttentionShape | None = None
@@ -131,6 +136,16 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             rows = batch.num_rows
             backends[shape].attend(part(query, first, rows), cache, batch, part(output, first, rows))
         return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Store K and V outside a forward: DFlash stores the target's features as context of its drafts.
+
+        Args:
+            key, value: ``[rows, KV heads, head_dim]``. slot_mapping: int64 ``[rows]``, -1 for rows that store nothing.
+        """
+        store_rows(self._view(layer, kv_cache), key, value, slot_mapping)
 
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
         if self._cache is None or self._pages is not pages:

@@ -35,6 +35,7 @@ def engine_limits(config: Any) -> EngineLimits:
         # With drafts, the host has only upper bounds of the lengths in asynchronous steps and in draft steps.
         host_lag=draft is not None,
         branches=Settings.read(config.additional_config).branches if serves_trees(config) else 1,
+        block_size=verify_rows if drafts_blocks(config) else 0,
     )
 
 
@@ -63,6 +64,11 @@ def serves_trees(config: Any) -> bool:
     """Return whether drafts are trees, which is so if --worker-cls names a worker of the package `trees`."""
     named = getattr(config.parallel_config, "worker_cls", None)
     return config.speculative_config is not None and str(named).startswith(TREE_WORKERS)
+
+
+def drafts_blocks(config: Any) -> bool:
+    """Return whether a configuration is of a block drafter's layers (DFlash, DSpark): their rows see one another."""
+    return bool(getattr(getattr(config, "attention_config", None), "use_non_causal", False))
 
 
 def chosen_backend(config: Any, device: str) -> LoadedBackend:

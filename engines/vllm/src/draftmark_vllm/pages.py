@@ -59,3 +59,24 @@ def kv_cache(
     if k_scale is None or v_scale is None:
         return KVCache(k, v)
     return KVCache(k, v, k_scale.view(1), v_scale.view(1))
+
+
+def store_rows(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Store rows of K and V at their slots, without a batch. It does not wait for the device.
+
+    Args:
+        key, value: ``[rows, num_kv_heads, head_dim]``.
+        slots: int64 ``[rows]``. A row with slot -1 goes to slot 0, in the null page, which no request reads.
+    """
+    slots = slots.clamp(min=0)
+    page, offset = slots // cache.k.shape[1], slots % cache.k.shape[1]
+    for pages, rows, scale in ((cache.k, key, cache.k_scale), (cache.v, value, cache.v_scale)):
+        if pages.dtype == FP8:
+            largest = torch.finfo(FP8).max
+            rows = (rows.float() / (1.0 if scale is None else scale)).clamp(-largest, largest)
+        # Bytes: not every release of torch can scatter fp8.
+        pages.view(_bits(pages)).index_put_((page, offset), rows.to(pages.dtype).view(_bits(pages)))
+
+
+def _bits(pages: torch.Tensor) -> torch.dtype:
+    return torch.uint8 if pages.dtype == FP8 else pages.dtype

@@ -14,7 +14,7 @@ from draftmark.runtime import BoundBackend, ForwardBatch
 from draftmark_engines import EngineError, EngineLimits
 from draftmark_engines.ranks import RankGuard, step_digest
 
-from .batch_runs import BatchRun, join_runs, split_decodes_prefills
+from .batch_runs import BatchRun, block_run, join_runs, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
 from .limits import chosen_backend, profile_of
 from .metadata_graphs import MetadataGraphs
@@ -99,7 +99,12 @@ class PartsBuilder:
             cam: vLLM's `CommonAttentionMetadata`. Its first requests are the step's.
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
-        runs = split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._bound.any.ragged)
+        if step.causal:
+            verify_rows, ragged = self._verify_rows, self._bound.any.ragged
+            runs = split_decodes_prefills(step.query_start_host, step.num_rows, verify_rows, ragged)
+        else:
+            block = block_run(step.query_start_host, step.num_rows, self._bound.any.block)
+            runs = () if block is None else (block,)
         if runs and runs[-1].mode is Mode.EXTEND and not capture and self._chunk is None:
             if step.seq_bounds is None:
                 step = replace(step, seq_bounds=bounds_of(cam))
@@ -165,10 +170,10 @@ def step_of(cam: Any, without_lengths: bool, exact: bool) -> Step:
     """Convert vLLM's `CommonAttentionMetadata` to a `Step`. If `without_lengths`, leave out the host's lengths.
 
     Raises:
-        EngineError: attention is not causal, or the device decides which rows are causal.
+        EngineError: the device decides which rows are causal.
     """
-    if cam.causal is not True:
-        raise EngineError("a step has attention that is not causal, which is not served; " + OTHER_BACKEND)
+    if not isinstance(cam.causal, bool):
+        raise EngineError("the device decides which rows of a step are causal, which is not served; " + OTHER_BACKEND)
     return Step(
         query_start=cam.query_start_loc,
         query_start_host=tuple(cam.query_start_loc_cpu.tolist()),
@@ -178,6 +183,7 @@ def step_of(cam: Any, without_lengths: bool, exact: bool) -> Step:
         num_rows=cam.num_actual_tokens,
         seq_bounds=None if without_lengths else bounds_of(cam),
         exact=exact,
+        causal=cam.causal,
     )
 
 

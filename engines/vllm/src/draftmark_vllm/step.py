@@ -8,13 +8,13 @@ from functools import lru_cache, partial
 import torch
 
 from draftmark import Form, Geometry, Mode
-from draftmark.runtime import Causal, Exact, ForwardBatch, HostLengths, Unknown, UpperBound, slots_of, validate
+from draftmark.runtime import Block, Causal, Exact, ForwardBatch, HostLengths, Unknown, UpperBound, slots_of, validate
 from draftmark_engines import EngineError
 
 from .batch_runs import CACHE_SIZE, BatchRun
 
-CAUSAL = Causal()
-UNIFORM = (Mode.DECODE, Mode.VERIFY)
+CAUSAL, BLOCK = Causal(), Block()
+UNIFORM = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT_BLOCK)
 """Modes in which every request of a step has the same number of rows."""
 
 
@@ -30,6 +30,7 @@ class Step:
         num_rows: query rows, padding included.
         seq_bounds: the host's upper bounds of `seq_lens`, one for each request; None if the host has none.
         exact: whether `seq_bounds` are the exact lengths.
+        causal: False in a block drafter's step, in which the rows of a request see one another.
     """
 
     query_start: torch.Tensor
@@ -40,6 +41,7 @@ class Step:
     num_rows: int
     seq_bounds: tuple[int, ...] | None = None
     exact: bool = False
+    causal: bool = True
 
 
 class StepBuffers:
@@ -72,7 +74,7 @@ class StepBuffers:
             prefix_lens=self._prefix_lens(first, reqs),
             q_indptr=self._indptr(step, run),
             page_table=self._page_table(step, run),
-            tail=CAUSAL,
+            tail=CAUSAL if step.causal else BLOCK,
             # Zeros: vLLM applies rotary embedding itself. Its positions are not used, because only runner V1 passes
             # them, and in a draft model's first step they are the target's. For windows a backend adds depth to prefix
             # length.
