@@ -53,6 +53,7 @@ def test_core_needs_neither_torch_nor_pytest(environment: Environment) -> None:
         assert absent.returncode == 2 and f"pip install {wheel}" in absent.stderr, absent.stderr
 
 
+@pytest.mark.long
 @SIZES
 def test_contract_judges_without_torch(environment: Environment, cases: int) -> None:
     """The reference backend passes the sizing tier with proofs in an environment without torch."""

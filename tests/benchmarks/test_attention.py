@@ -112,6 +112,7 @@ def test_invalid_case_name_raises(name: str) -> None:
         named(name)
 
 
+@pytest.mark.long
 def test_version_is_a_backend_of_its_own(tmp_path: Path) -> None:
     """A version (a copy of a backend in a folder) is imported once from that folder and gives equal output.
 

@@ -47,6 +47,7 @@ def vendor(tmp_path: Path, distribution: Callable[..., Path]) -> Vendor:
     return run
 
 
+@pytest.mark.long
 def test_items_are_tests(vendor: Vendor) -> None:
     """A right item passes. Only the item that ends its process fails, with the message and the command of the suite."""
     said = vendor(FAULTS, 1)

@@ -110,6 +110,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: int) -> None:
     """The first failed write of the journal stops the run; after space is freed, the next run continues."""
@@ -128,6 +129,7 @@ def test_full_disk_under_the_journal_gives_no_verdict(folder: Folder, workers: i
     assert [run["items"] for run in record["runs"]] == [kept, len(record["results"]) - kept]
 
 
+@pytest.mark.long
 def test_device_that_is_full_gives_no_verdict(folder: Folder) -> None:
     """If the journal's first line cannot be written, the run gives no verdict."""
     code, text = folder.run("reference", "--tier", "sizing", "-k", ONE, "--journal", "/dev/full", *FILES)
@@ -201,6 +203,7 @@ def test_second_run_on_a_journal_is_refused(folder: Folder) -> None:
     assert folder.run(*command)[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
     """A run ended by SIGKILL gives no verdict; the output suggests the system's out-of-memory killer as the cause."""

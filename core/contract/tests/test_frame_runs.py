@@ -283,6 +283,7 @@ item = "supports.mandatory_profile[*]"
 """
 
 
+@pytest.mark.long
 def test_known_failures_are_read_from_the_plugins_folder(contract: Judged, distribution: Callable[..., Path]) -> None:
     """A failure that matches an entry of contract.toml in the plugin's folder has the outcome DECLARED."""
     folder = distribution("excused", extra=RAISES)

@@ -79,6 +79,7 @@ def test_wrong_command_line_exits_with_2(draftmark: Run, kind: str) -> None:
     draftmark(command, *argv).assert_one_line_error(2, cause)
 
 
+@pytest.mark.long
 def test_device_is_allowed_with_item_of_any_tier(draftmark: Run) -> None:
     """--device is allowed together with --item, because the command printed for a failed item has both."""
     done = draftmark("contract", "reference", "--device", "cuda:0", "--item", "load.describes_itself[plugin]")

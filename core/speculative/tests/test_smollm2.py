@@ -16,8 +16,8 @@ from draftmark_speculative.models import load_model
 pytestmark = pytest.mark.smollm2
 
 COUNT = 16
-FEW = (0, 2, 4, 6)
-"""Indices in `PROMPTS` for the quick settings: two prompts that repeat themselves, a question, and a word."""
+FEW = (0, 4)
+"""Indices in `PROMPTS` for the quick settings: a prompt that repeats itself, and a word."""
 PROMPTS = [
     "Copy this exactly: one two three four five six seven eight nine ten, one two three four five six seven eight.",
     "Repeat: the sea is wide, the sea is deep, the sea is where the sailors sleep.",
@@ -83,7 +83,7 @@ def test_bundled_model_loads_without_its_package(smollm2):
 
 @pytest.mark.parametrize(("drafts", "page_size", "graph", "host"), COVERING)
 def test_quick_settings_give_the_plain_text(smollm2, drafts, page_size, graph, host):
-    """Captured trees and eager chains give transformers' text for four prompts; smaller models cover other settings."""
+    """Captured trees and eager chains give transformers' text for two prompts; smaller models cover other settings."""
     check(smollm2, FEW, drafts, page_size, graph, host)
 
 

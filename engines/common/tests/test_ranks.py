@@ -121,6 +121,7 @@ def _observe(rank, results):
             results.put((differ, str(error)))
 
 
+@pytest.mark.long
 def test_a_guard_names_the_rank_the_part_and_the_step():
     """Two processes raise nothing while their steps agree, and both raise an equal error when one step differs."""
     answers = sorted(results_of_two_ranks(_observe, each=2))

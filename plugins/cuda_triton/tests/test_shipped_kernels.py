@@ -77,6 +77,7 @@ def test_wheel_serves_no_other_kernel(wheel, small_geometry, tmp_path, monkeypat
     assert [store.find(one) for one in sources] == [None] * len(sources)
 
 
+@pytest.mark.long
 def test_wheel_has_code_without_line_information(wheel):
     """The wheel has machine code and metadata only, and the code has no paths of source files."""
     with zipfile.ZipFile(wheel) as archive:

@@ -36,19 +36,29 @@ def _python_path(folder: Path) -> str:
 
 
 @pytest.fixture
-def judge(tmp_path: Path) -> Run:
-    """Return a function that runs the command with the fake engine on its path."""
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftmark: Callable[..., Any]) -> Run:
+    """Return a function that runs the command with the fake engine on its path.
+
+    The command runs in this process, which has imported everything, unless `apart` is True or its files are limited.
+    """
     info = tmp_path / "fake_engine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "PTXAS"))}
-    environment = {**clean, "TRITON_FAKE": "1", "PYTHONPATH": _python_path(tmp_path)}
+    for name in [name for name in os.environ if name.startswith(("TRITON_", "PTXAS"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TRITON_FAKE", "1")
+    monkeypatch.setenv("PYTHONPATH", _python_path(tmp_path))
+    for folder in (Path(__file__).parent, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
 
-    def run(*arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, most_bytes: int | None = None, apart: bool = False) -> subprocess.CompletedProcess[str]:
+        if most_bytes is None and not apart:
+            said = draftmark("judge", *arguments)
+            return subprocess.CompletedProcess(arguments, said.code, said.out, said.err)
         limited = ["-c", LIMITED, str(most_bytes)] if most_bytes else ["-m", "draftmark_tools.cli"]
         command = [sys.executable, *limited, "judge", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     return run
 
@@ -148,7 +158,8 @@ def test_stopped_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
 
 def test_interrupted_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
     """Ctrl-C ends the run without a verdict."""
-    said = judge("fake:STOPPED", "--item", "numerics.match_float64[interrupts]", "--json", str(tmp_path / "v.json"))
+    item = "numerics.match_float64[interrupts]"
+    said = judge("fake:STOPPED", "--item", item, "--json", str(tmp_path / "v.json"), apart=True)
     assert said.returncode == 2 and ", because the run was interrupted" in said.stdout, said
     assert not (tmp_path / "v.json").exists()
 
@@ -311,20 +322,10 @@ def test_against_needs_a_verdict_of_the_same_target(judge: Run, tmp_path: Path) 
         (("fake:RIGHT", "--html", "no/such/folder/file"), "lies in a folder that does not exist"),
     ],
 )
-@pytest.mark.usefixtures("judge")
-def test_wrong_arguments_exit_with_2(
-    draftmark: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    sentence: str,
-) -> None:
+def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:
     """A wrong argument exits with 2 and one sentence that contains the remedy."""
-    for folder in (Path(__file__).parent, tmp_path):
-        monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", _python_path(tmp_path))
-    said = draftmark("judge", *arguments)  # in this process, which has imported everything
-    assert said.code == 2 and sentence in said.err, said.err
+    said = judge(*arguments)
+    assert said.returncode == 2 and sentence in said.stderr, said.stderr
 
 
 def test_backend_that_does_not_open_has_no_verdict(judge: Run, tmp_path: Path) -> None:

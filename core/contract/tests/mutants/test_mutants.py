@@ -38,6 +38,7 @@ PAIRS = [pytest.param(one, layout, id=f"{one.id}-{layout}") for one, layout in c
 CHECKS = {one.name: one for one in suite.checks_for()}
 
 
+@pytest.mark.usefixtures("thawed")
 @pytest.mark.parametrize(("mutant", "layout"), [pair for pair in PAIRS if pair.values[0].id in QUICK])
 def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
     """The check fails on the mutant in a case that the correct backend passes."""
