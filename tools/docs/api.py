@@ -8,7 +8,7 @@ TEXTS = {
     "api.md": ("Integers", "Modules that need no torch: geometry, buffers, errors, loading a backend.", "draftmark"),
     "runtime.md": ("Tensors", "Objects that an engine passes to a backend at every step.", "draftmark.runtime"),
     "models.md": ("Models", "Shapes of layers from Hugging Face configurations.", "draftmark_tools.models"),
-    "hooks.md": ("Hooks", "Functions of a plugin; `BackendPlugin` has each as a method.", "draftmark.hookspecs"),
+    "hooks.md": ("Hooks", "Methods of a plugin; a module has each as a function `draftmark_NAME`.", "draftmark.plugin"),
     "engine.md": ("Speculative engine", "The loop that decodes models over a backend.", "draftmark_speculative"),
 }
 """Page, title, one sentence, module."""

@@ -12,7 +12,7 @@ import torch
 
 from draftmark import BufferSpec, Geometry, Mode
 from draftmark.batch import ForwardBatch
-from draftmark.hookspecs import HOOKS, STATE_HOOKS, hookimpl
+from draftmark.hookspecs import HOOKS, PREFIX, STATE_HOOKS, hookimpl, hooks_of
 from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
 from draftmark.registry import load
@@ -100,8 +100,8 @@ class Mutant:
         return LoadedBackend(base.info.name, SimpleNamespace(**self._functions(base)))
 
     def _functions(self, base: BackendPlugin) -> dict[str, Any]:
-        names = (*HOOKS, *(f"draftmark_{name}" for name in STATE_HOOKS))
-        found = {name: getattr(base, name) for name in names}
+        names = (*HOOKS, *(f"{PREFIX}{name}" for name in STATE_HOOKS))
+        found = {name: vars(hooks_of(base))[name] for name in names}
         given = base.contract_notes()
         notes = {name: getattr(given, name, _no_usage) for name in NOTES}
         roles = getattr(given, "roles", {})

@@ -1,8 +1,7 @@
 """Base class of backend plugins, with a default for every hook except `buffers` and `open_backend`.
 
-pluggy finds the ``draftmark_*`` methods. Each calls the method without the prefix, which a subclass overrides.
-A plugin may be imported without torch installed, so it imports torch and vendor packages only inside `open_backend`,
-`graph_state`, `tree_ops`, `warm` and `explain`.
+Each public method is a hook, which the core calls at start-up only. A plugin may be imported without torch installed,
+so it imports torch and vendor packages only inside `open_backend`, `graph_state`, `tree_ops`, `warm` and `explain`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 from .backend_info import BackendInfo
 from .buffers import BufferSpec
 from .geometry import Geometry, StateGeometry
-from .hookspecs import hookimpl
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels
 from .requirements import Requirements
 
@@ -46,12 +44,22 @@ class BackendPlugin(ABC):
 
     info: BackendInfo
 
+    def describe(self) -> BackendInfo:
+        """Return `info`."""
+        return self.info
+
     def supports(self, geometry: Geometry) -> list[str]:
-        """Return the reasons why the backend does not serve `geometry`, as sentences. Default: an empty list."""
+        """Return the reasons why the backend does not serve `geometry`, as sentences. Default: an empty list.
+
+        Must not import torch.
+        """
         return []
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Return what the engine must provide. Default: no host lengths, and one null page for all padding."""
+        """Return what the engine must provide. Default: no host lengths, and one null page for all padding.
+
+        Must not import torch.
+        """
         return Requirements()
 
     @abstractmethod
@@ -60,7 +68,10 @@ class BackendPlugin(ABC):
 
     @abstractmethod
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Return the backend object that the step loop calls, bound to the buffers that `buffers` declares."""
+        """Return the backend object that the step loop calls, bound to the buffers that `buffers` declares.
+
+        May run on another thread than the object's methods; see `draftmark.runtime.AttentionBackend`.
+        """
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
         """Return a new graph state. Default: CUDA graphs on CUDA, recorded graphs on other devices."""
@@ -75,7 +86,7 @@ class BackendPlugin(ABC):
     def warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
         """Compile every kernel of the geometries that is not stored yet, without a device.
 
-        Default: None, for a plugin without kernels to compile.
+        Default: None, for a plugin without kernels to compile. `open_backend` loads what this stores.
 
         Args:
             progress: called after each compiled kernel.
@@ -94,7 +105,10 @@ class BackendPlugin(ABC):
         return []
 
     def state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
-        """Return the buffers of all layers with this state. Default: none. Must not import torch."""
+        """Return the buffers of all layers with this state. Default: none. Must not import torch.
+
+        They hold what the rows of a verify leave until the commit: states, or records of rows.
+        """
         return []
 
     def open_state(self, geometry: StateGeometry, arena: Arena) -> StateBackend:
@@ -107,8 +121,8 @@ class BackendPlugin(ABC):
     def contract_notes(self) -> object | None:
         """Return notes that only the conformance suite reads; see `draftmark_contract.notes`.
 
-        Default: the module ``contract`` in the package of the plugin class or of its nearest base class that has one.
-        None when there is no such module.
+        Without notes the suite counts the checks that need them as not judged. Default: the module ``contract`` in the
+        package of the plugin class, or of its nearest base class that has one. None when there is no such module.
         """
         for owner in type(self).__mro__:
             if owner is BackendPlugin:
@@ -117,70 +131,3 @@ class BackendPlugin(ABC):
             if package and importlib.util.find_spec(f"{package}.{NOTES}") is not None:
                 return importlib.import_module(f"{package}.{NOTES}")
         return None
-
-    # -- the hooks that pluggy finds ----------------------------------------------------------------------
-
-    @hookimpl
-    def draftmark_describe(self) -> BackendInfo:
-        """Return `info`."""
-        return self.info
-
-    @hookimpl
-    def draftmark_supports(self, geometry: Geometry) -> list[str]:
-        """Call `supports`."""
-        return self.supports(geometry)
-
-    @hookimpl
-    def draftmark_requirements(self, geometry: Geometry) -> Requirements:
-        """Call `requirements`."""
-        return self.requirements(geometry)
-
-    @hookimpl
-    def draftmark_buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """Call `buffers`."""
-        return self.buffers(geometry)
-
-    @hookimpl
-    def draftmark_open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Call `open_backend`."""
-        return self.open_backend(geometry, arena)
-
-    @hookimpl
-    def draftmark_graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """Call `graph_state`."""
-        return self.graph_state(geometry, device)
-
-    @hookimpl
-    def draftmark_tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
-        """Call `tree_ops`."""
-        return self.tree_ops(geometry, device)
-
-    @hookimpl
-    def draftmark_warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
-        """Call `warm`."""
-        return self.warm(geometries, progress)
-
-    @hookimpl
-    def draftmark_explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice] | None:
-        """Call `explain`."""
-        return self.explain(geometry, batch)
-
-    @hookimpl
-    def draftmark_state_supports(self, geometry: StateGeometry) -> list[str]:
-        """Call `state_supports`."""
-        return self.state_supports(geometry)
-
-    @hookimpl
-    def draftmark_state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
-        """Call `state_buffers`."""
-        return self.state_buffers(geometry)
-
-    @hookimpl
-    def draftmark_open_state(self, geometry: StateGeometry, arena: Arena) -> StateBackend:
-        """Call `open_state`."""
-        return self.open_state(geometry, arena)
-
-    @hookimpl
-    def draftmark_contract_notes(self) -> object | None:
-        """Call `contract_notes`."""
-        return self.contract_notes()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pluggy
 
-from . import hookspecs
 from .errors import BackendLoadError, LoadFailure
-from .hookspecs import HOOKS, OPTIONAL_HOOKS, PREFIX, hook_arguments
+from .hookspecs import HOOKS, OPTIONAL_HOOKS, PREFIX, SPECS, hook_arguments, hooks_of
 from .plugin import BackendPlugin
 from .version import CONTRACT_MAJOR, CONTRACT_MINOR
 
@@ -36,7 +35,20 @@ def plugin_of(entry: md.EntryPoint) -> object:
 def register(name: str, plugin: object) -> Any:
     """Register `plugin` in its own plugin manager, check its hooks, and return them."""
     manager = pluggy.PluginManager("draftmark")
-    manager.add_hookspecs(hookspecs)
+    manager.add_hookspecs(SPECS)
+    if isinstance(plugin, BackendPlugin):
+        _check_methods(name, plugin)
+    else:
+        _require_hooks(name, plugin, manager)
+    try:
+        manager.register(hooks_of(plugin) if isinstance(plugin, BackendPlugin) else plugin, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise _validation_failure(name, error) from error
+    return manager.hook
+
+
+def _require_hooks(name: str, plugin: object, manager: pluggy.PluginManager) -> None:
     # hasattr comes first, because parse_hookimpl_opts of pluggy before 1.7 raises AttributeError for an absent name.
     named = [hook for hook in HOOKS if hasattr(plugin, hook)]
     present = [hook for hook in named if manager.parse_hookimpl_opts(plugin, hook) is not None]
@@ -48,14 +60,6 @@ def register(name: str, plugin: object) -> Any:
             f"{', '.join(missing)} not implemented",
             "derive the plugin from draftmark.BackendPlugin, or decorate all six hooks with draftmark.hookimpl",
         )
-    try:
-        manager.register(plugin, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise _validation_failure(name, error) from error
-    if isinstance(plugin, BackendPlugin):
-        _check_methods(name, plugin)
-    return manager.hook
 
 
 def _instance(name: str, plugin: type) -> object:
@@ -74,11 +78,9 @@ def _instance(name: str, plugin: type) -> object:
 
 
 def _check_methods(name: str, plugin: BackendPlugin) -> None:
-    """Check that each plain method accepts its hook's arguments; pluggy checks only methods marked with hookimpl."""
+    """Check that each method accepts its hook's arguments; pluggy sees only the wrappers of `hooks_of`."""
     for hook, arguments in hook_arguments().items():
-        method = getattr(plugin, hook.removeprefix(PREFIX), None)
-        if method is None:
-            continue  # skipped: `describe` has no plain method, it returns the attribute `info`
+        method = getattr(plugin, hook.removeprefix(PREFIX))
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:

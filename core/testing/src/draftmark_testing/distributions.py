@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 BACKEND_SOURCE = """from draftmark import BackendInfo, hookimpl
+from draftmark.hookspecs import hooks_of
 from draftmark_reference import ReferencePlugin
 
-reference = ReferencePlugin()
-globals().update({{name: getattr(reference, name) for name in dir(reference) if name.startswith("draftmark_")}})
+globals().update(vars(hooks_of(ReferencePlugin())))
 
 @hookimpl
 def draftmark_describe():
