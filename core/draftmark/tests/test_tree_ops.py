@@ -10,7 +10,7 @@ import torch
 from draftmark import Mode
 from draftmark.batch import BatchBuffers
 from draftmark.errors import BackendHookError, LoadFailure
-from draftmark.hookspecs import HOOKS
+from draftmark.hookspecs import HOOKS, hooks_of
 from draftmark.lengths import Unknown
 from draftmark.loaded import LoadedBackend
 from draftmark.tree import TorchTreeOps, TreeOps, write_tail
@@ -35,7 +35,7 @@ def test_a_backend_without_the_hook_gets_torch_operations(make_geometry):
     """A plugin without the optional hook loads and gets torch operations."""
     assert "draftmark_tree_ops" not in HOOKS
     reference = ReferencePlugin()
-    bare = SimpleNamespace(**{name: getattr(reference, name) for name in HOOKS})
+    bare = SimpleNamespace(**{name: vars(hooks_of(reference))[name] for name in HOOKS})
     for plugin in (bare, reference):
         assert isinstance(LoadedBackend("reference", plugin).tree_ops(make_geometry(), CPU), TorchTreeOps)
 
